@@ -1,0 +1,71 @@
+"""The errors a user can see. Each names the thing, the value seen and the remedy."""
+
+from enum import StrEnum
+
+
+class AsyncRLError(Exception):
+    """Base of every error this project raises on purpose."""
+
+
+class RecipeError(AsyncRLError):
+    """A recipe was refused before anything started.
+
+    Args:
+        place: dotted path of the offending key, e.g. ``learner.lr``.
+        problem: what is wrong, with the value seen.
+        remedy: what would be right.
+    """
+
+    def __init__(self, place: str, problem: str, remedy: str) -> None:
+        self.place, self.problem, self.remedy = place, problem, remedy
+        super().__init__(f"{place}: {problem}; {remedy}" if place else f"{problem}; {remedy}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.place, self.problem, self.remedy)
+
+
+class DeadlineExceeded(AsyncRLError):
+    """A wait passed its deadline.
+
+    Args:
+        waiter: who waited, e.g. ``train pump``.
+        owner: who was waited for, e.g. ``buffer.take``.
+        seconds: the deadline that passed.
+        remedy: what the user can do about it.
+    """
+
+    def __init__(self, waiter: str, owner: str, seconds: float, remedy: str) -> None:
+        self.waiter, self.owner, self.seconds, self.remedy = waiter, owner, seconds, remedy
+        super().__init__(f"{waiter} waited {seconds:g} s for {owner}; {remedy}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, float, str]]:
+        return type(self), (self.waiter, self.owner, self.seconds, self.remedy)
+
+
+class LedgerError(AsyncRLError):
+    """The exactly-once accounting does not add up, or an operation was applied to a group in the wrong state."""
+
+
+class WeightMismatch(AsyncRLError):
+    """The weights an engine loaded are not the weights the learner published."""
+
+
+class EnvironmentBroken(AsyncRLError):
+    """An environment raised where it must not: the attempt fails, and no reward is recorded."""
+
+
+class ComponentFailed(AsyncRLError):
+    """A component of the run (generator, learner, buffer) died; the run ends with this as its reason."""
+
+
+class BudgetExceeded(AsyncRLError):
+    """More failures of one kind than the recipe allows."""
+
+
+class FailureKind(StrEnum):
+    """Why an attempt at a task failed. What the model did badly is no failure: it is a reward."""
+
+    INFRASTRUCTURE = "infrastructure"
+    """An engine or host failed; the task is issued again and nothing counts against it."""
+    DATA = "data"
+    """This task breaks its environment; after ``max_attempts`` it is filtered and named."""

@@ -1,0 +1,283 @@
+"""Every key a recipe can hold, its type, range, default and meaning. The reference in docs/recipe.md is generated from here."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every part of a recipe: immutable, keyword-only, unknown keys refused."""
+
+
+class Model(Section):
+    """The policy.
+
+    Attributes:
+        path: a Hugging Face folder (Qwen2, Qwen3 or Llama, dense), or ``tiny`` for a model made and warmed up on this machine.
+        max_context: tokens an episode may hold, prompt and all turns together.
+        tool_parser: name of the vLLM tool-call parser that reads the model's own format.
+    """
+
+    path: str
+    max_context: Count = 512
+    tool_parser: str = "hermes"
+
+
+class Environment(Section):
+    """The tool environment and how episodes in it are bounded.
+
+    Attributes:
+        name: ``calculator``, or ``module:Class`` for an environment of your own.
+        options: keyword arguments of the environment's constructor.
+        max_turns: model turns an episode may take.
+        on_malformed_call: ``respond`` tells the model what was wrong with its call; ``end`` ends the episode there.
+        on_tool_error: ``respond`` gives the model the error text; ``end`` ends the episode there.
+        tool_timeout_s: deadline of one tool call (counts as a tool error).
+        episode_timeout_s: deadline of a whole episode.
+    """
+
+    name: str
+    options: dict[str, Any] = {}
+    max_turns: Count = 6
+    on_malformed_call: Literal["respond", "end"] = "respond"
+    on_tool_error: Literal["respond", "end"] = "respond"
+    tool_timeout_s: Seconds = 10.0
+    episode_timeout_s: Seconds = 300.0
+
+
+class GeneratedTasks(Section, tag_field="kind", tag="generated"):
+    """Tasks that the environment makes from a seed (its ``make_tasks``).
+
+    Attributes:
+        train: how many different training tasks to make; they are repeated, reshuffled, each epoch.
+        evaluation: how many held-out tasks; none of them is ever trained on.
+    """
+
+    train: Count = 20_000
+    evaluation: Count = 128
+
+
+class JsonLinesTasks(Section, tag_field="kind", tag="jsonl"):
+    """Tasks from files: one JSON object a line, with ``prompt``, optionally ``id``; all else goes to the environment.
+
+    Attributes:
+        train: path of the training tasks.
+        evaluation: path of the held-out tasks.
+    """
+
+    train: str
+    evaluation: str
+
+
+class Sampling(Section):
+    """How tokens are sampled while training.
+
+    Attributes:
+        temperature: of the softmax; log-probabilities on both sides are of this tempered distribution.
+        max_turn_tokens: tokens one model turn may take.
+    """
+
+    temperature: Positive = 1.0
+    max_turn_tokens: Count = 128
+
+
+class Generators(Section):
+    """The pool of vLLM engines.
+
+    Attributes:
+        count: engines in the pool.
+        max_running: episodes one engine runs at once.
+        dtype: of the engine's weights and activations.
+        kv_cache_mb: memory for the key-value cache of one engine (CPU); on a GPU see ``gpu_memory_share``.
+        gpu_memory_share: share of GPU memory one engine takes; ignored on CPU.
+        tensor_parallel: GPUs one engine spans; must be 1 on CPU.
+    """
+
+    count: Count = 2
+    max_running: Count = 64
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    kv_cache_mb: Count = 256
+    gpu_memory_share: Annotated[float, Meta(gt=0, le=1)] = 0.85
+    tensor_parallel: Count = 1
+
+
+class Batch(Section):
+    """What one optimizer step trains on.
+
+    Attributes:
+        groups_per_step: groups in a step.
+        group_size: episodes of one task in a group.
+    """
+
+    groups_per_step: Count = 16
+    group_size: Annotated[int, Meta(ge=2)] = 8
+
+
+class Buffer(Section):
+    """The replay buffer's staleness contract. Staleness is counted in policy versions.
+
+    Attributes:
+        max_staleness: no token older than this enters a loss. 0 is synchronous training.
+        pipeline_depth: how many steps of experience may be outstanding ahead of the learner; where staleness sits.
+        on_stale: what happens to groups that would cross the bound: ``mask`` their old tokens, or ``drop`` them.
+        max_attempts: attempts at a task that breaks its environment before it is filtered and named.
+        max_failures: failed attempts in the whole run before it stops with the reason.
+    """
+
+    max_staleness: NonNegative = 4
+    pipeline_depth: NonNegative = 1
+    on_stale: Literal["mask", "drop"] = "mask"
+    max_attempts: Count = 3
+    max_failures: Count = 64
+
+
+class GrpoAdvantage(Section, tag_field="kind", tag="grpo"):
+    """Group-relative advantage (Shao et al. 2024, arXiv:2402.03300).
+
+    Attributes:
+        normalize: ``mean_std`` divides by the group's standard deviation; ``mean`` only subtracts the mean (Liu et al. 2025,
+            arXiv:2503.20783).
+    """
+
+    normalize: Literal["mean", "mean_std"] = "mean_std"
+
+
+class PpoClipLoss(Section, tag_field="kind", tag="ppo_clip"):
+    """Clipped surrogate (Schulman et al. 2017, arXiv:1707.06347) with an asymmetric range (Yu et al. 2025, arXiv:2503.14476).
+
+    Attributes:
+        clip_low: the ratio is clipped below at ``1 - clip_low``.
+        clip_high: the ratio is clipped above at ``1 + clip_high``.
+    """
+
+    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
+    clip_high: Positive = 0.28
+
+
+class TruncatedImportance(Section, tag_field="kind", tag="truncated_importance"):
+    """Token-level importance weight ``min(pi_proximal / pi_behaviour, bound)`` on a decoupled objective (Hilton et al. 2022,
+    arXiv:2110.00641).
+
+    Attributes:
+        bound: the weight never exceeds this.
+    """
+
+    bound: Annotated[float, Meta(ge=1)] = 2.0
+
+
+class NoCorrection(Section, tag_field="kind", tag="none"):
+    """No importance correction: right only for ``max_staleness: 0``."""
+
+
+class Algorithm(Section):
+    """The mathematics of the update."""
+
+    advantage: GrpoAdvantage = GrpoAdvantage()
+    loss: PpoClipLoss = PpoClipLoss()
+    correction: TruncatedImportance | NoCorrection = TruncatedImportance()
+
+
+class Learner(Section):
+    """The Megatron learner.
+
+    Attributes:
+        lr: peak learning rate of Adam.
+        warmup_steps: linear warm-up of the learning rate.
+        min_lr_ratio: the learning rate decays linearly to this share of ``lr`` at the last step; 1 keeps it constant.
+        weight_decay: decoupled weight decay.
+        clip_grad: gradient norm is clipped to this.
+        dtype: of the parameters used in the forward pass; bfloat16 keeps fp32 master weights.
+        micro_batch_tokens: tokens packed into one micro-batch; must hold the longest episode.
+        tensor_parallel, pipeline_parallel, data_parallel: ranks along each dimension; their product is the number of ranks.
+    """
+
+    lr: Positive = 1e-6
+    warmup_steps: NonNegative = 0
+    min_lr_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    clip_grad: Positive = 1.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    micro_batch_tokens: Count = 8192
+    tensor_parallel: Count = 1
+    pipeline_parallel: Count = 1
+    data_parallel: Count = 1
+
+
+class Evaluation(Section):
+    """Evaluation on held-out tasks, beside training.
+
+    Attributes:
+        every: optimizer steps between evaluations; the first and the last version are always evaluated.
+        temperature: of sampling; 0 is greedy.
+    """
+
+    every: Count = 20
+    temperature: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class Tracking(Section):
+    """MLflow.
+
+    Attributes:
+        uri: tracking URI; empty means a SQLite file in the run folder.
+        experiment: MLflow experiment name.
+        sample_trajectories: trajectories logged as text at each evaluation.
+    """
+
+    uri: str = ""
+    experiment: str = "asyncrl"
+    sample_trajectories: NonNegative = 4
+
+
+class Deadlines(Section):
+    """How long each wait of the run may take, in seconds, before the run ends and says who waited for whom.
+
+    Attributes:
+        start: engines and learner coming up, just-in-time warm-up included.
+        batch: the learner waiting for a full batch.
+        step: one optimizer step.
+        publish: one weight publication, all engines acknowledged.
+        evaluation: one evaluation.
+        shutdown: everything stopping after the end or Ctrl-C.
+    """
+
+    start: Seconds = 600.0
+    batch: Seconds = 600.0
+    step: Seconds = 600.0
+    publish: Seconds = 120.0
+    evaluation: Seconds = 600.0
+    shutdown: Annotated[float, Meta(gt=0, le=15)] = 10.0
+
+
+class Recipe(Section):
+    """One run, whole.
+
+    Attributes:
+        name: of the run; names its folder.
+        steps: optimizer steps.
+        seed: of task order, initialisation and environments.
+        run_dir: where run folders are made.
+    """
+
+    name: str
+    steps: Count
+    model: Model
+    environment: Environment
+    tasks: GeneratedTasks | JsonLinesTasks = GeneratedTasks()
+    batch: Batch = Batch()
+    sampling: Sampling = Sampling()
+    generators: Generators = Generators()
+    buffer: Buffer = Buffer()
+    algorithm: Algorithm = Algorithm()
+    learner: Learner = Learner()
+    evaluation: Evaluation = Evaluation()
+    tracking: Tracking = Tracking()
+    deadlines: Deadlines = Deadlines()
+    seed: NonNegative = 0
+    run_dir: str = "runs"

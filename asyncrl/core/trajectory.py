@@ -1,0 +1,157 @@
+"""The trajectory: one episode exactly as the engine saw it. One format for wire, journal and disk.
+
+Invariants, checked by :func:`Trajectory.check`:
+* ``token_ids``, ``logprobs`` and ``loss_mask`` have the same length T;
+* ``version_spans`` cover ``[0, T)`` without gap or overlap, and a token has version ``NOT_SAMPLED`` exactly where its mask is 0;
+* turns lie inside the row, in order, and every sampled token is in exactly one turn.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    ENVIRONMENT_DONE = "environment_done"
+    """The environment said so: normally the model gave its final answer."""
+    MAX_TURNS = "max_turns"
+    TURN_LENGTH = "turn_length"
+    """A turn reached ``max_turn_tokens`` without its stop token."""
+    CONTEXT_LENGTH = "context_length"
+    """The next turn would not have fitted into the model's context."""
+    MALFORMED_CALL = "malformed_call"
+    """A tool call could not be parsed and the recipe ends the episode there."""
+    TOOL_ERROR = "tool_error"
+    """A tool raised or timed out and the recipe ends the episode there."""
+    EPISODE_TIMEOUT = "episode_timeout"
+
+
+class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens ``[start, end)`` of the row were sampled by policy ``version`` (``NOT_SAMPLED`` if nobody sampled them)."""
+
+    start: int
+    end: int
+    version: PolicyVersion
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens ``[start, end)`` of the row were sampled in one go; ``reward`` is the environment's reward for that step."""
+
+    start: int
+    end: int
+    reward: float
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How the tokens were sampled, and so what ``logprobs`` mean.
+
+    ``logprobs`` are of the distribution that was sampled from, after temperature, top-p and top-k (vLLM's
+    ``processed_logprobs``). With top-p 1 and top-k off, that is ``log_softmax(logits / temperature)``.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+
+
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """One episode, never re-tokenized.
+
+    Attributes:
+        token_ids: int32 [T], prompt, sampled turns and tool responses in the order the engine saw them.
+        logprobs: float32 [T], behaviour log-probability (nats) of each sampled token; 0 elsewhere.
+        loss_mask: bool [T], true where the policy sampled the token.
+        version_spans: which policy version sampled which tokens, from the engine's own report.
+        turns: the sampled segments and their rewards.
+        reward: final reward of the episode (the sum of turn rewards).
+        metrics: numbers the environment reports, e.g. ``tool_calls``.
+    """
+
+    task_id: TaskId
+    group_id: GroupId
+    sample_index: int
+    attempt: int
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    loss_mask: np.ndarray
+    version_spans: tuple[VersionSpan, ...]
+    turns: tuple[Turn, ...]
+    reward: float
+    stop_reason: StopReason
+    sampling: Sampling
+    metrics: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def versions(self) -> np.ndarray:
+        """int32 [T]: the policy version that sampled each token, ``NOT_SAMPLED`` elsewhere."""
+        spans = self.version_spans
+        return np.repeat(
+            np.fromiter((s.version for s in spans), np.int32, len(spans)),
+            np.fromiter((s.end - s.start for s in spans), np.int64, len(spans)),
+        )
+
+    def check(self) -> None:
+        """Raise ``ValueError`` naming the broken invariant, if any."""
+        length = len(self.token_ids)
+        if not len(self.logprobs) == len(self.loss_mask) == length:
+            raise ValueError(f"{length} tokens, {len(self.logprobs)} logprobs, {len(self.loss_mask)} mask entries: they must be equally long")
+        end = 0
+        for span in self.version_spans:
+            if span.start != end or span.end <= span.start:
+                raise ValueError(f"version span {span} does not continue at token {end}")
+            end = span.end
+        if end != length:
+            raise ValueError(f"version spans end at {end}, the row at {length}")
+        if not np.array_equal(self.versions() != NOT_SAMPLED, self.loss_mask):
+            raise ValueError("the loss mask is not exactly the tokens with a policy version")
+        in_turn = np.zeros(length, bool)
+        end = 0
+        for turn in self.turns:
+            if turn.start < end or turn.end > length or turn.end <= turn.start:
+                raise ValueError(f"turn {turn} is empty, out of order or outside the row of {length} tokens")
+            in_turn[turn.start : turn.end] = True
+            end = turn.end
+        if not np.array_equal(in_turn, self.loss_mask):
+            raise ValueError("the loss mask is not exactly the tokens of the turns")
+
+
+_EXTENSION_OF_DTYPE = {np.dtype(np.int32): 1, np.dtype(np.float32): 2, np.dtype(bool): 3}
+_DTYPE_OF_EXTENSION = {code: dtype for dtype, code in _EXTENSION_OF_DTYPE.items()}
+
+
+def _encode_array(value: Any) -> msgspec.msgpack.Ext:
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype in _EXTENSION_OF_DTYPE:
+        return msgspec.msgpack.Ext(_EXTENSION_OF_DTYPE[value.dtype], np.ascontiguousarray(value).data.cast("B"))
+    raise NotImplementedError(f"cannot encode {type(value).__name__}; arrays must be one-dimensional int32, float32 or bool")
+
+
+def _decode_array(code: int, data: memoryview) -> np.ndarray:
+    if code not in _DTYPE_OF_EXTENSION:
+        raise ValueError(f"unknown array code {code}; known: {sorted(_DTYPE_OF_EXTENSION)}")
+    return np.frombuffer(data, _DTYPE_OF_EXTENSION[code])
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_decoder = msgspec.msgpack.Decoder(Trajectory, ext_hook=_decode_array)
+
+
+def encode(trajectory: Trajectory) -> bytes:
+    """The trajectory as MessagePack; about 9 bytes a token."""
+    return _encoder.encode(trajectory)
+
+
+def decode(data: bytes) -> Trajectory:
+    """Inverse of :func:`encode`. Arrays are read-only views into ``data``.
+
+    Raises:
+        msgspec.DecodeError: on malformed bytes.
+    """
+    return _decoder.decode(data)

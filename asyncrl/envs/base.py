@@ -1,0 +1,72 @@
+"""The environment contract: ``reset``, ``step``, ``close``; async, one instance an episode."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from asyncrl.core.messages import MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.core.task import Task
+
+
+class Action(msgspec.Struct, frozen=True):
+    """One turn of the model, parsed.
+
+    Attributes:
+        content: the text outside tool calls.
+        calls: tool calls in order, parsed by the model's own tool parser; a call it could not read is a ``MalformedCall``.
+    """
+
+    content: str
+    calls: tuple[ToolCall | MalformedCall, ...]
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """What the model sees next: messages to append, and at reset the tools it may call."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+
+
+class Fault(StrEnum):
+    """What went wrong in a step through no fault of the environment; the recipe decides whether the episode goes on."""
+
+    MALFORMED_CALL = "malformed_call"
+    """The call could not be parsed, named no known tool, or its arguments do not fit."""
+    TOOL_ERROR = "tool_error"
+    """The tool raised or passed its deadline."""
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """Result of one step. ``metrics`` are summed over the episode."""
+
+    observation: Observation
+    reward: float
+    done: bool
+    metrics: dict[str, float] = {}
+    fault: Fault | None = None
+
+
+class Environment(ABC):
+    """One episode's world. The runner makes one instance an episode, in the generator's event loop: never block in it.
+
+    An exception from any method means that the environment broke: the attempt fails and no reward is recorded.
+    """
+
+    @abstractmethod
+    async def reset(self, task: Task) -> Observation:
+        """Begin an episode of ``task``."""
+
+    @abstractmethod
+    async def step(self, action: Action) -> StepResult:
+        """React to one model turn."""
+
+    async def close(self) -> None:
+        """Release what the episode held; called exactly once, also after a failure."""
+
+    @classmethod
+    def make_tasks(cls, split: str, count: int, seed: int) -> Sequence[Task]:
+        """Up to ``count`` tasks of ``split`` (``train`` or ``evaluation``), a pure function of its arguments; the splits share no
+        task. Environments whose tasks come from files need not define it."""
+        raise NotImplementedError(f"{cls.__name__} makes no tasks of its own; set tasks.kind to jsonl and name the files")

@@ -1,0 +1,1 @@
+"""A run: composing the recipe, the actors, the two pumps, live view, tracking and report."""

@@ -1,0 +1,1 @@
+"""The versioned replay buffer: tickets, groups, staleness and the exactly-once ledger."""

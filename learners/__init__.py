@@ -1,0 +1,1 @@
+"""The learner: Megatron-core models, losses as pure functions of tensors, packed batches."""
