@@ -1,31 +1,63 @@
-"""What the learner publishes: where the weights of one policy version lie, and what they must hash to."""
+"""What the learner publishes: where the weights of one policy version lie, and what they must hash to.
+
+Every learner rank writes the pieces it owns; no rank needs the whole model. A piece is a rectangle of one Hugging Face tensor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from asyncrl.core.ids import PolicyVersion
 
+if TYPE_CHECKING:
+    import torch
 
-class TensorRecord(msgspec.Struct, frozen=True, array_like=True):
-    """One Hugging Face tensor inside the published bytes. ``offset`` is in bytes; ``dtype`` is a torch name such as ``float32``."""
+
+class Shard(msgspec.Struct, frozen=True):
+    """A rectangle of one Hugging Face tensor, held by one rank.
+
+    Attributes:
+        name: Hugging Face name, e.g. ``model.layers.0.self_attn.q_proj.weight``.
+        shape: of the whole tensor.
+        start: index in the whole tensor of the rectangle's first element; its extent is ``tensor.shape``.
+        tensor: the values.
+    """
 
     name: str
     shape: tuple[int, ...]
+    start: tuple[int, ...]
+    tensor: torch.Tensor
+
+
+class ShardRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Where the bytes of one shard lie: contiguous, row-major, at byte ``offset`` of ``Publication.files[file]``.
+
+    ``dtype`` is a torch dtype's name, e.g. ``bfloat16``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    extent: tuple[int, ...]
     dtype: str
+    file: int
     offset: int
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True):
-    """One published policy version.
+    """One published policy version, or the part of it that one rank wrote.
 
     Attributes:
         version: the policy version these weights are.
-        path: the file that holds the bytes of every tensor (for ``shm``, a file in the memory file system).
-        tensors: the layout of ``path``.
-        fingerprint: of all tensors together; independent of how they were sharded. Every engine must acknowledge with the same
-            number, and two versions in a row must differ.
+        files: paths that hold the bytes (for the ``shm`` transport, files in the memory file system).
+        shards: which rectangles they hold; together they cover every tensor exactly once.
+        fingerprint: sum over all elements, modulo 2**64, so that it does not depend on how tensors were sharded. Every engine
+            must acknowledge with the same number, and two versions in a row must differ.
     """
 
     version: PolicyVersion
-    path: str
-    tensors: tuple[TensorRecord, ...]
+    files: tuple[str, ...]
+    shards: tuple[ShardRecord, ...]
     fingerprint: int

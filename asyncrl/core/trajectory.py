@@ -102,7 +102,9 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ``ValueError`` naming the broken invariant, if any."""
         length = len(self.token_ids)
         if not len(self.logprobs) == len(self.loss_mask) == length:
-            raise ValueError(f"{length} tokens, {len(self.logprobs)} logprobs, {len(self.loss_mask)} mask entries: they must be equally long")
+            raise ValueError(
+                f"{length} tokens, {len(self.logprobs)} logprobs, {len(self.loss_mask)} mask entries: they must be equally long"
+            )
         end = 0
         for span in self.version_spans:
             if span.start != end or span.end <= span.start:
