@@ -1,1 +1,1 @@
-"""The recipe: strict structs (:mod:`.schema`), the rules between keys (:mod:`.rules`), decoding with errors that help (:mod:`.decode`)."""
+"""The recipe: strict structs (:mod:`.schema`), rules between keys (:mod:`.rules`), decoding with helpful errors."""

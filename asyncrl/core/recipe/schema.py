@@ -15,7 +15,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of every part of a recipe: immutable, keyword-only, unknown keys refused."""
 
 
-class Model(Section):
+class Model(Section, frozen=True):
     """The policy.
 
     Attributes:
@@ -29,7 +29,7 @@ class Model(Section):
     tool_parser: str = "hermes"
 
 
-class Environment(Section):
+class Environment(Section, frozen=True):
     """The tool environment and how episodes in it are bounded.
 
     Attributes:
@@ -51,7 +51,7 @@ class Environment(Section):
     episode_timeout_s: Seconds = 300.0
 
 
-class GeneratedTasks(Section, tag_field="kind", tag="generated"):
+class GeneratedTasks(Section, frozen=True, tag_field="kind", tag="generated"):
     """Tasks that the environment makes from a seed (its ``make_tasks``).
 
     Attributes:
@@ -63,7 +63,7 @@ class GeneratedTasks(Section, tag_field="kind", tag="generated"):
     evaluation: Count = 128
 
 
-class JsonLinesTasks(Section, tag_field="kind", tag="jsonl"):
+class JsonLinesTasks(Section, frozen=True, tag_field="kind", tag="jsonl"):
     """Tasks from files: one JSON object a line, with ``prompt``, optionally ``id``; all else goes to the environment.
 
     Attributes:
@@ -75,7 +75,7 @@ class JsonLinesTasks(Section, tag_field="kind", tag="jsonl"):
     evaluation: str
 
 
-class Sampling(Section):
+class Sampling(Section, frozen=True):
     """How tokens are sampled while training.
 
     Attributes:
@@ -87,7 +87,7 @@ class Sampling(Section):
     max_turn_tokens: Count = 128
 
 
-class Generators(Section):
+class Generators(Section, frozen=True):
     """The pool of vLLM engines.
 
     Attributes:
@@ -107,7 +107,7 @@ class Generators(Section):
     tensor_parallel: Count = 1
 
 
-class Batch(Section):
+class Batch(Section, frozen=True):
     """What one optimizer step trains on.
 
     Attributes:
@@ -119,7 +119,7 @@ class Batch(Section):
     group_size: Annotated[int, Meta(ge=2)] = 8
 
 
-class Buffer(Section):
+class Buffer(Section, frozen=True):
     """The replay buffer's staleness contract. Staleness is counted in policy versions.
 
     Attributes:
@@ -137,7 +137,7 @@ class Buffer(Section):
     max_failures: Count = 64
 
 
-class GrpoAdvantage(Section, tag_field="kind", tag="grpo"):
+class GrpoAdvantage(Section, frozen=True, tag_field="kind", tag="grpo"):
     """Group-relative advantage (Shao et al. 2024, arXiv:2402.03300).
 
     Attributes:
@@ -148,7 +148,7 @@ class GrpoAdvantage(Section, tag_field="kind", tag="grpo"):
     normalize: Literal["mean", "mean_std"] = "mean_std"
 
 
-class PpoClipLoss(Section, tag_field="kind", tag="ppo_clip"):
+class PpoClipLoss(Section, frozen=True, tag_field="kind", tag="ppo_clip"):
     """Clipped surrogate (Schulman et al. 2017, arXiv:1707.06347) with an asymmetric range (Yu et al. 2025, arXiv:2503.14476).
 
     Attributes:
@@ -160,7 +160,7 @@ class PpoClipLoss(Section, tag_field="kind", tag="ppo_clip"):
     clip_high: Positive = 0.28
 
 
-class TruncatedImportance(Section, tag_field="kind", tag="truncated_importance"):
+class TruncatedImportance(Section, frozen=True, tag_field="kind", tag="truncated_importance"):
     """Token-level importance weight ``min(pi_proximal / pi_behaviour, bound)`` on a decoupled objective (Hilton et al. 2022,
     arXiv:2110.00641).
 
@@ -171,11 +171,11 @@ class TruncatedImportance(Section, tag_field="kind", tag="truncated_importance")
     bound: Annotated[float, Meta(ge=1)] = 2.0
 
 
-class NoCorrection(Section, tag_field="kind", tag="none"):
+class NoCorrection(Section, frozen=True, tag_field="kind", tag="none"):
     """No importance correction: right only for ``max_staleness: 0``."""
 
 
-class Algorithm(Section):
+class Algorithm(Section, frozen=True):
     """The mathematics of the update."""
 
     advantage: GrpoAdvantage = GrpoAdvantage()
@@ -183,7 +183,7 @@ class Algorithm(Section):
     correction: TruncatedImportance | NoCorrection = TruncatedImportance()
 
 
-class Learner(Section):
+class Learner(Section, frozen=True):
     """The Megatron learner.
 
     Attributes:
@@ -209,7 +209,7 @@ class Learner(Section):
     data_parallel: Count = 1
 
 
-class Evaluation(Section):
+class Evaluation(Section, frozen=True):
     """Evaluation on held-out tasks, beside training.
 
     Attributes:
@@ -221,7 +221,7 @@ class Evaluation(Section):
     temperature: Annotated[float, Meta(ge=0)] = 0.0
 
 
-class Tracking(Section):
+class Tracking(Section, frozen=True):
     """MLflow.
 
     Attributes:
@@ -235,7 +235,7 @@ class Tracking(Section):
     sample_trajectories: NonNegative = 4
 
 
-class Deadlines(Section):
+class Deadlines(Section, frozen=True):
     """How long each wait of the run may take, in seconds, before the run ends and says who waited for whom.
 
     Attributes:
@@ -255,7 +255,7 @@ class Deadlines(Section):
     shutdown: Annotated[float, Meta(gt=0, le=15)] = 10.0
 
 
-class Recipe(Section):
+class Recipe(Section, frozen=True):
     """One run, whole.
 
     Attributes:
