@@ -132,9 +132,7 @@ _DTYPE_OF_EXTENSION = {code: dtype for dtype, code in _EXTENSION_OF_DTYPE.items(
 def _encode_array(value: Any) -> msgspec.msgpack.Ext:
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype in _EXTENSION_OF_DTYPE:
         return msgspec.msgpack.Ext(_EXTENSION_OF_DTYPE[value.dtype], np.ascontiguousarray(value).data.cast("B"))
-    raise NotImplementedError(
-        f"cannot encode {type(value).__name__}; arrays must be one-dimensional int32, float32 or bool"
-    )
+    raise NotImplementedError(f"cannot encode {type(value).__name__}; arrays must be one-dimensional int32, float32 or bool")
 
 
 def _decode_array(code: int, data: memoryview) -> np.ndarray:
