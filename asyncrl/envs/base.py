@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -66,7 +67,7 @@ class Environment(ABC):
         """Release what the episode held; called exactly once, also after a failure."""
 
     @classmethod
-    def make_tasks(cls, split: str, count: int, seed: int) -> Sequence[Task]:
+    def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:
         """Up to ``count`` tasks of ``split`` (``train`` or ``evaluation``), a pure function of its arguments; the splits share no
-        task. Environments whose tasks come from files need not define it."""
+        task. ``options`` are the constructor's. Environments whose tasks come from files need not define it."""
         raise NotImplementedError(f"{cls.__name__} makes no tasks of its own; set tasks.kind to jsonl and name the files")

@@ -1,0 +1,117 @@
+"""Built-in environment: arithmetic with a calculator that does one operation a call.
+
+``3*4+5-7`` takes three calls (``3*4``, ``12+5``, ``17-7``) and an answer. Only the first operator may be ``*``, so working from
+left to right is the usual precedence. Training and evaluation tasks are told apart by a checksum of the expression: no expression
+is ever in both, whatever the seeds and counts.
+"""
+
+import random
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from asyncrl.core.ids import TaskId
+from asyncrl.core.task import Task
+from asyncrl.envs.tools import ToolEnvironment, ToolError, tool
+
+LARGEST_OPERAND = 20
+FIRST_OPERATORS = "+-*"
+LATER_OPERATORS = "+-"
+EVALUATION_SHARE = 8
+"""One expression in this many is for evaluation."""
+
+_OPERATION = re.compile(r"\s*(-?[0-9]+)\s*([-+*])\s*(-?[0-9]+)\s*")
+_NUMBER = re.compile(r"(?<![0-9])-?[0-9]+(?:\.[0-9]+)?")
+
+
+class Calculator(ToolEnvironment):
+    """Evaluate an expression of one to ``max_operations`` operations on integers from 1 to 20.
+
+    Args:
+        max_operations: tasks have one to so many operations, each number of them as often as the others while there are enough
+            different expressions (one operation: about 1000 for training).
+    """
+
+    def __init__(self, max_operations: Annotated[int, Meta(ge=1, le=5)] = 3) -> None:
+        self.max_operations = max_operations
+
+    @tool
+    async def calculator(self, expression: str) -> str:
+        """One operation on two integers, such as 3*4."""
+        return str(calculate(expression))
+
+    def reward(self, task: Task, answer: str) -> float:
+        """1 if the last number in ``answer`` is the value of the expression, else 0."""
+        numbers = _NUMBER.findall(answer)
+        return float(bool(numbers) and float(numbers[-1]) == task.data["answer"])
+
+    @classmethod
+    def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:
+        """Up to ``count`` different expressions of ``split``, taking turns between numbers of operations."""
+        generator = random.Random(f"{split} {seed}")
+        sources = [_expressions(operations, split, generator) for operations in range(1, cls(**options).max_operations + 1)]
+        tasks: list[Task] = []
+        while sources and len(tasks) < count:
+            source = sources.pop(0)
+            expression = next(source, None)
+            if expression is not None:
+                answer = calculate_steps(expression)[-1][1]
+                tasks.append(Task(id=TaskId(expression), prompt=expression, data={"answer": answer}))
+                sources.append(source)
+        return tasks
+
+
+def calculate(expression: str) -> int:
+    """The value of one binary operation on integers.
+
+    Raises:
+        ToolError: ``expression`` is anything else; says what would be right.
+    """
+    operation = _OPERATION.fullmatch(expression)
+    if operation is None:
+        raise ToolError("one operation a call, such as 3*4")
+    left, operator, right = int(operation[1]), operation[2], int(operation[3])
+    match operator:
+        case "+":
+            return left + right
+        case "-":
+            return left - right
+        case _:
+            return left * right
+
+
+def calculate_steps(expression: str) -> list[tuple[str, int]]:
+    """Operations that evaluate a task's expression one after the other, from left to right, and the value of each."""
+    first, *later = re.findall(r"[-+*]?[0-9]+", expression)
+    value = int(first)
+    steps: list[tuple[str, int]] = []
+    for operator_and_operand in later:
+        operation = f"{value}{operator_and_operand}"
+        value = calculate(operation)
+        steps.append((operation, value))
+    return steps
+
+
+def _expressions(operations: int, split: str, generator: random.Random) -> Iterator[str]:
+    """All expressions of ``split`` with so many operations, each once, in random order."""
+    remaining = LARGEST_OPERAND ** (operations + 1) * len(FIRST_OPERATORS) * len(LATER_OPERATORS) ** (operations - 1)
+    seen: set[str] = set()
+    while remaining:
+        expression = str(generator.randint(1, LARGEST_OPERAND))
+        for index in range(operations):
+            operator = generator.choice(LATER_OPERATORS if index else FIRST_OPERATORS)
+            expression += f"{operator}{generator.randint(1, LARGEST_OPERAND)}"
+        if expression in seen:
+            continue
+        seen.add(expression)
+        remaining -= 1
+        if split_of(expression) == split:
+            yield expression
+
+
+def split_of(expression: str) -> str:
+    """``train`` or ``evaluation``, decided by the expression alone."""
+    return "evaluation" if zlib.crc32(expression.encode()) % EVALUATION_SHARE == 0 else "train"

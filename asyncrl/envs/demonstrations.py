@@ -1,0 +1,29 @@
+"""The ideal course of a calculator task: which calls to make, what each returns, and the answer. Material for a warm-up."""
+
+import msgspec
+
+from asyncrl.core.messages import ToolCall
+from asyncrl.core.task import Task
+from asyncrl.envs.calculator import Calculator, calculate_steps
+
+
+class Demonstration(msgspec.Struct, frozen=True):
+    """One ideal episode.
+
+    Attributes:
+        prompt: what the user asks.
+        calls: the calls, one a turn, each with what the tool returns.
+        answer: the final turn.
+    """
+
+    prompt: str
+    calls: tuple[tuple[ToolCall, str], ...]
+    answer: str
+
+
+def demonstrate(task: Task) -> Demonstration:
+    """How to solve ``task`` of :class:`~asyncrl.envs.calculator.Calculator`: one call an operation, from left to right."""
+    name = Calculator.calculator.__name__
+    steps = calculate_steps(task.prompt)
+    calls = tuple((ToolCall(name, {"expression": operation}), str(value)) for operation, value in steps)
+    return Demonstration(task.prompt, calls, answer=str(steps[-1][1]))

@@ -1,0 +1,128 @@
+"""From ``environment.name`` in a recipe to a class, and from there to instances, one an episode.
+
+Whatever is wrong with the name or the options is found here, before anything starts, and refused as a :class:`RecipeError`.
+"""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from functools import partial
+from types import ModuleType
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe import schema
+from asyncrl.core.task import Task
+from asyncrl.envs.base import Environment
+from asyncrl.envs.signature import Parameters
+from asyncrl.envs.tools import ToolEnvironment
+
+BUILT_IN = {"calculator": "asyncrl.envs.calculator:Calculator"}
+
+_NAME, _OPTIONS = "environment.name", "environment.options"
+_OWN = "or name your own as `module:Class`, importable from where the command is run"
+
+
+def load_environment(spec: schema.Environment) -> Callable[[], Environment]:
+    """A factory of instances, each for one episode.
+
+    Raises:
+        RecipeError: no such environment, or ``spec.options`` do not fit its constructor.
+    """
+    environment = environment_class(spec.name)
+    options = _checked_options(spec, environment)
+    return partial(_make, environment, options, spec.tool_timeout_s)
+
+
+def make_tasks(spec: schema.Environment, split: str, count: int, seed: int) -> Sequence[Task]:
+    """Tasks that the environment of a recipe makes itself; see :meth:`Environment.make_tasks`.
+
+    Raises:
+        RecipeError: no such environment, its options do not fit, or it makes no tasks.
+    """
+    environment = environment_class(spec.name)
+    options = _checked_options(spec, environment)
+    try:
+        return environment.make_tasks(split, count, seed, **options)
+    except NotImplementedError as error:
+        raise RecipeError(
+            "tasks.kind", f"environment {spec.name!r} makes no tasks of its own", "use `jsonl` and name files"
+        ) from error
+
+
+def environment_class(name: str) -> type[Environment]:
+    """The class that ``name`` means: a built-in one, or ``module:Class``.
+
+    Raises:
+        RecipeError: there is no such thing; names the nearest.
+    """
+    module_name, separator, class_name = BUILT_IN.get(name, name).partition(":")
+    if not separator:
+        raise RecipeError(_NAME, f"there is no environment {name!r}", f"{_choices(name, list(BUILT_IN))}, {_OWN}")
+    found = getattr(_import(module_name), class_name, None)
+    if not (isinstance(found, type) and issubclass(found, Environment)):
+        problem = "is no Environment" if found else "does not exist"
+        raise RecipeError(_NAME, f"class {class_name!r} of module {module_name} {problem}", _classes(module_name, class_name))
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise RecipeError(_NAME, f"{name} cannot be used as it is", f"define {missing} in class {class_name}")
+    return found
+
+
+def _import(module_name: str) -> ModuleType:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # last, so that a file that happens to lie here hides no library
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not f"{module_name}.".startswith(f"{missing}."):
+            raise RecipeError(_NAME, f"module {module_name} needs module {missing}, which is missing", "install it") from error
+        remedy = f"{_choices(module_name, list(BUILT_IN))}, {_OWN}"
+        raise RecipeError(_NAME, f"there is no module {module_name!r} on the path or in {here}", remedy) from error
+    except ValueError as error:
+        raise RecipeError(_NAME, f"{module_name!r} is no module name ({error})", _OWN.removeprefix("or ")) from error
+
+
+def _classes(module_name: str, class_name: str) -> str:
+    members = vars(sys.modules[module_name]).items()
+    classes = [name for name, value in members if isinstance(value, type) and issubclass(value, Environment)]
+    return _choices(class_name, sorted(set(classes) - {"Environment", "ToolEnvironment"}))
+
+
+def _choices(wrong: str, choices: list[str]) -> str:
+    nearest = get_close_matches(wrong, choices, n=1)
+    if nearest:
+        return f"did you mean `{nearest[0]}`?"
+    return f"known are {', '.join(f'`{choice}`' for choice in choices)}" if choices else "none is defined there"
+
+
+def _checked_options(spec: schema.Environment, environment: type[Environment]) -> dict[str, object]:
+    constructor = environment.__init__
+    if constructor is object.__init__:
+        if spec.options:
+            raise RecipeError(_OPTIONS, f"{spec.name} takes no options, got {sorted(spec.options)}", "leave them out")
+        return {}
+    try:
+        parameters = Parameters(constructor, environment.__name__)
+    except TypeError as error:
+        raise RecipeError(_NAME, str(error), "type the constructor's parameters: options are checked against them") from error
+    for option in spec.options:
+        if option not in parameters.names:
+            raise RecipeError(f"{_OPTIONS}.{option}", "there is no such option", _choices(option, list(parameters.names)))
+    try:
+        return parameters.convert(spec.options)
+    except msgspec.ValidationError as error:
+        raise RecipeError(_OPTIONS, f"{error}, got {spec.options}", f"use {parameters.usage}") from error
+
+
+def _make(environment: type[Environment], options: dict[str, object], tool_timeout_s: float) -> Environment:
+    instance = environment(**options)
+    if isinstance(instance, ToolEnvironment):
+        instance.tool_timeout_s = tool_timeout_s
+    return instance

@@ -1,0 +1,173 @@
+"""Environments made of typed Python functions: the model calls tools, then answers, and the answer is rewarded.
+
+A whole environment::
+
+    class Dictionary(ToolEnvironment):
+        system_prompt = "Translate the word. Look it up first."
+
+        @tool
+        async def look_up(self, word: str, language: Literal["de", "fr"] = "de") -> str:
+            \"\"\"The translation of an English word.\"\"\"
+            if word not in WORDS:
+                raise ToolError(f"{word!r} is not in the dictionary")
+            return WORDS[word][language]
+
+        def reward(self, task: Task, answer: str) -> float:
+            return float(answer.strip() == task.data["answer"])
+
+What always holds: every call of a turn gets exactly one ``tool`` message, in the order of the calls; nothing that a tool does
+breaks the episode (it is told to the model, as a fault), while an exception from ``reset`` or ``reward`` does.
+"""
+
+import asyncio
+import inspect
+import logging
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.messages import MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.core.task import Task
+from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
+from asyncrl.envs.signature import Parameters
+from asyncrl.envs.threads import run_in_daemon_thread
+
+logger = logging.getLogger(__name__)
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+_MARK = "__asyncrl_tool__"
+
+
+class ToolError(Exception):
+    """Raised by a tool to tell the model what went wrong. An expected failure: it is not logged."""
+
+
+def tool(method: Method) -> Method:
+    """Mark a method of a :class:`ToolEnvironment` as a tool the model may call.
+
+    Its name, docstring and typed parameters are what the model is told; describe a parameter by
+    ``Annotated[str, msgspec.Meta(description=...)]``. It returns text, or anything JSON can carry. An ``async`` method runs in
+    the event loop and must not block it; a plain one runs in a thread of its own.
+    """
+    setattr(method, _MARK, True)
+    return method
+
+
+class Tool:
+    """A marked method, ready to be described and called.
+
+    Raises:
+        TypeError: its signature cannot be described; says why.
+    """
+
+    def __init__(self, name: str, method: Callable[..., Any]) -> None:
+        self.name = name
+        self.parameters = Parameters(method, name)
+        self.spec = ToolSpec(name, inspect.getdoc(method) or "", self.parameters.schema)
+        self._method = method
+
+    async def __call__(self, environment: Environment, arguments: Mapping[str, Any]) -> str:
+        """Run on ``environment``; ``arguments`` were converted by :attr:`parameters`."""
+        bound = partial(self._method, environment, **arguments)
+        if inspect.iscoroutinefunction(self._method):
+            result = await bound()
+        else:
+            result = await run_in_daemon_thread(bound, name=f"tool-{self.name}")
+        return result if isinstance(result, str) else msgspec.json.encode(result).decode()
+
+
+class _Outcome(msgspec.Struct, frozen=True):
+    text: str
+    fault: Fault | None = None
+
+
+class ToolEnvironment(Environment):
+    """Base of environments made of tools: mark methods with :func:`tool`, define :meth:`reward`.
+
+    A turn with calls is answered with their results; a turn without calls is the final answer, and ends the episode. Metrics of
+    an episode: ``tool_calls`` (calls that reached a tool), ``tool_errors`` (those that raised or timed out) and
+    ``malformed_calls`` (calls that reached none).
+
+    Attributes:
+        system_prompt: put before every task's prompt, if not empty.
+        tool_timeout_s: deadline of one call in seconds; the recipe's ``environment.tool_timeout_s``.
+    """
+
+    system_prompt: str = ""
+    tool_timeout_s: float = 10.0
+    tools: ClassVar[Mapping[str, Tool]] = {}
+    _task: Task
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        marked = {name: method for name, method in inspect.getmembers(cls, inspect.isfunction) if hasattr(method, _MARK)}
+        try:
+            cls.tools = {name: Tool(name, method) for name, method in marked.items()}
+        except TypeError as error:
+            raise TypeError(f"{cls.__name__}: tool {error}") from error
+
+    @abstractmethod
+    def reward(self, task: Task, answer: str) -> float | Awaitable[float]:
+        """Reward of the final answer. May be ``async``; an exception means that the environment broke."""
+
+    async def reset(self, task: Task) -> Observation:
+        """Begin an episode: the system prompt, the task's prompt and the tools."""
+        self._task = task
+        system = (Message("system", self.system_prompt),) if self.system_prompt else ()
+        return Observation((*system, Message("user", task.prompt)), tuple(tool.spec for tool in self.tools.values()))
+
+    async def step(self, action: Action) -> StepResult:
+        """Run the calls of the turn in order; without calls, reward the answer. Of several faults the first is reported."""
+        if not action.calls:
+            reward = self.reward(self._task, action.content)
+            value = await reward if inspect.isawaitable(reward) else reward
+            return StepResult(Observation(()), float(value), done=True, metrics=_count([]))
+        outcomes = [await self._run(call) for call in action.calls]
+        return StepResult(
+            Observation(tuple(Message("tool", outcome.text) for outcome in outcomes)),
+            reward=0.0,
+            done=False,
+            metrics=_count(outcomes),
+            fault=next((outcome.fault for outcome in outcomes if outcome.fault), None),
+        )
+
+    async def _run(self, call: ToolCall | MalformedCall) -> _Outcome:
+        if isinstance(call, MalformedCall):
+            return self._malformed(f"unreadable call, {call.problem}")
+        tool = self.tools.get(call.name)
+        if tool is None:
+            return self._malformed(f"no tool {call.name!r}")
+        try:
+            arguments = tool.parameters.convert(call.arguments)
+        except msgspec.ValidationError as error:
+            return _Outcome(f"error: {error}; use {tool.parameters.usage}", Fault.MALFORMED_CALL)
+        scope = asyncio.timeout(self.tool_timeout_s)
+        try:
+            async with scope:
+                return _Outcome(await tool(self, arguments))
+        except EnvironmentBroken:
+            raise
+        except ToolError as error:
+            return _Outcome(f"error: {error}", Fault.TOOL_ERROR)
+        except Exception as error:
+            if scope.expired():
+                return _Outcome(f"error: {call.name} took longer than {self.tool_timeout_s:g} s", Fault.TOOL_ERROR)
+            logger.warning("tool %s of %s raised", call.name, type(self).__name__, exc_info=True)
+            return _Outcome(f"error: {type(error).__name__}: {error}", Fault.TOOL_ERROR)
+
+    def _malformed(self, problem: str) -> _Outcome:
+        usages = ", ".join(tool.parameters.usage for tool in self.tools.values())
+        return _Outcome(f"error: {problem}; use {usages or 'no tool, there is none'}", Fault.MALFORMED_CALL)
+
+
+def _count(outcomes: list[_Outcome]) -> dict[str, float]:
+    malformed = sum(outcome.fault is Fault.MALFORMED_CALL for outcome in outcomes)
+    return {
+        "tool_calls": float(len(outcomes) - malformed),
+        "tool_errors": float(sum(outcome.fault is Fault.TOOL_ERROR for outcome in outcomes)),
+        "malformed_calls": float(malformed),
+    }
