@@ -9,6 +9,8 @@ Count = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Positive = Annotated[float, Meta(gt=0)]
+Text = Annotated[str, Meta(min_length=1)]
+FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,9 +26,9 @@ class Model(Section, frozen=True):
         tool_parser: name of the vLLM tool-call parser that reads the model's own format.
     """
 
-    path: str
+    path: Text
     max_context: Count = 512
-    tool_parser: str = "hermes"
+    tool_parser: Text = "hermes"
 
 
 class Environment(Section, frozen=True):
@@ -42,7 +44,7 @@ class Environment(Section, frozen=True):
         episode_timeout_s: deadline of a whole episode.
     """
 
-    name: str
+    name: Text
     options: dict[str, Any] = {}
     max_turns: Count = 6
     on_malformed_call: Literal["respond", "end"] = "respond"
@@ -71,8 +73,8 @@ class JsonLinesTasks(Section, frozen=True, tag_field="kind", tag="jsonl"):
         evaluation: path of the held-out tasks.
     """
 
-    train: str
-    evaluation: str
+    train: Text
+    evaluation: Text
 
 
 class Sampling(Section, frozen=True):
@@ -176,7 +178,13 @@ class NoCorrection(Section, frozen=True, tag_field="kind", tag="none"):
 
 
 class Algorithm(Section, frozen=True):
-    """The mathematics of the update."""
+    """The mathematics of the update.
+
+    Attributes:
+        advantage: what each token of an episode is credited with.
+        loss: the surrogate that the optimizer descends.
+        correction: how the loss makes up for tokens that an older policy sampled.
+    """
 
     advantage: GrpoAdvantage = GrpoAdvantage()
     loss: PpoClipLoss = PpoClipLoss()
@@ -231,7 +239,7 @@ class Tracking(Section, frozen=True):
     """
 
     uri: str = ""
-    experiment: str = "asyncrl"
+    experiment: Text = "asyncrl"
     sample_trajectories: NonNegative = 4
 
 
@@ -259,13 +267,25 @@ class Recipe(Section, frozen=True):
     """One run, whole.
 
     Attributes:
-        name: of the run; names its folder.
+        name: of the run; begins the name of its folder.
         steps: optimizer steps.
+        model: the policy.
+        environment: the world its episodes happen in.
+        tasks: what it is trained and evaluated on.
+        batch: what one optimizer step trains on.
+        sampling: how tokens are sampled while training.
+        generators: the pool of vLLM engines.
+        buffer: the staleness contract.
+        algorithm: the mathematics of the update.
+        learner: the Megatron learner.
+        evaluation: on held-out tasks, beside training.
+        tracking: MLflow.
+        deadlines: how long each wait may take.
         seed: of task order, initialisation and environments.
         run_dir: where run folders are made.
     """
 
-    name: str
+    name: FileName
     steps: Count
     model: Model
     environment: Environment
@@ -280,4 +300,4 @@ class Recipe(Section, frozen=True):
     tracking: Tracking = Tracking()
     deadlines: Deadlines = Deadlines()
     seed: NonNegative = 0
-    run_dir: str = "runs"
+    run_dir: Text = "runs"

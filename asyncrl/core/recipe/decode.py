@@ -1,0 +1,158 @@
+"""From a composed mapping to a typed recipe, or to errors a user can act on.
+
+What always holds: a recipe that :func:`decode_recipe` returns fits the schema and breaks no rule between keys. Everything wrong
+with the keys is found in one pass; the rules are looked at only once every key is right by itself.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, get_type_hints
+
+import msgspec
+from msgspec import inspect
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.describe import describe
+from asyncrl.core.recipe.rules import broken_rules
+from asyncrl.core.recipe.schema import Recipe
+
+
+def decode_recipe(mapping: Mapping[str, Any]) -> Recipe:
+    """The typed recipe of a plain mapping, such as a YAML file gives.
+
+    A section whose ``kind`` is left out is of the default's kind.
+
+    Raises:
+        RecipeError: the first thing wrong, with its place, the value seen and what would be right; all others are its notes.
+    """
+    reader = _Reader()
+    complete = reader.section(_schema(), mapping, place="")
+    _raise_together(reader.problems)
+    recipe = msgspec.convert(complete, Recipe)
+    _raise_together(list(broken_rules(recipe)))
+    return recipe
+
+
+def _schema() -> inspect.StructType:
+    schema = inspect.type_info(Recipe)
+    assert isinstance(schema, inspect.StructType)
+    return schema
+
+
+def _raise_together(problems: Sequence[RecipeError]) -> None:
+    if problems:
+        first, *others = problems
+        for other in others:
+            first.add_note(str(other))
+        raise first
+
+
+class _Reader:
+    """Walks a mapping along the schema, completing kinds that were left out and collecting every problem in recipe order."""
+
+    def __init__(self) -> None:
+        self.problems: list[RecipeError] = []
+
+    def section(self, schema: inspect.StructType, value: Any, place: str) -> Any:
+        if not isinstance(value, Mapping):
+            self._refuse(place or "recipe", f"{_show(value)} is no section", f"give it keys: {_keys(schema)}")
+            return value
+        fields = {field.encode_name: field for field in schema.fields}
+        hints = get_type_hints(schema.cls, include_extras=True)
+        complete: dict[str, Any] = {}
+        for key, entry in value.items():
+            here = _join(place, str(key))
+            if key in fields:
+                complete[key] = self._value(fields[key], hints[key], entry, here)
+            elif key == schema.tag_field and entry == schema.tag:
+                complete[key] = entry
+            elif key == schema.tag_field:
+                self._refuse(here, f"{_show(entry)} is no known kind", f"must be one of {schema.tag}")
+            else:
+                self._refuse_unknown(schema, place, str(key))
+        for name, field in fields.items():
+            if field.required and name not in value:
+                self._refuse(_join(place, name), "missing", f"it must be {_expected(field.type)}")
+        return complete
+
+    def _value(self, field: inspect.Field, hint: Any, value: Any, place: str) -> Any:
+        match field.type:
+            case inspect.StructType():
+                return self.section(field.type, value, place)
+            case inspect.UnionType(types=types):
+                kinds = {kind.tag: kind for kind in types if isinstance(kind, inspect.StructType)}
+                return self._tagged(kinds, field, value, place)
+        try:
+            msgspec.convert(value, hint)
+        except msgspec.ValidationError:
+            self._refuse(place, f"{_show(value)} does not fit", f"must be {describe(field.type)}")
+        else:
+            if isinstance(value, float) and not math.isfinite(value):
+                self._refuse(place, f"{_show(value)} does not fit", f"must be {describe(field.type)}, and finite")
+        return value
+
+    def _tagged(self, kinds: Mapping[Any, inspect.StructType], field: inspect.Field, value: Any, place: str) -> Any:
+        tag_field = next(iter(kinds.values())).tag_field
+        assert tag_field is not None
+        if not isinstance(value, Mapping):
+            self._refuse(place, f"{_show(value)} is no section", f"set {place}.{tag_field} to one of {_listed(kinds)}")
+            return value
+        default = None if field.required else type(field.default).__struct_config__.tag
+        kind = value.get(tag_field, default)
+        if not (isinstance(kind, str) and kind in kinds):
+            self._refuse(_join(place, tag_field), f"{_show(kind)} is no known kind", f"must be one of {_listed(kinds)}")
+            return value
+        return self.section(kinds[kind], {**value, tag_field: kind}, place)
+
+    def _refuse_unknown(self, schema: inspect.StructType, place: str, key: str) -> None:
+        here = _join(place, key)
+        siblings = [field.encode_name for field in schema.fields]
+        if near := get_close_matches(key, siblings, n=1):
+            meant = [_join(place, near[0])]
+        else:
+            meant = [path for path in _all_keys(_schema()) if path.rpartition(".")[2] == key and path != here]
+        kind = f" of kind {schema.tag}" if schema.tag_field else ""
+        if meant:
+            remedy = f"did you mean {' or '.join(f'`{path}`' for path in meant)}?"
+        elif siblings:
+            remedy = f"the keys of {place or 'a recipe'}{kind} are {_listed(siblings)}"
+        else:
+            remedy = f"{place}{kind} has no keys; take it out"
+        self._refuse(here, "unknown key", remedy)
+
+    def _refuse(self, place: str, problem: str, remedy: str) -> None:
+        self.problems.append(RecipeError(place, problem, remedy))
+
+
+def _all_keys(value_type: inspect.Type, place: str = "") -> Iterator[str]:
+    """The dotted path of every key below a type, each once."""
+    match value_type:
+        case inspect.UnionType(types=types):
+            yield from dict.fromkeys(path for kind in types for path in _all_keys(kind, place))
+        case inspect.StructType(fields=fields):
+            for field in fields:
+                here = _join(place, field.encode_name)
+                yield here
+                yield from _all_keys(field.type, here)
+
+
+def _expected(value_type: inspect.Type) -> str:
+    return f"a section with {_keys(value_type)}" if isinstance(value_type, inspect.StructType) else describe(value_type)
+
+
+def _keys(schema: inspect.StructType) -> str:
+    return _listed([field.encode_name for field in schema.fields])
+
+
+def _listed(names: Mapping[Any, Any] | Sequence[str]) -> str:
+    return ", ".join(str(name) for name in names)
+
+
+def _join(place: str, key: str) -> str:
+    return f"{place}.{key}" if place else key
+
+
+def _show(value: Any) -> str:
+    text = repr(value) if value is not None else "null"
+    return text if len(text) <= 60 else f"{text[:57]}..."

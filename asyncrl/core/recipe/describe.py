@@ -1,0 +1,37 @@
+"""Types of the schema in words, for error messages and for the reference in docs/recipe.md."""
+
+from msgspec import inspect
+
+
+def describe(value_type: inspect.Type) -> str:
+    """What a value of this type is, e.g. ``a number > 0 and <= 1``; reads well after "must be".
+
+    Raises:
+        TypeError: for a type that no recipe key has; teach it here when the schema starts to use it.
+    """
+    match value_type:
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType():
+            return f"an integer{_range(value_type)}"
+        case inspect.FloatType():
+            return f"a number{_range(value_type)}"
+        case inspect.StrType(pattern=pattern) if pattern:
+            return f"text matching {pattern}"
+        case inspect.StrType(min_length=1):
+            return "text, not empty"
+        case inspect.StrType():
+            return "text"
+        case inspect.LiteralType(values=values):
+            return f"one of {', '.join(str(value) for value in values)}"
+        case inspect.DictType():
+            return "a mapping"
+        case inspect.StructType() | inspect.UnionType():
+            return "a section"
+    raise TypeError(f"no words for {value_type} in the recipe schema")
+
+
+def _range(number: inspect.IntType | inspect.FloatType) -> str:
+    bounds = ((">", number.gt), (">=", number.ge), ("<", number.lt), ("<=", number.le))
+    words = [f"{sign} {bound:g}" for sign, bound in bounds if bound is not None]
+    return f" {' and '.join(words)}" if words else ""

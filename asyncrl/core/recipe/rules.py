@@ -1,0 +1,134 @@
+"""Rules between keys: values that are each in range and together make no sense.
+
+Each rule is one function that yields an error when it is broken. What is wrong is said at the key that a user would most likely
+change, with the remedies in the order in which to try them.
+"""
+
+from collections.abc import Callable, Iterator
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import JsonLinesTasks, NoCorrection, Recipe
+
+Rule = Callable[[Recipe], Iterator[RecipeError]]
+
+
+def broken_rules(recipe: Recipe) -> Iterator[RecipeError]:
+    """An error for every rule that the recipe breaks."""
+    for rule in _RULES:
+        yield from rule(recipe)
+
+
+def _stale_tokens_need_a_correction(recipe: Recipe) -> Iterator[RecipeError]:
+    stale = recipe.buffer.max_staleness
+    if stale > 0 and isinstance(recipe.algorithm.correction, NoCorrection):
+        yield RecipeError(
+            "algorithm.correction.kind",
+            f"none with buffer.max_staleness {stale} would train stale tokens as if they were fresh",
+            "set it to truncated_importance, or buffer.max_staleness and buffer.pipeline_depth to 0",
+        )
+
+
+def _the_pace_keeps_the_bound(recipe: Recipe) -> Iterator[RecipeError]:
+    depth, bound = recipe.buffer.pipeline_depth, recipe.buffer.max_staleness
+    if depth > bound:
+        yield RecipeError(
+            "buffer.pipeline_depth",
+            f"generating {depth} steps ahead ages tokens by up to {depth} versions, over buffer.max_staleness {bound}",
+            f"set it to at most {bound}, or buffer.max_staleness to at least {depth}",
+        )
+
+
+def _a_turn_fits_the_context(recipe: Recipe) -> Iterator[RecipeError]:
+    turn, context = recipe.sampling.max_turn_tokens, recipe.model.max_context
+    if turn >= context:
+        yield RecipeError(
+            "sampling.max_turn_tokens",
+            f"{turn} leaves no room for the prompt in model.max_context {context}",
+            f"set it below {context}, or model.max_context above {turn}",
+        )
+
+
+def _an_episode_fits_a_micro_batch(recipe: Recipe) -> Iterator[RecipeError]:
+    tokens, context = recipe.learner.micro_batch_tokens, recipe.model.max_context
+    if tokens < context:
+        yield RecipeError(
+            "learner.micro_batch_tokens",
+            f"{tokens} cannot hold an episode of model.max_context {context} tokens",
+            f"set it to at least {context}",
+        )
+
+
+def _a_group_fits_an_engine(recipe: Recipe) -> Iterator[RecipeError]:
+    size, running = recipe.batch.group_size, recipe.generators.max_running
+    if size > running:
+        yield RecipeError(
+            "batch.group_size",
+            f"{size} episodes of one group run on one engine, which runs at most generators.max_running {running}",
+            f"set it to at most {running}, or generators.max_running to at least {size}",
+        )
+
+
+def _every_rank_gets_a_group(recipe: Recipe) -> Iterator[RecipeError]:
+    groups, ranks = recipe.batch.groups_per_step, recipe.learner.data_parallel
+    if groups < ranks:
+        yield RecipeError(
+            "batch.groups_per_step",
+            f"{groups} groups a step leave some of learner.data_parallel {ranks} ranks without work",
+            f"set it to at least {ranks}, or learner.data_parallel to at most {groups}",
+        )
+
+
+def _the_warmup_ends(recipe: Recipe) -> Iterator[RecipeError]:
+    warmup = recipe.learner.warmup_steps
+    if warmup > recipe.steps:
+        yield RecipeError(
+            "learner.warmup_steps",
+            f"{warmup} is more than the run's steps {recipe.steps}, so learner.lr would never be reached",
+            f"set it to at most {recipe.steps}",
+        )
+
+
+def _held_out_tasks_are_held_out(recipe: Recipe) -> Iterator[RecipeError]:
+    match recipe.tasks:
+        case JsonLinesTasks(train=train, evaluation=evaluation) if train == evaluation:
+            yield RecipeError(
+                "tasks.evaluation",
+                f"{evaluation!r} is the file that is trained on",
+                "name a file of held-out tasks",
+            )
+
+
+def _a_tool_call_ends_before_its_episode(recipe: Recipe) -> Iterator[RecipeError]:
+    tool, episode = recipe.environment.tool_timeout_s, recipe.environment.episode_timeout_s
+    if tool > episode:
+        yield RecipeError(
+            "environment.tool_timeout_s",
+            f"{tool:g} s for one tool call is more than environment.episode_timeout_s {episode:g} s for the whole episode",
+            f"set it to at most {episode:g}",
+        )
+
+
+def _waiting_for_episodes_outlasts_them(recipe: Recipe) -> Iterator[RecipeError]:
+    episode = recipe.environment.episode_timeout_s
+    waits = (("deadlines.batch", recipe.deadlines.batch), ("deadlines.evaluation", recipe.deadlines.evaluation))
+    for place, seconds in waits:
+        if seconds < episode:
+            yield RecipeError(
+                place,
+                f"{seconds:g} s would end the run over one slow episode, allowed environment.episode_timeout_s {episode:g} s",
+                f"set it to at least {episode:g}, or environment.episode_timeout_s to at most {seconds:g}",
+            )
+
+
+_RULES: tuple[Rule, ...] = (
+    _stale_tokens_need_a_correction,
+    _the_pace_keeps_the_bound,
+    _a_turn_fits_the_context,
+    _an_episode_fits_a_micro_batch,
+    _a_group_fits_an_engine,
+    _every_rank_gets_a_group,
+    _the_warmup_ends,
+    _held_out_tasks_are_held_out,
+    _a_tool_call_ends_before_its_episode,
+    _waiting_for_episodes_outlasts_them,
+)

@@ -1,0 +1,161 @@
+"""From a recipe's name or path and overrides to a typed recipe. Hydra composes, the schema in asyncrl/core/recipe decides.
+
+A recipe may live anywhere. Its defaults list finds configs beside it first and the shipped ones after that, and every key of the
+schema can be set on the command line whether or not the YAML mentions it. Whatever is wrong is a ``RecipeError``, never Hydra's.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+
+import hydra
+import msgspec
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
+
+import recipes as shipped
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.decode import decode_recipe
+from asyncrl.core.recipe.schema import Recipe
+
+SHIPPED_FOLDER = Path(shipped.__file__).resolve().parent
+
+
+def compose(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe at a path, or the shipped recipe of that name, with overrides in Hydra's grammar.
+
+    Args:
+        recipe: path of a ``.yaml`` file, or a name that :func:`shipped_recipes` lists.
+        overrides: ``learner.lr=1e-4`` sets a key (in the YAML or not), ``~tracking.uri`` takes one out, ``group=option`` chooses
+            from a config group.
+
+    Raises:
+        RecipeError: for anything that keeps it from being a valid recipe; further problems are its notes.
+    """
+    path = _locate(recipe)
+    with hydra.initialize_config_dir(str(path.parent), job_name="asyncrl", version_base="1.3"), _translated_errors(path):
+        config = hydra.compose(path.stem, overrides=[_settable(override) for override in overrides])
+        _refuse_missing_values(config)
+        mapping = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(mapping, dict)
+    return decode_recipe({str(key): value for key, value in mapping.items()})
+
+
+def resolved_yaml(recipe: Recipe) -> str:
+    """Every key of the recipe with its value, as YAML that :func:`compose` reads back to an equal recipe."""
+    return OmegaConf.to_yaml(OmegaConf.create(msgspec.to_builtins(recipe)))
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the recipes that come with the package."""
+    return sorted(path.stem for path in SHIPPED_FOLDER.glob("*.yaml"))
+
+
+class ShippedConfigs(SearchPathPlugin):
+    """Lets defaults lists find the shipped recipes and config groups, after those beside the recipe itself."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append the shipped folder."""
+        search_path.append("asyncrl", f"file://{SHIPPED_FOLDER}")
+
+
+def _locate(recipe: str) -> Path:
+    path = Path(recipe)
+    if path.suffix in (".yaml", ".yml") or len(path.parts) != 1:
+        if path.suffix != ".yaml":
+            raise RecipeError("", f"recipe {recipe!r} is no .yaml file", "give the path of a file whose name ends in .yaml")
+        if not path.is_file():
+            raise RecipeError("", f"there is no recipe file {recipe!r}", _names_instead(path.stem))
+        return path.resolve()
+    if recipe not in shipped_recipes():
+        raise RecipeError("", f"no recipe named {recipe!r} is shipped", _names_instead(recipe))
+    return SHIPPED_FOLDER / f"{recipe}.yaml"
+
+
+def _names_instead(name: str) -> str:
+    names = shipped_recipes()
+    near = get_close_matches(name, names, n=1)
+    guess = f"did you mean `{near[0]}`? " if near else ""
+    return f"{guess}give a path to a .yaml file, or one of the shipped recipes: {', '.join(names)}"
+
+
+def _settable(override: str) -> str:
+    """``key=value`` as ``++key=value``: the key need not be in the YAML, and an unknown one reaches the schema's own error."""
+    (parsed,) = OverridesParser.create().parse_overrides([override])
+    if parsed.is_sweep_override():
+        raise RecipeError(
+            parsed.key_or_group,
+            f"{parsed.input_line!r} asks for a sweep over several values",
+            "launch once for each value; if the comma is part of the value, put it in quotes",
+        )
+    is_plain = parsed.type is OverrideType.CHANGE and not parsed.key_or_group.startswith("hydra.")
+    return f"++{override}" if is_plain and not _options(parsed.key_or_group) else override
+
+
+def _options(group: str) -> list[str]:
+    """What can be chosen from a config group; nothing if there is no such group."""
+    found = GlobalHydra.instance().config_loader().get_group_options(group)
+    return [option for option in found if not option.startswith("_")]  # Hydra's own begin so
+
+
+def _refuse_missing_values(config: DictConfig) -> None:
+    for place in sorted(OmegaConf.missing_keys(config)):
+        raise RecipeError(place, "its value is ???, which marks one to be filled in", f"set it, e.g. with {place}=VALUE")
+
+
+@contextmanager
+def _translated_errors(path: Path) -> Iterator[None]:
+    """What Hydra, OmegaConf and the YAML reader raise, as recipe errors that name the file. Needs Hydra initialised."""
+    try:
+        with warnings.catch_warnings():
+            # Hydra only warns, and lets the extended recipe overwrite the recipe that extends it.
+            warnings.filterwarnings("error", message=".*missing `_self_`", category=UserWarning)
+            yield
+    except UserWarning as error:
+        raise RecipeError(
+            "defaults",
+            f"the list in {path.name} does not say whether the file itself comes before or after what it extends",
+            "end the list with _self_, so that the file has the last word",
+        ) from error
+    except RecursionError as error:
+        raise RecipeError(
+            "defaults",
+            f"the list in {path.name} leads back to where it began",
+            "a recipe cannot extend one of its own file name; rename the file",
+        ) from error
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(path)
+        raise RecipeError("", f"{where}: {error.problem}", "correct the YAML there") from error
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError("", f"{path.name} is no YAML: {_one_line(error)}", "save it as UTF-8 text") from error
+    except MissingConfigException as error:
+        missing = error.missing_cfg_file or "?"
+        raise RecipeError(
+            "defaults",
+            f"{path.name} asks for {missing!r}, found neither beside it nor among the shipped configs",
+            f"there are: {', '.join(_options(missing.rpartition('/')[0])) or 'none in that group'}",
+        ) from error
+    except OverrideParseException as error:
+        raise RecipeError(
+            "", f"cannot read the override {error.override!r}: {_one_line(error)}", "write key=value, or ~key to take a key out"
+        ) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise RecipeError("", f"cannot compose {path.name}: {_one_line(error)}", "correct the recipe or the override") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+Plugins.instance().register(ShippedConfigs)
