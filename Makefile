@@ -1,0 +1,45 @@
+# Two commands: `make quickstart` sets up all and runs the main job, `make test` sets up all and passes the tests.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+# The CPU build of torch comes from pip's configured sources where they have it, else from PyTorch's own index.
+TORCH := $(shell grep '^torch==' requirements/cpu.txt)
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+
+.PHONY: quickstart test check setup setup-dev clean
+
+quickstart: setup
+	$(BIN)/asyncrl launch quickstart
+
+test: setup-dev
+	$(BIN)/python -m pytest
+
+check: setup-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+setup: $(INSTALLED)
+
+setup-dev: $(INSTALLED_DEV)
+
+$(INSTALLED): requirements/cpu.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "asyncrl needs Python 3.11; set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Setting up $(VENV) (once, about two minutes) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) setuptools==$$(sed -n 's/^setuptools==//p' requirements/cpu.txt) 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@$(PIP) $(TORCH) 2>$(VENV)/pip.log || $(PIP) --index-url $(TORCH_INDEX) $(TORCH) 2>>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@$(PIP) --requirement requirements/cpu.txt 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@$(PIP) --no-build-isolation --editable . 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@touch $@
+
+$(INSTALLED_DEV): $(INSTALLED) requirements/dev.txt
+	@$(PIP) --requirement requirements/dev.txt 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
+	@touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,81 @@
+"""One learner rank as a Ray actor: it fetches its rows from the buffer, trains, and writes its part of each publication."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import ray
+from learners.learner import Learner, StepReport
+from learners.megatron.parallel import RankSpec
+
+from asyncrl.core.batch import Batch
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.trajectory import decode
+from asyncrl.run.actors.output import route_output
+from asyncrl.weights.shared_memory import SharedMemoryWriter
+
+FETCH_DEADLINE_S = 60.0
+
+
+class LearnerActor:
+    """Rank ``rank`` of the learner. Methods run one at a time, in the order they were called."""
+
+    def __init__(self, recipe: Recipe, model_path: str, buffer: Any, rank: int, run_id: str, log_file: Path) -> None:
+        route_output(log_file)
+        self._recipe, self._model_path, self._buffer, self._rank = recipe, model_path, buffer, rank
+        self._writer = SharedMemoryWriter(run_id=run_id, rank=rank)
+        self._learner: Learner | None = None
+
+    def endpoint(self) -> tuple[str, int]:
+        """Address and a free port of this rank's host, for the ranks to meet at."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+    def start(self, address: str, port: int) -> None:
+        """Join the other ranks and load the model; a collective call."""
+        sizes = self._recipe.learner
+        self._learner = Learner(
+            self._recipe,
+            self._model_path,
+            RankSpec(
+                rank=self._rank,
+                world_size=sizes.tensor_parallel * sizes.pipeline_parallel * sizes.data_parallel,
+                address=address,
+                port=port,
+                tensor=sizes.tensor_parallel,
+                pipeline=sizes.pipeline_parallel,
+                data=sizes.data_parallel,
+            ),
+        )
+
+    def train(self, batch: Batch) -> StepReport:
+        """One optimizer step on ``batch``; a collective call."""
+        learner = self._started()
+        needed = learner.rows_needed(batch)
+        payload = ray.get(self._buffer.payload.remote(needed), timeout=FETCH_DEADLINE_S)
+        return learner.step(batch, {key: decode(data) for key, data in zip(needed, payload, strict=True)})
+
+    def publish(self, version: PolicyVersion) -> Publication:
+        """Write this rank's shards of ``version`` and say where they lie."""
+        return self._writer.write(version, self._started().shards())
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Export the model as a Hugging Face folder; a collective call."""
+        self._started().save_pretrained(folder)
+
+    def close(self) -> None:
+        """Leave the other ranks and remove what was published."""
+        if self._learner is not None:
+            self._learner.close()
+        self._writer.close()
+
+    def _started(self) -> Learner:
+        if self._learner is None:
+            raise RuntimeError(f"learner rank {self._rank} was used before start()")
+        return self._learner
+
+
+RemoteLearner = ray.remote(LearnerActor)

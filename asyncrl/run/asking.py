@@ -1,0 +1,42 @@
+"""Asking an actor: bounded, named, and with the actor's own error or death turned into one that a user understands."""
+
+from typing import TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from asyncrl.core.deadline import deadline
+from asyncrl.core.errors import AsyncRLError, ComponentFailed
+
+T = TypeVar("T")
+
+
+async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, remedy: str) -> T:
+    """Await an actor's answer.
+
+    Args:
+        answer: what the remote call returned.
+        of: who is asked and for what, e.g. ``generator-0 to start``.
+        by: who asks.
+        seconds: how long the answer may take.
+        remedy: what a user can do when it takes longer.
+
+    Raises:
+        DeadlineExceeded: no answer in time.
+        ComponentFailed: the actor died, or raised an error that is not the project's own.
+    """
+    async with deadline(seconds, waiter=by, owner=of, remedy=remedy):
+        return await watch(answer, of=of)
+
+
+async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:
+    """Like :func:`ask` for a call that lasts as long as the run, and so has no deadline."""
+    try:
+        return await answer
+    except RayTaskError as error:
+        if isinstance(error.cause, AsyncRLError):
+            raise error.cause from error
+        raise ComponentFailed(f"{of}: {type(error.cause).__name__}: {error.cause}") from error
+    except RayActorError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ComponentFailed(f"{of}: its process died ({reason})") from error

@@ -1,0 +1,174 @@
+"""The processes of one run: Ray, the buffer, the generators and the learner ranks, from start to stop.
+
+Always holds: when :meth:`Cluster.close` has returned, nothing that this run started is left.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from generators.worker import EvaluationResult, GeneratorStatistics
+from learners.learner import StepReport
+
+from asyncrl.core.batch import Batch
+from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.actors.buffer import RemoteBuffer
+from asyncrl.run.actors.generator import RemoteGenerator
+from asyncrl.run.actors.learner import RemoteLearner
+from asyncrl.run.asking import ask, watch
+from asyncrl.run.folder import RunFolder
+from asyncrl.weights.shared_memory import merge
+from buffers.replay_buffer import BufferStatistics
+
+logger = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 256 << 20
+"""Ray's object store of a cluster started by the run itself; batches pass through it, weights do not."""
+ANSWER_DEADLINE_S = 60.0
+"""For answers that need no work."""
+
+
+class Cluster:
+    """Handles of the run's actors, and the calls the pumps make on them, each with its deadline."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str) -> None:
+        self._recipe, self._folder = recipe, folder
+        learner = recipe.learner
+        ranks = learner.tensor_parallel * learner.pipeline_parallel * learner.data_parallel
+        self._run_id = folder.path.name
+        on_gpu = ray.cluster_resources().get("GPU", 0) > 0
+        log = folder.logs
+        self._buffer = RemoteBuffer.options(num_cpus=0, max_concurrency=1000).remote(recipe, log / "buffer.log")
+        self._generators: list[Any] = [
+            RemoteGenerator.options(
+                num_cpus=0, num_gpus=recipe.generators.tensor_parallel if on_gpu else 0, max_concurrency=1000
+            ).remote(recipe, model_path, self._buffer, index, log / f"generator-{index}.log")
+            for index in range(recipe.generators.count)
+        ]
+        self._learners: list[Any] = [
+            RemoteLearner.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
+                recipe, model_path, self._buffer, rank, self._run_id, log / f"learner-{rank}.log"
+            )
+            for rank in range(ranks)
+        ]
+
+    async def start(self) -> None:
+        """Bring everything up side by side."""
+        seconds, remedy = self._recipe.deadlines.start, f"see {self._folder.logs}; raise deadlines.start"
+        await self._all([self._buffer.ready.remote()], "buffer to load the tasks", seconds, remedy)
+        async with asyncio.TaskGroup() as starting:
+            starting.create_task(self._start_learners(seconds, remedy))
+            starting.create_task(self._all([g.start.remote() for g in self._generators], "generator to start", seconds, remedy))
+
+    async def _start_learners(self, seconds: float, remedy: str) -> None:
+        (address, port), *_ = await self._all(
+            [self._learners[0].endpoint.remote()], "learner rank to name its address", seconds, remedy
+        )
+        await self._all([rank.start.remote(address, port) for rank in self._learners], "learner rank to start", seconds, remedy)
+
+    async def generate(self) -> None:
+        """The generation pump: every generator pulls tickets until stopped. Ends with the first failure."""
+        async with asyncio.TaskGroup() as running:
+            for index, generator in enumerate(self._generators):
+                running.create_task(watch(generator.run.remote(), of=f"generator-{index}"))
+
+    async def stop_generating(self) -> None:
+        """Make :meth:`generate` return."""
+        await self._all([g.stop.remote() for g in self._generators], "generator to stop", ANSWER_DEADLINE_S, "see its log")
+
+    async def take(self, version: PolicyVersion) -> Batch:
+        """The next batch; the buffer itself bounds the wait and says more than we could here."""
+        seconds = self._recipe.deadlines.batch + ANSWER_DEADLINE_S
+        (batch,) = await self._all([self._buffer.take.remote(version)], "buffer to hand out a batch", seconds, "see its log")
+        return batch
+
+    async def train(self, batch: Batch) -> list[StepReport]:
+        """One optimizer step on all ranks."""
+        what = f"learner rank to train version {batch.version}"
+        remedy = "see its log; raise deadlines.step"
+        return await self._all([r.train.remote(batch) for r in self._learners], what, self._recipe.deadlines.step, remedy)
+
+    async def mark_trained(self, batch: Batch) -> None:
+        """Tell the buffer that ``batch`` was trained."""
+        await self._all([self._buffer.trained.remote(batch)], "buffer to settle a batch", ANSWER_DEADLINE_S, "see its log")
+
+    async def write_weights(self, version: PolicyVersion) -> Publication:
+        """All ranks write their shards of ``version``."""
+        what, remedy = f"learner rank to write version {version}", "see its log; raise deadlines.publish"
+        writing = [r.publish.remote(version) for r in self._learners]
+        return merge(await self._all(writing, what, self._recipe.deadlines.publish, remedy))
+
+    async def install_weights(self, publication: Publication) -> list[int]:
+        """All engines load a publication; their acknowledgements in order."""
+        what, remedy = f"generator to load version {publication.version}", "see its log; raise deadlines.publish"
+        loading = [g.install.remote(publication) for g in self._generators]
+        return await self._all(loading, what, self._recipe.deadlines.publish, remedy)
+
+    async def advance(self, version: PolicyVersion) -> None:
+        """Move the clock."""
+        await self._all([self._buffer.advance.remote(version)], "buffer to move the clock", ANSWER_DEADLINE_S, "see its log")
+
+    async def evaluate(self, tasks: Sequence[Any], temperature: float) -> list[EvaluationResult]:
+        """One episode of each task, dealt out over the generators."""
+        count = len(self._generators)
+        asked = [g.evaluate.remote(tasks[i::count], temperature) for i, g in enumerate(self._generators) if tasks[i::count]]
+        remedy = "see its log; raise deadlines.evaluation"
+        answers = await self._all(asked, "generator to evaluate", self._recipe.deadlines.evaluation, remedy)
+        return [result for several in answers for result in several]
+
+    async def generator_statistics(self) -> list[GeneratorStatistics]:
+        """Counters of each generator."""
+        asked = [g.statistics.remote() for g in self._generators]
+        return await self._all(asked, "generator for its statistics", ANSWER_DEADLINE_S, "see its log")
+
+    async def buffer_statistics(self) -> BufferStatistics:
+        """The buffer's content and ledger."""
+        asked = [self._buffer.statistics.remote()]
+        (statistics,) = await self._all(asked, "buffer for its statistics", ANSWER_DEADLINE_S, "see its log")
+        return statistics
+
+    async def save_model(self) -> None:
+        """Export the trained model into the run folder."""
+        saving = [r.save_pretrained.remote(self._folder.model) for r in self._learners]
+        await self._all(saving, "learner rank to export the model", self._recipe.deadlines.step, "see its log")
+
+    async def close(self, seconds: float) -> None:
+        """Stop the actors in an orderly way within ``seconds``; what does not answer is killed with the cluster."""
+        closing = [actor.close.remote() for actor in (*self._generators, *self._learners)]
+        try:
+            await self._all(closing, "actor to close", seconds, "it is killed")
+        except AsyncRLError as error:
+            logger.warning("closing: %s", error)
+
+    async def _all(self, answers: Sequence[Any], of: str, seconds: float, remedy: str) -> list[Any]:
+        """All answers, or the first error at once."""
+        named = [f"{of} ({index})" if len(answers) > 1 else of for index in range(len(answers))]
+        asking = [
+            asyncio.ensure_future(ask(answer, of=name, by="the driver", seconds=seconds, remedy=remedy))
+            for answer, name in zip(answers, named, strict=True)
+        ]
+        try:
+            return await asyncio.gather(*asking)
+        finally:
+            for task in asking:
+                task.cancel()
+
+
+def start_ray() -> None:
+    """Join the cluster that ``RAY_ADDRESS`` names, or start one of this run's own on this machine."""
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False)
+        return
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=OBJECT_STORE_BYTES,
+    )

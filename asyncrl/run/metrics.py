@@ -1,0 +1,30 @@
+"""The metrics that are born in the run itself; the learner's own are in ``learners.metrics``."""
+
+from asyncrl.core.metrics import Metric, Reduction
+
+REWARD = Metric("reward/mean", "reward", Reduction.MEAN, "mean final reward of the episodes of the batch")
+ZERO_VARIANCE = Metric("reward/zero_variance_groups", "share", Reduction.MEAN, "groups whose episodes all got the same reward")
+EPISODE_TOKENS = Metric(
+    "episode/tokens", "tokens", Reduction.MEAN, "length of the trained episodes, prompt and tool responses included"
+)
+GENERATED_RATE = Metric("generators/tokens_per_s", "tokens/s", Reduction.SUM, "tokens sampled by all engines since the last step")
+TRAINED_RATE = Metric("learner/tokens_per_s", "tokens/s", Reduction.SUM, "tokens of the batch over the time since the last step")
+TRAJECTORY_RATE = Metric(
+    "run/trajectories_per_s", "trajectories/s", Reduction.SUM, "episodes trained over the time since the last step"
+)
+GENERATORS_IDLE = Metric("idle/generators", "share", Reduction.MEAN, "share of time engines had nothing running or were paused")
+LEARNER_IDLE = Metric("idle/learner", "share", Reduction.MEAN, "share of time the learner neither trained nor wrote weights")
+RUNNING = Metric("buffer/running_groups", "groups", Reduction.SUM, "groups being generated")
+COMMITTED = Metric("buffer/committed_groups", "groups", Reduction.SUM, "groups waiting to be trained")
+PAYLOAD = Metric("buffer/payload_bytes", "bytes", Reduction.SUM, "encoded trajectories held")
+PUBLISH_WRITE = Metric("publish/write_seconds", "s", Reduction.MAX, "the learner writing the last published version")
+PUBLISH_INSTALL = Metric(
+    "publish/install_seconds", "s", Reduction.MAX, "until every engine had acknowledged the last published version"
+)
+PUBLISH_PAUSE = Metric(
+    "publish/pause_seconds", "s", Reduction.MAX, "how long the last publication kept an engine from generating"
+)
+EVALUATION_REWARD = Metric("evaluation/reward", "reward", Reduction.MEAN, "mean reward on held-out tasks")
+EVALUATION_TURNS = Metric("evaluation/turns", "turns", Reduction.MEAN, "mean model turns on held-out tasks")
+
+RUN_METRICS = tuple(value for value in globals().values() if isinstance(value, Metric))

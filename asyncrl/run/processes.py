@@ -1,0 +1,53 @@
+"""No process outlives its run.
+
+The driver adopts orphans (a Linux "child subreaper"), so that whatever an actor started stays among the driver's descendants even
+after the actor is gone, and can be found and ended at the end of the run.
+"""
+
+import ctypes
+import os
+import signal
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every orphaned descendant. A no-op where the system has no such notion."""
+    if hasattr(ctypes.CDLL(None), "prctl"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_descendants(seconds: float) -> list[str]:
+    """Terminate every descendant, kill those that are still there after ``seconds``; the names of those killed."""
+    descendants = psutil.Process().children(recursive=True)
+    for process in descendants:
+        _signal(process, signal.SIGTERM)
+    _, stubborn = psutil.wait_procs(descendants, timeout=seconds)
+    names = [f"{_name(process)} ({process.pid})" for process in stubborn]
+    for process in stubborn:
+        _signal(process, signal.SIGKILL)
+    psutil.wait_procs(stubborn, timeout=1.0)
+    return names
+
+
+def kill_everything(exit_code: int) -> None:
+    """Kill all descendants and leave at once, without cleaning up."""
+    for process in psutil.Process().children(recursive=True):
+        _signal(process, signal.SIGKILL)
+    os._exit(exit_code)
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        pass
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return "ended"

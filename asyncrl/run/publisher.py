@@ -1,0 +1,59 @@
+"""Publishing a policy version: written by the learner, loaded by every engine, proven equal, and only then the clock moves."""
+
+import time
+
+import msgspec
+
+from asyncrl.core.errors import WeightMismatch
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication
+from asyncrl.run.cluster import Cluster
+
+
+class PublishTimes(msgspec.Struct, frozen=True):
+    """Seconds the learner spent writing, and until all engines had acknowledged."""
+
+    write_seconds: float
+    install_seconds: float
+
+
+class Publisher:
+    """Owns the order of a publication and the comparison of fingerprints."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._last_fingerprint: int | None = None
+        self.published = 0
+        """Versions delivered so far, version 0 not counted."""
+
+    async def write(self, version: PolicyVersion, *, must_differ: bool) -> tuple[Publication, float]:
+        """Have the learner write ``version``; the seconds it took.
+
+        Args:
+            version: one more than the last.
+            must_differ: the optimizer moved the weights, so an unchanged fingerprint means that an old version was written.
+        """
+        started = time.monotonic()
+        publication = await self._cluster.write_weights(version)
+        if must_differ and publication.fingerprint == self._last_fingerprint:
+            raise WeightMismatch(
+                f"version {version} has the fingerprint of version {version - 1} ({publication.fingerprint:#018x}) although the "
+                "optimizer moved the weights; the learner published stale parameters"
+            )
+        self._last_fingerprint = publication.fingerprint
+        return publication, time.monotonic() - started
+
+    async def deliver(self, publication: Publication, write_seconds: float) -> PublishTimes:
+        """Have every engine load it, compare what they loaded with what was sent, and move the clock."""
+        started = time.monotonic()
+        acknowledged = await self._cluster.install_weights(publication)
+        for index, fingerprint in enumerate(acknowledged):
+            if fingerprint != publication.fingerprint:
+                raise WeightMismatch(
+                    f"generator-{index} loaded weights with fingerprint {fingerprint:#018x}, version {publication.version} was "
+                    f"published with {publication.fingerprint:#018x}; the transfer corrupted or lost tensors"
+                )
+        if publication.version > 0:
+            await self._cluster.advance(publication.version)
+            self.published += 1
+        return PublishTimes(write_seconds, time.monotonic() - started)

@@ -1,0 +1,125 @@
+"""Everything a run learns about itself, on its way to the live view, to MLflow and into the summary."""
+
+import statistics
+import time
+from collections.abc import Sequence
+
+from generators.worker import EvaluationResult, GeneratorStatistics
+
+from asyncrl.core.batch import Batch
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.metrics import Metric, Reading, combine
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run import metrics
+from asyncrl.run.cluster import Cluster
+from asyncrl.run.live_view import LiveView
+from asyncrl.run.progress import Progress
+from asyncrl.run.publisher import PublishTimes
+from asyncrl.run.totals import Totals, idle_share
+from asyncrl.run.tracking import Tracker
+from buffers.replay_buffer import BufferStatistics
+
+
+class Recorder:
+    """Records steps and evaluations. Its clock starts with :meth:`begin`, when everything is up and warm."""
+
+    def __init__(self, recipe: Recipe, cluster: Cluster, tracker: Tracker, view: LiveView, totals: Totals) -> None:
+        self._recipe, self._cluster, self._tracker, self._view, self._totals = recipe, cluster, tracker, view, totals
+        self._step_ended = 0.0
+        self._generators: list[GeneratorStatistics] = []
+        self._evaluation: float | None = None
+
+    async def begin(self) -> None:
+        """Start measuring."""
+        self._generators = await self._cluster.generator_statistics()
+        self._step_ended = time.monotonic()
+        self._totals.begin(self._step_ended, self._generators)
+
+    async def step(
+        self, step: int, batch: Batch, readings: Sequence[Reading], learner_busy: float, publish: PublishTimes | None
+    ) -> None:
+        """Record one optimizer step. ``learner_busy``: seconds the learner trained and wrote; ``publish``: the last delivery."""
+        generators, buffer = await self._cluster.generator_statistics(), await self._cluster.buffer_statistics()
+        now = time.monotonic()
+        seconds, self._step_ended = now - self._step_ended, now
+        before, self._generators = self._generators, generators
+        generated = sum(g.tokens_generated for g in generators) - sum(g.tokens_generated for g in before)
+        tokens = sum(row.length for row in batch.rows)
+        run_readings = [
+            *_batch_readings(batch),
+            *_buffer_readings(buffer),
+            _one(metrics.GENERATED_RATE, generated / seconds),
+            _one(metrics.TRAINED_RATE, tokens / seconds),
+            _one(metrics.TRAJECTORY_RATE, len(batch.rows) / seconds),
+            _one(metrics.LEARNER_IDLE, max(0.0, 1 - learner_busy / seconds)),
+            _one(metrics.GENERATORS_IDLE, idle_share(before, generators)),
+            _one(metrics.PUBLISH_PAUSE, max(g.last_pause_seconds for g in generators)),
+        ]
+        if publish is not None:
+            run_readings.append(_one(metrics.PUBLISH_WRITE, publish.write_seconds))
+            run_readings.append(_one(metrics.PUBLISH_INSTALL, publish.install_seconds))
+        values = combine([*readings, *run_readings])
+        self._totals.step(step, batch, readings, learner_busy, now, generators, buffer)
+        self._tracker.log(step, values)
+        self._view.update(self._progress(step, values))
+
+    async def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> float:
+        """Record one evaluation; its mean reward."""
+        reward = statistics.fmean(result.reward for result in results)
+        turns = statistics.fmean(result.turns for result in results)
+        self._evaluation = reward
+        self._totals.evaluation(reward)
+        values = combine([_one(metrics.EVALUATION_REWARD, reward), _one(metrics.EVALUATION_TURNS, turns)])
+        self._tracker.log(version, values)
+        samples = [f"task {r.task_id}, reward {r.reward:g}, {r.stop_reason}\n{r.text}" for r in results if r.text]
+        if samples:
+            shown = samples[: self._recipe.tracking.sample_trajectories]
+            self._tracker.log_text(f"trajectories/version-{version:06d}.txt", "\n\n".join(shown))
+        self._view.note(f"version {version}: evaluation reward {reward:.3f} over {len(results)} held-out tasks")
+        return reward
+
+    def _progress(self, step: int, values: dict[str, float]) -> Progress:
+        elapsed = time.monotonic() - self._totals.began
+        return Progress(
+            step=step,
+            steps=self._recipe.steps,
+            version=step,
+            reward=values[metrics.REWARD.name],
+            generator_tokens_per_s=values[metrics.GENERATED_RATE.name],
+            learner_tokens_per_s=values[metrics.TRAINED_RATE.name],
+            trajectories_per_s=values[metrics.TRAJECTORY_RATE.name],
+            staleness_mean=values.get("staleness/mean", 0.0),
+            staleness_max=values.get("staleness/max", 0.0),
+            staleness_bound=self._recipe.buffer.max_staleness,
+            running=int(values[metrics.RUNNING.name]),
+            committed=int(values[metrics.COMMITTED.name]),
+            publish_seconds=values.get(metrics.PUBLISH_INSTALL.name, 0.0),
+            pause_seconds=values[metrics.PUBLISH_PAUSE.name],
+            idle_generators=values[metrics.GENERATORS_IDLE.name],
+            idle_learner=values[metrics.LEARNER_IDLE.name],
+            evaluation=self._evaluation,
+            eta_s=elapsed / step * (self._recipe.steps - step),
+        )
+
+
+def _one(metric: Metric, value: float) -> Reading:
+    return Reading(metric, value)
+
+
+def _batch_readings(batch: Batch) -> list[Reading]:
+    rewards: dict[int, set[float]] = {}
+    for row in batch.rows:
+        rewards.setdefault(row.group_id, set()).add(row.reward)
+    return [
+        Reading(metrics.REWARD, statistics.fmean(row.reward for row in batch.rows), len(batch.rows)),
+        Reading(metrics.EPISODE_TOKENS, statistics.fmean(row.length for row in batch.rows), len(batch.rows)),
+        Reading(metrics.ZERO_VARIANCE, statistics.fmean(len(several) == 1 for several in rewards.values()), len(rewards)),
+    ]
+
+
+def _buffer_readings(buffer: BufferStatistics) -> list[Reading]:
+    return [
+        Reading(metrics.RUNNING, buffer.ledger.running),
+        Reading(metrics.COMMITTED, buffer.ledger.committed),
+        Reading(metrics.PAYLOAD, buffer.payload_bytes),
+    ]

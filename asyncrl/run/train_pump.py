@@ -1,0 +1,39 @@
+"""The training pump: take a batch, train, publish, again. Generation goes on beside it and never waits for it.
+
+A publication travels to the engines while the learner already takes and trains the next batch; there is never more than one on
+the way, so the learner is at most one version ahead of the clock.
+"""
+
+import asyncio
+import time
+
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.cluster import Cluster
+from asyncrl.run.evaluator import Evaluator
+from asyncrl.run.publisher import Publisher, PublishTimes
+from asyncrl.run.recorder import Recorder
+
+
+async def train_pump(recipe: Recipe, cluster: Cluster, publisher: Publisher, evaluator: Evaluator, recorder: Recorder) -> None:
+    """Run ``recipe.steps`` optimizer steps; returns when the last version is delivered."""
+    async with asyncio.TaskGroup() as background:
+        delivering: asyncio.Task[PublishTimes] | None = None
+        evaluating: asyncio.Task[float] | None = None
+        for step in range(1, recipe.steps + 1):
+            version = PolicyVersion(step)
+            batch = await cluster.take(PolicyVersion(version - 1))
+            started = time.monotonic()
+            reports = await cluster.train(batch)
+            busy = time.monotonic() - started
+            await cluster.mark_trained(batch)
+            readings = [reading for report in reports for reading in report.readings]
+            publish_times = await delivering if delivering is not None else None
+            moved = any(r.metric.name == "learner/grad_norm" and r.value > 0 for r in readings)
+            publication, write_seconds = await publisher.write(version, must_differ=moved)
+            delivering = background.create_task(publisher.deliver(publication, write_seconds))
+            await recorder.step(step, batch, readings, busy + write_seconds, publish_times)
+            if step % recipe.evaluation.every == 0 and step < recipe.steps and (evaluating is None or evaluating.done()):
+                evaluating = background.create_task(evaluator.evaluate(version))
+        if delivering is not None:
+            await delivering
