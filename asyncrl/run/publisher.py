@@ -8,6 +8,7 @@ from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.run.cluster import Cluster
+from asyncrl.run.totals import Totals
 
 
 class PublishTimes(msgspec.Struct, frozen=True):
@@ -20,11 +21,9 @@ class PublishTimes(msgspec.Struct, frozen=True):
 class Publisher:
     """Owns the order of a publication and the comparison of fingerprints."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, totals: Totals) -> None:
+        self._cluster, self._totals = cluster, totals
         self._last_fingerprint: int | None = None
-        self.published = 0
-        """Versions delivered so far, version 0 not counted."""
 
     async def write(self, version: PolicyVersion, *, must_differ: bool) -> tuple[Publication, float]:
         """Have the learner write ``version``; the seconds it took.
@@ -55,5 +54,5 @@ class Publisher:
                 )
         if publication.version > 0:
             await self._cluster.advance(publication.version)
-            self.published += 1
+            self._totals.published()
         return PublishTimes(write_seconds, time.monotonic() - started)

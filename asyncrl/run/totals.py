@@ -21,6 +21,8 @@ class Totals:
         self.trajectories = 0
         self.tokens_trained = 0
         self.learner_busy = 0.0
+        self.versions_published = 0
+        """Versions every engine acknowledged, version 0 not counted."""
         self.evaluations: list[float] = []
         self.staleness_max = 0
         self._staleness_sum = 0.0
@@ -61,6 +63,15 @@ class Totals:
     def evaluation(self, reward: float) -> None:
         """One evaluation is done."""
         self.evaluations.append(reward)
+
+    def published(self) -> None:
+        """One version was acknowledged by every engine."""
+        self.versions_published += 1
+
+    @property
+    def trajectories_per_s(self) -> float:
+        """Episodes trained a second while training."""
+        return self.trajectories / self.training_seconds if self.training_seconds else 0.0
 
     @property
     def training_seconds(self) -> float:

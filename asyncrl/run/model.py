@@ -1,0 +1,58 @@
+"""The model a recipe names: a Hugging Face folder, or the tiny model, made first if need be.
+
+The tiny model is warmed up in a process of its own: training it in this one would load torch here, and could not be interrupted.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.errors import ComponentFailed, RecipeError
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.live_view import LiveView
+from asyncrl.run.warm_up import Made, Request, Step
+
+TINY = "tiny"
+
+
+async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
+    """Path of the Hugging Face folder.
+
+    Raises:
+        RecipeError: there is no such folder.
+        ComponentFailed: the tiny model could not be made.
+    """
+    if recipe.model.path == TINY:
+        return await _make_tiny(recipe, view)
+    path = Path(recipe.model.path).expanduser()
+    if not (path / "config.json").is_file():
+        raise RecipeError("model.path", f"{str(path)!r} holds no config.json", "name a Hugging Face folder, or 'tiny'")
+    return path.resolve()
+
+
+async def _make_tiny(recipe: Recipe, view: LiveView) -> Path:
+    request = msgspec.json.encode(Request(recipe.environment.options, recipe.seed)).decode()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "asyncrl.run.warm_up", request, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    errors = asyncio.create_task(process.stderr.read())
+    path: Path | None = None
+    try:
+        async for line in process.stdout:
+            match msgspec.json.decode(line, type=Step | Made):
+                case Step(fraction=fraction, text=text):
+                    view.warmup(fraction, text)
+                case Made(path=made):
+                    path = Path(made)
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if path is None:
+        lines = (await errors).decode(errors="replace").strip().splitlines()
+        raise ComponentFailed(f"making the tiny model failed: {lines[-1] if lines else f'exit code {process.returncode}'}")
+    return path
