@@ -34,6 +34,12 @@ async def train_pump(recipe: Recipe, cluster: Cluster, publisher: Publisher, eva
             delivering = background.create_task(publisher.deliver(publication, write_seconds))
             await recorder.step(step, batch, readings, busy + write_seconds, publish_times)
             if step % recipe.evaluation.every == 0 and step < recipe.steps and (evaluating is None or evaluating.done()):
-                evaluating = background.create_task(evaluator.evaluate(version))
+                evaluating = background.create_task(_evaluate_delivered(delivering, evaluator, version))
         if delivering is not None:
             await delivering
+
+
+async def _evaluate_delivered(delivering: "asyncio.Task[PublishTimes]", evaluator: Evaluator, version: PolicyVersion) -> float:
+    """Evaluate ``version`` once every engine has it."""
+    await delivering
+    return await evaluator.evaluate(version)
