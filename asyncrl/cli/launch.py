@@ -1,0 +1,87 @@
+"""``asyncrl launch``: a recipe, checked and run."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
+from asyncrl.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from asyncrl.core.recipe.schema import Recipe
+    from asyncrl.run.folder import RunFolder
+    from asyncrl.run.live_view import LiveView
+    from asyncrl.run.plan import Plan
+    from asyncrl.run.summary import Summary
+
+_DESCRIPTION = """\
+Run a recipe. It is checked in full before anything starts; everything the run leaves behind is
+in one folder, runs/NAME-TIME."""
+
+_EXAMPLES = """\
+examples:
+  asyncrl launch quickstart                                   a shipped recipe
+  asyncrl launch my/recipe.yaml                               one of your own
+  asyncrl launch quickstart learner.lr=1e-4 generators.count=3
+  asyncrl launch quickstart +pace=synchronous                 with a config group
+  asyncrl launch quickstart --dry-run                         check and show, start nothing
+
+Every key, its range and its default: docs/recipe.md."""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Make ``launch`` known."""
+    parser = commands.add_parser(
+        "launch",
+        help="run a recipe",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="path of a .yaml file, or the name of a shipped recipe")
+    parser.add_argument(
+        "overrides",
+        metavar="KEY=VALUE",
+        nargs="*",
+        help="set a key; ~KEY takes one out, GROUP=OPTION chooses a config, +GROUP=OPTION adds one (Hydra's grammar)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show the resolved recipe and the plan, and start nothing")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    """Compose, check, and launch unless it is a dry run."""
+    # Hydra and the environment's own module are imported here, Ray and the engines only once the recipe has been accepted.
+    from asyncrl.run.compose import compose
+    from asyncrl.run.folder import RunFolder
+    from asyncrl.run.plan import make_plan
+
+    console = Console()
+    try:
+        recipe = compose(arguments.recipe, arguments.overrides)
+        plan = make_plan(recipe)
+        if arguments.dry_run:
+            _show(recipe, plan, console)
+            return ExitCode.COMPLETED
+        folder = RunFolder.create(recipe)
+    except RecipeError as error:
+        return show_refusal(error)
+
+    return run_to_end(_launch, recipe, folder, console)
+
+
+def _launch(recipe: Recipe, folder: RunFolder, view: LiveView) -> Summary:
+    from asyncrl.run.launch import launch
+
+    return launch(recipe, folder, view)
+
+
+def _show(recipe: Recipe, plan: Plan, console: Console) -> None:
+    from asyncrl.run.compose import resolved_yaml
+    from asyncrl.run.plan_view import plan_view
+
+    console.print(resolved_yaml(recipe), markup=False, soft_wrap=True)
+    console.print(plan_view(plan, recipe))

@@ -1,0 +1,36 @@
+"""The ``asyncrl`` command. One file a subcommand; nothing heavy is imported before the arguments and the recipe are right."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import asyncrl
+from asyncrl.cli import bench, launch
+from asyncrl.cli.outcome import ExitCode
+
+_DESCRIPTION = "Reinforcement learning of language models that act over many turns and call tools, asynchronously."
+_EXIT_CODES = "Exit codes: 0 completed, 1 failed, 2 bad recipe or usage, 130 interrupted."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. A usage error exits by itself, with code 2."""
+    parser = argparse.ArgumentParser("asyncrl", description=_DESCRIPTION, epilog=_EXIT_CODES)
+    parser.add_argument("--version", action="version", version=f"asyncrl {asyncrl.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    launch.add_command(commands)
+    bench.add_command(commands)
+    arguments, left = parser.parse_known_args(argv)
+    # argparse takes only the first unbroken row of positionals: those behind a flag are left over.
+    if any(word.startswith("-") for word in left) or (left and "overrides" not in arguments):
+        parser.error(f"unknown arguments: {' '.join(left)}")
+    if left:
+        arguments.overrides.extend(left)
+    try:
+        code: ExitCode = arguments.run(arguments)
+    except KeyboardInterrupt:  # before there is a run that could end in an orderly way
+        return ExitCode.INTERRUPTED
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""From what happened in a run to what the user and the shell are told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from asyncrl.core.errors import AsyncRLError, RecipeError
+
+if TYPE_CHECKING:
+    from asyncrl.core.recipe.schema import Recipe
+    from asyncrl.run.folder import RunFolder
+    from asyncrl.run.live_view import LiveView
+    from asyncrl.run.summary import Summary
+
+    Run = Callable[[Recipe, RunFolder, LiveView], Summary]
+
+logger = logging.getLogger(__name__)
+
+
+class ExitCode(IntEnum):
+    """What the shell gets."""
+
+    COMPLETED = 0
+    FAILED = 1
+    REFUSED = 2
+    """The recipe or the command line is wrong; nothing was started."""
+    INTERRUPTED = 130
+    """As shells report a process that Ctrl-C ended."""
+
+
+def show_refusal(error: RecipeError) -> ExitCode:
+    """Tell what is wrong with the recipe, all of it."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(Text("Recipe refused, nothing was started:", "bold red"))
+    for problem in (str(error), *getattr(error, "__notes__", ())):
+        console.print(Text(f"  {problem}"))
+    return ExitCode.REFUSED
+
+
+def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console) -> ExitCode:
+    """Run under the live view and show how it ended.
+
+    ``run`` writes the summary itself and reports failures in it; should it raise nevertheless, that is made up for here. The
+    traceback goes to the log, the terminal gets the message.
+    """
+    from asyncrl.run.end_view import end_view
+    from asyncrl.run.live_view import LiveView
+    from asyncrl.run.summary import Status, Summary
+
+    log = folder.logs / "driver.log"
+    _log_to(log)
+    try:
+        with LiveView(console, recipe) as view:
+            summary = run(recipe, folder, view)
+    except KeyboardInterrupt:
+        summary = Summary(status=Status.INTERRUPTED, reason="stopped by the user")
+        summary.write(folder.summary)
+    except Exception as error:
+        logger.exception("the run failed")
+        reason = str(error) if isinstance(error, AsyncRLError) else f"unexpected {type(error).__name__}: {error}; see {log.name}"
+        summary = Summary(status=Status.FAILED, reason=reason)
+        summary.write(folder.summary)
+    console.print(end_view(summary, recipe, folder), soft_wrap=not console.is_terminal)
+    return ExitCode[summary.status.name]
+
+
+def _log_to(file: Path) -> None:
+    """All logging and warnings of this process into a file: the terminal belongs to the live view."""
+    logging.basicConfig(
+        filename=file, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", encoding="utf-8", force=True
+    )
+    logging.captureWarnings(True)

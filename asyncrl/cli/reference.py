@@ -1,0 +1,115 @@
+"""Writes docs/recipe.md from the schema: ``python -m asyncrl.cli.reference``.
+
+Keys, types, ranges, defaults and meanings come from :mod:`asyncrl.core.recipe.schema` and from nowhere else, so the reference can
+only be wrong where the schema is. A key without a meaning in its section's docstring is an error.
+"""
+
+import inspect as python_inspect
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import NODEFAULT, inspect
+
+from asyncrl.core.recipe.describe import describe
+from asyncrl.core.recipe.schema import Recipe
+
+_HEAD = """\
+# Recipe reference
+
+<!-- Generated from asyncrl/core/recipe/schema.py by `python -m asyncrl.cli.reference`; edit the schema. -->
+
+A recipe is a YAML file. What it leaves out has the default below; a key that is not here is refused. On the command line,
+`asyncrl launch recipe.yaml learner.lr=1e-4` sets a key, `~learner.lr` takes one out of the recipe again. A recipe extends another,
+one of yours or a shipped one, with `defaults: [quickstart, _self_]`. Values that contradict one another are refused, too: the
+rules are in asyncrl/core/recipe/rules.py.
+
+"""
+
+
+def reference() -> str:
+    """The reference as Markdown."""
+    recipe = inspect.type_info(Recipe)
+    assert isinstance(recipe, inspect.StructType)
+    return _HEAD + "\n".join(_section(recipe, place="", default=""))
+
+
+def _section(section: inspect.StructType, place: str, default: str) -> Iterator[str]:
+    """Heading, meaning and keys of a section, then of the sections in it."""
+    meaning, of_keys = _documented(section.cls)
+    kind = f", `{section.tag_field}: {section.tag}`{default}" if section.tag_field else ""
+    if place:
+        yield f"## `{place}`{kind}\n"
+        yield f"{meaning}\n"
+    if section.fields:
+        yield "| key | value | default | meaning |"
+        yield "|---|---|---|---|"
+        for field in section.fields:
+            key = f"{place}.{field.encode_name}" if place else field.encode_name
+            yield f"| `{key}` | {_value(field.type, key)} | {_default(field)} | {_cell(of_keys[field.name])} |"
+        yield ""
+    for field in section.fields:
+        here = f"{place}.{field.encode_name}" if place else field.encode_name
+        yield from _sections_of(field, here)
+
+
+def _sections_of(field: inspect.Field, place: str) -> Iterator[str]:
+    for kind in _kinds(field.type):
+        chosen = type(field.default) is kind.cls
+        yield from _section(kind, place, " (default)" if chosen else "")
+
+
+def _kinds(value_type: inspect.Type) -> Sequence[inspect.StructType]:
+    types = value_type.types if isinstance(value_type, inspect.UnionType) else (value_type,)
+    return [kind for kind in types if isinstance(kind, inspect.StructType)]
+
+
+def _value(value_type: inspect.Type, key: str) -> str:
+    kinds = _kinds(value_type)
+    if not kinds:
+        return _cell(describe(value_type))
+    if kinds[0].tag_field is None:
+        return f"a section, see [{key}](#{key})"
+    return "a section of kind " + " or ".join(f"`{kind.tag}`" for kind in kinds)
+
+
+def _default(field: inspect.Field) -> str:
+    if field.required:
+        return "required"
+    default: Any = field.default_factory() if field.default is NODEFAULT else field.default
+    if isinstance(default, msgspec.Struct):
+        tag = default.__struct_config__.tag
+        return f"`{tag}`" if tag else "its defaults"
+    return f"`{default if isinstance(default, str) and default else json.dumps(default)}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("``", "`")
+
+
+def _documented(section: type) -> tuple[str, dict[str, str]]:
+    """What a section's docstring says of it, and of each of its keys."""
+    meaning, _, attributes = python_inspect.cleandoc(section.__doc__ or "").partition("\nAttributes:\n")
+    of_keys: dict[str, str] = {}
+    for entry in re.split(r"\n    (?=\S)", f"\n{attributes}")[1:]:
+        names, _, text = entry.partition(": ")
+        for name in names.split(","):
+            of_keys[name.strip()] = _sentence(text)
+    return _cell(_sentence(meaning)), of_keys
+
+
+def _sentence(text: str) -> str:
+    return " ".join(text.split())
+
+
+def main(argv: Sequence[str]) -> None:
+    """Write the reference to the file named, by default docs/recipe.md of the checkout."""
+    Path(argv[0] if argv else "docs/recipe.md").write_text(reference(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

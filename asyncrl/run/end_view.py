@@ -1,0 +1,59 @@
+"""What a user sees when a run has ended: the reason first, if there is one, and where to look, last."""
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.summary import Status, Summary
+from asyncrl.run.tracking import tracking_uri
+from asyncrl.run.units import duration, percent, quantity
+from buffers.ledger import GroupState, LedgerCounts
+
+_STYLE = {Status.COMPLETED: "bold green", Status.INTERRUPTED: "bold yellow", Status.FAILED: "bold red"}
+
+
+def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> RenderableType:
+    """Reason, table and folders. A run that never trained a step has no table."""
+    lines: list[RenderableType] = []
+    if summary.reason:
+        lines.append(Text.assemble((summary.status.capitalize(), _STYLE[summary.status]), f": {summary.reason}"))
+    if summary.steps:
+        lines.append(_table(summary, recipe.name))
+        lines.append(_place("Metrics", f"mlflow ui --backend-store-uri {tracking_uri(recipe, folder)}"))
+    failed = summary.status is Status.FAILED
+    lines.append(_place("Logs", str(folder.logs)) if failed else _place("Run folder", str(folder.path)))
+    return Group(*lines)
+
+
+def _place(what: str, where: str) -> Text:
+    return Text.assemble((f"{what}: ", "dim"), where, overflow="fold")
+
+
+def _table(summary: Summary, name: str) -> Table:
+    title = Text.assemble((f"{name} ", "bold"), (summary.status.value, _STYLE[summary.status]))
+    table = Table(title=title, title_justify="left", show_header=False, border_style="dim", box=box.ROUNDED)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    table.add_row("steps", f"{summary.steps} in {duration(summary.wall_s)}, {summary.versions_published} versions published")
+    table.add_row("evaluation", f"{_reward(summary.evaluation.first)} at first, {_reward(summary.evaluation.last)} at last")
+    stale = summary.staleness
+    table.add_row("staleness", f"{stale.mean:.2f} on average, at most {stale.max:g} of {stale.bound} policy versions")
+    tokens = summary.tokens
+    table.add_row("tokens", f"{quantity(tokens.generated)} generated, {quantity(tokens.trained)} trained")
+    table.add_row("trajectories", f"{summary.trajectories_per_s:.1f} a second")
+    table.add_row("idle", f"generators {percent(summary.idle.generators)}, learner {percent(summary.idle.learner)}")
+    table.add_row("groups", _groups(summary.ledger))
+    return table
+
+
+def _groups(ledger: LedgerCounts) -> str:
+    states = [(state.value, getattr(ledger, state.value)) for state in GroupState]
+    parts = ", ".join(f"{count} {state}" for state, count in states if count)
+    return f"{ledger.issued} issued: {parts}" if parts else "none issued"
+
+
+def _reward(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"

@@ -1,0 +1,204 @@
+"""What a user sees while a run goes on.
+
+On a terminal: one block at the bottom that is redrawn in place, with everything that should stay (phases that ended, notes)
+printed above it. Anywhere else (a file, a pipe, a CI log): plain lines, one a phase and one every few seconds of training.
+Leaving the view restores the terminal, however the run ended. All methods may be called from any thread.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from threading import RLock
+from types import TracebackType
+from typing import Self
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.progress import Progress
+from asyncrl.run.units import duration, percent, quantity
+
+SECONDS_A_LINE = 15.0
+"""Between two lines of training progress where the output is no terminal."""
+WARMUP_A_LINE = 0.25
+"""Of the warm-up, between two lines where the output is no terminal."""
+REDRAWS_A_SECOND = 4
+REWARDS_SHOWN = 40
+MAX_WIDTH = 100
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+
+
+class LiveView:
+    """Use as a context manager around the whole run; ``clock`` counts seconds and is there for tests."""
+
+    def __init__(self, console: Console, recipe: Recipe, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._recipe, self._clock = console, recipe, clock
+        self._lock = RLock()
+        self._began = self._phase_began = clock()
+        self._phase = ""
+        self._warmup: tuple[float, str] | None = None
+        self._progress: Progress | None = None
+        self._rewards: tuple[float, ...] = ()
+        self._spinner = Spinner("dots", style="cyan")
+        self._next_line = 0.0
+        self._warmup_lines = 0
+        self._live = (
+            Live(console=console, get_renderable=self._draw, refresh_per_second=REDRAWS_A_SECOND, transient=True)
+            if console.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with self._lock:
+            if kind is None:
+                self._end_phase()
+            if self._live is not None:
+                self._live.stop()
+
+    def phase(self, text: str) -> None:
+        """A new phase begins, e.g. ``starting 2 generators``; the one before is done."""
+        with self._lock:
+            self._end_phase()
+            self._phase, self._phase_began = text, self._clock()
+            if self._live is None:
+                self._line(text)
+
+    def warmup(self, fraction: float, text: str) -> None:
+        """How far the tiny model's warm-up is, in [0, 1], and what to say of it, e.g. ``31 % of tool calls succeed``."""
+        with self._lock:
+            self._warmup = (fraction, text)
+            if self._live is None and fraction >= self._warmup_lines * WARMUP_A_LINE:
+                self._warmup_lines = int(fraction / WARMUP_A_LINE) + 1
+                self._line(f"{self._phase}: {percent(fraction)}, {text}")
+
+    def update(self, progress: Progress) -> None:
+        """Training got one step further."""
+        with self._lock:
+            self._progress = progress
+            self._rewards = (*self._rewards, progress.reward)[-REWARDS_SHOWN:]
+            if self._live is None and (self._clock() >= self._next_line or progress.step == progress.steps):
+                self._next_line = self._clock() + SECONDS_A_LINE
+                self._line(_progress_line(progress))
+
+    def note(self, text: str) -> None:
+        """Something that should stay to be read, e.g. an evaluation's result or a warning."""
+        with self._lock:
+            self._line(text)
+
+    def _end_phase(self) -> None:
+        if self._phase and self._live is not None:
+            took = duration(self._clock() - self._phase_began)
+            self._console.print(Text.assemble(("✓ ", "green"), self._phase, (f"  {took}", "dim")))
+        self._phase, self._warmup, self._warmup_lines = "", None, 0
+
+    def _line(self, text: str) -> None:
+        """Print a line that stays; never broken where the output is no terminal, so that it can be searched for."""
+        if self._live is not None:
+            self._console.print(Text.assemble(("· ", "dim"), text))
+        else:
+            stamp = f"{duration(self._clock() - self._began):>12}"
+            self._console.print(f"{stamp}  {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def _draw(self) -> RenderableType:
+        """The block as it is now. Takes no lock: rich calls it holding its own, which our prints take after ours."""
+        self._spinner.update(text=Text(self._phase))
+        return Panel(
+            Group(self._spinner, *self._below_phase()),
+            title=Text.assemble(("asyncrl ", "bold"), self._recipe.name),
+            title_align="left",
+            subtitle=Text(duration(self._clock() - self._began), "dim"),
+            subtitle_align="right",
+            box=box.ROUNDED,
+            border_style="dim",
+            width=min(self._console.width, MAX_WIDTH),
+        )
+
+    def _below_phase(self) -> list[RenderableType]:
+        warmup, progress = self._warmup, self._progress
+        if warmup is not None:
+            return [_bar(*warmup)]
+        return [] if progress is None else [*_dashboard(progress, self._rewards)]
+
+
+def _dashboard(progress: Progress, rewards: Sequence[float]) -> Sequence[RenderableType]:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="ellipsis", no_wrap=True)
+    evaluated = "not yet evaluated" if progress.evaluation is None else f"evaluation {progress.evaluation:.3f}"
+    table.add_row("reward", f"{progress.reward:.3f}", Text.assemble((_sparkline(rewards), "green"), f"  {evaluated}"))
+    table.add_row(
+        "generators", f"{quantity(progress.generator_tokens_per_s)} tokens/s", f"idle {percent(progress.idle_generators)}"
+    )
+    table.add_row("learner", f"{quantity(progress.learner_tokens_per_s)} tokens/s", f"idle {percent(progress.idle_learner)}")
+    table.add_row(
+        "staleness",
+        f"{progress.staleness_mean:.2f} mean",
+        Text.assemble(
+            _gauge(progress.staleness_max, progress.staleness_bound),
+            f"  at most {progress.staleness_max:g} of {progress.staleness_bound} versions",
+        ),
+    )
+    table.add_row(
+        "buffer",
+        f"{progress.trajectories_per_s:.1f} trajectories/s",
+        f"{progress.running} groups running, {progress.committed} waiting",
+    )
+    table.add_row(
+        "weights",
+        f"version {progress.version}",
+        f"delivered in {_milliseconds(progress.publish_seconds)}, generators paused {_milliseconds(progress.pause_seconds)}",
+    )
+    eta = "" if progress.eta_s is None else f", {duration(progress.eta_s)} to go"
+    return _bar(progress.step / progress.steps, f"step {progress.step} of {progress.steps}{eta}"), Text(), table
+
+
+def _bar(fraction: float, text: str) -> RenderableType:
+    row = Table.grid(padding=(0, 2))
+    row.add_column()
+    row.add_column(no_wrap=True)
+    row.add_row(ProgressBar(total=1.0, completed=min(max(fraction, 0.0), 1.0), width=40), text)
+    return row
+
+
+def _sparkline(values: Sequence[float]) -> str:
+    """Recent values between the least and the greatest of them."""
+    low, high = min(values), max(values)
+    span = high - low
+    return "".join(_SPARKS[round((value - low) / span * (len(_SPARKS) - 1))] if span else _SPARKS[0] for value in values)
+
+
+def _gauge(value: float, bound: int) -> Text:
+    """One cell a policy version of staleness: those in use filled, the rest of the bound empty."""
+    used = min(round(value), bound)
+    color = "green" if value < bound else "yellow"
+    return Text.assemble(("■" * used, color), ("□" * (bound - used), "dim"))
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms"
+
+
+def _progress_line(progress: Progress) -> str:
+    parts = [
+        f"step {progress.step}/{progress.steps}",
+        f"reward {progress.reward:.3f}",
+        f"staleness {progress.staleness_mean:.2f} (at most {progress.staleness_max:g} of {progress.staleness_bound})",
+        f"generators {quantity(progress.generator_tokens_per_s)} tokens/s, idle {percent(progress.idle_generators)}",
+        f"learner {quantity(progress.learner_tokens_per_s)} tokens/s, idle {percent(progress.idle_learner)}",
+    ]
+    if progress.eta_s is not None:
+        parts.append(f"{duration(progress.eta_s)} to go")
+    return " · ".join(parts)

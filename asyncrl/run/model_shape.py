@@ -1,0 +1,107 @@
+"""The sizes of a model that a plan needs, read from its ``config.json`` without loading anything else."""
+
+import json
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import Recipe
+
+TINY = "tiny"
+"""The ``model.path`` of the model that is made on this machine."""
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """A dense decoder-only transformer, named as in Hugging Face's ``config.json``."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    tie_word_embeddings: bool = False
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads that are cached."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        """Size of one attention head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, biases and norms left out (they are under one in a thousand)."""
+        attention = 2 * self.hidden_size * self.head_size * (self.num_attention_heads + self.key_value_heads)
+        feed_forward = 3 * self.hidden_size * self.intermediate_size
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * (attention + feed_forward) + embeddings
+
+    def cache_bytes(self, element_bytes: int) -> int:
+        """Key-value cache of one token."""
+        return 2 * self.num_hidden_layers * self.key_value_heads * self.head_size * element_bytes
+
+
+TINY_SHAPE = ModelShape(
+    hidden_size=128,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    intermediate_size=384,
+    vocab_size=1024,
+    max_position_embeddings=1024,
+    tie_word_embeddings=True,
+)
+"""About the size of the model that ``tiny`` makes; good enough to estimate memory, which it hardly takes any of."""
+
+
+def read_shape(recipe: Recipe) -> ModelShape:
+    """Shape of the recipe's model.
+
+    Raises:
+        RecipeError: there is no such folder, its config cannot be read, or the recipe's sizes do not go with the model's.
+    """
+    if recipe.model.path == TINY:
+        return TINY_SHAPE
+    config = Path(recipe.model.path) / "config.json"
+    try:
+        shape = msgspec.convert(json.loads(config.read_bytes()), ModelShape)
+    except FileNotFoundError as error:
+        remedy = f"name a Hugging Face folder that holds config.json, or {TINY}"
+        raise RecipeError("model.path", f"there is no {config}", remedy) from error
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        raise RecipeError(
+            "model.path", f"cannot read {config}: {error}", "name a folder with a dense Qwen or Llama model"
+        ) from error
+    _check_sizes(recipe, shape)
+    return shape
+
+
+def _check_sizes(recipe: Recipe, shape: ModelShape) -> None:
+    context, positions = recipe.model.max_context, shape.max_position_embeddings
+    if context > positions:
+        raise RecipeError(
+            "model.max_context", f"{context} is more than the model's {positions} positions", f"set it to at most {positions}"
+        )
+    for place, ranks in (
+        ("learner.tensor_parallel", recipe.learner.tensor_parallel),
+        ("generators.tensor_parallel", recipe.generators.tensor_parallel),
+    ):
+        if shape.key_value_heads % ranks:
+            heads = shape.key_value_heads
+            raise RecipeError(
+                place, f"{ranks} does not divide the model's {heads} key-value heads", f"set it to a divisor of {heads}"
+            )
+    stages, layers = recipe.learner.pipeline_parallel, shape.num_hidden_layers
+    if layers % stages:
+        raise RecipeError(
+            "learner.pipeline_parallel",
+            f"{stages} does not divide the model's {layers} layers",
+            f"set it to a divisor of {layers}",
+        )

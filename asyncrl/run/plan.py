@@ -1,0 +1,178 @@
+"""What a run will be, known before anything of it starts: processes, batch arithmetic, memory.
+
+Making a plan also checks what a recipe alone cannot tell: that its model, its tasks and its environment are there. Memory is an
+estimate, meant to tell a run that fits from one that does not.
+"""
+
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import JsonLinesTasks, Recipe
+from asyncrl.envs.load import load_environment
+from asyncrl.run.model_shape import ModelShape, read_shape
+from asyncrl.run.units import memory, quantity
+
+DRIVER_BYTES = 500 << 20
+"""Ray's and MLflow's clients."""
+RAY_BYTES = 1 << 30
+"""Ray's own processes and its object store."""
+BUFFER_BYTES = 300 << 20
+"""An actor's process without what it holds."""
+ENGINE_BYTES = 3 * (750 << 20)
+"""The three processes of one vLLM engine (front end, core, worker) without model and cache."""
+LEARNER_BYTES = 600 << 20
+"""A process with torch, Megatron and Ray, without model."""
+TRAJECTORY_BYTES_A_TOKEN = 9
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Where the plan would run: bytes of memory in all and free now, and processor cores."""
+
+    memory: int
+    free: int
+    cores: int
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """This machine."""
+        found = psutil.virtual_memory()
+        return cls(memory=found.total, free=found.available, cores=psutil.cpu_count() or 1)
+
+
+class Processes(msgspec.Struct, frozen=True):
+    """``count`` equal members of the run and what each is expected to take in memory."""
+
+    role: str
+    count: int
+    each_bytes: int
+    what: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module.
+
+    Attributes:
+        processes: in the order in which experience travels through them.
+        ranks: of the learner: tensor x pipeline x data parallel.
+        parameters: of the model.
+        episodes_per_step: what one optimizer step trains on.
+        episodes_in_all: what the whole run trains on.
+        outstanding_groups: groups that may be generated or waiting at any time.
+        running_episodes: episodes that all engines together have room for.
+        usual_staleness: how far ahead of the learner generation is paced, in policy versions.
+        worst_staleness: what no trained token exceeds.
+        remarks: what is allowed and yet probably not meant.
+    """
+
+    processes: tuple[Processes, ...]
+    ranks: int
+    parameters: int
+    episodes_per_step: int
+    episodes_in_all: int
+    outstanding_groups: int
+    running_episodes: int
+    usual_staleness: int
+    worst_staleness: int
+    machine: Machine
+    remarks: tuple[str, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory of all processes together."""
+        return sum(process.count * process.each_bytes for process in self.processes)
+
+
+def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
+    """The plan of a recipe on a machine, by default this one.
+
+    Raises:
+        RecipeError: the model, the tasks or the environment that the recipe names are not there, or do not go together.
+    """
+    load_environment(recipe.environment)
+    _find_tasks(recipe)
+    shape = read_shape(recipe)
+    learner = recipe.learner
+    ranks = learner.tensor_parallel * learner.pipeline_parallel * learner.data_parallel
+    outstanding = (recipe.buffer.pipeline_depth + 1) * recipe.batch.groups_per_step
+    episodes = recipe.batch.groups_per_step * recipe.batch.group_size
+    plan = Plan(
+        processes=_processes(recipe, shape, ranks, outstanding),
+        ranks=ranks,
+        parameters=shape.parameters,
+        episodes_per_step=episodes,
+        episodes_in_all=episodes * recipe.steps,
+        outstanding_groups=outstanding,
+        running_episodes=recipe.generators.count * recipe.generators.max_running,
+        usual_staleness=recipe.buffer.pipeline_depth,
+        worst_staleness=recipe.buffer.max_staleness,
+        machine=machine or Machine.here(),
+        remarks=(),
+    )
+    return msgspec.structs.replace(plan, remarks=_remarks(recipe, shape, plan))
+
+
+def _find_tasks(recipe: Recipe) -> None:
+    match recipe.tasks:
+        case JsonLinesTasks(train=train, evaluation=evaluation):
+            for place, path in (("tasks.train", train), ("tasks.evaluation", evaluation)):
+                if not Path(path).is_file():
+                    raise RecipeError(place, f"there is no file {path!r}", "name a file with one JSON object a line")
+
+
+def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) -> tuple[Processes, ...]:
+    generators, engine_bytes = recipe.generators, ELEMENT_BYTES[recipe.generators.dtype]
+    held = outstanding * recipe.batch.group_size * recipe.model.max_context * TRAJECTORY_BYTES_A_TOKEN
+    weights = shape.parameters * engine_bytes
+    learner = recipe.learner
+    layout = f"tensor {learner.tensor_parallel}, pipeline {learner.pipeline_parallel}, data {learner.data_parallel}"
+    cache = generators.kv_cache_mb << 20
+    return (
+        Processes("driver", 1, DRIVER_BYTES, "the pumps, tracking, this view"),
+        Processes("Ray", 1, RAY_BYTES + 2 * weights, "its own processes, object store, published weights"),
+        Processes("generator", generators.count, ENGINE_BYTES + weights + cache, f"a vLLM engine ({generators.dtype})"),
+        Processes("buffer", 1, BUFFER_BYTES + held, "the replay buffer"),
+        Processes("learner", ranks, LEARNER_BYTES + _learner_state_bytes(recipe, shape), f"a Megatron rank ({layout})"),
+    )
+
+
+def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:
+    """Weights, gradients, Adam's two moments and activations of one rank.
+
+    Moments and master weights are shared out over data-parallel ranks. Activations are those of one micro-batch: its logits, and
+    17 elements a token, layer and hidden unit (Korthikanti et al. 2022, arXiv:2205.05198, equation 2 without attention matrices).
+    """
+    learner = recipe.learner
+    element = ELEMENT_BYTES[learner.dtype]
+    share = shape.parameters // (learner.tensor_parallel * learner.pipeline_parallel)
+    master = 0 if learner.dtype == "float32" else 4
+    state = share * (element + 4) + share * (8 + master) // learner.data_parallel
+    layers = shape.num_hidden_layers // learner.pipeline_parallel
+    hidden = 17 * shape.hidden_size * layers * element // learner.tensor_parallel
+    logits = shape.vocab_size * 4 // learner.tensor_parallel
+    return state + learner.micro_batch_tokens * (hidden + logits)
+
+
+def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
+    remarks = []
+    if plan.total_bytes > plan.machine.free:
+        remarks.append(
+            f"about {memory(plan.total_bytes)} are needed and {memory(plan.machine.free)} are free here: "
+            "lower generators.count, generators.kv_cache_mb or learner.micro_batch_tokens, or free some"
+        )
+    if plan.outstanding_groups < recipe.generators.count:
+        remarks.append(
+            f"only {plan.outstanding_groups} groups are ever outstanding for generators.count {recipe.generators.count}: "
+            "some engines never have work; raise buffer.pipeline_depth or batch.groups_per_step"
+        )
+    cached_tokens = (recipe.generators.kv_cache_mb << 20) // shape.cache_bytes(ELEMENT_BYTES[recipe.generators.dtype])
+    if cached_tokens < recipe.generators.max_running * recipe.model.max_context:
+        remarks.append(
+            f"the key-value cache of an engine holds {quantity(cached_tokens)} tokens, about "
+            f"{cached_tokens // recipe.model.max_context} episodes of model.max_context, and generators.max_running is "
+            f"{recipe.generators.max_running}: if episodes are that long, vLLM preempts some; raise generators.kv_cache_mb"
+        )
+    return tuple(remarks)

@@ -1,0 +1,53 @@
+"""A plan as a user sees it."""
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.plan import Plan
+from asyncrl.run.units import memory, quantity
+
+
+def plan_view(plan: Plan, recipe: Recipe) -> RenderableType:
+    """Processes and memory, batch arithmetic, and the remarks."""
+    remarks = [Text(f"Note: {remark}", "yellow") for remark in plan.remarks]
+    return Group(_processes(plan), Text(), _arithmetic(plan, recipe), *remarks)
+
+
+def _processes(plan: Plan) -> Table:
+    table = Table(
+        title="Processes and expected memory", title_justify="left", border_style="dim", box=box.ROUNDED, show_footer=True
+    )
+    free = f"{memory(plan.machine.free)} free of {memory(plan.machine.memory)} here, {plan.machine.cores} cores"
+    table.add_column("", footer="in all")
+    table.add_column("count", justify="right")
+    table.add_column("each", justify="right", footer=memory(plan.total_bytes))
+    table.add_column("what", footer=free)
+    for process in plan.processes:
+        table.add_row(process.role, str(process.count), memory(process.each_bytes), process.what)
+    return table
+
+
+def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
+    batch, buffer = recipe.batch, recipe.buffer
+    table = Table(title="Arithmetic", title_justify="left", show_header=False, border_style="dim", box=box.ROUNDED)
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_row("model", f"{recipe.model.path}, about {quantity(plan.parameters)} parameters")
+    table.add_row(
+        "a step trains on",
+        f"{plan.episodes_per_step} episodes: {batch.groups_per_step} groups of {batch.group_size}",
+    )
+    table.add_row("the run trains on", f"{quantity(plan.episodes_in_all)} episodes in {recipe.steps} steps")
+    table.add_row(
+        "outstanding at most",
+        f"{plan.outstanding_groups} groups, (pipeline_depth {buffer.pipeline_depth} + 1) x {batch.groups_per_step}; "
+        f"the engines have room for {plan.running_episodes} episodes",
+    )
+    table.add_row(
+        "staleness",
+        f"paced at {plan.usual_staleness}, never over {plan.worst_staleness} policy versions (on_stale: {buffer.on_stale})",
+    )
+    return table

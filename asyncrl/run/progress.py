@@ -1,0 +1,43 @@
+"""Where a run is, as shown while it runs."""
+
+import msgspec
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the run after an optimizer step. Rates and idle shares are over the time since the step before.
+
+    Attributes:
+        step, steps: optimizer steps done, and in all.
+        version: policy version on the clock.
+        reward: mean final reward of the last batch.
+        generator_tokens_per_s: tokens sampled by all engines together.
+        learner_tokens_per_s: tokens trained.
+        trajectories_per_s: episodes trained.
+        staleness_mean, staleness_max: of the tokens of the last batch, in policy versions.
+        staleness_bound: the recipe's ``max_staleness``.
+        running, committed: groups being generated, and waiting to be trained.
+        publish_seconds: from the last published version being written until every engine had it.
+        pause_seconds: how long that kept an engine from generating, at worst.
+        idle_generators, idle_learner: shares of time in [0, 1].
+        evaluation: mean reward of the last evaluation that ended; None before the first.
+        eta_s: seconds to the end of the run as it goes now; None while nobody can tell.
+    """
+
+    step: int
+    steps: int
+    version: int
+    reward: float
+    generator_tokens_per_s: float
+    learner_tokens_per_s: float
+    trajectories_per_s: float
+    staleness_mean: float
+    staleness_max: float
+    staleness_bound: int
+    running: int
+    committed: int
+    publish_seconds: float
+    pause_seconds: float
+    idle_generators: float
+    idle_learner: float
+    evaluation: float | None = None
+    eta_s: float | None = None

@@ -1,0 +1,84 @@
+"""How a run ended, as ``summary.json`` for programs; :mod:`asyncrl.run.end_view` shows it to people."""
+
+import os
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from buffers.ledger import LedgerCounts
+
+
+class Status(StrEnum):
+    """How a run ended."""
+
+    COMPLETED = "completed"
+    INTERRUPTED = "interrupted"
+    """The user stopped it."""
+    FAILED = "failed"
+
+
+class EvaluationEnds(msgspec.Struct, frozen=True):
+    """Mean reward of the first and the last evaluation; None where there was none."""
+
+    first: float | None = None
+    last: float | None = None
+
+
+class StalenessTotals(msgspec.Struct, frozen=True):
+    """Over all trained tokens of the run, in policy versions; ``bound`` is the recipe's ``max_staleness``."""
+
+    mean: float = 0.0
+    max: float = 0.0
+    bound: int = 0
+
+
+class TokenTotals(msgspec.Struct, frozen=True):
+    """Tokens that the engines sampled, and sampled tokens that entered a loss."""
+
+    generated: int = 0
+    trained: int = 0
+
+
+class IdleShares(msgspec.Struct, frozen=True):
+    """Share of the training time, in [0, 1], in which each side did nothing."""
+
+    generators: float = 0.0
+    learner: float = 0.0
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended. What a run that failed early never came to is 0, or None.
+
+    Attributes:
+        reason: why it was interrupted or failed; empty if it completed.
+        steps: optimizer steps done.
+        wall_s: from start to end, coming up and going down included.
+        trajectories_per_s: episodes trained over the training time.
+        ledger: what became of every group issued.
+    """
+
+    status: Status
+    reason: str = ""
+    steps: int = 0
+    wall_s: float = 0.0
+    evaluation: EvaluationEnds = msgspec.field(default=EvaluationEnds(), name="eval")
+    staleness: StalenessTotals = StalenessTotals()
+    tokens: TokenTotals = TokenTotals()
+    trajectories_per_s: float = 0.0
+    idle: IdleShares = IdleShares()
+    versions_published: int = 0
+    ledger: LedgerCounts = LedgerCounts(
+        issued=0, running=0, committed=0, taken=0, trained=0, filtered=0, expired=0, failed=0, reasons={}
+    )
+
+    def write(self, path: Path) -> None:
+        """Write as JSON. A reader finds the whole file or none, whenever it looks."""
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        draft.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> "Summary":
+        """Inverse of :meth:`write`."""
+        return msgspec.json.decode(path.read_bytes(), type=cls)

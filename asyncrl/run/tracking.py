@@ -1,0 +1,214 @@
+"""MLflow, beside the run and never in its way.
+
+MLflow's calls are slow: making the database takes seconds, a remote server as long as it likes. They all happen in one thread of
+their own, fed by a bounded queue, so that the training loop never waits for them. What always holds: records arrive in the order
+they were made; once anything has failed, the next call into the tracker raises it; nothing is dropped in silence.
+"""
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.compose import resolved_yaml
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.summary import Status
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+logger = logging.getLogger(__name__)
+
+QUEUE_LENGTH = 10_000
+"""Records that may wait: hours of training steps, so a full queue means that the tracking server is gone."""
+METRICS_A_CALL = 1000
+PARAMETERS_A_CALL = 100
+"""MLflow takes no more in one call."""
+
+_MLFLOW_STATUS = {Status.COMPLETED: "FINISHED", Status.INTERRUPTED: "KILLED", Status.FAILED: "FAILED"}
+
+
+class TrackingFailed(AsyncRLError):
+    """MLflow refused a record, cannot be reached, or cannot keep up."""
+
+
+class _Values(msgspec.Struct, frozen=True):
+    step: int
+    time_ms: int
+    values: dict[str, float]
+
+
+class _Text(msgspec.Struct, frozen=True):
+    name: str
+    text: str
+
+
+class _End(msgspec.Struct, frozen=True):
+    status: Status
+
+
+class Tracker:
+    """One MLflow run. Call :meth:`start` once, then log from any thread, then :meth:`finish` once."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder) -> None:
+        self._recipe, self._folder = recipe, folder
+        self.uri = tracking_uri(recipe, folder)
+        self._records: queue.Queue[_Values | _Text | _End] = queue.Queue(QUEUE_LENGTH)
+        self._failure: Exception | None = None
+        # A daemon, so that a server that never answers cannot keep the process alive after finish() has given up on it.
+        self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
+
+    def start(self) -> None:
+        """Begin; returns at once, while the run is being made with its parameters and the resolved recipe."""
+        _keep_mlflow_quiet()
+        self._thread.start()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record metrics of a step; returns at once.
+
+        Raises:
+            TrackingFailed: this or an earlier record could not be kept.
+        """
+        self._put(_Values(step, int(time.time() * 1000), dict(values)))
+
+    def log_text(self, name: str, text: str) -> None:
+        """Record a text artifact under a path such as ``trajectories/version-20.txt``; returns at once.
+
+        Raises:
+            TrackingFailed: this or an earlier record could not be kept.
+        """
+        self._put(_Text(name, text))
+
+    def finish(self, status: Status, seconds: float) -> None:
+        """Write out everything and end the MLflow run, within ``seconds``. Blocks: call it beside an event loop, not in it.
+
+        Raises:
+            TrackingFailed: some record could not be kept.
+            DeadlineExceeded: the tracking server took too long; records that still waited are lost.
+        """
+        self._put(_End(status))
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            remedy = f"{self._records.qsize()} records are not in {self.uri}; check that it can be reached"
+            raise DeadlineExceeded("the run", "MLflow to take in the last records", seconds, remedy)
+        self._raise_failure()
+
+    def _put(self, record: _Values | _Text | _End) -> None:
+        self._raise_failure()
+        try:
+            self._records.put_nowait(record)
+        except queue.Full:
+            raise TrackingFailed(
+                f"{QUEUE_LENGTH} records wait for {self.uri}; check that it can be reached, or leave tracking.uri empty"
+            ) from None
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            problem = f"MLflow at {self.uri}: {self._failure}"
+            raise TrackingFailed(
+                f"{problem}; check tracking.uri, or leave it empty to track in the run folder"
+            ) from self._failure
+
+    def _work(self) -> None:
+        try:
+            from mlflow import MlflowClient
+
+            client = MlflowClient(self.uri)
+            run_id = self._make_run(client)
+            for record in self._batches():
+                match record:
+                    case _End(status=status):
+                        client.set_terminated(run_id, _MLFLOW_STATUS[status])
+                    case _Text(name=name, text=text):
+                        client.log_text(run_id, text, name)
+                    case _:
+                        _log_values(client, run_id, record)
+        except Exception as error:
+            # Whatever MLflow, its database or its HTTP client raise belongs to the tracker's owner, not to this thread.
+            logger.exception("tracking failed")
+            self._failure = error
+
+    def _make_run(self, client: "MlflowClient") -> str:
+        from mlflow.entities import Param
+
+        run = client.create_run(self._experiment(client), run_name=self._folder.path.name)
+        parameters = [Param(name, str(value)) for name, value in flatten(msgspec.to_builtins(self._recipe))]
+        run_id: str = run.info.run_id
+        for chunk in _chunks(parameters, PARAMETERS_A_CALL):
+            client.log_batch(run_id, params=chunk)
+        client.log_text(run_id, resolved_yaml(self._recipe), "recipe.yaml")
+        return run_id
+
+    def _experiment(self, client: "MlflowClient") -> str:
+        from mlflow.exceptions import MlflowException
+
+        name = self._recipe.tracking.experiment
+        if found := client.get_experiment_by_name(name):
+            return found.experiment_id
+        # A server knows where its artifacts go; for the file in the run folder, we do.
+        location = None if self._recipe.tracking.uri else self._folder.artifacts.as_uri()
+        try:
+            return client.create_experiment(name, artifact_location=location)
+        except MlflowException:
+            # Another run that shares the server may have made it in between; anything else is raised.
+            if found := client.get_experiment_by_name(name):
+                return found.experiment_id
+            raise
+
+    def _batches(self) -> Iterator[Sequence[_Values] | _Text | _End]:
+        """Records in order until the end, metrics that wait together taken together: one transaction instead of many."""
+        waiting: list[_Values] = []
+        while True:
+            record = self._records.get()
+            if isinstance(record, _Values):
+                waiting.append(record)
+                if not self._records.empty():
+                    continue
+            if waiting:
+                yield waiting
+                waiting = []
+            if not isinstance(record, _Values):
+                yield record
+            if isinstance(record, _End):
+                return
+
+
+def tracking_uri(recipe: Recipe, folder: RunFolder) -> str:
+    """Where the run is tracked: what the recipe says, or a SQLite file in the run folder."""
+    return recipe.tracking.uri or f"sqlite:///{folder.database}"
+
+
+def flatten(section: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything in nested mappings."""
+    for key, value in section.items():
+        here = f"{place}.{key}" if place else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, here)
+        else:
+            yield here, value
+
+
+def _log_values(client: "MlflowClient", run_id: str, records: Sequence[_Values]) -> None:
+    from mlflow.entities import Metric
+
+    metrics = [Metric(name, value, record.time_ms, record.step) for record in records for name, value in record.values.items()]
+    for chunk in _chunks(metrics, METRICS_A_CALL):
+        client.log_batch(run_id, metrics=chunk)
+
+
+def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _keep_mlflow_quiet() -> None:
+    """No usage reports over the network, and nothing on the terminal but warnings. Read by MLflow when it is imported."""
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
