@@ -1,0 +1,124 @@
+"""What megatron-core needs to run on CPU tensors with gloo. Does nothing on a host with a GPU.
+
+Every symbol replaced here only raises on a host without CUDA, so no behaviour that works is changed. :func:`install` comes before
+the first import of ``megatron.core``, in the process of a learner rank and nowhere else: it changes ``torch.cuda`` for the whole
+process.
+"""
+
+import contextlib
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from asyncrl.core.errors import AsyncRLError
+
+_KNOWN_VERSIONS = frozenset({"0.16.1"})
+_CPU = torch.device("cpu")
+
+
+class UnsupportedMegatron(AsyncRLError):
+    """The installed megatron-core is not one whose internals this module knows."""
+
+
+def install() -> None:
+    """Prepare this process, once or more often.
+
+    Raises:
+        UnsupportedMegatron: for a version of megatron-core not tested with.
+    """
+    version = importlib.metadata.version("megatron-core")
+    if version not in _KNOWN_VERSIONS:
+        known = ", ".join(sorted(_KNOWN_VERSIONS))
+        raise UnsupportedMegatron(
+            f"megatron-core {version} is installed, the learner knows {known}; install megatron-core=={max(_KNOWN_VERSIONS)}"
+        )
+    if torch.cuda.is_available():
+        return
+    _replace_cuda_runtime()
+    # Before the modules whose functions it would wrap are imported: compiling them takes longer than many a run here.
+    from megatron.core import jit
+
+    jit.disable_jit_fuser()
+    _replace_random_state()
+
+
+def cuda_means_cpu() -> contextlib.AbstractContextManager[Any]:
+    """Scope in which Megatron's literal ``"cuda"`` devices mean the CPU; empty on a host with a GPU."""
+    return contextlib.nullcontext() if torch.cuda.is_available() else _CudaMeansCpu()
+
+
+class _DoneStream:
+    """Stands for ``torch.cuda.Stream`` and ``Event``: CPU operators have finished when they return, so every wait is over."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def _done(self, *_: Any) -> None: ...
+
+    wait_stream = wait_event = record = wait = synchronize = _done
+
+    def record_event(self, *_: Any) -> "_DoneStream":
+        return self
+
+    def query(self) -> bool:
+        return True
+
+
+def _replace_cuda_runtime() -> None:
+    done = _DoneStream()
+    torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment,return-value]
+    torch.cuda.synchronize = lambda device=None: None  # type: ignore[assignment]
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: done  # type: ignore[assignment,return-value]
+    torch.cuda.stream = lambda stream=None: contextlib.nullcontext()  # type: ignore[assignment]
+    torch.cuda.Stream = torch.cuda.Event = _DoneStream  # type: ignore[assignment,misc]
+
+
+def _replace_random_state() -> None:
+    """Megatron's named random streams, kept in the CPU generator instead of the GPU's."""
+    from megatron.core.tensor_parallel import random as megatron_random
+
+    class CpuStates(megatron_random.CudaRNGStatesTracker):
+        def add(self, name: str, seed: int) -> None:
+            if seed in self.seeds_ or name in self.states_:
+                raise ValueError(f"random stream {name!r} or seed {seed} exists already")
+            self._is_initialized = True
+            self.seeds_.add(seed)
+            self.states_[name] = torch.Generator().manual_seed(seed).get_state()
+
+        @contextlib.contextmanager
+        def fork(self, name: str = megatron_random._MODEL_PARALLEL_RNG_TRACKER_NAME) -> Iterator[None]:
+            outer = torch.get_rng_state()
+            torch.set_rng_state(self.states_[name])
+            try:
+                yield
+            finally:
+                self.states_[name] = torch.get_rng_state()
+                torch.set_rng_state(outer)
+
+    megatron_random.CudaRNGStatesTracker = CpuStates
+    megatron_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+
+
+def _is_cuda(device: object) -> bool:
+    return (isinstance(device, str) and device.startswith("cuda")) or (isinstance(device, torch.device) and device.type == "cuda")
+
+
+class _CudaMeansCpu(TorchFunctionMode):
+    """Rewrites the three ways Megatron spells a GPU: ``device="cuda"``, ``Tensor.cuda()`` and the type name of a tensor."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            return func(*args).replace("torch.", "torch.cuda.")
+        if _is_cuda(kwargs.get("device")):
+            kwargs = {**kwargs, "device": _CPU}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        return func(*args, **kwargs)

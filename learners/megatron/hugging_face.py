@@ -1,0 +1,164 @@
+"""A Hugging Face folder on disk: reading rectangles of its tensors, and writing a new one from what all ranks hold."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.publication import Shard
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_FILE_BYTES = 4 * 2**30
+_SOURCE_SUFFIXES = frozenset({".json", ".jinja", ".txt", ".model"})
+"""What is copied from the source folder: configuration, tokenizer and chat template; never weights."""
+
+
+class HuggingFaceTensors(contextlib.ExitStack):
+    """The safetensors of a folder, in one file or in several with an index. A context manager: files stay open within it.
+
+    Raises:
+        RecipeError: if the folder holds no safetensors.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        if (folder / _INDEX).exists():
+            self._file_of: dict[str, str] = json.loads((folder / _INDEX).read_text())["weight_map"]
+        elif (folder / _SINGLE).exists():
+            with safe_open(folder / _SINGLE, "pt") as file:
+                self._file_of = dict.fromkeys(file.keys(), _SINGLE)
+        else:
+            raise RecipeError(
+                "model.path", f"{folder} holds neither {_SINGLE} nor {_INDEX}", "save the model as safetensors (save_pretrained)"
+            )
+        self._open: dict[str, safe_open] = {}
+
+    def rectangle(self, name: str, shape: Sequence[int], start: Sequence[int], extent: Sequence[int]) -> Tensor:
+        """Read one rectangle of tensor ``name``, which must have ``shape``.
+
+        Raises:
+            RecipeError: if there is no such tensor, or it has another shape.
+        """
+        if name not in self._file_of:
+            raise RecipeError(
+                "model.path", f"{self._folder} lacks tensor {name}", "name a folder whose weights fit its config.json"
+            )
+        file = self._file_of[name]
+        if file not in self._open:
+            self._open[file] = self.enter_context(safe_open(self._folder / file, "pt"))
+        try:
+            stored = self._open[file].get_slice(name)
+        except SafetensorError as error:
+            raise RecipeError("model.path", f"{self._folder / file}: {error}", "download or save the model again") from error
+        if tuple(stored.get_shape()) != tuple(shape):
+            raise RecipeError(
+                "model.path",
+                f"tensor {name} has shape {tuple(stored.get_shape())}, its config.json implies {tuple(shape)}",
+                "name a folder whose weights fit its config.json",
+            )
+        return stored[tuple(slice(begin, begin + size) for begin, size in zip(start, extent, strict=True))]
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """One shard as rank 0 is told of it."""
+
+    rank: int
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    extent: tuple[int, ...]
+
+
+def save_pretrained(shards: Iterable[Shard], source: Path, folder: Path) -> None:
+    """Write a folder that ``from_pretrained`` reads: rank 0 assembles tensor by tensor what the ranks hold and send.
+
+    Collective: all ranks call it. Rank 0 holds one output file's tensors at a time, and the folder appears whole or not at all.
+
+    Args:
+        shards: what this rank holds; over all ranks every tensor exactly once.
+        source: folder whose configuration and tokenizer are copied.
+        folder: where to write; only rank 0 needs to reach it.
+
+    Raises:
+        FileExistsError: on every rank, if ``folder`` exists.
+    """
+    mine = {shard.name: shard for shard in shards}
+    rank = dist.get_rank()
+    gathered: list[tuple[bool, dict[str, _Held]]] = [(False, {})] * dist.get_world_size()
+    described = {s.name: _Held(rank, s.shape, s.start, tuple(s.tensor.shape)) for s in mine.values()}
+    dist.all_gather_object(gathered, (rank == 0 and folder.exists(), described))
+    if gathered[0][0]:
+        raise FileExistsError(f"{folder} exists; save to a new folder, or remove it first")
+    holders: dict[str, list[_Held]] = {}
+    for _, held_by_name in gathered:
+        for name, held in held_by_name.items():
+            holders.setdefault(name, []).append(held)
+    if rank == 0:
+        _write(_assembled(holders, mine), _planned(holders, mine), source, folder)
+    else:
+        for name in holders:
+            if name in mine:
+                dist.send(mine[name].tensor, 0)
+    dist.barrier()
+
+
+def _assembled(holders: dict[str, list[_Held]], mine: dict[str, Shard]) -> Iterator[tuple[str, Tensor]]:
+    """On rank 0, the whole tensors in the order in which the other ranks send their parts of them."""
+    like = next(iter(mine.values())).tensor
+    for name, parts in holders.items():
+        whole = torch.empty(parts[0].shape, dtype=like.dtype)
+        for part in parts:
+            if part.rank == 0:
+                values = mine[name].tensor
+            else:
+                values = torch.empty(part.extent, dtype=like.dtype, device=like.device)
+                dist.recv(values, part.rank)
+            whole[tuple(slice(begin, begin + size) for begin, size in zip(part.start, part.extent, strict=True))] = values
+        yield name, whole
+
+
+def _planned(holders: dict[str, list[_Held]], mine: dict[str, Shard]) -> list[int]:
+    """How many tensors, in order, go into each file."""
+    item = next(iter(mine.values())).tensor.element_size()
+    counts, size = [0], 0
+    for parts in holders.values():
+        bytes_ = item * torch.Size(parts[0].shape).numel()
+        if counts[-1] and size + bytes_ > _FILE_BYTES:
+            counts.append(0)
+            size = 0
+        counts[-1] += 1
+        size += bytes_
+    return counts
+
+
+def _write(tensors: Iterator[tuple[str, Tensor]], counts: list[int], source: Path, folder: Path) -> None:
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    file_of: dict[str, str] = {}
+    dtype = ""
+    for number, count in enumerate(counts, 1):
+        file = _SINGLE if len(counts) == 1 else f"model-{number:05d}-of-{len(counts):05d}.safetensors"
+        content = dict(next(tensors) for _ in range(count))
+        dtype = str(next(iter(content.values())).dtype).removeprefix("torch.")
+        file_of |= dict.fromkeys(content, file)
+        save_file(content, partial / file, metadata={"format": "pt"})
+    if len(counts) > 1:
+        (partial / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}, indent=2))
+    for path in sorted(source.iterdir()):
+        if path.is_file() and path.suffix in _SOURCE_SUFFIXES and path.name != _INDEX:
+            shutil.copy(path, partial / path.name)
+    config = json.loads((source / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    (partial / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2))
+    partial.rename(folder)

@@ -1,0 +1,97 @@
+"""The policy on one rank: Megatron's GPT for packed rows, wrapped for data parallelism, with a distributed optimizer."""
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from torch import Tensor
+
+from asyncrl.core.recipe.schema import Learner
+from learners.megatron.layer_spec import block_spec
+from learners.megatron.model_config import PolicyConfig
+from learners.megatron.packed_rows import PackedRows
+from learners.megatron.row_moves import take_rows
+
+
+class PolicyModel(GPTModel):
+    """One pipeline stage. The last one computes logits where they are asked for and nowhere else."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__(
+            config.transformer,
+            block_spec(config.transformer),
+            vocab_size=config.vocabulary,
+            max_sequence_length=config.max_positions,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=config.tied,
+            position_embedding_type="rope",
+        )
+        self.rotary_pos_emb.inv_freq = config.inverse_frequencies.to(torch.cuda.current_device())
+
+    def forward(self, token_ids: Tensor, packed: PackedRows, positions: Tensor) -> Tensor:
+        """One micro-batch through this stage.
+
+        Args:
+            token_ids: int64 [t].
+            packed: how the rows lie in it.
+            positions: int64 [n], without repetition: the tokens whose next-token logits are wanted.
+
+        Returns:
+            On the last stage [n, vocabulary / tensor-parallel ranks], this rank's slice of the logits; on the others the hidden
+            states [t, 1, hidden], divided over tensor-parallel ranks along ``t``.
+        """
+        embedded = self.embedding(input_ids=token_ids.unsqueeze(0), position_ids=None) if self.pre_process else None
+        hidden = self.decoder(
+            hidden_states=embedded,
+            attention_mask=None,
+            rotary_pos_emb=self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True),
+            packed_seq_params=packed,
+        )
+        if not self.post_process:
+            return hidden
+        weight = (
+            self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else self.output_layer.weight
+        )
+        if self.config.sequence_parallel:
+            # Each rank's logits give a part of the hidden states' gradient; the gather's own gradient adds these parts up.
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
+        return F.linear(take_rows(hidden.squeeze(1), positions), weight)
+
+
+def distribute(model: PolicyModel, learner: Learner) -> tuple[DistributedDataParallel, MegatronOptimizer]:
+    """Wrap a model that has its weights already: the optimizer copies them into its fp32 master weights here.
+
+    Returns:
+        The wrapped model, gradients reduced in fp32; and Adam, its state divided over data-parallel ranks.
+    """
+    wrapped = DistributedDataParallel(
+        model.config,
+        DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=True,
+            overlap_grad_reduce=False,
+            # Overlapped, the parameters are a step old until the next forward pass; publishing would send the old ones.
+            overlap_param_gather=False,
+        ),
+        model,
+    )
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=learner.lr,
+        weight_decay=learner.weight_decay,
+        clip_grad=learner.clip_grad,
+        bf16=learner.dtype == "bfloat16",
+        params_dtype=model.config.params_dtype,
+        use_distributed_optimizer=True,
+    )
+    optimizer = get_megatron_optimizer(
+        config, [wrapped], config_overrides=get_standard_config_overrides(config), use_gloo_process_groups=False
+    )
+    for group in optimizer.param_groups:
+        # Megatron leaves this to its own scheduler: norms and biases are not decayed.
+        group["weight_decay"] = learner.weight_decay * group["wd_mult"]
+    return wrapped, optimizer

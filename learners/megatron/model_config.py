@@ -1,0 +1,173 @@
+"""From a Hugging Face folder's ``config.json`` to Megatron's configuration, for the dense architectures we know exactly."""
+
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import Learner
+
+_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_SCALED_ROPE = ("linear", "llama3")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What it takes to build the policy on one rank.
+
+    Attributes:
+        transformer: Megatron's configuration.
+        vocabulary: tokens the embedding holds.
+        tied: the output layer is the embedding.
+        inverse_frequencies: float32 [head_dim / 2], of the rotary position embedding, scaling included.
+        max_positions: longest row the model was made for.
+    """
+
+    transformer: TransformerConfig
+    vocabulary: int
+    tied: bool
+    inverse_frequencies: Tensor
+    max_positions: int
+
+
+def policy_config(folder: Path, learner: Learner) -> PolicyConfig:
+    """Read ``folder``'s configuration for the parallel layout and data type of ``learner``.
+
+    Raises:
+        RecipeError: if the architecture, or a variant of it that the folder asks for, is not supported, or it cannot be divided
+            by the parallel layout.
+    """
+    try:
+        source = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            "model.path",
+            f"{folder} holds no readable Hugging Face config.json: {error}",
+            "name the folder of a Hugging Face model",
+        ) from error
+    _check_supported(source)
+    _check_divisible(source, learner)
+    return PolicyConfig(
+        transformer=_transformer_config(source, learner),
+        vocabulary=source.vocab_size,
+        tied=source.tie_word_embeddings,
+        inverse_frequencies=_inverse_frequencies(source),
+        max_positions=source.max_position_embeddings,
+    )
+
+
+def _architecture(source: PreTrainedConfig) -> str:
+    return (source.architectures or ["none"])[0]
+
+
+def _head_dim(source: PreTrainedConfig) -> int:
+    return getattr(source, "head_dim", None) or source.hidden_size // source.num_attention_heads
+
+
+def _check_supported(source: PreTrainedConfig) -> None:
+    architecture = _architecture(source)
+    if architecture not in _ARCHITECTURES:
+        raise RecipeError(
+            "model.path", f"architecture {architecture} is not supported", f"supported are {', '.join(_ARCHITECTURES)}"
+        )
+    rope = source.rope_parameters.get("rope_type", "default")
+    unsupported = {
+        f"hidden_act {source.hidden_act}": source.hidden_act != "silu",
+        "attention_bias": architecture != "Qwen2ForCausalLM" and bool(source.attention_bias),
+        "mlp_bias": bool(getattr(source, "mlp_bias", False)),
+        "use_sliding_window": bool(getattr(source, "use_sliding_window", False)),
+        f"rope_type {rope}": rope not in ("default", *_SCALED_ROPE),
+    }
+    found = [variant for variant, asked in unsupported.items() if asked]
+    if found:
+        raise RecipeError(
+            "model.path",
+            f"{architecture} with {', '.join(found)} is not supported",
+            "choose a model with silu, without biases (but Qwen2's own) and sliding windows, and with rope_type default, linear "
+            "or llama3",
+        )
+
+
+def _check_divisible(source: PreTrainedConfig, learner: Learner) -> None:
+    for what, count in (
+        ("attention heads", source.num_attention_heads),
+        ("key-value heads", source.num_key_value_heads),
+        ("vocabulary entries", source.vocab_size),
+        ("feed-forward channels", source.intermediate_size),
+    ):
+        if count % learner.tensor_parallel:
+            raise RecipeError(
+                "learner.tensor_parallel",
+                f"{learner.tensor_parallel} does not divide the model's {count} {what}",
+                f"choose a divisor of {count}",
+            )
+    if source.num_hidden_layers % learner.pipeline_parallel:
+        raise RecipeError(
+            "learner.pipeline_parallel",
+            f"{learner.pipeline_parallel} does not divide the model's {source.num_hidden_layers} layers",
+            f"choose a divisor of {source.num_hidden_layers}",
+        )
+
+
+def _transformer_config(source: PreTrainedConfig, learner: Learner) -> TransformerConfig:
+    architecture = _architecture(source)
+    dtype = _DTYPES[learner.dtype]
+    return TransformerConfig(
+        num_layers=source.num_hidden_layers,
+        hidden_size=source.hidden_size,
+        ffn_hidden_size=source.intermediate_size,
+        num_attention_heads=source.num_attention_heads,
+        num_query_groups=source.num_key_value_heads,
+        kv_channels=_head_dim(source),
+        normalization="RMSNorm",
+        layernorm_epsilon=source.rms_norm_eps,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=architecture == "Qwen2ForCausalLM",
+        qk_layernorm=architecture == "Qwen3ForCausalLM",
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        # Kept although all weights are loaded: only the initialisation marks parameters as split over tensor-parallel ranks, and
+        # an unmarked one would be left out of the gradient norm on all ranks but the first.
+        perform_initialization=True,
+        use_cpu_initialization=not torch.cuda.is_available(),
+        tensor_model_parallel_size=learner.tensor_parallel,
+        pipeline_model_parallel_size=learner.pipeline_parallel,
+        sequence_parallel=learner.tensor_parallel > 1,
+        variable_seq_lengths=learner.pipeline_parallel > 1,
+        # Read by dense models too: with variable lengths Megatron refuses the default.
+        moe_token_dispatcher_type="alltoall",
+        # Each of these three gives wrong gradients without an error in some combination with another schedule or with gloo.
+        batch_p2p_comm=False,
+        overlap_p2p_comm=False,
+        deallocate_pipeline_outputs=False,
+        # The loss divides by the batch's own denominator: Megatron must neither average over micro-batches nor over replicas.
+        calculate_per_token_loss=True,
+        # Compiled on first use, which takes longer than a whole run of a small model on a CPU.
+        persist_layer_norm=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+    )
+
+
+def _inverse_frequencies(source: PreTrainedConfig) -> Tensor:
+    """As Hugging Face computes them, because Megatron's own scaling knows one of Llama's four parameters."""
+    rope = source.rope_parameters
+    if rope.get("rope_type", "default") in _SCALED_ROPE:
+        frequencies, _ = ROPE_INIT_FUNCTIONS[rope["rope_type"]](source, torch.device("cpu"))
+        return frequencies
+    exponents = torch.arange(0, _head_dim(source), 2, dtype=torch.int64).float() / _head_dim(source)
+    return 1.0 / (rope["rope_theta"] ** exponents)

@@ -1,0 +1,83 @@
+"""How a micro-batch's rows lie in the packed sequence, in the form Megatron's layers take it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+_LEAST_FILL = 0.8
+"""Rows shorter than this share of the longest in their bucket start another. At most a fifth of a bucket is padding, and buckets
+are few: their number grows with the logarithm of longest / shortest."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Neighbouring rows of like length, which attention computes as one padded block.
+
+    Attributes:
+        start, end: their tokens in the packed sequence.
+        rows: how many they are.
+        longest: length of the block.
+        slots: int64 [end - start], each token's place in the flattened block [rows * longest]; None when all rows are equally
+            long and the tokens are the block already.
+    """
+
+    start: int
+    end: int
+    rows: int
+    longest: int
+    slots: Tensor | None
+
+
+@dataclass
+class PackedRows(PackedSeqParams):
+    """Megatron's description of a packed sequence (``thd``), and the buckets our own attention computes it in."""
+
+    lengths: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> "PackedRows":
+        """Rows of ``lengths``, end to end.
+
+        ``max_seqlen`` must be the longest row and nothing larger: Megatron takes a rotary table as long as the whole packed
+        sequence for one that holds a position for each of its tokens, and would not start rows at position 0.
+        """
+        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+        return cls(
+            qkv_format="thd",
+            cu_seqlens_q=ends,
+            cu_seqlens_kv=ends,
+            max_seqlen_q=max(lengths),
+            max_seqlen_kv=max(lengths),
+            lengths=tuple(lengths),
+        )
+
+    @cached_property
+    def buckets(self) -> list[Bucket]:
+        """The rows in order, cut where lengths differ too much; computed once and shared by all layers."""
+        device = self.cu_seqlens_q.device
+        groups: list[list[int]] = []
+        for length in self.lengths:
+            together = [*groups[-1], length] if groups else []
+            if together and min(together) >= _LEAST_FILL * max(together):
+                groups[-1].append(length)
+            else:
+                groups.append([length])
+        buckets = []
+        start = 0
+        for group in groups:
+            buckets.append(_bucket(start, group, device))
+            start = buckets[-1].end
+        return buckets
+
+
+def _bucket(start: int, lengths: Sequence[int], device: torch.device) -> Bucket:
+    longest = max(lengths)
+    slots = None
+    if min(lengths) < longest:
+        slots = torch.cat([torch.arange(row * longest, row * longest + length) for row, length in enumerate(lengths)]).to(device)
+    return Bucket(start=start, end=start + sum(lengths), rows=len(lengths), longest=longest, slots=slots)

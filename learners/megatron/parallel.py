@@ -1,0 +1,117 @@
+"""The ranks of the learner as a process group: coming up, agreeing, going down. Gloo on CPU and NCCL on GPU by the same calls."""
+
+import datetime
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+
+from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
+from asyncrl.core.recipe.schema import Deadlines
+from learners.rank import RankSpec
+
+_SEED_STRIDE = 100
+"""Distance between the seeds of neighbouring pipeline stages, Megatron's own convention."""
+
+
+class ReplicasDiffer(AsyncRLError):
+    """Data-parallel replicas do not hold the same parameters; their gradients would be averaged into nonsense."""
+
+
+def device() -> torch.device:
+    """Where this rank computes."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def initialise(spec: RankSpec, deadlines: Deadlines, seed: int) -> None:
+    """Meet the other ranks, form Megatron's groups and seed this rank.
+
+    Every later collective is bounded by ``deadlines.step``.
+
+    Raises:
+        DeadlineExceeded: if not all ranks have come up within ``deadlines.start`` seconds.
+    """
+    torch.set_num_threads(spec.threads)
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(spec.rank % torch.cuda.device_count())
+    with named_wait(spec, "coming up", deadlines.start):
+        store = dist.TCPStore(
+            spec.address,
+            spec.port,
+            spec.world_size,
+            is_master=spec.rank == 0,
+            timeout=datetime.timedelta(seconds=deadlines.start),
+        )
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=store,
+            rank=spec.rank,
+            world_size=spec.world_size,
+            timeout=datetime.timedelta(seconds=deadlines.step),
+        )
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=spec.tensor,
+            pipeline_model_parallel_size=spec.pipeline,
+            distributed_timeout_minutes=math.ceil(deadlines.step / 60),
+            create_gloo_process_groups=False,
+        )
+    # Megatron's own seeding covers its random streams but not torch's default generator, which CPU initialisation draws from and
+    # whose seed differs from process to process.
+    torch.manual_seed(seed + _SEED_STRIDE * spec.pipeline_rank)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def close() -> None:
+    """Leave the process group; safe to call when :func:`initialise` did not get far."""
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def named_wait(spec: RankSpec, activity: str, seconds: float) -> Iterator[None]:
+    """Turn a timeout of torch's collectives into one that says who waited for whom."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "timed out" not in str(error).lower():
+            raise
+        raise DeadlineExceeded(
+            f"learner rank {spec.rank}",
+            f"the other {spec.world_size - 1} learner ranks, {activity}",
+            seconds,
+            "look for the first error among the other ranks; if there is none, raise deadlines.start or deadlines.step",
+        ) from error
+
+
+def check_replicas_equal(model: torch.nn.Module) -> None:
+    """Compare the parameters' bits over the data-parallel ranks.
+
+    Raises:
+        ReplicasDiffer: naming the first parameter that differs.
+    """
+    group = parallel_state.get_data_parallel_group()
+    if group.size() == 1:
+        return
+    names = [name for name, _ in model.named_parameters()]
+    sums = torch.stack([_bit_sum(parameter.detach()) for parameter in model.parameters()])
+    lowest, highest = sums.clone(), sums.clone()
+    dist.all_reduce(lowest, dist.ReduceOp.MIN, group)
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group)
+    differing = (lowest != highest).nonzero().flatten().tolist()
+    if differing:
+        raise ReplicasDiffer(
+            f"{names[differing[0]]} and {len(differing) - 1} more parameters differ between data-parallel ranks at the start; "
+            "start all ranks from the same model folder and seed"
+        )
+
+
+def _bit_sum(tensor: torch.Tensor) -> torch.Tensor:
+    bits = tensor.contiguous().view(torch.int16 if tensor.element_size() == 2 else torch.int32).flatten().long()
+    # Weighted by place, so that the same values in another order count as different.
+    return (bits * torch.arange(1, len(bits) + 1, device=bits.device)).sum()

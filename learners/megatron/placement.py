@@ -1,0 +1,150 @@
+"""One mapping between this rank's Megatron parameters and rectangles of Hugging Face tensors, used to load and to publish.
+
+What always holds: a rank has at most one rectangle of each Hugging Face tensor (a rank's query groups are neighbours), and the
+rectangles published by all ranks cover every tensor exactly once.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from torch import Tensor
+
+from asyncrl.core.publication import Shard
+from learners.megatron.hugging_face import HuggingFaceTensors
+from learners.megatron.model import PolicyModel
+from learners.rank import RankSpec
+
+
+class Part(NamedTuple):
+    """What one Hugging Face tensor takes of a Megatron parameter.
+
+    Attributes:
+        name: Hugging Face name, within the layer for a layer's tensors.
+        local: view into the parameter, its values in the rectangle's row-major order.
+        extent: of the rectangle.
+        split: the dimension that tensor-parallel ranks divide; None if each has the whole tensor.
+    """
+
+    name: str
+    local: Tensor
+    extent: tuple[int, ...]
+    split: int | None
+
+
+_Rule = Callable[[Tensor, TransformerConfig], list[Part]]
+
+
+def _whole(name: str) -> _Rule:
+    return lambda local, _: [Part(name, local, tuple(local.shape), None)]
+
+
+def _split(name: str, dimension: int) -> _Rule:
+    return lambda local, _: [Part(name, local, tuple(local.shape), dimension)]
+
+
+def _query_key_value(kind: str) -> _Rule:
+    """Megatron holds, query group after query group, the group's queries, then its key, then its value."""
+
+    def parts(local: Tensor, config: TransformerConfig) -> list[Part]:
+        queries = config.num_attention_heads // config.num_query_groups
+        groups = local.view(-1, queries + 2, config.kv_channels, *local.shape[1:])
+        taken = {"q": groups[:, :queries], "k": groups[:, queries], "v": groups[:, queries + 1]}
+        rest = local.shape[1:]
+        return [
+            Part(f"self_attn.{letter}_proj.{kind}", view, (view.numel() // max(1, rest.numel()), *rest), 0)
+            for letter, view in taken.items()
+        ]
+
+    return parts
+
+
+def _gate_up(local: Tensor, _: TransformerConfig) -> list[Part]:
+    gate, up = local.chunk(2)
+    return [Part(f"mlp.{name}_proj.weight", half, tuple(half.shape), 0) for name, half in (("gate", gate), ("up", up))]
+
+
+_MODEL_RULES: dict[str, _Rule] = {
+    "embedding.word_embeddings.weight": _split("model.embed_tokens.weight", 0),
+    "decoder.final_layernorm.weight": _whole("model.norm.weight"),
+    "output_layer.weight": _split("lm_head.weight", 0),
+}
+_LAYER_RULES: dict[str, _Rule] = {
+    "input_layernorm.weight": _whole("input_layernorm.weight"),
+    "self_attention.linear_qkv.weight": _query_key_value("weight"),
+    "self_attention.linear_qkv.bias": _query_key_value("bias"),
+    "self_attention.q_layernorm.weight": _whole("self_attn.q_norm.weight"),
+    "self_attention.k_layernorm.weight": _whole("self_attn.k_norm.weight"),
+    "self_attention.linear_proj.weight": _split("self_attn.o_proj.weight", 1),
+    "pre_mlp_layernorm.weight": _whole("post_attention_layernorm.weight"),
+    "mlp.linear_fc1.weight": _gate_up,
+    "mlp.linear_fc2.weight": _split("mlp.down_proj.weight", 1),
+    # TransformerEngine's layers hold the norm inside the linear layer that follows it.
+    "self_attention.linear_qkv.layer_norm_weight": _whole("input_layernorm.weight"),
+    "mlp.linear_fc1.layer_norm_weight": _whole("post_attention_layernorm.weight"),
+}
+_LAYER_NAME = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """A rectangle of one Hugging Face tensor and the view of the Megatron parameter that holds its values.
+
+    Attributes:
+        name, shape, start, extent: as of a :class:`~asyncrl.core.publication.Shard`.
+        local: view into the parameter; writing to it changes the model.
+        published: this rank's copy is the one that is published.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    extent: tuple[int, ...]
+    local: Tensor
+    published: bool
+
+
+def placed(model: PolicyModel, spec: RankSpec) -> Iterator[Placed]:
+    """Every rectangle this rank holds, in the order of the model's parameters.
+
+    Raises:
+        KeyError: for a parameter without a rule, so that none is forgotten in silence.
+    """
+    first_layer = get_transformer_layer_offset(model.config)
+    for parameter_name, parameter in model.named_parameters():
+        layer = _LAYER_NAME.fullmatch(parameter_name)
+        rule = _LAYER_RULES[layer[2]] if layer else _MODEL_RULES[parameter_name]
+        prefix = f"model.layers.{int(layer[1]) + first_layer}." if layer else ""
+        # The output layer of a tied model is the last stage's copy of what the first stage holds.
+        is_copy = parameter_name == "output_layer.weight" and model.share_embeddings_and_output_weights
+        for name, local, extent, split in rule(parameter.data, model.config):
+            yield Placed(
+                name="model.embed_tokens.weight" if is_copy else prefix + name,
+                shape=tuple(size * spec.tensor if axis == split else size for axis, size in enumerate(extent)),
+                start=tuple(size * spec.tensor_rank if axis == split else 0 for axis, size in enumerate(extent)),
+                extent=extent,
+                local=local,
+                published=spec.data_rank == 0 and (split is not None or spec.tensor_rank == 0) and not is_copy,
+            )
+
+
+@torch.no_grad()
+def load(model: PolicyModel, spec: RankSpec, tensors: HuggingFaceTensors) -> None:
+    """Fill this rank's parameters, reading no more of each file than they need.
+
+    Raises:
+        RecipeError: if a tensor is missing or has another shape.
+    """
+    for piece in placed(model, spec):
+        rectangle = tensors.rectangle(piece.name, piece.shape, piece.start, piece.extent)
+        piece.local.copy_(rectangle.reshape(piece.local.shape))
+
+
+def shards(model: PolicyModel, spec: RankSpec) -> Iterator[Shard]:
+    """The rectangles this rank publishes, contiguous; some are views of the parameters, so read them before the next step."""
+    for piece in placed(model, spec):
+        if piece.published:
+            yield Shard(piece.name, piece.shape, piece.start, piece.local.reshape(piece.extent).contiguous())

@@ -1,0 +1,54 @@
+"""Every metric of the learner: name, unit, reduction and meaning.
+
+Unless said otherwise a mean is over the sampled tokens in the loss of the whole batch. Log-ratios are natural logarithms of
+probabilities at the recipe's sampling temperature. ``k3`` is the estimator ``r - 1 - log r`` of the KL divergence from the policy
+that sampled (Schulman 2020, "Approximating KL divergence"): unbiased when ``r`` is its likelihood ratio, and never negative.
+"""
+
+from asyncrl.core.metrics import Metric, Reduction
+
+
+def _mean(name: str, unit: str, meaning: str) -> Metric:
+    return Metric(name, unit, Reduction.MEAN, meaning)
+
+
+def _sum(name: str, unit: str, meaning: str) -> Metric:
+    return Metric(name, unit, Reduction.SUM, meaning)
+
+
+POLICY_LOSS = _mean("loss/policy", "1", "the loss that was minimised")
+ENTROPY = _mean("loss/entropy", "nats", "entropy of the policy's next-token distribution")
+CLIP_FRACTION = _mean("loss/clip_fraction", "1", "share of tokens whose gradient the clip removed")
+KL_PROXIMAL_THETA = _mean("loss/kl_proximal_theta", "nats", "k3 from the proximal policy to the one being optimised")
+
+IMPORTANCE_WEIGHT = _mean("correction/importance_weight_mean", "1", "importance weight as applied, after truncation")
+TRUNCATED_FRACTION = _mean("correction/truncated_fraction", "1", "share of tokens whose importance weight was truncated")
+RATIO_MEAN = _mean("correction/ratio_mean", "1", "proximal / behaviour probability, not truncated; 1 in expectation")
+RATIO_SQUARE_MEAN = _mean("correction/ratio_square_mean", "1", "square of proximal / behaviour probability, not truncated")
+EFFECTIVE_SAMPLE_SIZE = _mean(
+    "correction/ess", "1", "effective sample size as a share: ratio_mean**2 / ratio_square_mean (Kish 1965); 1 on policy"
+)
+
+LOGPROB_GAP = _mean(
+    "mismatch/logprob_gap_mean_abs",
+    "nats",
+    "|learner - engine| log-probability over tokens the version being trained sampled: what the two implementations differ by",
+)
+MISMATCH_K3 = _mean("mismatch/k3", "nats", "k3 from engine to learner over tokens the version being trained sampled")
+BEHAVIOUR_K3 = _mean("kl/behaviour_k3", "nats", "k3 from the behaviour policies to the policy being trained")
+
+STALENESS_MEAN = _mean("staleness/mean", "versions", "version being trained - version that sampled the token")
+STALENESS_MAX = Metric("staleness/max", "versions", Reduction.MAX, "largest staleness of a token in the loss")
+STALENESS_IN_FLIGHT = _mean("staleness/in_flight_mean", "versions", "the part that built up while the row was generated")
+STALENESS_IN_BUFFER = _mean("staleness/in_buffer_mean", "versions", "the part that built up while the row waited in the buffer")
+
+GRAD_NORM = _mean("learner/grad_norm", "1", "gradient norm before clipping")
+LEARNING_RATE = _mean("learner/lr", "1", "learning rate of the step")
+TOKENS = _sum("learner/tokens", "tokens", "sampled tokens in the loss")
+TOKENS_MASKED_STALE = _sum("learner/tokens_masked_stale", "tokens", "sampled tokens kept out of the loss for their staleness")
+STEP_SECONDS = Metric("learner/step_seconds", "s", Reduction.MAX, "wall time of the optimizer step, data preparation included")
+
+
+def tokens_at(staleness: int) -> Metric:
+    """One bar of the staleness histogram."""
+    return _sum(f"staleness/tokens_at_{staleness}", "tokens", f"tokens in the loss of staleness {staleness}")

@@ -1,0 +1,126 @@
+"""One micro-batch as tensors: rows laid end to end, and for each sampled token what the loss needs to know of it."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.recipe.schema import Sampling
+from asyncrl.core.trajectory import Trajectory
+
+_PADDING_TOKEN = 0
+
+
+class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Packed rows. ``t`` tokens, of which ``n`` were sampled.
+
+    Attributes:
+        token_ids: int64 [t].
+        lengths: tokens of each row; they sum to ``t``. A last row of padding, if any, has no sampled token.
+        positions: int64 [n], increasing: where in the packed sequence the token *before* each sampled token stands, whose hidden
+            state predicts it.
+        targets: int64 [n], the sampled tokens.
+        logp_behaviour: float32 [n], nats.
+        advantages: float32 [n].
+        mask: bool [n], false for tokens too old for the loss.
+        staleness: int32 [n], versions between sampling and training.
+        in_buffer: int32 [n], the part of the staleness that built up after the row was committed.
+    """
+
+    token_ids: Tensor
+    lengths: tuple[int, ...]
+    positions: Tensor
+    targets: Tensor
+    logp_behaviour: Tensor
+    advantages: Tensor
+    mask: Tensor
+    staleness: Tensor
+    in_buffer: Tensor
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The same micro-batch on ``device``."""
+        moved = {
+            name: value.to(device, non_blocking=True)
+            for name, value in msgspec.structs.asdict(self).items()
+            if isinstance(value, Tensor)
+        }
+        return msgspec.structs.replace(self, **moved)
+
+
+def pack(
+    records: Sequence[RowRecord],
+    rows: Sequence[Trajectory],
+    advantages: Sequence[float],
+    *,
+    batch: Batch,
+    sampling: Sampling,
+    multiple: int,
+) -> MicroBatch:
+    """Lay ``rows`` end to end, padded at the end to a multiple of ``multiple`` tokens (what sequence parallelism divides).
+
+    No rows at all give a micro-batch of padding.
+
+    Raises:
+        ValueError: naming the row, if it is not what its record says or its log-probabilities are not of the distribution that
+            ``sampling`` trains.
+    """
+    for record, row in zip(records, rows, strict=True):
+        _check(record, row, batch, sampling)
+    lengths = [len(row) for row in rows]
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    total = int(starts[-1])
+    padding = -total % multiple if total else multiple
+
+    def joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+        return np.concatenate([np.empty(0, dtype), *parts]).astype(dtype, copy=False)
+
+    token_ids = joined([row.token_ids for row in rows], np.int64)
+    sampled = np.flatnonzero(joined([row.loss_mask for row in rows], np.bool_))
+    versions = joined([row.versions() for row in rows], np.int32)[sampled]
+    row_of_token = np.searchsorted(starts, sampled, side="right") - 1
+    committed = np.array([record.committed_version for record in records], np.int32)[row_of_token]
+    return MicroBatch(
+        token_ids=torch.from_numpy(np.pad(token_ids, (0, padding), constant_values=_PADDING_TOKEN)),
+        lengths=(*lengths, padding) if padding else tuple(lengths),
+        positions=torch.from_numpy(sampled - 1),
+        targets=torch.from_numpy(token_ids[sampled]),
+        logp_behaviour=torch.from_numpy(joined([row.logprobs for row in rows], np.float32)[sampled]),
+        advantages=torch.from_numpy(np.array(advantages, np.float32)[row_of_token]),
+        mask=torch.from_numpy(versions >= batch.oldest_version),
+        staleness=torch.from_numpy(batch.version - versions),
+        in_buffer=torch.from_numpy(batch.version - committed),
+    )
+
+
+def _check(record: RowRecord, row: Trajectory, batch: Batch, sampling: Sampling) -> None:
+    """Everything that would train on wrong numbers without an error."""
+    name = f"sample {record.sample_index} of group {record.group_id}"
+    if (row.group_id, row.sample_index) != (record.group_id, record.sample_index):
+        raise ValueError(f"{name}: got the payload of sample {row.sample_index} of group {row.group_id}")
+    if len(row) != record.length:
+        raise ValueError(f"{name}: the payload has {len(row)} tokens, its record says {record.length}")
+    row.check()
+    sampled = row.versions()[row.loss_mask]
+    fresh = int((sampled >= batch.oldest_version).sum())
+    if fresh != record.loss_tokens:
+        raise ValueError(
+            f"{name}: {fresh} sampled tokens are of version {batch.oldest_version} or newer, its record says "
+            f"{record.loss_tokens}; the loss's denominator would be wrong"
+        )
+    if len(sampled) and sampled.max() > batch.version:
+        raise ValueError(
+            f"{name}: sampled by version {sampled.max()}, newer than version {batch.version}, which is being trained"
+        )
+    if len(row) and row.loss_mask[0]:
+        raise ValueError(f"{name}: its first token is sampled, from nothing; a row begins with a prompt")
+    used = row.sampling
+    if used.temperature != sampling.temperature or used.top_p != 1.0 or used.top_k > 0:
+        raise ValueError(
+            f"{name}: sampled with temperature {used.temperature:g}, top-p {used.top_p:g}, top-k {used.top_k}; the loss compares "
+            f"log-probabilities at temperature {sampling.temperature:g} without top-p and top-k"
+        )
+    if not np.isfinite(row.logprobs[row.loss_mask]).all():
+        raise ValueError(f"{name}: a behaviour log-probability is not finite")

@@ -1,0 +1,62 @@
+"""Where one learner rank stands: its number, the rendezvous of all ranks, and the grid TP x DP x PP they form.
+
+Ranks are numbered with tensor parallel fastest, then data, then pipeline, which is Megatron's own order; the ranks of one
+tensor-parallel group are therefore neighbours, normally on one host.
+"""
+
+import msgspec
+
+
+class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of the learner.
+
+    Attributes:
+        rank: number of this rank, from 0.
+        world_size: number of ranks; must be ``tensor * pipeline * data``.
+        address: host of rank 0, reachable from all ranks.
+        port: free port on that host, where the ranks meet.
+        tensor, pipeline, data: ranks along each dimension.
+        threads: CPU threads the operators of this rank may use.
+
+    Raises:
+        ValueError: if the numbers do not fit together.
+    """
+
+    rank: int
+    world_size: int
+    address: str
+    port: int
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.tensor * self.pipeline * self.data != self.world_size:
+            raise ValueError(
+                f"tensor {self.tensor} x pipeline {self.pipeline} x data {self.data} is not world_size {self.world_size}"
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} is outside 0..{self.world_size - 1}")
+        if self.threads < 1:
+            raise ValueError(f"threads is {self.threads}; a rank needs at least one")
+
+    @property
+    def tensor_rank(self) -> int:
+        """Place among the ranks that split one layer."""
+        return self.rank % self.tensor
+
+    @property
+    def data_rank(self) -> int:
+        """Place among the replicas: which slice of the batch this rank trains."""
+        return self.rank // self.tensor % self.data
+
+    @property
+    def pipeline_rank(self) -> int:
+        """Pipeline stage."""
+        return self.rank // (self.tensor * self.data)
+
+    @property
+    def is_reporter(self) -> bool:
+        """True on exactly one rank of the run: the one whose readings stand for all (last stage, first of everything else)."""
+        return self.pipeline_rank == self.pipeline - 1 and self.tensor_rank == 0 and self.data_rank == 0

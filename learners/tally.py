@@ -1,0 +1,39 @@
+"""Sums behind the learner's readings, so that micro-batches and data-parallel ranks add up to exact global values."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from asyncrl.core.metrics import Metric
+
+Tally = dict[Metric, Tensor]
+"""For each metric float64 [2]: the total and the weight behind it. Tallies of parts of a batch add up to the batch's."""
+
+
+def tally_means(values: dict[Metric, Tensor], chosen: Tensor) -> Tally:
+    """Totals of per-token ``values`` over the ``chosen`` tokens (bool [tokens]); the weight is their number."""
+    weight = chosen.sum(dtype=torch.float64)
+    return {
+        metric: torch.stack([torch.where(chosen, value.detach(), 0).sum(dtype=torch.float64), weight])
+        for metric, value in values.items()
+    }
+
+
+def tally_count(metric: Metric, chosen: Tensor) -> Tally:
+    """How many tokens are ``chosen`` (bool [tokens])."""
+    count = chosen.sum(dtype=torch.float64)
+    return {metric: torch.stack([count, torch.ones_like(count)])}
+
+
+def add_to(tally: Tally, part: Tally) -> None:
+    """Add ``part`` to ``tally`` in place."""
+    for metric, sums in part.items():
+        tally[metric] = tally[metric] + sums if metric in tally else sums
+
+
+def summed(tally: Tally, all_reduce: Callable[[Tensor], None]) -> Tally:
+    """The tally of all ranks. ``all_reduce`` sums its argument over ranks, in place; the ranks' tallies hold the same metrics."""
+    stacked = torch.stack(list(tally.values()))
+    all_reduce(stacked)
+    return dict(zip(tally, stacked, strict=True))

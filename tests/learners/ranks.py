@@ -1,0 +1,88 @@
+"""Learner ranks as processes under a supervising parent.
+
+Ranks are forked from a server process that has imported Megatron once, so that starting one takes milliseconds and pytest's own
+process stays as it is. The parent ends all ranks at the first failure or at the deadline: gloo aborts a process (SIGABRT, no Python
+exception) when sizes do not match, and the other ranks would wait for it.
+"""
+
+import multiprocessing
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from learners.rank import RankSpec
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["rank_preload"])
+
+
+class RankFailed(AssertionError):
+    """A rank raised, died or did not finish; the message holds its traceback or exit code."""
+
+
+def run_ranks(
+    function: Callable[..., Any], *arguments: Any, tensor: int = 1, pipeline: int = 1, data: int = 1, deadline: float = 60.0
+) -> list[Any]:
+    """Call ``function(spec, *arguments)`` in one process for each rank; what they return, in order of ranks.
+
+    ``function`` must be importable, arguments and results picklable.
+    """
+    world_size = tensor * pipeline * data
+    port = _free_port()
+    ranks = []
+    for rank in range(world_size):
+        spec = RankSpec(
+            rank=rank, world_size=world_size, address="127.0.0.1", port=port, tensor=tensor, pipeline=pipeline, data=data
+        )
+        receiver, sender = _CONTEXT.Pipe(duplex=False)
+        process = _CONTEXT.Process(target=_run, args=(sender, function, spec, arguments), daemon=True)
+        process.start()
+        sender.close()
+        ranks.append((process, receiver))
+    try:
+        return _collect([receiver for _, receiver in ranks], [process for process, _ in ranks], deadline)
+    finally:
+        for process, receiver in ranks:
+            if process.is_alive():
+                process.kill()
+            process.join()
+            receiver.close()
+
+
+def _collect(receivers: list[Connection], processes: list[Any], deadline: float) -> list[Any]:
+    ends = time.monotonic() + deadline
+    results: dict[int, Any] = {}
+    while len(results) < len(receivers):
+        waiting = [receiver for rank, receiver in enumerate(receivers) if rank not in results]
+        ready = wait(waiting, max(0.0, ends - time.monotonic()))
+        if not ready:
+            raise RankFailed(f"ranks {sorted(set(range(len(receivers))) - results.keys())} did not finish in {deadline:g} s")
+        for receiver in ready:
+            rank = receivers.index(receiver)
+            try:
+                succeeded, value = receiver.recv()
+            except EOFError:
+                processes[rank].join()
+                raise RankFailed(f"rank {rank} died with exit code {processes[rank].exitcode}") from None
+            if not succeeded:
+                raise RankFailed(f"rank {rank} raised\n{value}")
+            results[rank] = value
+    return [results[rank] for rank in range(len(receivers))]
+
+
+def _run(sender: Connection, function: Callable[..., Any], spec: RankSpec, arguments: tuple[Any, ...]) -> None:
+    try:
+        result = (True, function(spec, *arguments))
+    except BaseException:  # noqa: BLE001 - the parent must learn of every end, whatever it is
+        result = (False, traceback.format_exc())
+    sender.send(result)
+    sender.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,119 @@
+"""Small models, batches and recipes that the learner's tests share."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
+from asyncrl.core.recipe.schema import Algorithm, Environment, Learner, Model, Recipe, Sampling
+from asyncrl.core.trajectory import Sampling as Sampled
+from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
+
+VOCABULARY = 96
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def make_model(folder: Path, architecture: str = "qwen3", **overrides: Any) -> Path:
+    """A random model of 4 layers, saved as Hugging Face does."""
+    config_class, model_class, special = {
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": False}),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
+        "llama": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE}),
+    }[architecture]
+    torch.manual_seed(0)
+    size: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+    }
+    model = model_class(config_class(**(size | special | overrides)))
+    with torch.no_grad():
+        # Norm weights and biases start at ones and zeros, which would hide a mistake in where they go.
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return folder
+
+
+def make_recipe(folder: Path, *, tensor: int = 1, pipeline: int = 1, data: int = 1, **learner: Any) -> Recipe:
+    options = {"lr": 1e-2, "micro_batch_tokens": 64} | learner
+    return Recipe(
+        name="test",
+        steps=10,
+        model=Model(path=str(folder)),
+        environment=Environment(name="calculator"),
+        sampling=Sampling(temperature=0.8),
+        learner=Learner(tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=data, **options),
+        algorithm=Algorithm(),
+    )
+
+
+def make_row(
+    group: int, sample: int, prompt: int, completion: int, versions: tuple[int, ...], reward: float, temperature: float = 0.8
+) -> Trajectory:
+    """A prompt, a sampled turn, two tokens of a tool and another sampled turn; ``versions`` sampled equal parts of each turn."""
+    random = np.random.default_rng(1000 * group + sample)
+    length = prompt + 2 * completion + 2
+    mask = np.zeros(length, bool)
+    spans: list[VersionSpan] = [VersionSpan(0, prompt, NOT_SAMPLED)]
+    turns = []
+    for start in (prompt, prompt + completion + 2):
+        mask[start : start + completion] = True
+        turns.append(Turn(start, start + completion, 0.0))
+        cuts = np.linspace(start, start + completion, len(versions) + 1).astype(int).tolist()
+        spans += [VersionSpan(a, b, PolicyVersion(v)) for a, b, v in zip(cuts, cuts[1:], versions, strict=False) if b > a]
+        if start == prompt:
+            spans.append(VersionSpan(start + completion, start + completion + 2, NOT_SAMPLED))
+    return Trajectory(
+        task_id=TaskId(f"task-{group}"),
+        group_id=GroupId(group),
+        sample_index=sample,
+        attempt=0,
+        token_ids=random.integers(0, VOCABULARY, length).astype(np.int32),
+        logprobs=np.where(mask, random.uniform(-6, -3, length), 0).astype(np.float32),
+        loss_mask=mask,
+        version_spans=tuple(spans),
+        turns=tuple(turns),
+        reward=reward,
+        stop_reason=StopReason.ENVIRONMENT_DONE,
+        sampling=Sampled(temperature=temperature, top_p=1.0, top_k=0),
+    )
+
+
+def make_batch(version: int = 5, oldest: int = 4) -> tuple[Batch, dict[tuple[GroupId, int], Trajectory]]:
+    """Three groups of four rows of 9 to 36 tokens, sampled by versions 3 to 5: those of 3 are too old."""
+    random = np.random.default_rng(0)
+    rows, records = {}, []
+    for group in range(3):
+        for sample in range(4):
+            prompt, completion = int(random.integers(3, 11)), int(random.integers(2, 13))
+            row = make_row(group, sample, prompt, completion, ((3, 4, 5), (5,), (4, 5))[sample % 3], float(random.integers(0, 2)))
+            sampled = row.versions()[row.loss_mask]
+            records.append(
+                RowRecord(
+                    group_id=row.group_id,
+                    task_id=row.task_id,
+                    sample_index=sample,
+                    length=len(row),
+                    loss_tokens=int((sampled >= oldest).sum()),
+                    reward=row.reward,
+                    committed_version=PolicyVersion(version),
+                )
+            )
+            rows[row.group_id, sample] = row
+    return Batch(PolicyVersion(version), PolicyVersion(oldest), tuple(records)), rows
