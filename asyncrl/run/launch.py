@@ -40,6 +40,11 @@ TRACKING_FLUSH_S = 60.0
 
 def launch(recipe: Recipe, folder: RunFolder, view: LiveView) -> Summary:
     """Run ``recipe`` to its end and write ``summary.json`` into ``folder``. Errors of the run end up in the summary, not here."""
+    return launch_with_totals(recipe, folder, view)[0]
+
+
+def launch_with_totals(recipe: Recipe, folder: RunFolder, view: LiveView) -> tuple[Summary, Totals]:
+    """Like :func:`launch`, for those who want to know more than the summary says."""
     totals = Totals()
     tracker = Tracker(recipe, folder)
     adopt_orphans()
@@ -51,7 +56,7 @@ def launch(recipe: Recipe, folder: RunFolder, view: LiveView) -> Summary:
         status, reason = (Status.FAILED, str(error)) if status is Status.COMPLETED else (status, reason)
     summary = _summarize(recipe, totals, status, reason)
     summary.write(folder.summary)
-    return summary
+    return summary, totals
 
 
 async def _supervise(recipe: Recipe, folder: RunFolder, view: LiveView, totals: Totals, tracker: Tracker) -> tuple[Status, str]:

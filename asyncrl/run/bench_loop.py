@@ -1,0 +1,44 @@
+"""Throughput of the whole loop: the quickstart's model and task, over a fixed number of optimizer steps.
+
+The clock runs from the moment everything is up, warm and evaluated to the end of the last step, so the time to fill the pipeline
+is in and the time to start is not.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.compose import compose
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.launch import launch_with_totals
+from asyncrl.run.live_view import LiveView
+from asyncrl.run.summary import IdleShares, Status, Summary
+
+STEPS = 40
+
+
+class LoopResult(msgspec.Struct, frozen=True):
+    """What ``asyncrl bench loop`` writes. Rates are over the training time; idle shares are in [0, 1]."""
+
+    trajectories_per_s: float
+    completion_tokens_per_s: float
+    idle: IdleShares
+    steps: int
+    training_s: float
+
+
+def recipe() -> Recipe:
+    """The quickstart over ``STEPS`` steps, evaluated only before and after."""
+    return compose("quickstart", ["name=bench-loop", f"steps={STEPS}", f"evaluation.every={STEPS}"])
+
+
+def run(recipe: Recipe, folder: RunFolder, view: LiveView, json_file: Path) -> Summary:
+    """Run the loop and write ``json_file``, if the run completed."""
+    summary, totals = launch_with_totals(recipe, folder, view)
+    if summary.status is Status.COMPLETED:
+        result = LoopResult(
+            summary.trajectories_per_s, totals.completion_tokens_per_s, summary.idle, totals.steps, totals.training_seconds
+        )
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return summary
