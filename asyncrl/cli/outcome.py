@@ -67,7 +67,9 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console) ->
         reason = str(error) if isinstance(error, AsyncRLError) else f"unexpected {type(error).__name__}: {error}; see {log.name}"
         summary = Summary(status=Status.FAILED, reason=reason)
         summary.write(folder.summary)
-    console.print(end_view(summary, recipe, folder), soft_wrap=not console.is_terminal)
+    for part in end_view(summary, recipe, folder):
+        # Sentences and paths are left in one piece for whoever copies or searches them.
+        console.print(part, soft_wrap=isinstance(part, Text))
     return ExitCode[summary.status.name]
 
 

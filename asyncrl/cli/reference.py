@@ -23,10 +23,9 @@ _HEAD = """\
 
 <!-- Generated from asyncrl/core/recipe/schema.py by `python -m asyncrl.cli.reference`; edit the schema. -->
 
-A recipe is a YAML file. What it leaves out has the default below; a key that is not here is refused. On the command line,
-`asyncrl launch recipe.yaml learner.lr=1e-4` sets a key, `~learner.lr` takes one out of the recipe again. A recipe extends another,
-one of yours or a shipped one, with `defaults: [quickstart, _self_]`. Values that contradict one another are refused, too: the
-rules are in asyncrl/core/recipe/rules.py.
+A recipe is a YAML file. What it leaves out has the default below; a key that is not here is refused, and so are values that
+contradict one another. On the command line, `asyncrl launch recipe.yaml learner.lr=1e-4` sets a key and `~learner.lr` takes one
+out of the recipe again. A recipe extends another, one of yours or a shipped one, with `defaults: [quickstart, _self_]`.
 
 """
 

@@ -1,7 +1,7 @@
 """What a user sees when a run has ended: the reason first, if there is one, and where to look, last."""
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -15,8 +15,8 @@ from buffers.ledger import GroupState, LedgerCounts
 _STYLE = {Status.COMPLETED: "bold green", Status.INTERRUPTED: "bold yellow", Status.FAILED: "bold red"}
 
 
-def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> RenderableType:
-    """Reason, table and folders. A run that never trained a step has no table."""
+def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[RenderableType]:
+    """Reason, table and folders, each to be printed by itself. A run that never trained a step has no table."""
     lines: list[RenderableType] = []
     if summary.reason:
         lines.append(Text.assemble((summary.status.capitalize(), _STYLE[summary.status]), f": {summary.reason}"))
@@ -25,11 +25,11 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> RenderableT
         lines.append(_place("Metrics", f"mlflow ui --backend-store-uri {tracking_uri(recipe, folder)}"))
     failed = summary.status is Status.FAILED
     lines.append(_place("Logs", str(folder.logs)) if failed else _place("Run folder", str(folder.path)))
-    return Group(*lines)
+    return lines
 
 
 def _place(what: str, where: str) -> Text:
-    return Text.assemble((f"{what}: ", "dim"), where, overflow="fold")
+    return Text.assemble((f"{what}: ", "dim"), where)
 
 
 def _table(summary: Summary, name: str) -> Table:

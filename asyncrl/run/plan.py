@@ -142,8 +142,9 @@ def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) 
 def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:
     """Weights, gradients, Adam's two moments and activations of one rank.
 
-    Moments and master weights are shared out over data-parallel ranks. Activations are those of one micro-batch: its logits, and
-    17 elements a token, layer and hidden unit (Korthikanti et al. 2022, arXiv:2205.05198, equation 2 without attention matrices).
+    Moments and master weights are shared out over data-parallel ranks. Activations are those of one micro-batch: 17 elements a
+    token, layer and hidden unit (Korthikanti et al. 2022, arXiv:2205.05198, equation 2 without attention matrices), and the
+    logits, their exponentials and their gradient in float32.
     """
     learner = recipe.learner
     element = ELEMENT_BYTES[learner.dtype]
@@ -152,7 +153,7 @@ def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:
     state = share * (element + 4) + share * (8 + master) // learner.data_parallel
     layers = shape.num_hidden_layers // learner.pipeline_parallel
     hidden = 17 * shape.hidden_size * layers * element // learner.tensor_parallel
-    logits = shape.vocab_size * 4 // learner.tensor_parallel
+    logits = 3 * shape.vocab_size * 4 // learner.tensor_parallel
     return state + learner.micro_batch_tokens * (hidden + logits)
 
 

@@ -1,0 +1,135 @@
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from asyncrl.cli.main import main
+from asyncrl.cli.outcome import ExitCode, run_to_end
+from asyncrl.core.errors import ComponentFailed
+from asyncrl.run.compose import compose
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.summary import Status, Summary
+
+HEAVY = {"torch", "ray", "vllm", "transformers", "megatron", "mlflow"}
+
+
+def asyncrl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "asyncrl.cli.main", *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_a_mistyped_key_is_refused_fast():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = asyncrl("launch", "quickstart", "learner.lrr=1")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Processor seconds, so that a busy machine does not matter.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
+    assert result.returncode == 2
+    assert "did you mean `learner.lr`?" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import asyncrl",
+        "from asyncrl.cli.main import main; main(['launch', 'quickstart', 'learner.lrr=1'])",
+        "from asyncrl.cli.main import main; main(['launch', 'quickstart', '--dry-run'])",
+    ],
+)
+def test_nothing_heavy_is_imported_before_a_recipe_is_accepted(statement):
+    script = f"{statement}\nimport sys\nprint(sorted({HEAVY!r} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_dry_run_shows_recipe_and_plan_and_starts_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["launch", "quickstart", "generators.count=3", "--dry-run", "learner.lr=1e-4"]) == ExitCode.COMPLETED
+    shown = capsys.readouterr().out
+    assert "lr: 0.0001" in shown
+    assert "count: 3" in shown
+    assert "a vLLM engine" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_everything_wrong_with_a_recipe_is_told(capsys):
+    assert main(["launch", "quickstart", "learner.lrr=1", "steps=0"]) == ExitCode.REFUSED
+    told = capsys.readouterr().err
+    assert "learner.lrr" in told
+    assert "steps: 0 does not fit; must be an integer >= 1" in told
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["lunch"],
+        ["launch"],
+        ["launch", "quickstart", "--dryrun"],
+        ["bench", "loop"],
+        ["bench", "loop", "--json", "no/where/x"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["launch", "--help"], ["bench", "loop", "--help"]])
+def test_help(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 0
+    assert "usage: asyncrl" in capsys.readouterr().out
+
+
+class TestRunToEnd:
+    @pytest.fixture
+    def end(self, tmp_path, capsys):
+        recipe = compose("quickstart", [f"run_dir={tmp_path}"])
+        folder = RunFolder.create(recipe)
+
+        def end(run: Callable[..., Summary]) -> tuple[ExitCode, str, RunFolder]:
+            code = run_to_end(run, recipe, folder, Console())
+            return code, capsys.readouterr().out, folder
+
+        return end
+
+    @pytest.mark.parametrize(("status", "code"), [("completed", 0), ("failed", 1), ("interrupted", 130)])
+    def test_the_exit_code_is_the_status(self, end, status, code):
+        assert end(lambda *_: Summary(status=Status(status), reason="why"))[0] == code
+
+    def test_an_error_of_our_own_is_shown_by_its_message(self, end):
+        def run(*_: object) -> Summary:
+            raise ComponentFailed("generator-1 died")
+
+        code, shown, folder = end(run)
+        assert code == ExitCode.FAILED
+        assert shown.splitlines()[0] == "Failed: generator-1 died"
+        assert shown.splitlines()[-1] == f"Logs: {folder.logs}"
+        assert Summary.read(folder.summary).reason == "generator-1 died"
+
+    def test_an_unexpected_error_leaves_its_traceback_in_the_log(self, end):
+        def run(*_: object) -> Summary:
+            raise KeyError("surprise")
+
+        code, shown, folder = end(run)
+        assert code == ExitCode.FAILED
+        assert "unexpected KeyError: 'surprise'; see driver.log" in shown
+        assert "Traceback" not in shown
+        log = (folder.logs / "driver.log").read_text()
+        assert "Traceback" in log
+        assert "KeyError: 'surprise'" in log
+
+    def test_an_interrupt_that_escapes_is_no_failure(self, end):
+        def run(*_: object) -> Summary:
+            raise KeyboardInterrupt
+
+        code, _, folder = end(run)
+        assert code == ExitCode.INTERRUPTED
+        assert Summary.read(folder.summary).status is Status.INTERRUPTED

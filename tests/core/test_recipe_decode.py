@@ -1,0 +1,113 @@
+from typing import Any
+
+import pytest
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.decode import decode_recipe
+from asyncrl.core.recipe.schema import GeneratedTasks, JsonLinesTasks, NoCorrection, TruncatedImportance
+
+
+def mapping(**sections: Any) -> dict[str, Any]:
+    return {"name": "x", "steps": 3, "model": {"path": "tiny"}, "environment": {"name": "calculator"}, **sections}
+
+
+def refusal(**sections: Any) -> RecipeError:
+    with pytest.raises(RecipeError) as caught:
+        decode_recipe(mapping(**sections))
+    return caught.value
+
+
+def test_defaults_are_filled_in():
+    recipe = decode_recipe(mapping(learner={"lr": 1}))
+    assert recipe.learner.lr == 1.0
+    assert recipe.learner.clip_grad == 1.0
+    assert recipe.tasks == GeneratedTasks()
+
+
+@pytest.mark.parametrize(
+    ("sections", "place", "meant"),
+    [
+        ({"learner": {"lrr": 1}}, "learner.lrr", "did you mean `learner.lr`?"),
+        ({"lerner": {}}, "lerner", "did you mean `learner`?"),
+        ({"lr": 1}, "lr", "did you mean `learner.lr`?"),
+        ({"buffer": {"staleness": 1}}, "buffer.staleness", "did you mean `buffer.max_staleness`?"),
+        ({"data": {"train": 1}}, "data", "the keys of a recipe are name, steps, model"),
+        ({"batch": {"zzz": 1}}, "batch.zzz", "the keys of batch are groups_per_step, group_size"),
+        ({"algorithm": {"loss": {"cliplow": 1}}}, "algorithm.loss.cliplow", "did you mean `algorithm.loss.clip_low`?"),
+        (
+            {"algorithm": {"correction": {"kind": "none", "bound": 2}}},
+            "algorithm.correction.bound",
+            "algorithm.correction of kind none has no keys; take it out",
+        ),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_real_one(sections, place, meant):
+    error = refusal(**sections)
+    assert (error.place, error.problem) == (place, "unknown key")
+    assert meant in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("sections", "place", "seen", "right"),
+    [
+        ({"steps": 0}, "steps", "0", "an integer >= 1"),
+        ({"steps": "3"}, "steps", "'3'", "an integer >= 1"),
+        ({"steps": 2.5}, "steps", "2.5", "an integer >= 1"),
+        ({"steps": True}, "steps", "True", "an integer >= 1"),
+        ({"learner": {"lr": -1e-4}}, "learner.lr", "-0.0001", "a number > 0"),
+        ({"learner": {"lr": float("nan")}}, "learner.lr", "nan", "a number > 0"),
+        ({"deadlines": {"batch": float("inf")}}, "deadlines.batch", "inf", "finite"),
+        ({"learner": {"min_lr_ratio": 1.5}}, "learner.min_lr_ratio", "1.5", "a number >= 0 and <= 1"),
+        ({"generators": {"dtype": "int8"}}, "generators.dtype", "'int8'", "one of bfloat16, float16, float32"),
+        ({"environment": {"name": ""}}, "environment.name", "''", "text, not empty"),
+        ({"environment": {"name": "x", "options": 3}}, "environment.options", "3", "a mapping"),
+        ({"name": "../x"}, "name", "'../x'", "text matching"),
+        ({"learner": None}, "learner", "null", "lr, warmup_steps"),
+        ({"model": "tiny"}, "model", "'tiny'", "path, max_context"),
+        ({"tasks": "mine.jsonl"}, "tasks", "'mine.jsonl'", "set tasks.kind to one of generated, jsonl"),
+        (
+            {"algorithm": {"correction": {"kind": "tis"}}},
+            "algorithm.correction.kind",
+            "'tis'",
+            "one of truncated_importance, none",
+        ),
+        ({"algorithm": {"correction": {"kind": ["none"]}}}, "algorithm.correction.kind", "['none']", "one of"),
+        ({"algorithm": {"advantage": {"kind": "gae"}}}, "algorithm.advantage.kind", "'gae'", "one of grpo"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_place_value_and_what_is_right(sections, place, seen, right):
+    error = refusal(**sections)
+    assert error.place == place
+    assert seen in error.problem
+    assert right in error.remedy
+
+
+def test_required_keys_are_asked_for():
+    with pytest.raises(RecipeError) as caught:
+        decode_recipe({})
+    texts = [str(caught.value), *caught.value.__notes__]
+    assert [text.split(":")[0] for text in texts] == ["name", "steps", "model", "environment"]
+    assert "must be a section with path" in texts[2]
+
+
+def test_everything_wrong_is_told_at_once():
+    error = refusal(learner={"lr": -1, "lrr": 2}, steps=0)
+    assert error.place == "steps"
+    assert len(error.__notes__) == 2
+
+
+def test_a_kind_left_out_is_the_default_s():
+    recipe = decode_recipe(mapping(algorithm={"correction": {"bound": 3}}, tasks={"train": 7}))
+    assert recipe.algorithm.correction == TruncatedImportance(bound=3.0)
+    assert recipe.tasks == GeneratedTasks(train=7)
+
+
+def test_another_kind_has_its_own_keys():
+    recipe = decode_recipe(mapping(tasks={"kind": "jsonl", "train": "a.jsonl", "evaluation": "b.jsonl"}))
+    assert recipe.tasks == JsonLinesTasks(train="a.jsonl", evaluation="b.jsonl")
+    assert refusal(tasks={"kind": "jsonl", "train": "a.jsonl"}).place == "tasks.evaluation"
+
+
+def test_no_correction_is_right_for_synchronous_training():
+    recipe = decode_recipe(mapping(algorithm={"correction": {"kind": "none"}}, buffer={"max_staleness": 0, "pipeline_depth": 0}))
+    assert recipe.algorithm.correction == NoCorrection()

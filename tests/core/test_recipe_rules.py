@@ -1,0 +1,58 @@
+from typing import Any
+
+import pytest
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.decode import decode_recipe
+
+RECIPE = {"name": "x", "steps": 3, "model": {"path": "tiny"}, "environment": {"name": "calculator"}}
+SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
+
+
+@pytest.mark.parametrize(
+    ("sections", "place", "remedy"),
+    [
+        ({"algorithm": {"correction": {"kind": "none"}}}, "algorithm.correction.kind", "buffer.max_staleness"),
+        ({"buffer": {"max_staleness": 2, "pipeline_depth": 3}}, "buffer.pipeline_depth", "at most 2"),
+        ({"buffer": {"max_staleness": 0}}, "buffer.pipeline_depth", "at most 0"),
+        ({"sampling": {"max_turn_tokens": 512}}, "sampling.max_turn_tokens", "below 512"),
+        ({"learner": {"micro_batch_tokens": 511}}, "learner.micro_batch_tokens", "at least 512"),
+        ({"batch": {"group_size": 65}}, "batch.group_size", "at most 64"),
+        ({"batch": {"groups_per_step": 3}, "learner": {"data_parallel": 4}}, "batch.groups_per_step", "at least 4"),
+        ({"learner": {"warmup_steps": 4}}, "learner.warmup_steps", "at most 3"),
+        ({"tasks": {"kind": "jsonl", "train": "a", "evaluation": "a"}}, "tasks.evaluation", "held-out"),
+        ({"environment": {"name": "x", "tool_timeout_s": 301}}, "environment.tool_timeout_s", "at most 300"),
+        ({"deadlines": {"batch": 299}}, "deadlines.batch", "at least 300"),
+        ({"deadlines": {"evaluation": 299}}, "deadlines.evaluation", "at least 300"),
+    ],
+)
+def test_a_contradiction_is_refused_with_a_remedy(sections: dict[str, Any], place: str, remedy: str):
+    with pytest.raises(RecipeError) as caught:
+        decode_recipe({**RECIPE, **sections})
+    assert caught.value.place == place
+    assert remedy in caught.value.remedy
+    assert not getattr(caught.value, "__notes__", [])
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"algorithm": {"correction": {"kind": "none"}}, "buffer": SYNCHRONOUS},
+        {"buffer": {"max_staleness": 1, "pipeline_depth": 1}},
+        {"sampling": {"max_turn_tokens": 511}},
+        {"learner": {"micro_batch_tokens": 512}},
+        {"batch": {"group_size": 64}},
+        {"batch": {"groups_per_step": 4}, "learner": {"data_parallel": 4}},
+        {"learner": {"warmup_steps": 3}},
+        {"environment": {"name": "x", "tool_timeout_s": 300}},
+        {"deadlines": {"batch": 300, "evaluation": 300}},
+    ],
+)
+def test_the_limit_itself_is_allowed(sections: dict[str, Any]):
+    decode_recipe({**RECIPE, **sections})
+
+
+def test_all_broken_rules_are_told_at_once():
+    with pytest.raises(RecipeError) as caught:
+        decode_recipe({**RECIPE, "learner": {"warmup_steps": 4, "micro_batch_tokens": 1}})
+    assert len(caught.value.__notes__) == 1

@@ -1,0 +1,138 @@
+from pathlib import Path
+
+import pytest
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.run.compose import compose, resolved_yaml, shipped_recipes
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(name: str, text: str) -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def refused(recipe: str, *overrides: str) -> RecipeError:
+    with pytest.raises(RecipeError) as caught:
+        compose(recipe, overrides)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_shipped_recipe_composes_and_reads_back(name, write):
+    recipe = compose(name)
+    assert compose(write("back.yaml", resolved_yaml(recipe))) == recipe
+
+
+def test_the_quickstart_is_shipped_and_short():
+    assert "quickstart" in shipped_recipes()
+    import recipes
+
+    text = (Path(recipes.__file__).parent / "quickstart.yaml").read_text()
+    assert len(text.splitlines()) < 60
+
+
+def test_overrides_set_keys_that_the_yaml_holds_and_keys_that_it_does_not():
+    recipe = compose("quickstart", ["learner.lr=1e-4", "learner.weight_decay=1", "tracking.uri=http://x", "seed=7"])
+    assert recipe.learner.lr == 1e-4
+    assert recipe.learner.weight_decay == 1.0
+    assert recipe.tracking.uri == "http://x"
+    assert recipe.seed == 7
+
+
+def test_a_key_taken_out_has_its_default_again():
+    assert compose("quickstart", ["~learner.lr"]).learner.lr == 1e-6
+
+
+def test_yaml_knows_exponents_without_a_point(write):
+    path = write("mine.yaml", "defaults: [quickstart, _self_]\nlearner: {lr: 1e-4}\n")
+    assert compose(path).learner.lr == 1e-4
+
+
+def test_a_recipe_elsewhere_extends_a_shipped_one(write):
+    path = write("deep/mine.yaml", "defaults:\n  - quickstart\n  - _self_\nname: mine\nbatch: {group_size: 4}\n")
+    recipe, quickstart = compose(path), compose("quickstart")
+    assert (recipe.name, recipe.batch.group_size) == ("mine", 4)
+    assert recipe.batch.groups_per_step == quickstart.batch.groups_per_step
+    assert recipe.model == quickstart.model
+
+
+def test_config_groups_shipped_and_of_one_s_own(write):
+    assert compose("quickstart", ["+pace=synchronous"]).buffer.max_staleness == 0
+    write("learner/slow.yaml", "lr: 1e-7\n")
+    write("learner/fast.yaml", "lr: 1e-3\n")
+    path = write("mine.yaml", "defaults: [quickstart, learner: slow, _self_]\n")
+    assert compose(path).learner.lr == 1e-7
+    assert compose(path, ["learner=fast"]).learner.lr == 1e-3
+    assert compose(path, ["+pace=synchronous"]).buffer.pipeline_depth == 0
+    assert "fast, slow" in refused(path, "learner=fats").remedy
+
+
+def test_an_unknown_key_reaches_the_schema():
+    error = refused("quickstart", "learner.lrr=1")
+    assert error.place == "learner.lrr"
+    assert "did you mean `learner.lr`?" in error.remedy
+
+
+def test_a_missing_recipe_names_the_shipped_ones():
+    for name in ("quickstrat", "nowhere/quickstrat.yaml"):
+        error = refused(name)
+        assert "did you mean `quickstart`?" in error.remedy
+        assert "shipped recipes: quickstart" in error.remedy
+    assert ".yaml" in refused("mine.yml").remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("name: x\nsteps: [1\nseed: 3\n", "line 3, column 5"),
+        ("name: x\nname: y\n", "duplicate key name"),
+        ("model:\n\tpath: tiny\n", "line 2, column 1"),
+    ],
+)
+def test_a_syntax_error_names_file_and_line(write, text, where):
+    error = refused(write("mine.yaml", text))
+    assert "mine.yaml, line" in error.problem
+    assert where in error.problem
+
+
+def test_a_syntax_error_in_an_extended_recipe_names_that_file(write):
+    write("base.yaml", "name: [\n")
+    assert "base.yaml, line" in refused(write("mine.yaml", "defaults: [base, _self_]\n")).problem
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("defaults: [quickstrat, _self_]\n", "'quickstrat'"),
+        ("defaults: [quickstart]\nname: mine\n", "end the list with _self_"),
+        ("defaults: [mine, _self_]\n", "leads back"),
+        ("defaults: [quickstart, _self_]\nname: ${nothing}\n", "'nothing' not found"),
+        ("defaults: [quickstart, _self_]\ntracking:\n  experiment: ???\n", "tracking.experiment"),
+        ("- a\n- b\n", "cannot compose"),
+    ],
+)
+def test_what_hydra_refuses_is_a_recipe_error(write, text, told):
+    assert told in str(refused(write("mine.yaml", text)))
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert "UTF-8" in refused(str(path)).remedy
+
+
+@pytest.mark.parametrize("override", ["learner.lr", "learner.lr=[1", "a b"])
+def test_an_unreadable_override_is_named(override):
+    assert repr(override) in refused("quickstart", override).problem
+
+
+def test_a_sweep_is_refused():
+    error = refused("quickstart", "learner.lr=1e-4,1e-5")
+    assert error.place == "learner.lr"
+    assert "launch once for each value" in error.remedy

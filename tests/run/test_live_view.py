@@ -1,0 +1,160 @@
+import io
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from asyncrl.run.compose import compose
+from asyncrl.run.live_view import LiveView
+from asyncrl.run.progress import Progress
+
+PROGRESS = Progress(
+    step=12,
+    steps=60,
+    version=12,
+    reward=0.512,
+    generator_tokens_per_s=12_345,
+    learner_tokens_per_s=23_456,
+    trajectories_per_s=88.2,
+    staleness_mean=1.21,
+    staleness_max=3,
+    staleness_bound=4,
+    running=20,
+    committed=7,
+    publish_seconds=0.043,
+    pause_seconds=0.012,
+    idle_generators=0.034,
+    idle_learner=0.31,
+    evaluation=0.61,
+    eta_s=125,
+)
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return compose("quickstart")
+
+
+@pytest.fixture
+def terminal():
+    return Console(file=io.StringIO(), force_terminal=True, width=100, height=30, color_system=None, _environ={})
+
+
+@pytest.fixture
+def pipe():
+    return Console(file=io.StringIO(), force_terminal=False, width=40, _environ={})
+
+
+def written(console: Console) -> str:
+    return console.file.getvalue()
+
+
+def test_plain_output_is_a_line_a_phase_and_a_line_every_few_seconds(pipe, recipe):
+    clock = Clock()
+    with LiveView(pipe, recipe, clock) as view:
+        view.phase("Starting 2 generators")
+        view.phase("Training")
+        for step in range(1, 61):
+            clock.seconds = step * 1.0
+            view.update(msgspec.structs.replace(PROGRESS, step=step))
+        view.note("version 60: evaluation reward 0.95 over [128] tasks")
+    lines = written(pipe).splitlines()
+    steps = [line.split("step ")[1].split("/")[0] for line in lines if "step " in line]
+    assert steps == ["1", "16", "31", "46", "60"]
+    assert len(lines) == 2 + 5 + 1
+    assert lines[0] == "       0.0 s  Starting 2 generators"
+    assert lines[-1].endswith("version 60: evaluation reward 0.95 over [128] tasks")
+    assert "staleness 1.21 (at most 3 of 4)" in lines[2]
+    assert "\x1b" not in written(pipe)
+
+
+def test_plain_warm_up_is_a_few_lines(pipe, recipe):
+    with LiveView(pipe, recipe, Clock()) as view:
+        view.phase("Making the tiny model")
+        for hundredth in range(101):
+            view.warmup(hundredth / 100, "31 % of calls succeed")
+        view.phase("Starting")
+        view.warmup(0.0, "again")
+    lines = written(pipe).splitlines()
+    assert [line.split(": ")[1].split(",")[0] for line in lines[1:6]] == ["0 %", "25 %", "50 %", "75 %", "100 %"]
+    assert len(lines) == 1 + 5 + 1 + 1
+
+
+def test_the_dashboard_shows_both_sides_and_staleness_against_its_bound(terminal, recipe):
+    with LiveView(terminal, recipe, Clock()) as view:
+        view.phase("Training")
+        view.update(PROGRESS)
+    shown = written(terminal)
+    for told in (
+        "asyncrl quickstart",
+        "step 12 of 60, 2 min 05 s to go",
+        "0.512",
+        "evaluation 0.610",
+        "12,345 tokens/s",
+        "idle 3 %",
+        "23,456 tokens/s",
+        "idle 31 %",
+        "■■■□",
+        "at most 3 of 4 versions",
+        "20 groups running, 7 waiting",
+        "delivered in 43 ms, generators paused 12 ms",
+    ):
+        assert told in shown
+
+
+@pytest.mark.parametrize("next_phase", [None, "Starting"])
+def test_the_warm_up_bar_goes_with_its_phase(terminal, recipe, next_phase):
+    def fail() -> None:
+        with LiveView(terminal, recipe, Clock()) as view:
+            view.phase("Making the tiny model")
+            view.warmup(0.4, "31 % of calls succeed")
+            if next_phase:
+                view.phase(next_phase)
+            raise RuntimeError("leaves what was shown last")
+
+    with pytest.raises(RuntimeError):
+        fail()
+    last = written(terminal).rpartition("asyncrl quickstart")[2]
+    assert ("31 % of calls succeed" in last) is (next_phase is None)
+    assert ("✓ Making the tiny model" in written(terminal)) is (next_phase is not None)
+
+
+def test_text_that_looks_like_markup_is_shown_as_it_is(terminal, recipe):
+    with LiveView(terminal, recipe, Clock()) as view:
+        view.phase("reading [bold]x[/nonsense]")
+        view.note("[red]y")
+    assert "reading [bold]x[/nonsense]" in written(terminal)
+    assert "[red]y" in written(terminal)
+
+
+def test_the_terminal_is_restored_after_an_exception(terminal, recipe):
+    def fail() -> None:
+        with LiveView(terminal, recipe, Clock()) as view:
+            view.phase("Training")
+            assert written(terminal).rfind(HIDE_CURSOR) > written(terminal).rfind(SHOW_CURSOR)
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        fail()
+    assert written(terminal).rfind(SHOW_CURSOR) > written(terminal).rfind(HIDE_CURSOR)
+    assert "✓ Training" not in written(terminal)
+
+
+def test_many_threads_may_write_while_it_is_redrawn(terminal, recipe):
+    with LiveView(terminal, recipe) as view, ThreadPoolExecutor(4) as threads:
+        view.phase("Training")
+        writing = [
+            threads.submit(view.update if number % 2 else view.note, PROGRESS if number % 2 else "x") for number in range(400)
+        ]
+        for written_one in writing:
+            written_one.result(timeout=30)

@@ -1,0 +1,140 @@
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.run.compose import compose
+from asyncrl.run.model_shape import read_shape
+from asyncrl.run.plan import Machine, make_plan
+from asyncrl.run.plan_view import plan_view
+
+ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
+QWEN3_0_6B = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+    "model_type": "qwen3",
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_0_6B))
+    return f"model.path={tmp_path}"
+
+
+def test_the_arithmetic_of_a_batch():
+    plan = make_plan(
+        compose(
+            "quickstart",
+            ["batch.groups_per_step=6", "batch.group_size=4", "buffer.pipeline_depth=2", "generators.max_running=32", "steps=10"],
+        ),
+        ROOMY,
+    )
+    assert plan.episodes_per_step == 24
+    assert plan.episodes_in_all == 240
+    assert plan.outstanding_groups == 18
+    assert plan.running_episodes == 64
+    assert (plan.usual_staleness, plan.worst_staleness) == (2, 4)
+
+
+def test_processes_are_counted():
+    recipe = compose("quickstart", ["generators.count=3", "learner.data_parallel=2", "learner.pipeline_parallel=2"])
+    plan = make_plan(recipe, ROOMY)
+    assert {process.role: process.count for process in plan.processes} == {
+        "driver": 1,
+        "Ray": 1,
+        "generator": 3,
+        "buffer": 1,
+        "learner": 4,
+    }
+    assert plan.ranks == 4
+    assert plan.total_bytes == sum(process.count * process.each_bytes for process in plan.processes)
+
+
+def test_parameters_are_read_from_the_model_s_config(model):
+    shape = read_shape(compose("quickstart", [model]))
+    # The published model has 596,049,920 parameters, norms included.
+    assert shape.parameters == pytest.approx(596_049_920, rel=1e-3)
+    assert shape.cache_bytes(2) == 28 * 8 * 128 * 2 * 2
+
+
+def test_memory_grows_with_the_model_and_shrinks_with_ranks(model):
+    def learner_bytes(*overrides: str) -> int:
+        plan = make_plan(compose("quickstart", overrides), ROOMY)
+        return next(process.each_bytes for process in plan.processes if process.role == "learner")
+
+    assert learner_bytes(model) > learner_bytes() + 596e6 * 16
+    assert learner_bytes(model, "learner.tensor_parallel=2") < learner_bytes(model) * 0.6
+    assert learner_bytes(model, "learner.data_parallel=2") < learner_bytes(model)
+
+
+def test_remarks_on_what_is_probably_not_meant(model):
+    roomy = make_plan(compose("quickstart", ["generators.kv_cache_mb=1024"]), ROOMY)
+    assert roomy.remarks == ()
+    (cramped,) = make_plan(compose("quickstart", ["generators.kv_cache_mb=1024"]), Machine(2 << 30, 1 << 30, 2)).remarks
+    assert "1.0 GiB are free" in cramped
+    (idle,) = make_plan(
+        compose(
+            "quickstart",
+            ["batch.groups_per_step=1", "generators.count=3", "generators.max_running=8", "generators.kv_cache_mb=1024"],
+        ),
+        ROOMY,
+    ).remarks
+    assert "some engines never have work" in idle
+    (preempted,) = make_plan(compose("quickstart", [model, "generators.kv_cache_mb=64"]), ROOMY).remarks
+    assert "preempts" in preempted
+
+
+@pytest.mark.parametrize(
+    ("override", "place"),
+    [
+        ("model.path=nowhere", "model.path"),
+        ("learner.tensor_parallel=3", "learner.tensor_parallel"),
+        ("generators.tensor_parallel=16", "generators.tensor_parallel"),
+        ("learner.pipeline_parallel=3", "learner.pipeline_parallel"),
+        ("environment.name=calculater", "environment.name"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(model, override, place):
+    with pytest.raises(RecipeError) as caught:
+        make_plan(compose("quickstart", [model, override]), ROOMY)
+    assert caught.value.place == place
+
+
+def test_a_context_beyond_the_model_s_is_refused(model):
+    recipe = compose("quickstart", [model, "model.max_context=50000", "learner.micro_batch_tokens=50000"])
+    with pytest.raises(RecipeError, match="at most 40960"):
+        make_plan(recipe, ROOMY)
+
+
+def test_a_config_that_is_no_model_s_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"hidden_size": "many"}')
+    with pytest.raises(RecipeError, match=r"cannot read .*config\.json"):
+        make_plan(compose("quickstart", [f"model.path={tmp_path}"]), ROOMY)
+
+
+def test_task_files_must_be_there(tmp_path):
+    (tmp_path / "train.jsonl").write_text("")
+    overrides = ["~tasks", "+tasks.kind=jsonl", f"+tasks.train={tmp_path}/train.jsonl", f"+tasks.evaluation={tmp_path}/no.jsonl"]
+    with pytest.raises(RecipeError) as caught:
+        make_plan(compose("quickstart", overrides), ROOMY)
+    assert caught.value.place == "tasks.evaluation"
+
+
+def test_the_view_tells_processes_memory_and_arithmetic():
+    recipe = compose("quickstart")
+    console = Console(width=110)
+    with console.capture() as captured:
+        console.print(plan_view(make_plan(recipe, Machine(2 << 30, 1 << 30, 2)), recipe))
+    text = captured.get()
+    for told in ("a vLLM engine", "a Megatron rank", "1.0 GiB free of 2.0 GiB here", "groups of", "never over 4", "Note: about"):
+        assert told in text

@@ -1,0 +1,40 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.run.compose import compose
+from asyncrl.run.folder import RunFolder
+
+
+def test_runs_that_start_together_never_share_a_folder(tmp_path):
+    recipe = compose("quickstart", [f"run_dir={tmp_path}/new/runs", "name=mine"])
+    with ThreadPoolExecutor(8) as threads:
+        folders = list(threads.map(lambda _: RunFolder.create(recipe), range(16)))
+    paths = {folder.path for folder in folders}
+    assert len(paths) == 16
+    assert all(path.name.startswith("mine-2") and path.is_dir() for path in paths)
+
+
+def test_the_folder_holds_the_resolved_recipe_and_room_for_logs(tmp_path):
+    recipe = compose("quickstart", [f"run_dir={tmp_path}", "learner.lr=1e-5"])
+    folder = RunFolder.create(recipe)
+    assert folder.logs.is_dir()
+    assert folder.path.is_absolute()
+    assert compose(str(folder.recipe)) == recipe
+
+
+def test_a_relative_run_dir_gives_absolute_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.create(compose("quickstart"))
+    assert folder.model.is_absolute()
+    assert folder.path.parent == tmp_path / "runs"
+
+
+def test_a_run_dir_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    recipe = msgspec.structs.replace(compose("quickstart"), run_dir=str(tmp_path / "file" / "runs"))
+    with pytest.raises(RecipeError, match="cannot make a run folder") as caught:
+        RunFolder.create(recipe)
+    assert caught.value.place == "run_dir"

@@ -1,0 +1,105 @@
+import json
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from asyncrl.run.compose import compose
+from asyncrl.run.end_view import end_view
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
+from buffers.ledger import Ledger, LedgerCounts
+
+SUMMARY = Summary(
+    status=Status.COMPLETED,
+    steps=60,
+    wall_s=251.5,
+    evaluation=EvaluationEnds(0.41, 0.95),
+    staleness=StalenessTotals(1.1, 3, 4),
+    tokens=TokenTotals(1_240_000, 1_100_000),
+    trajectories_per_s=36.1,
+    idle=IdleShares(0.03, 0.22),
+    versions_published=60,
+    ledger=LedgerCounts(
+        issued=1000, running=10, committed=6, taken=4, trained=960, filtered=12, expired=5, failed=3, reasons={"failed: data": 3}
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    recipe = compose("quickstart", [f"run_dir={tmp_path_factory.mktemp('runs')}"])
+    return recipe, RunFolder.create(recipe)
+
+
+def shown(summary: Summary, folder) -> list[str]:
+    console = Console(width=200)
+    with console.capture() as captured:
+        for part in end_view(summary, *folder):
+            console.print(part)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_the_file_has_these_keys_and_no_others(tmp_path):
+    path = tmp_path / "summary.json"
+    SUMMARY.write(path)
+    read = json.loads(path.read_text())
+    assert list(read) == [
+        "status",
+        "reason",
+        "steps",
+        "wall_s",
+        "eval",
+        "staleness",
+        "tokens",
+        "trajectories_per_s",
+        "idle",
+        "versions_published",
+        "ledger",
+    ]
+    assert read["status"] == "completed"
+    assert read["eval"] == {"first": 0.41, "last": 0.95}
+    assert read["staleness"] == {"mean": 1.1, "max": 3, "bound": 4}
+    assert read["tokens"] == {"generated": 1_240_000, "trained": 1_100_000}
+    assert read["idle"] == {"generators": 0.03, "learner": 0.22}
+    ledger = read["ledger"]
+    states = ["running", "committed", "taken", "trained", "filtered", "expired", "failed"]
+    assert ledger["issued"] == sum(ledger[state] for state in states)
+    assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
+    assert Summary.read(path) == SUMMARY
+
+
+def test_it_takes_the_buffer_s_own_counts():
+    ledger = Ledger()
+    ledger.issue()
+    summary = msgspec.structs.replace(SUMMARY, ledger=ledger.counts())
+    assert json.loads(msgspec.json.encode(summary))["ledger"]["running"] == 1
+
+
+def test_a_run_that_never_began_has_a_summary(tmp_path):
+    path = tmp_path / "summary.json"
+    Summary(status=Status.FAILED, reason="no Ray").write(path)
+    read = json.loads(path.read_text())
+    assert read["eval"] == {"first": None, "last": None}
+    assert read["ledger"]["issued"] == 0
+
+
+def test_a_failure_begins_with_its_reason_and_ends_with_the_logs(folder):
+    failed = msgspec.structs.replace(SUMMARY, status=Status.FAILED, reason="generator-1 died: [errno 9] exit code 3")
+    lines = shown(failed, folder)
+    assert lines[0] == "Failed: generator-1 died: [errno 9] exit code 3"
+    assert lines[-1] == f"Logs: {folder[1].logs}"
+
+
+def test_a_completed_run_ends_with_its_folder(folder):
+    lines = shown(SUMMARY, folder)
+    text = "\n".join(lines)
+    for told in ("60 in 4 min 12 s", "0.410 at first, 0.950 at last", "at most 3 of 4", "1.24 M generated", "960 trained"):
+        assert told in text
+    assert f"sqlite:///{folder[1].database}" in lines[-2]
+    assert lines[-1] == f"Run folder: {folder[1].path}"
+
+
+def test_nothing_is_made_of_a_run_without_a_step(folder):
+    lines = shown(Summary(status=Status.INTERRUPTED, reason="stopped by the user"), folder)
+    assert lines == ["Interrupted: stopped by the user", f"Run folder: {folder[1].path}"]

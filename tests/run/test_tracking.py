@@ -1,0 +1,78 @@
+import socket
+import time
+
+import pytest
+
+from asyncrl.core.errors import DeadlineExceeded
+from asyncrl.run.compose import compose, resolved_yaml
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.summary import Status
+from asyncrl.run.tracking import Tracker, TrackingFailed, flatten
+
+
+def make(tmp_path, *overrides: str):
+    recipe = compose("quickstart", [f"run_dir={tmp_path}", *overrides])
+    return recipe, RunFolder.create(recipe)
+
+
+def test_a_run_is_kept_whole_in_its_folder(tmp_path, capfd):
+    recipe, folder = make(tmp_path)
+    tracker = Tracker(recipe, folder)
+    began = time.monotonic()
+    tracker.start()
+    for step in range(1, 301):
+        tracker.log(step, {"reward/mean": step / 300, "staleness/max": 3.0, "learner/loss": float("nan")})
+        if step == 100:
+            tracker.log_text("trajectories/version-000100.txt", "a trajectory")
+    queued = time.monotonic() - began
+    tracker.finish(Status.INTERRUPTED, seconds=120)
+    took = time.monotonic() - began
+    assert queued < min(1.0, took / 2), "the training loop waited for MLflow"
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracker.uri)
+    experiment = client.get_experiment_by_name("asyncrl")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "KILLED"
+    assert run.info.run_name == folder.path.name
+    assert run.data.params["learner.lr"] == str(recipe.learner.lr)
+    assert run.data.params["algorithm.correction.kind"] == "truncated_importance"
+    history = client.get_metric_history(run.info.run_id, "reward/mean")
+    assert [(point.step, point.value) for point in history] == [(step, step / 300) for step in range(1, 301)]
+    assert [file.read_text() for file in folder.artifacts.rglob("recipe.yaml")] == [resolved_yaml(recipe)]
+    assert [file.read_text() for file in folder.artifacts.rglob("version-000100.txt")] == ["a trajectory"]
+
+    # A second run of the same experiment in the same store.
+    again = Tracker(recipe, folder)
+    again.start()
+    again.finish(Status.FAILED, seconds=60)
+    assert len(client.search_runs([experiment.experiment_id])) == 2
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_store_that_cannot_be_opened_is_told_to_the_owner(tmp_path):
+    recipe, folder = make(tmp_path, "tracking.uri=nowhere://x")
+    tracker = Tracker(recipe, folder)
+    tracker.start()
+    with pytest.raises(TrackingFailed, match=r"check tracking\.uri"):
+        tracker.finish(Status.COMPLETED, seconds=60)
+    with pytest.raises(TrackingFailed, match="nowhere"):
+        tracker.log(1, {"x": 1.0})
+
+
+def test_a_server_that_never_answers_holds_nobody_up(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        recipe, folder = make(tmp_path, f"tracking.uri=http://127.0.0.1:{silent.getsockname()[1]}")
+        tracker = Tracker(recipe, folder)
+        tracker.start()
+        began = time.monotonic()
+        tracker.log(1, {"x": 1.0})
+        assert time.monotonic() - began < 0.5
+        with pytest.raises(DeadlineExceeded, match="MLflow to take in the last records") as caught:
+            tracker.finish(Status.COMPLETED, seconds=0.5)
+        assert "2 records" in caught.value.remedy
+
+
+def test_flatten():
+    assert dict(flatten({"a": {"b": 1, "c": {}}, "d": "x"})) == {"a.b": 1, "a.c": {}, "d": "x"}
