@@ -1,8 +1,8 @@
 """The staleness contract, in one pure object: when a ticket may be issued, and what may still be trained.
 
-Always holds: no token older than ``max_staleness`` policy versions enters a loss; at most ``(pipeline_depth + 1)`` steps of groups
-are outstanding. A group is outstanding from its ticket until the clock has moved past the step that trained it, so a group issued
-at version v has fewer than ``(pipeline_depth + 1)`` steps of groups before it, and in order it is trained by ``v + pipeline_depth``.
+Always holds: no token older than ``max_staleness`` policy versions enters a loss; at most ``(pipeline_depth + 1)`` steps of
+groups are outstanding. A group is outstanding from its ticket until the clock has moved past the step that trained it, so a group
+issued at version v has fewer than that before it, and taken in order it is trained by version ``v + pipeline_depth``.
 """
 
 from collections.abc import Iterable

@@ -4,6 +4,7 @@ The driver adopts orphans (a Linux "child subreaper"), so that whatever an actor
 after the actor is gone, and can be found and ended at the end of the run.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -40,10 +41,8 @@ def kill_everything(exit_code: int) -> None:
 
 
 def _signal(process: psutil.Process, number: int) -> None:
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(number)
-    except psutil.NoSuchProcess:
-        pass
 
 
 def _name(process: psutil.Process) -> str:

@@ -1,4 +1,4 @@
-"""Makes the tiny model in a process of its own: ``python -m asyncrl.run.warm_up REQUEST``, progress as JSON lines on its output."""
+"""Makes the tiny model in a process of its own: ``python -m asyncrl.run.warm_up REQUEST``; progress as JSON lines."""
 
 import sys
 from typing import Any

@@ -65,6 +65,8 @@ class BufferActor:
         def taken() -> bool:
             nonlocal batch
             batch = self._buffer.take(version, self._groups_per_step)
+            if batch is None:
+                self._changed.notify_all()  # groups may have expired, which makes room for tickets
             return batch is not None
 
         try:
