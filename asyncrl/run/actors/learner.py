@@ -1,12 +1,13 @@
 """One learner rank as a Ray actor: it fetches its rows from the buffer, trains, and writes its part of each publication."""
 
+import os
 import socket
 from pathlib import Path
 from typing import Any
 
 import ray
 from learners.learner import Learner, StepReport
-from learners.megatron.parallel import RankSpec
+from learners.rank import RankSpec
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import PolicyVersion
@@ -37,17 +38,19 @@ class LearnerActor:
     def start(self, address: str, port: int) -> None:
         """Join the other ranks and load the model; a collective call."""
         sizes = self._recipe.learner
+        ranks = sizes.tensor_parallel * sizes.pipeline_parallel * sizes.data_parallel
         self._learner = Learner(
             self._recipe,
             self._model_path,
             RankSpec(
                 rank=self._rank,
-                world_size=sizes.tensor_parallel * sizes.pipeline_parallel * sizes.data_parallel,
+                world_size=ranks,
                 address=address,
                 port=port,
                 tensor=sizes.tensor_parallel,
                 pipeline=sizes.pipeline_parallel,
                 data=sizes.data_parallel,
+                threads=max(1, (os.cpu_count() or 1) // ranks),
             ),
         )
 
@@ -64,7 +67,7 @@ class LearnerActor:
 
     def save_pretrained(self, folder: Path) -> None:
         """Export the model as a Hugging Face folder; a collective call."""
-        self._started().save_pretrained(folder)
+        self._started().save_pretrained(str(folder))
 
     def close(self) -> None:
         """Leave the other ranks and remove what was published."""
