@@ -40,7 +40,7 @@ class Calculator(ToolEnvironment):
 
     @tool
     async def calculator(self, expression: str) -> str:
-        """One operation on two integers, such as 3*4."""
+        """One operation on two integers: +, - or *."""
         return str(calculate(expression))
 
     def reward(self, task: Task, answer: str) -> float:
@@ -72,7 +72,7 @@ def calculate(expression: str) -> int:
     """
     operation = _OPERATION.fullmatch(expression)
     if operation is None:
-        raise ToolError("one operation a call, such as 3*4")
+        raise ToolError("not one operation on two integers")
     left, operator, right = int(operation[1]), operation[2], int(operation[3])
     match operator:
         case "+":

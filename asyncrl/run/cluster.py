@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from generators.worker import EvaluationResult, GeneratorStatistics
-from learners.learner import StepReport
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import AsyncRLError
@@ -25,6 +23,8 @@ from asyncrl.run.asking import ask, watch
 from asyncrl.run.folder import RunFolder
 from asyncrl.weights.shared_memory import merge
 from buffers.replay_buffer import BufferStatistics
+from generators.worker import EvaluationResult, GeneratorStatistics
+from learners.learner import StepReport
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,10 @@ async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
     """
     if recipe.model.path == TINY:
         return await _make_tiny(recipe, view)
-    path = Path(recipe.model.path)
+    return _existing_folder(Path(recipe.model.path))
+
+
+def _existing_folder(path: Path) -> Path:
     if not (path / "config.json").is_file():
         raise RecipeError("model.path", f"{str(path)!r} holds no config.json", "name a Hugging Face folder, or 'tiny'")
     return path.resolve()

@@ -4,8 +4,6 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from generators.worker import EvaluationResult, GeneratorStatistics
-
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Metric, Reading, combine
@@ -18,6 +16,7 @@ from asyncrl.run.publisher import PublishTimes
 from asyncrl.run.totals import Totals, idle_share
 from asyncrl.run.tracking import Tracker
 from buffers.replay_buffer import BufferStatistics
+from generators.worker import EvaluationResult, GeneratorStatistics
 
 
 class Recorder:

@@ -3,11 +3,10 @@
 import time
 from collections.abc import Sequence
 
-from generators.worker import GeneratorStatistics
-
 from asyncrl.core.batch import Batch
 from asyncrl.core.metrics import Reading
 from buffers.replay_buffer import BufferStatistics
+from generators.worker import GeneratorStatistics
 
 
 class Totals:

@@ -1,6 +1,7 @@
 """Imported once by the server that test ranks are forked from: everything that takes long to import."""
 
 import transformers
+
 from learners.megatron import cpu_compat
 
 cpu_compat.install()

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from generators.chat import ChatFormat
-from generators.engine import VllmEngine
-from generators.worker import EvaluationResult, GeneratorStatistics, GeneratorWorker
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import FailureKind
@@ -19,6 +16,9 @@ from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.envs.load import load_environment
 from asyncrl.run.actors.output import route_output
+from generators.chat import ChatFormat
+from generators.engine import VllmEngine
+from generators.worker import EvaluationResult, GeneratorStatistics, GeneratorWorker
 
 DESK_DEADLINE_S = 60.0
 

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from learners.learner import Learner, StepReport
-from learners.rank import RankSpec
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import PolicyVersion
@@ -16,6 +14,8 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import decode
 from asyncrl.run.actors.output import route_output
 from asyncrl.weights.shared_memory import SharedMemoryWriter
+from learners.learner import Learner, StepReport
+from learners.rank import RankSpec
 
 FETCH_DEADLINE_S = 60.0
 
