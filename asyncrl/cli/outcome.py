@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,27 +56,39 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console) ->
     from asyncrl.run.summary import Status, Summary
 
     log = folder.logs / "driver.log"
-    _log_to(log)
-    try:
-        with LiveView(console, recipe) as view:
-            summary = run(recipe, folder, view)
-    except KeyboardInterrupt:
-        summary = Summary(status=Status.INTERRUPTED, reason="stopped by the user")
-        summary.write(folder.summary)
-    except Exception as error:
-        logger.exception("the run failed")
-        reason = str(error) if isinstance(error, AsyncRLError) else f"unexpected {type(error).__name__}: {error}; see {log.name}"
-        summary = Summary(status=Status.FAILED, reason=reason)
-        summary.write(folder.summary)
+    with _logging_to(log):
+        try:
+            with LiveView(console, recipe) as view:
+                summary = run(recipe, folder, view)
+        except KeyboardInterrupt:
+            summary = Summary(status=Status.INTERRUPTED, reason="stopped by the user")
+            summary.write(folder.summary)
+        except Exception as error:
+            logger.exception("the run failed")
+            own = isinstance(error, AsyncRLError)
+            reason = str(error) if own else f"unexpected {type(error).__name__}: {error}; see {log.name}"
+            summary = Summary(status=Status.FAILED, reason=reason)
+            summary.write(folder.summary)
     for part in end_view(summary, recipe, folder):
         # Sentences and paths are left in one piece for whoever copies or searches them.
         console.print(part, soft_wrap=isinstance(part, Text))
     return ExitCode[summary.status.name]
 
 
-def _log_to(file: Path) -> None:
-    """All logging and warnings of this process into a file: the terminal belongs to the live view."""
-    logging.basicConfig(
-        filename=file, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", encoding="utf-8", force=True
-    )
+@contextmanager
+def _logging_to(file: Path) -> Iterator[None]:
+    """All logging and warnings of this process go into a file: the terminal belongs to the live view."""
+    handler = logging.FileHandler(file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
     logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.setLevel(level)
+        root.removeHandler(handler)
+        handler.close()
