@@ -12,9 +12,8 @@ import msgspec
 from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.live_view import LiveView
+from asyncrl.run.model_shape import TINY
 from asyncrl.run.warm_up import Made, Request, Step
-
-TINY = "tiny"
 
 
 async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
