@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import GeneratedTasks, Recipe
 from asyncrl.core.task import Task
-from asyncrl.envs.load import environment_class
+from asyncrl.envs.load import make_tasks
 from buffers.tasks import read_json_lines
 
 
@@ -17,11 +16,7 @@ def load_tasks(recipe: Recipe, split: Literal["train", "evaluation"]) -> Sequenc
     Raises:
         RecipeError: the file cannot be read, or the environment makes no tasks of its own.
     """
-    tasks = recipe.tasks
-    place = f"tasks.{split}"
-    if not isinstance(tasks, GeneratedTasks):
-        return read_json_lines(Path(getattr(tasks, split)), place)
-    try:
-        return environment_class(recipe.environment.name).make_tasks(split, getattr(tasks, split), recipe.seed)
-    except NotImplementedError as error:
-        raise RecipeError(place, str(error), "set tasks.kind to jsonl and name the files") from error
+    where = getattr(recipe.tasks, split)
+    if isinstance(recipe.tasks, GeneratedTasks):
+        return make_tasks(recipe.environment, split, where, recipe.seed)
+    return read_json_lines(Path(where), f"tasks.{split}")
