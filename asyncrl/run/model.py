@@ -35,7 +35,9 @@ def _existing_folder(path: Path) -> Path:
 
 
 async def _make_tiny(recipe: Recipe, view: LiveView) -> Path:
-    request = msgspec.json.encode(Request(recipe.environment.options, recipe.seed)).decode()
+    # In an environment of the user's own it starts as it would for the calculator: it knows how to call a tool, and little else.
+    options = recipe.environment.options if recipe.environment.name == "calculator" else {}
+    request = msgspec.json.encode(Request(options, recipe.seed)).decode()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "asyncrl.run.warm_up", request, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
