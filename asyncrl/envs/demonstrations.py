@@ -1,14 +1,15 @@
-"""The ideal course of a calculator task: which calls to make, what each returns, and the answer. Material for a warm-up."""
+"""How a calculator task is solved: which calls to make, what each returns, and the answer. Material for a warm-up."""
 
 import msgspec
 
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
-from asyncrl.envs.calculator import Calculator, calculate_steps
+from asyncrl.envs.calculator import Calculator, calculate, calculate_steps
+from asyncrl.envs.tools import ToolError, error_text
 
 
 class Demonstration(msgspec.Struct, frozen=True):
-    """One ideal episode.
+    """One episode that ends well.
 
     Attributes:
         prompt: what the user asks.
@@ -27,3 +28,14 @@ def demonstrate(task: Task) -> Demonstration:
     steps = calculate_steps(task.prompt)
     calls = tuple((ToolCall(name, {"expression": operation}), str(value)) for operation, value in steps)
     return Demonstration(task.prompt, calls, answer=str(steps[-1][1]))
+
+
+def demonstrate_mistake(task: Task) -> Demonstration:
+    """Like :func:`demonstrate`, but the whole expression is tried in one call first, which is refused if it is too long."""
+    ideal = demonstrate(task)
+    call = ToolCall(Calculator.calculator.__name__, {"expression": task.prompt})
+    try:
+        calculate(task.prompt)
+    except ToolError as error:
+        return Demonstration(task.prompt, ((call, error_text(error)), *ideal.calls), ideal.answer)
+    return ideal

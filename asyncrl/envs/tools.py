@@ -80,6 +80,11 @@ class Tool:
         return result if isinstance(result, str) else msgspec.json.encode(result).decode()
 
 
+def error_text(problem: object) -> str:
+    """What the model reads when a call failed."""
+    return f"error: {problem}"
+
+
 class _Outcome(msgspec.Struct, frozen=True):
     text: str
     fault: Fault | None = None
@@ -144,7 +149,7 @@ class ToolEnvironment(Environment):
         try:
             arguments = tool.parameters.convert(call.arguments)
         except msgspec.ValidationError as error:
-            return _Outcome(f"error: {error}; use {tool.parameters.usage}", Fault.MALFORMED_CALL)
+            return _Outcome(error_text(f"{error}; use {tool.parameters.usage}"), Fault.MALFORMED_CALL)
         scope = asyncio.timeout(self.tool_timeout_s)
         try:
             async with scope:
@@ -152,16 +157,16 @@ class ToolEnvironment(Environment):
         except EnvironmentBroken:
             raise
         except ToolError as error:
-            return _Outcome(f"error: {error}", Fault.TOOL_ERROR)
+            return _Outcome(error_text(error), Fault.TOOL_ERROR)
         except Exception as error:
             if scope.expired():
-                return _Outcome(f"error: {call.name} took longer than {self.tool_timeout_s:g} s", Fault.TOOL_ERROR)
+                return _Outcome(error_text(f"{call.name} took longer than {self.tool_timeout_s:g} s"), Fault.TOOL_ERROR)
             logger.warning("tool %s of %s raised", call.name, type(self).__name__, exc_info=True)
-            return _Outcome(f"error: {type(error).__name__}: {error}", Fault.TOOL_ERROR)
+            return _Outcome(error_text(f"{type(error).__name__}: {error}"), Fault.TOOL_ERROR)
 
     def _malformed(self, problem: str) -> _Outcome:
         usages = ", ".join(tool.parameters.usage for tool in self.tools.values())
-        return _Outcome(f"error: {problem}; use {usages or 'no tool, there is none'}", Fault.MALFORMED_CALL)
+        return _Outcome(error_text(f"{problem}; use {usages or 'no tool, there is none'}"), Fault.MALFORMED_CALL)
 
 
 def _count(outcomes: list[_Outcome]) -> dict[str, float]:

@@ -1,0 +1,92 @@
+"""Demonstrations as token rows: rendered by the chat template, encoded, and marked where the assistant speaks.
+
+What the assistant says includes the token that ends its turn and excludes the header before it, exactly as if it were sampled.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.demonstrations import Demonstration
+from learners.tiny.chat_template import CHAT_TEMPLATE
+from learners.tiny.tokenizer import ASSISTANT_HEADER, END_OF_TURN
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One demonstration as tokens.
+
+    Attributes:
+        token_ids: [T].
+        spoken: [T], true where the assistant speaks.
+        calls: how many tool calls it makes.
+    """
+
+    token_ids: tuple[int, ...]
+    spoken: tuple[bool, ...]
+    calls: int
+
+
+class PaddedRows(msgspec.Struct, frozen=True):
+    """Rows of different lengths side by side, padded on the right.
+
+    Attributes:
+        token_ids: int64 [N, T].
+        spoken: bool [N, T], false on padding.
+    """
+
+    token_ids: torch.Tensor
+    spoken: torch.Tensor
+
+
+def messages(demonstration: Demonstration) -> list[dict[str, Any]]:
+    """The demonstration in the shape that chat templates take."""
+    conversation: list[dict[str, Any]] = [{"role": "user", "content": demonstration.prompt}]
+    for call, result in demonstration.calls:
+        function = {"name": call.name, "arguments": call.arguments}
+        conversation.append({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]})
+        conversation.append({"role": "tool", "content": result})
+    return [*conversation, {"role": "assistant", "content": demonstration.answer}]
+
+
+def render(demonstrations: Sequence[Demonstration]) -> list[str]:
+    """The text of each, tools included."""
+    tools = [tool.spec.as_template_input() for tool in Calculator.tools.values()]
+    texts, _ = render_jinja_template([messages(each) for each in demonstrations], tools=tools, chat_template=CHAT_TEMPLATE)
+    return list(texts)
+
+
+def encode(demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokenizerFast) -> list[Row]:
+    """The tokens of each, and where the assistant speaks."""
+    header = tokenizer.encode(ASSISTANT_HEADER)
+    end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
+    encoded = tokenizer(render(demonstrations), add_special_tokens=False)["input_ids"]
+    return [
+        Row(tuple(ids), tuple(_spoken(ids, header, end)), len(demonstration.calls))
+        for ids, demonstration in zip(encoded, demonstrations, strict=True)
+    ]
+
+
+def pad(rows: Sequence[Row]) -> PaddedRows:
+    """The rows as one tensor; attention is causal, so what the padding holds does not matter."""
+    length = max(len(row.token_ids) for row in rows)
+    return PaddedRows(
+        torch.tensor([row.token_ids + (0,) * (length - len(row.token_ids)) for row in rows]),
+        torch.tensor([row.spoken + (False,) * (length - len(row.spoken)) for row in rows]),
+    )
+
+
+def _spoken(token_ids: list[int], header: list[int], end: int) -> list[bool]:
+    spoken = [False] * len(token_ids)
+    speaking = False
+    for index, token_id in enumerate(token_ids):
+        spoken[index] = speaking
+        if token_id == end:
+            speaking = False
+        elif token_ids[index + 1 - len(header) : index + 1] == header:
+            speaking = True
+    return spoken
