@@ -1,0 +1,67 @@
+"""The tensors that a Hugging Face folder holds, by name and shape, and whether a publication brings exactly those."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from safetensors import safe_open
+
+from asyncrl.core.errors import WeightMismatch
+from asyncrl.core.publication import ShardRecord
+
+_NAMED = 8
+"""Tensors that an error names before it only counts."""
+
+
+class Checkpoint:
+    """What an engine began with, and so what every publication has to bring.
+
+    A tied output embedding may be absent or present on either side: it is the input embedding.
+
+    Raises:
+        WeightMismatch: if the folder has no safetensors files, so that nothing could be compared.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        files = sorted(Path(folder).glob("*.safetensors"))
+        if not files:
+            raise WeightMismatch(
+                f"{folder} has no *.safetensors file to compare publications with; save the model in that format"
+            )
+        config = json.loads((Path(folder) / "config.json").read_text())
+        self._optional = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for file in files:
+            with safe_open(file, "pt") as tensors:
+                self._shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+
+    def check(self, shards: Iterable[ShardRecord]) -> None:
+        """Check that ``shards`` are of exactly the tensors of the folder.
+
+        Raises:
+            WeightMismatch: naming tensors that are missing, unknown or of another shape.
+        """
+        published = {shard.name: tuple(shard.shape) for shard in shards}
+        missing = self._shapes.keys() - published.keys() - self._optional
+        unknown = published.keys() - self._shapes.keys() - self._optional
+        reshaped = [
+            f"{name} as {list(published[name])} instead of {list(self._shapes[name])}"
+            for name in sorted(published.keys() & self._shapes.keys())
+            if published[name] != self._shapes[name]
+        ]
+        problems = [
+            *([f"lacks {_some(sorted(missing))}"] if missing else []),
+            *([f"has unknown {_some(sorted(unknown))}"] if unknown else []),
+            *([f"has {_some(reshaped)}"] if reshaped else []),
+        ]
+        if problems:
+            raise WeightMismatch(
+                f"the publication {', '.join(problems)}, compared with {self._folder}; "
+                "the learner must export every tensor of that folder under its Hugging Face name"
+            )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -1,0 +1,76 @@
+"""The fingerprint of weights: one 64-bit number that two sides compare to prove that they hold the same bits.
+
+It is a sum over elements, modulo 2**64, so the parts of a model can be summed in any order and by any number of ranks. Each
+element adds ``(bits + 1) * w``, where the odd weight ``w`` is the product of one pseudo-random odd number for each coordinate,
+drawn from the tensor's name, the dimension and the element's index in the whole tensor. What always holds:
+
+* it does not depend on how tensors are cut into shards, nor on the device;
+* changing the bits of any one element changes it, for dtypes of up to 64 bits (an odd number is invertible modulo 2**64);
+* permuting elements, swapping tensors, or leaving one out changes it, but for a chance of about 2**-64.
+
+It detects mistakes, not malice: the weights are not secret.
+"""
+
+import hashlib
+
+import torch
+
+from asyncrl.core.publication import Shard
+
+_CHUNK = 1 << 20
+"""Elements widened to int64 at once: 8 MiB, which stays inside a cache and bounds memory on any device."""
+
+_INTEGER_OF_WIDTH = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def fingerprint(shard: Shard) -> int:
+    """The fingerprint of one rectangle, in ``[0, 2**64)``; those of disjoint rectangles add up, modulo 2**64.
+
+    Raises:
+        ValueError: if the tensor's elements are not 1, 2, 4 or 8 bytes wide.
+    """
+    tensor = shard.tensor.detach()
+    width = tensor.element_size()
+    if width not in _INTEGER_OF_WIDTH:
+        raise ValueError(
+            f"{shard.name}: elements of {tensor.dtype} are {width} bytes wide; only 1, 2, 4 and 8 have a fingerprint"
+        )
+    if tensor.numel() == 0:
+        return 0
+    if tensor.dim() == 0:
+        tensor = tensor.reshape(1)
+    bits = tensor.contiguous().view(_INTEGER_OF_WIDTH[width])
+    start = shard.start or (0,)
+    weights = [
+        _coordinate_weights(shard.name, dimension, first, extent, tensor.device)
+        for dimension, (first, extent) in enumerate(zip(start, bits.shape, strict=True))
+    ]
+    # Contract the last dimension first: one multiply and one add an element, and the small remainder costs nothing.
+    columns = bits.reshape(-1, bits.shape[-1])
+    rows_at_once = max(1, _CHUNK // columns.shape[1])
+    total = torch.cat([((rows.long() + 1) * weights[-1]).sum(-1) for rows in columns.split(rows_at_once)])
+    for weight in reversed(weights[:-1]):
+        total = (total.reshape(-1, len(weight)) * weight).sum(-1)
+    return int(total) % 2**64
+
+
+def _coordinate_weights(name: str, dimension: int, first: int, extent: int, device: torch.device) -> torch.Tensor:
+    """int64 [extent]: the odd numbers of indices ``first`` onwards; SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195)
+    from a seed that the name and the dimension choose."""
+    digest = hashlib.blake2b(f"{dimension}:{name}".encode(), digest_size=8).digest()
+    seed = int.from_bytes(digest, "little", signed=True)
+    index = torch.arange(first + 1, first + extent + 1, dtype=torch.int64, device=device)
+    mixed = index * _signed(0x9E3779B97F4A7C15) + seed
+    mixed = (mixed ^ _shift_right(mixed, 30)) * _signed(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ _shift_right(mixed, 27)) * _signed(0x94D049BB133111EB)
+    return (mixed ^ _shift_right(mixed, 31)) | 1
+
+
+def _shift_right(value: torch.Tensor, places: int) -> torch.Tensor:
+    """Logical shift: torch shifts the sign in, so mask it out."""
+    return (value >> places) & ((1 << (64 - places)) - 1)
+
+
+def _signed(value: int) -> int:
+    """The int64 that has the bits of an unsigned 64-bit constant."""
+    return value - 2**64 if value >= 2**63 else value

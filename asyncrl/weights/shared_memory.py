@@ -1,0 +1,171 @@
+"""The ``shm`` transport: learner ranks write their shards into the memory file system, engines on the same host map them.
+
+Each rank owns two files and alternates between them, so a publication stays readable while the next one is written, and is
+overwritten by the one after that: the publish protocol has every engine acknowledge a version before the next is written.
+The files are reused, because touching fresh pages costs more than the copy itself. They are written with system calls, not
+through a mapping: a full memory file system is then an error to report, where a mapping would kill the process.
+"""
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from asyncrl.core.errors import AsyncRLError, WeightMismatch
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication, Shard, ShardRecord
+from asyncrl.weights.coverage import by_tensor, check_coverage
+from asyncrl.weights.fingerprint import fingerprint
+
+_ALIGNMENT = 64
+"""Every shard begins at a multiple of this many bytes: a cache line, and enough for any dtype to be viewed in place."""
+
+
+class MemoryFull(AsyncRLError):
+    """The memory file system cannot hold the publication."""
+
+
+def memory_file_system() -> str:
+    """The directory whose files live in memory: Linux's shared memory mount, or the temporary folder where there is none."""
+    return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+
+
+class SharedMemoryWriter:
+    """One learner rank's side. Use as a context manager, or call :meth:`close`: the files outlive a process that does neither.
+
+    Args:
+        run_id: names the files; unique among the runs on this host.
+        rank: of the learner; ranks write to files of their own.
+        directory: where the files lie; engines must see it under the same path.
+    """
+
+    def __init__(self, run_id: str, rank: int, directory: str | None = None) -> None:
+        stem = Path(directory or memory_file_system()) / f"asyncrl-{run_id}-rank{rank}"
+        self._paths = tuple(f"{stem}-{side}" for side in ("even", "odd"))
+        self._files: list[int] = []
+        try:
+            for path in self._paths:
+                self._files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600))
+        except OSError:
+            self.close()
+            raise
+        self._side = 0
+
+    def write(self, version: PolicyVersion, shards: Iterable[Shard]) -> Publication:
+        """Write this rank's part of ``version`` over the part before the last. Tensors may live on any device.
+
+        Raises:
+            MemoryFull: if the memory file system has no room for it.
+        """
+        path, file = self._paths[self._side], self._files[self._side]
+        records: list[ShardRecord] = []
+        end = total = 0
+        for shard in shards:
+            offset = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = offset + self._write_at(path, file, offset, shard)
+            records.append(
+                ShardRecord(
+                    name=shard.name,
+                    shape=tuple(shard.shape),
+                    start=tuple(shard.start),
+                    extent=tuple(shard.tensor.shape),
+                    dtype=str(shard.tensor.dtype).removeprefix("torch."),
+                    file=0,
+                    offset=offset,
+                )
+            )
+            total += fingerprint(shard)
+        if os.fstat(file).st_size < end:  # a trailing shard of no elements
+            os.ftruncate(file, end)
+        self._side = 1 - self._side
+        return Publication(version=version, files=(path,), shards=tuple(records), fingerprint=total % 2**64)
+
+    def _write_at(self, path: str, file: int, offset: int, shard: Shard) -> int:
+        content = shard.tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+        remaining = memoryview(content.numpy())
+        try:
+            while remaining:
+                written = os.pwrite(file, remaining, offset)
+                remaining, offset = remaining[written:], offset + written
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            folder = os.statvfs(os.path.dirname(path))
+            size, free = folder.f_blocks * folder.f_frsize, folder.f_bavail * folder.f_frsize
+            raise MemoryFull(
+                f"{path}: no room for {len(remaining)} more bytes of {shard.name}, behind {offset} already written; its file "
+                f"system has {size} bytes, {free} of them free. Two versions must fit at once: make it larger (--shm-size for a "
+                "container, else mount -o remount,size=...), or remove what a killed run left there"
+            ) from error
+        return content.numel()
+
+    def close(self) -> None:
+        """Remove the files. Engines that still map them keep their bytes until they let go. Does nothing the second time."""
+        for file, path in zip(self._files, self._paths, strict=False):
+            os.close(file)
+            Path(path).unlink(missing_ok=True)
+        self._files = []
+
+    def __enter__(self) -> "SharedMemoryWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def merge(parts: Sequence[Publication]) -> Publication:
+    """The whole publication out of the parts that the ranks wrote.
+
+    Raises:
+        WeightMismatch: if the parts are of different versions, or do not cover every tensor exactly once.
+    """
+    versions = sorted({part.version for part in parts})
+    if len(versions) != 1:
+        raise WeightMismatch(f"the parts to merge are of versions {versions}; every rank must write the same version")
+    files: list[str] = []
+    shards: list[ShardRecord] = []
+    for part in parts:
+        shards += [ShardRecord(s.name, s.shape, s.start, s.extent, s.dtype, len(files) + s.file, s.offset) for s in part.shards]
+        files += part.files
+    for name, records in by_tensor(shards).items():
+        check_coverage(name, records)
+    return Publication(
+        version=versions[0],
+        files=tuple(files),
+        shards=tuple(shards),
+        fingerprint=sum(part.fingerprint for part in parts) % 2**64,
+    )
+
+
+def read(publication: Publication) -> Iterator[tuple[str, torch.Tensor]]:
+    """The published tensors, whole, in the order the shards name them.
+
+    A tensor that one shard holds is a view of the mapped file: read it, or copy it, before the publication is overwritten.
+    Writing to it changes this process's copy only.
+
+    Raises:
+        WeightMismatch: if a tensor is not covered exactly once.
+    """
+    files = [torch.from_file(path, shared=False, size=os.path.getsize(path), dtype=torch.uint8) for path in publication.files]
+    for name, records in by_tensor(publication.shards).items():
+        check_coverage(name, records)
+        if len(records) == 1:
+            yield name, _view(files, records[0])
+            continue
+        whole = torch.empty(records[0].shape, dtype=getattr(torch, records[0].dtype))
+        for record in records:
+            window = tuple(slice(start, start + extent) for start, extent in zip(record.start, record.extent, strict=True))
+            whole[window] = _view(files, record)
+        yield name, whole
+
+
+def _view(files: Sequence[torch.Tensor], record: ShardRecord) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, record.dtype)
+    size = dtype.itemsize
+    for extent in record.extent:
+        size *= extent
+    return files[record.file][record.offset : record.offset + size].view(dtype).view(record.extent)

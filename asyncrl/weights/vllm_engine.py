@@ -1,0 +1,161 @@
+"""The engines' side of the ``shm`` transport, as a vLLM weight-transfer backend, and the proof of what was loaded.
+
+vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``). What always holds for a load that
+raises nothing: the publication brought exactly the tensors of the checkpoint that the engine began with, each covered exactly
+once; vLLM's loaders took them into every parameter of the model; and the acknowledged fingerprint is of the very tensors that
+were handed to those loaders. On CPU, vLLM repacks linear weights into its kernels' own layout as it loads them, so what lies in
+the model afterwards cannot be compared bit for bit.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+from asyncrl.core.errors import WeightMismatch
+from asyncrl.core.publication import Publication, Shard
+from asyncrl.weights.checkpoint import Checkpoint
+from asyncrl.weights.fingerprint import fingerprint
+from asyncrl.weights.parent_watch import die_with_parent
+from asyncrl.weights.shared_memory import read
+
+BACKEND = "asyncrl_shm"
+
+
+def register() -> None:
+    """Make the backend known to vLLM in this process, and tie vLLM's child processes to their parent. Safe to call again."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryTransfer)
+    die_with_parent()
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """Nothing to agree on: a publication names its files."""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """``publication``: a :class:`Publication`, encoded as MessagePack."""
+
+    publication: bytes
+
+
+class SharedMemoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Loads published tensors from mapped files. One instance lives in each vLLM worker.
+
+    Attributes:
+        fingerprint: of the tensors that the last completed update handed to the model; ``None`` before the first and while one is
+            under way.
+    """
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    fingerprint: int | None = None
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Read what the checkpoint holds, and what the model has, before the first update replaces it."""
+        self._checkpoint = Checkpoint(self.model_config.model)
+        self._parameters = {name for name, _ in self.model.named_parameters()}
+        self._tied = _tied_layers(self.model)
+        # vLLM warns of every layer that a reload leaves untouched. Of these, tied ones are as they should be, others raise here.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+
+    def start_weight_update(self) -> None:
+        """Nothing yet: a publication is checked before the model is touched."""
+        self._loaded: int | None = None
+
+    def update_weights(self, update_info: dict[str, bytes]) -> None:
+        """As the base class, without its device synchronisation on builds of torch that have no accelerator."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Load a publication.
+
+        Raises:
+            WeightMismatch: if its tensors are not those of the checkpoint, or do not reach the whole model.
+        """
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        publication = msgspec.msgpack.decode(update_info.publication, type=Publication)
+        self._checkpoint.check(publication.shards)
+        initialize_layerwise_reload(self.model)
+        tensors = _Fingerprinting(read(publication), self.device)
+        reached = self.model.load_weights(tensors)
+        unreached = sorted(self._parameters - (reached or self._parameters)) or self._untouched_layers()
+        if unreached:
+            raise WeightMismatch(
+                f"version {publication.version} did not reach {', '.join(unreached)} of the engine's model; "
+                f"vLLM's loader for {type(self.model).__name__} does not take every tensor of its own checkpoint"
+            )
+        self._loaded = tensors.total
+
+    def _untouched_layers(self) -> list[str]:
+        """Layers none of whose elements were loaded since the reload began: vLLM would silently keep the old values."""
+        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+        untouched = []
+        for name, layer in self.model.named_modules():
+            info = get_layerwise_info(layer)
+            has_parameters = next(layer.parameters(recurse=False), None) is not None
+            if has_parameters and info.can_load() and info.load_numel == 0 and layer not in self._tied:
+                untouched.append(name)
+        return untouched
+
+    def finish_weight_update(self) -> None:
+        """Bring the loaded weights into the kernels' layout."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        if self._loaded is None:
+            raise WeightMismatch("a weight update was finished that loaded nothing")
+        finalize_layerwise_reload(self.model, self.model_config)
+        for layer in self._tied:
+            # A tied layer shares the new values, but on CPU also has a packed copy of the old ones, which no loader renews.
+            layer.quant_method.process_weights_after_loading(layer)
+        self.fingerprint, self._loaded = self._loaded, None
+
+    def shutdown(self) -> None:
+        """Nothing to release: mappings end with the tensors that view them."""
+
+
+def _tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Layers whose parameters all belong to a layer before them, e.g. an output embedding tied to the input embedding."""
+    seen: set[int] = set()
+    tied = []
+    for layer in model.modules():
+        own = {id(parameter) for parameter in layer.parameters(recurse=False)}
+        if own and own <= seen:
+            tied.append(layer)
+        seen |= own
+    return tied
+
+
+class _Fingerprinting:
+    """Passes tensors on to the model, on its device, and sums their fingerprint as they go."""
+
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device) -> None:
+        self._tensors, self._device = tensors, device
+        self.total = 0
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self._tensors:
+            local = tensor.to(self._device)
+            start = (0,) * local.dim()
+            self.total = (self.total + fingerprint(Shard(name, tuple(local.shape), start, local))) % 2**64
+            yield name, local
+
+
+class AcknowledgingWorker:
+    """Mixed into vLLM's worker class (``worker_extension_cls``), so that the front end can ask for the proof."""
+
+    weight_transfer_engine: SharedMemoryTransfer
+
+    def acknowledge_weights(self) -> int | None:
+        """Fingerprint of the weights this worker loaded last."""
+        return self.weight_transfer_engine.fingerprint

@@ -1,0 +1,82 @@
+"""What an engine gives back for one turn, and what the rest of the room needs of an engine."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication
+from asyncrl.core.trajectory import VersionSpan
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """The tokens sampled in one turn.
+
+    Attributes:
+        token_ids: int32 [T], the stop token included.
+        logprobs: float32 [T], in nats, of the distribution that was sampled from.
+        spans: which policy version sampled which tokens, counted from the completion's first; they cover ``[0, T)``.
+        finished_by_stop: whether the last token is a stop token; if not, the turn was cut at its length.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    spans: tuple[VersionSpan, ...]
+    finished_by_stop: bool
+
+
+class EngineUse(msgspec.Struct, frozen=True):
+    """What an engine has done since it was ready; all counters only grow.
+
+    Attributes:
+        tokens_generated: tokens sampled.
+        tokens_by_version: the same, by the policy version that sampled them.
+        wall_seconds: since the engine was ready.
+        idle_seconds: of these, how long nothing was running or the engine was paused.
+        paused_seconds: of these, how long the engine was paused.
+        running: requests running now.
+        last_pause_seconds: how long the last installation kept the engine from generating.
+        last_install_seconds: how long the last installation took in all.
+    """
+
+    tokens_generated: int
+    tokens_by_version: dict[PolicyVersion, int]
+    wall_seconds: float
+    idle_seconds: float
+    paused_seconds: float
+    running: int
+    last_pause_seconds: float
+    last_install_seconds: float
+
+
+class Engine(Protocol):
+    """An inference engine whose weights can be replaced while it generates."""
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The policy version whose weights it samples with."""
+        ...
+
+    async def generate(
+        self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int, request_id: str
+    ) -> Completion:
+        """Sample one turn after ``token_ids``. Cancelling the call abandons the request.
+
+        Raises:
+            ComponentFailed: the engine died, or an installation failed.
+        """
+        ...
+
+    async def install(self, publication: Publication) -> int:
+        """Load published weights under the running requests; returns the fingerprint of what was loaded.
+
+        Raises:
+            WeightMismatch: the publication did not reach the whole model.
+        """
+        ...
+
+    def use(self) -> EngineUse:
+        """Counters since the engine was ready."""
+        ...

@@ -1,0 +1,270 @@
+"""One vLLM engine: sampled tokens with their log-probabilities and policy versions, and weights replaced under running requests.
+
+Which policy sampled a token is vLLM's own report, made in the process that samples. What always holds:
+
+* a request that begins after an installation never reads keys and values that older weights computed: cached prefixes are found
+  under the version they were computed for (vLLM's ``cache_salt``). vLLM can empty its prefix cache only when no request runs;
+* a request that is running during an installation keeps the keys and values it has, and its later tokens are sampled by the new
+  weights on top of them, as is customary; its spans say where that happened;
+* after a failed installation, nothing that the engine sampled is handed out.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from asyncrl.core.deadline import deadline
+from asyncrl.core.errors import ComponentFailed, WeightMismatch
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.trajectory import VersionSpan
+from generators.completion import Completion, EngineUse
+from generators.occupancy import Occupancy
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.outputs import CompletionOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+TRANSFER_BACKEND = "asyncrl_shm"
+"""Registered in vLLM's processes by :mod:`asyncrl.weights.vllm_engine`."""
+WORKER_EXTENSION = "asyncrl.weights.vllm_engine.AcknowledgingWorker"
+
+CPU_BLOCK_TOKENS = 32
+"""Tokens of a key-value block on CPU: the smallest its attention takes, so that short prompts can share a cached prefix."""
+BATCHED_TOKENS = 8192
+"""Tokens one engine step may process, at least; more than any prompt, so that none is prefilled in pieces."""
+
+_WARM_UP_REQUESTS = 8
+_WARM_UP_TOKENS = 16
+
+
+class VllmEngine:
+    """Made by :meth:`start`; ended by :meth:`close`."""
+
+    def __init__(self, llm: "AsyncLLM", clock: Callable[[], float]) -> None:
+        self._llm, self._clock = llm, clock
+        self._version = PolicyVersion(0)
+        self._cache_salt = "0"
+        self._installing = asyncio.Lock()
+        self._failure: str | None = None
+        self._reset_counters()
+
+    def _reset_counters(self) -> None:
+        self._occupancy = Occupancy(self._clock)
+        self._tokens_by_version: dict[PolicyVersion, int] = {}
+        self._last_pause_seconds = self._last_install_seconds = 0.0
+
+    @classmethod
+    async def start(
+        cls,
+        recipe: Recipe,
+        model_path: str,
+        *,
+        index: int = 0,
+        cores: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> "VllmEngine":
+        """Bring up an engine and warm it.
+
+        Args:
+            recipe: names sizes and dtype.
+            model_path: a Hugging Face folder; its weights are version 0.
+            index: of the engine in the pool; engines of one pool sample differently.
+            cores: bind the model's threads to these, e.g. ``0,2-4`` (CPU only); by default each engine of the pool has an equal
+                share of the host's cores, unbound.
+            clock: of the engine's counters.
+
+        Raises:
+            DeadlineExceeded: after ``deadlines.start``.
+        """
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would miss the plug-in, and copy this process's threads
+        remedy = "see its log for what it was doing; raise deadlines.start if the model is large"
+        async with deadline(recipe.deadlines.start, waiter=f"generator {index}", owner="its vLLM engine to start", remedy=remedy):
+            llm = await asyncio.to_thread(_build, recipe, model_path, index, cores)
+            engine = cls(llm, clock)
+            await engine._warm_up(recipe)
+        return engine
+
+    async def _warm_up(self, recipe: Recipe) -> None:
+        """The first requests compile kernels, seconds of it; that belongs into no measurement and under no shorter deadline."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest({}))
+        length = min(_WARM_UP_TOKENS, recipe.model.max_context // 2)
+        async with asyncio.TaskGroup() as group:
+            for number in range(_WARM_UP_REQUESTS):
+                group.create_task(
+                    self.generate(
+                        range(1, 1 + length),
+                        max_tokens=length,
+                        temperature=float(number % 2),
+                        stop_token_id=0,
+                        request_id=f"warm-up-{number}",
+                    )
+                )
+        self._reset_counters()
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The policy version whose weights sample now."""
+        return self._version
+
+    async def generate(
+        self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int, request_id: str
+    ) -> Completion:
+        """Sample one turn after ``token_ids``; see :class:`generators.completion.Engine`."""
+        from vllm import SamplingParams
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        # No seed for each request: vLLM's CPU sampler cannot honour one. The engine's own seed makes runs repeatable.
+        sampling = SamplingParams(
+            temperature=temperature,
+            max_tokens=max_tokens,
+            stop_token_ids=[stop_token_id],
+            ignore_eos=True,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = tokens_input(list(token_ids), cache_salt=self._cache_salt)
+        self._occupancy.enter()
+        try:
+            async for result in self._llm.generate(prompt, sampling, request_id):
+                output = result.outputs[0]
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise ComponentFailed(f"the vLLM engine died while it generated ({error}); see its log") from error
+        finally:
+            self._occupancy.leave()
+        if self._failure is not None:
+            raise ComponentFailed(f"the vLLM engine has unknown weights, because an installation failed: {self._failure}")
+        return self._completion(output)
+
+    def _completion(self, output: "CompletionOutput") -> Completion:
+        spans = tuple(VersionSpan(span.start, span.end, _version_of(span.version)) for span in output.weight_versions or ())
+        for span in spans:
+            self._tokens_by_version[span.version] = self._tokens_by_version.get(span.version, 0) + span.end - span.start
+        return Completion(
+            token_ids=np.array(output.token_ids, np.int32),
+            logprobs=np.array(output.logprobs.logprobs, np.float32),
+            spans=spans,
+            finished_by_stop=output.finish_reason == "stop",
+        )
+
+    async def install(self, publication: Publication) -> int:
+        """Load ``publication`` under the running requests; see :class:`generators.completion.Engine`.
+
+        The pause is what it takes to load. Requests keep their place and their cache; none is aborted or prefilled again.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        update = WeightTransferUpdateRequest({"publication": msgspec.msgpack.encode(publication)})
+        async with self._installing:
+            began = self._clock()
+            try:
+                await self._llm.pause_generation(mode="keep", clear_cache=False)
+                self._occupancy.pause()
+                paused = self._clock()
+                # Requests from here on wait for the new weights to prefill them, and must find none of the old cache.
+                self._cache_salt = str(publication.version)
+                try:
+                    await self._llm.start_weight_update()
+                    await self._llm.update_weights(update)
+                    await self._llm.finish_weight_update(str(publication.version))
+                    self._version = publication.version
+                except BaseException as error:
+                    self._failure = str(error) or type(error).__name__
+                    raise
+                finally:
+                    await self._llm.resume_generation()
+                    self._occupancy.resume()
+                    self._last_pause_seconds = self._clock() - paused
+                acknowledged = await self._llm.collective_rpc("acknowledge_weights")
+            except EngineDeadError as error:
+                raise ComponentFailed(f"the vLLM engine died while version {publication.version} was installed") from error
+            except Exception as error:
+                # vLLM reports whatever went wrong in a worker as a bare Exception with the message.
+                raise WeightMismatch(f"version {publication.version} could not be installed: {error}") from error
+            self._last_install_seconds = self._clock() - began
+        if len(set(acknowledged)) != 1:
+            raise WeightMismatch(f"the workers of one engine loaded different weights: fingerprints {acknowledged}")
+        return acknowledged[0]
+
+    def use(self) -> EngineUse:
+        """Counters since the engine was ready."""
+        return EngineUse(
+            tokens_generated=sum(self._tokens_by_version.values()),
+            tokens_by_version=dict(self._tokens_by_version),
+            wall_seconds=self._occupancy.wall_seconds,
+            idle_seconds=self._occupancy.idle_seconds,
+            paused_seconds=self._occupancy.paused_seconds,
+            running=self._occupancy.running,
+            last_pause_seconds=self._last_pause_seconds,
+            last_install_seconds=self._last_install_seconds,
+        )
+
+    async def close(self, seconds: float = 5.0) -> None:
+        """Stop vLLM's processes; what has not stopped after ``seconds`` is killed."""
+        await asyncio.to_thread(self._llm.shutdown, seconds)
+
+
+def _version_of(label: str) -> PolicyVersion:
+    """vLLM calls the weights an engine began with ``default``."""
+    return PolicyVersion(0 if label == "default" else int(label))
+
+
+def _build(recipe: Recipe, model_path: str, index: int, cores: str | None) -> "AsyncLLM":
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(_arguments(recipe, model_path, index, cores))
+
+
+def _arguments(recipe: Recipe, model_path: str, index: int, cores: str | None) -> "AsyncEngineArgs":
+    from vllm.config.weight_transfer import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    return AsyncEngineArgs(
+        model=model_path,
+        skip_tokenizer_init=True,
+        dtype=recipe.generators.dtype,
+        seed=recipe.seed + index,
+        max_model_len=recipe.model.max_context,
+        max_num_seqs=recipe.generators.max_running,
+        max_num_batched_tokens=max(BATCHED_TOKENS, recipe.model.max_context),
+        tensor_parallel_size=recipe.generators.tensor_parallel,
+        enable_prefix_caching=True,
+        logprobs_mode="processed_logprobs",
+        weight_transfer_config=WeightTransferConfig(backend=TRANSFER_BACKEND),
+        worker_extension_cls=WORKER_EXTENSION,
+        disable_log_stats=True,
+        **(_cpu_arguments(recipe, cores) if current_platform.is_cpu() else _gpu_arguments(recipe)),
+    )
+
+
+def _cpu_arguments(recipe: Recipe, cores: str | None) -> dict[str, Any]:
+    from generators.cpu_executor import parse_cores, thread_config
+
+    return {
+        "kv_cache_memory_bytes": recipe.generators.kv_cache_mb << 20,
+        "block_size": CPU_BLOCK_TOKENS,
+        # Compiling takes longer than a small run, and a compiled graph would keep the packed weights it was made with.
+        "enforce_eager": True,
+        "distributed_executor_backend": "generators.cpu_executor.InProcessExecutor",
+        "additional_config": thread_config(parse_cores(cores) if cores else None, recipe.generators.count),
+    }
+
+
+def _gpu_arguments(recipe: Recipe) -> dict[str, Any]:
+    return {"gpu_memory_utilization": recipe.generators.gpu_memory_share}

@@ -1,0 +1,204 @@
+"""One episode: the model and the environment take turns until something ends it.
+
+What always holds: the environment is closed exactly once, whatever happened; what it raises fails the attempt and never becomes a
+reward; what the model does badly ends in a stop reason and a reward, and never fails the attempt.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import msgspec
+import numpy as np
+
+from asyncrl.core.deadline import deadline
+from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.ids import GroupId
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.task import Task
+from asyncrl.core.trajectory import Sampling, StopReason, Trajectory
+from asyncrl.envs.base import Environment, Fault, Observation, StepResult
+from generators.chat import ChatFormat
+from generators.completion import Engine
+from generators.row import Row
+from generators.tool_calls import ToolCallReader
+
+
+class EpisodeLimits(msgspec.Struct, frozen=True):
+    """What bounds an episode, and what ends it.
+
+    Attributes:
+        max_turns, max_turn_tokens, max_context, episode_timeout_s: as the recipe's keys of the same names.
+        temperature: of the sampling.
+        end_on: the faults that end an episode; others are only told to the model.
+        close_timeout_s: how long the environment's ``close`` may take.
+    """
+
+    max_turns: int
+    max_turn_tokens: int
+    max_context: int
+    temperature: float
+    end_on: frozenset[Fault]
+    episode_timeout_s: float
+    close_timeout_s: float
+
+    @classmethod
+    def of(cls, recipe: Recipe, temperature: float) -> "EpisodeLimits":
+        """The limits that a recipe sets; ``temperature`` is that of its training or of its evaluation."""
+        environment = recipe.environment
+        policies = {Fault.MALFORMED_CALL: environment.on_malformed_call, Fault.TOOL_ERROR: environment.on_tool_error}
+        return cls(
+            max_turns=environment.max_turns,
+            max_turn_tokens=recipe.sampling.max_turn_tokens,
+            max_context=recipe.model.max_context,
+            temperature=temperature,
+            end_on=frozenset(fault for fault, policy in policies.items() if policy == "end"),
+            episode_timeout_s=environment.episode_timeout_s,
+            close_timeout_s=environment.tool_timeout_s,
+        )
+
+
+class EpisodeName(msgspec.Struct, frozen=True):
+    """Which episode of the run it is."""
+
+    group_id: GroupId
+    sample_index: int
+    attempt: int
+
+
+class EpisodeTools(msgspec.Struct, frozen=True):
+    """What all episodes of one worker share: the engine, the chat format, the reader of tool calls, the maker of environments."""
+
+    engine: Engine
+    chat: ChatFormat
+    reader: ToolCallReader
+    environment_factory: Callable[[], Environment]
+
+
+async def run_episode(task: Task, name: EpisodeName, limits: EpisodeLimits, tools: EpisodeTools) -> Trajectory:
+    """Run one episode of ``task``; its reward is the sum of its turns' rewards.
+
+    Raises:
+        EnvironmentBroken: the environment raised, hung in ``reset``, or wrote a prompt that leaves no room for a turn.
+        ComponentFailed: the engine died.
+    """
+    row = Row()
+    metrics: dict[str, float] = {}
+    async with _environment_of(task, limits, tools) as environment:
+        scope = asyncio.timeout(limits.episode_timeout_s)
+        try:
+            async with scope:
+                stop_reason = await _play(environment, task, name, limits, tools, row, metrics)
+        except TimeoutError as error:
+            if not row:
+                problem = f"reset() took longer than environment.episode_timeout_s = {limits.episode_timeout_s:g} s"
+                raise EnvironmentBroken(f"task {task.id}: {problem}") from error
+            stop_reason = StopReason.EPISODE_TIMEOUT
+    return Trajectory(
+        task_id=task.id,
+        group_id=name.group_id,
+        sample_index=name.sample_index,
+        attempt=name.attempt,
+        token_ids=np.array(row.token_ids, np.int32),
+        logprobs=row.logprobs,
+        loss_mask=row.loss_mask,
+        version_spans=row.version_spans,
+        turns=row.turns,
+        reward=sum(row.rewards),
+        stop_reason=stop_reason,
+        sampling=Sampling(temperature=limits.temperature, top_p=1.0, top_k=0),
+        metrics=metrics,
+    )
+
+
+async def _play(
+    environment: Environment,
+    task: Task,
+    name: EpisodeName,
+    limits: EpisodeLimits,
+    tools: EpisodeTools,
+    row: Row,
+    metrics: dict[str, float],
+) -> StopReason:
+    """Take turns, growing ``row`` and ``metrics``, which are valid at every await: a deadline may end the episode there."""
+    observation = await _reset(environment, task)
+    row.append_given(tools.chat.prompt_ids(observation.messages, observation.tools))
+    if len(row) >= limits.max_context:
+        raise EnvironmentBroken(
+            f"task {task.id}: its prompt has {len(row)} tokens, and model.max_context is {limits.max_context}; raise that, or "
+            "leave such tasks out"
+        )
+    for turn in range(limits.max_turns):
+        completion = await tools.engine.generate(
+            row.token_ids,
+            max_tokens=min(limits.max_turn_tokens, limits.max_context - len(row)),
+            temperature=limits.temperature,
+            stop_token_id=tools.chat.end_of_turn,
+            request_id=f"{name.group_id}-{name.sample_index}-{turn}",
+        )
+        row.append_turn(completion)
+        if not completion.finished_by_stop:
+            full = len(completion.token_ids) < limits.max_turn_tokens
+            return StopReason.CONTEXT_LENGTH if full else StopReason.TURN_LENGTH
+        text = tools.chat.turn_text(completion.token_ids.tolist())
+        result = await _step(environment, task, tools.reader, text)
+        row.reward_turn(result.reward)
+        for metric, value in result.metrics.items():
+            metrics[metric] = metrics.get(metric, 0.0) + value
+        if result.done:
+            return StopReason.ENVIRONMENT_DONE
+        if result.fault in limits.end_on:
+            return StopReason.MALFORMED_CALL if result.fault is Fault.MALFORMED_CALL else StopReason.TOOL_ERROR
+        if turn + 1 < limits.max_turns:
+            delta = tools.chat.delta_ids(result.observation.messages)
+            if len(row) + len(delta) >= limits.max_context:
+                return StopReason.CONTEXT_LENGTH
+            row.append_given(delta)
+    return StopReason.MAX_TURNS
+
+
+async def _reset(environment: Environment, task: Task) -> Observation:
+    with _blaming(environment, "reset", task):
+        observation = await environment.reset(task)
+        if not isinstance(observation, Observation):
+            raise TypeError(f"it must return an Observation, not {observation!r}")
+        return observation
+
+
+async def _step(environment: Environment, task: Task, reader: ToolCallReader, text: str) -> StepResult:
+    action = reader.read(text)
+    with _blaming(environment, "step", task):
+        result = await environment.step(action)
+        if not isinstance(result, StepResult):
+            raise TypeError(f"it must return a StepResult, not {result!r}")
+        return result
+
+
+@asynccontextmanager
+async def _environment_of(task: Task, limits: EpisodeLimits, tools: EpisodeTools) -> AsyncIterator[Environment]:
+    """A fresh environment, closed at the end."""
+    try:
+        environment = tools.environment_factory()
+    except Exception as error:
+        raise EnvironmentBroken(f"task {task.id}: no environment could be made: {type(error).__name__}: {error}") from error
+    try:
+        yield environment
+    finally:
+        name = type(environment).__name__
+        with _blaming(environment, "close", task):
+            async with deadline(
+                limits.close_timeout_s, waiter=f"task {task.id}", owner=f"{name}.close", remedy="raise environment.tool_timeout_s"
+            ):
+                await environment.close()
+
+
+@contextmanager
+def _blaming(environment: Environment, method: str, task: Task) -> Iterator[None]:
+    """What the enclosed call of the user's code raises is the environment's fault, and says so."""
+    try:
+        yield
+    except EnvironmentBroken:
+        raise
+    except Exception as error:
+        where = f"{type(environment).__name__}.{method}"
+        raise EnvironmentBroken(f"task {task.id}: {where} raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,63 @@
+"""How an engine's time was spent: generating, idle, paused. Fed with the moments at which that changes; nothing is sampled."""
+
+from collections.abc import Callable
+
+
+class Occupancy:
+    """Time since creation splits exactly into busy and idle: idle is when no request runs, or the engine is paused.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began = self._changed = clock()
+        self._idle = self._pausing = 0.0
+        self._paused = False
+        self.running = 0
+
+    def enter(self) -> None:
+        """A request began."""
+        self._settle()
+        self.running += 1
+
+    def leave(self) -> None:
+        """A request ended."""
+        self._settle()
+        self.running -= 1
+
+    def pause(self) -> None:
+        """The engine stopped generating for all requests."""
+        self._settle()
+        self._paused = True
+
+    def resume(self) -> None:
+        """The engine generates again."""
+        self._settle()
+        self._paused = False
+
+    @property
+    def wall_seconds(self) -> float:
+        """Since creation."""
+        return self._clock() - self._began
+
+    @property
+    def idle_seconds(self) -> float:
+        """With no request running, or paused."""
+        self._settle()
+        return self._idle
+
+    @property
+    def paused_seconds(self) -> float:
+        """Paused, whether or not requests were waiting."""
+        self._settle()
+        return self._pausing
+
+    def _settle(self) -> None:
+        now = self._clock()
+        elapsed, self._changed = now - self._changed, now
+        if self._paused:
+            self._pausing += elapsed
+        if self._paused or self.running == 0:
+            self._idle += elapsed

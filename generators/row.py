@@ -1,0 +1,80 @@
+"""One episode's row of tokens, grown turn by turn in the order the engine saw them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from asyncrl.core.ids import NOT_SAMPLED, PolicyVersion
+from asyncrl.core.trajectory import Turn, VersionSpan
+from generators.completion import Completion
+
+
+class Row:
+    """Only ever appended to. Keeps the invariants of :class:`asyncrl.core.trajectory.Trajectory`.
+
+    Attributes:
+        token_ids: all tokens so far.
+        rewards: of the turns so far; a turn's reward is known after its tokens.
+    """
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.rewards: list[float] = []
+        self._turns: list[tuple[int, int]] = []
+        self._spans: list[VersionSpan] = []
+        self._logprobs: list[np.ndarray] = []
+
+    def append_given(self, token_ids: Sequence[int]) -> None:
+        """Append tokens that nobody sampled."""
+        self._append_span(len(token_ids), NOT_SAMPLED)
+        self._logprobs.append(np.zeros(len(token_ids), np.float32))
+        self.token_ids.extend(token_ids)
+
+    def append_turn(self, completion: Completion) -> None:
+        """Append a sampled turn; its reward is 0 until :meth:`reward_turn`."""
+        start = len(self.token_ids)
+        for span in completion.spans:
+            self._append_span(span.end - span.start, span.version)
+        self._logprobs.append(completion.logprobs)
+        self.token_ids.extend(completion.token_ids.tolist())
+        self._turns.append((start, len(self.token_ids)))
+        self.rewards.append(0.0)
+
+    def reward_turn(self, reward: float) -> None:
+        """Set the reward of the last turn."""
+        self.rewards[-1] = reward
+
+    def _append_span(self, length: int, version: PolicyVersion) -> None:
+        if length == 0:
+            return
+        start = self._spans[-1].end if self._spans else 0
+        end = start + length
+        if self._spans and self._spans[-1].version == version:
+            start = self._spans.pop().start
+        self._spans.append(VersionSpan(start, end, version))
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The sampled segments and their rewards."""
+        return tuple(Turn(start, end, reward) for (start, end), reward in zip(self._turns, self.rewards, strict=True))
+
+    @property
+    def version_spans(self) -> tuple[VersionSpan, ...]:
+        """Which policy version sampled which tokens."""
+        return tuple(self._spans)
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """float32 [T]: log-probability of each sampled token, 0 elsewhere."""
+        return np.concatenate(self._logprobs) if self._logprobs else np.zeros(0, np.float32)
+
+    @property
+    def loss_mask(self) -> np.ndarray:
+        """bool [T]: true where the policy sampled the token."""
+        mask = np.zeros(len(self), bool)
+        for start, end in self._turns:
+            mask[start:end] = True
+        return mask

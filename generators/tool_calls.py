@@ -1,0 +1,73 @@
+"""Reads a sampled turn as an action, with the tool parser that vLLM has for the model's family.
+
+What a parser cannot read is a :class:`MalformedCall`, never an exception and never silently text: a policy that learns has to be
+told.
+"""
+
+import json
+import logging
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.messages import MalformedCall, ToolCall
+from asyncrl.envs.base import Action
+
+_MARKS = ("tool_call_start_token", "bot_token", "tool_calls_start_token", "tool_start_token", "tool_call_prefix")
+"""Attributes under which vLLM's parsers keep the text that begins a call, if their format has one."""
+
+
+class ToolCallReader:
+    """The tool parser ``parser_name`` of vLLM, for one model.
+
+    Raises:
+        RecipeError: vLLM has no parser of that name; lists those it has.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, parser_name: str) -> None:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.tool_parsers import ToolParserManager
+
+        known = sorted(ToolParserManager.list_registered())
+        if parser_name not in known:
+            raise RecipeError("model.tool_parser", f"vLLM has no tool parser {parser_name!r}", f"use one of {', '.join(known)}")
+        self._name = parser_name
+        self._parser = ToolParserManager.get_tool_parser(parser_name)(tokenizer)
+        # Parsers read at most the tools of a request; building a valid one for each turn would cost more than the parsing.
+        self._request = ChatCompletionRequest.model_construct(messages=[], tools=None, tool_choice="auto")
+        self._mark = next((mark for name in _MARKS if isinstance(mark := getattr(self._parser, name, None), str) and mark), None)
+        # vLLM logs a traceback for each turn it cannot read, which a model in training writes by the thousand.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+
+    def read(self, text: str) -> Action:
+        """The content and the calls of a turn's text, without the token that ended the turn."""
+        found = self._parser.extract_tool_calls(text, self._request)
+        if found.tools_called and found.tool_calls:
+            return Action(found.content or "", tuple(_decode(call.function) for call in found.tool_calls))
+        if self._mark is None or self._mark not in text:
+            return Action(text, ())
+        content, mark, rest = text.partition(self._mark)
+        return Action(content, (MalformedCall(mark + rest, _problem(rest, self._name)),))
+
+
+def _decode(function: Any) -> ToolCall | MalformedCall:
+    try:
+        arguments = json.loads(function.arguments)
+    except ValueError as error:
+        return MalformedCall(f"{function.name}({function.arguments})", f"the arguments are not JSON: {error}")
+    if not isinstance(arguments, dict):
+        return MalformedCall(f"{function.name}({function.arguments})", "the arguments are not a JSON object")
+    return ToolCall(function.name, arguments)
+
+
+def _problem(body: str, parser_name: str) -> str:
+    """Why a call was not readable, as far as can be told without knowing its format: most are JSON, up to a closing tag."""
+    start = body.lstrip()
+    if start.startswith(("{", "[")):
+        try:
+            json.JSONDecoder().raw_decode(start)
+        except ValueError as error:
+            return f"not JSON: {error}"
+        return "it needs a name and arguments, and nothing else"
+    return f"not in the format {parser_name}"
