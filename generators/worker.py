@@ -114,7 +114,7 @@ class GeneratorWorker:
                 room = self._recipe.generators.max_running - self._waiting_or_running
                 if room > 0 and not self._installing and self._asked_as != self._engine.version:
                     self._asked_as = self._engine.version
-                    # The last group may exceed the room: its episodes wait here for a slot, so that the engine never runs short.
+                    # The last group may exceed the room: its episodes wait for a slot, so that the engine stays full.
                     limit = -(-room // self._recipe.batch.group_size)
                     tasks.create_task(self._lease(limit, self._engine.version, tasks), name=f"{self._id} leasing")
                 await self._changed.wait()

@@ -17,8 +17,8 @@ import torch
 
 from asyncrl.core.publication import Shard
 
-_CHUNK = 1 << 20
-"""Elements widened to int64 at once: 8 MiB, which stays inside a cache and bounds memory on any device."""
+_CPU_CHUNK, _DEVICE_CHUNK = 1 << 15, 1 << 24
+"""Elements widened to int64 at once: on a CPU what stays in a core's cache, elsewhere what fills the device."""
 
 _INTEGER_OF_WIDTH = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -46,9 +46,9 @@ def fingerprint(shard: Shard) -> int:
         for dimension, (first, extent) in enumerate(zip(start, bits.shape, strict=True))
     ]
     # Contract the last dimension first: one multiply and one add an element, and the small remainder costs nothing.
-    columns = bits.reshape(-1, bits.shape[-1])
-    rows_at_once = max(1, _CHUNK // columns.shape[1])
-    total = torch.cat([((rows.long() + 1) * weights[-1]).sum(-1) for rows in columns.split(rows_at_once)])
+    rows = bits.reshape(-1, bits.shape[-1])
+    chunk = max(1, (_CPU_CHUNK if rows.device.type == "cpu" else _DEVICE_CHUNK) // rows.shape[1])
+    total = torch.cat([(part.long() * weights[-1]).sum(-1) for part in rows.split(chunk)]) + weights[-1].sum()
     for weight in reversed(weights[:-1]):
         total = (total.reshape(-1, len(weight)) * weight).sum(-1)
     return int(total) % 2**64

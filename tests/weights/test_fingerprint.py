@@ -1,0 +1,89 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.core.publication import Shard
+from asyncrl.weights.fingerprint import fingerprint
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float64]
+
+
+def whole(name: str, tensor: torch.Tensor) -> Shard:
+    return Shard(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
+
+
+def random_tensor(shape: list[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator) * 50).to(dtype)
+
+
+def cut(shard: Shard, dimension: int, at: int) -> tuple[Shard, Shard]:
+    first, second = shard.tensor.tensor_split([at], dimension)
+    moved = tuple(start + (at if d == dimension else 0) for d, start in enumerate(shard.start))
+    return Shard(shard.name, shard.shape, shard.start, first), Shard(shard.name, shard.shape, moved, second)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    data=st.data(),
+    shape=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 99),
+)
+def test_is_independent_of_how_a_tensor_is_cut(data: st.DataObject, shape: list[int], dtype: torch.dtype, seed: int) -> None:
+    shards = [whole("w", random_tensor(shape, dtype, seed))]
+    expected = fingerprint(shards[0])
+    for _ in range(data.draw(st.integers(1, 4))):
+        shard = shards.pop(data.draw(st.integers(0, len(shards) - 1)))
+        dimension = data.draw(st.integers(0, len(shape) - 1))
+        shards.extend(cut(shard, dimension, data.draw(st.integers(0, shard.tensor.shape[dimension]))))
+    assert sum(map(fingerprint, shards)) % 2**64 == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(shape=st.lists(st.integers(1, 6), min_size=1, max_size=3), dtype=st.sampled_from(DTYPES), data=st.data())
+def test_every_bit_counts(shape: list[int], dtype: torch.dtype, data: st.DataObject) -> None:
+    tensor = random_tensor(shape, dtype, 1)
+    changed = tensor.clone()
+    raw = changed.view(torch.uint8).view(-1)
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert fingerprint(whole("w", tensor)) != fingerprint(whole("w", changed))
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), shape=st.lists(st.integers(1, 5), min_size=1, max_size=3))
+def test_sees_permutations(data: st.DataObject, shape: list[int]) -> None:
+    tensor = random_tensor(shape, torch.float32, 2)
+    order = data.draw(st.permutations(range(tensor.numel())))
+    permuted = tensor.view(-1)[list(order)].view(shape)
+    same = torch.equal(tensor, permuted)
+    assert (fingerprint(whole("w", tensor)) == fingerprint(whole("w", permuted))) is same
+
+
+def test_sees_swapped_transposed_and_missing_tensors() -> None:
+    one, other = random_tensor([4, 4], torch.float32, 3), random_tensor([4, 4], torch.float32, 4)
+    right = fingerprint(whole("a", one)) + fingerprint(whole("b", other))
+    swapped = fingerprint(whole("a", other)) + fingerprint(whole("b", one))
+    assert len({right % 2**64, swapped % 2**64, fingerprint(whole("a", one))}) == 3
+    assert fingerprint(whole("a", one)) != fingerprint(whole("a", one.T))
+    assert fingerprint(whole("zeros", torch.zeros(3))) != 0
+
+
+def test_is_one_known_number() -> None:
+    """The two sides may run different releases of torch: the number is part of the protocol."""
+    tensor = torch.arange(6, dtype=torch.float32).view(2, 3)
+    assert fingerprint(whole("model.norm.weight", tensor)) == 0xF5D69A2800180B92
+    assert fingerprint(whole("scalar", torch.tensor(1.0))) == fingerprint(Shard("scalar", (1,), (0,), torch.tensor([1.0])))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_is_the_same_on_a_gpu(dtype: torch.dtype) -> None:
+    tensor = random_tensor([700, 3001], dtype, 5)
+    assert fingerprint(whole("w", tensor)) == fingerprint(whole("w", tensor.cuda()))
+
+
+def test_refuses_wide_elements() -> None:
+    with pytest.raises(ValueError, match="complex128 are 16 bytes"):
+        fingerprint(whole("w", torch.zeros(2, dtype=torch.complex128)))

@@ -1,0 +1,120 @@
+import errno
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from asyncrl.core.errors import WeightMismatch
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication, Shard
+from asyncrl.weights.fingerprint import fingerprint
+from asyncrl.weights.shared_memory import MemoryFull, SharedMemoryWriter, merge, read
+
+V1, V2, V3 = PolicyVersion(1), PolicyVersion(2), PolicyVersion(3)
+
+
+def tensors(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "embed": torch.randn(10, 6, generator=generator).bfloat16(),
+        "proj": torch.randn(8, 5, generator=generator),
+        "norm": torch.randn(7, generator=generator).half(),
+    }
+
+
+def shards_of_rank(rank: int, model: dict[str, torch.Tensor]) -> list[Shard]:
+    """Two ranks: ``embed`` split by rows, ``proj`` by columns, ``norm`` owned by rank 1."""
+    embed, proj, norm = model["embed"], model["proj"], model["norm"]
+    rows, columns = slice(5 * rank, 5 * rank + 5), slice(3 * rank, 3 + 2 * rank)
+    own = [
+        Shard("embed", (10, 6), (rows.start, 0), embed[rows]),
+        Shard("proj", (8, 5), (0, columns.start), proj[:, columns]),
+    ]
+    return [*own, Shard("norm", (7,), (0,), norm)] if rank else own
+
+
+@pytest.fixture
+def writers(tmp_path: Path):
+    with SharedMemoryWriter("run", 0, str(tmp_path)) as first, SharedMemoryWriter("run", 1, str(tmp_path)) as second:
+        yield first, second
+
+
+def publish(writers: tuple[SharedMemoryWriter, ...], version: PolicyVersion, model: dict[str, torch.Tensor]) -> Publication:
+    return merge([writer.write(version, shards_of_rank(rank, model)) for rank, writer in enumerate(writers)])
+
+
+def test_what_ranks_write_is_what_engines_read(writers) -> None:
+    model = tensors(1)
+    publication = publish(writers, V1, model)
+    travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(publication), type=Publication)
+    loaded = dict(read(travelled))
+    assert loaded.keys() == model.keys()
+    assert all(torch.equal(loaded[name], model[name]) and loaded[name].dtype == model[name].dtype for name in model)
+    whole = (Shard(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in model.items())
+    assert publication.fingerprint == sum(map(fingerprint, whole)) % 2**64
+
+
+def test_a_publication_survives_the_next_one_in_reused_files(writers, tmp_path: Path) -> None:
+    first, second = tensors(1), tensors(2)
+    earlier = publish(writers, V1, first)
+    later = publish(writers, V2, second)
+    assert earlier.fingerprint != later.fingerprint
+    assert torch.equal(dict(read(earlier))["proj"], first["proj"])
+    assert torch.equal(dict(read(later))["proj"], second["proj"])
+    assert publish(writers, V3, first).files == earlier.files
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_whole_tensor_is_read_without_a_copy(writers) -> None:
+    writer, _ = writers
+    part = writer.write(V1, [Shard("w", (4,), (0,), torch.ones(4))])
+    loaded = dict(read(part))["w"]
+    writer.write(V2, [Shard("w", (4,), (0,), torch.ones(4))])
+    writer.write(V3, [Shard("w", (4,), (0,), torch.full((4,), 5.0))])
+    assert loaded.tolist() == [5.0] * 4, "a view shows what the file holds now"
+
+
+def test_closing_removes_the_files(tmp_path: Path) -> None:
+    writer = SharedMemoryWriter("run", 0, str(tmp_path))
+    publication = writer.write(V1, [Shard("w", (3,), (0,), torch.ones(3))])
+    loaded = dict(read(publication))["w"]
+    writer.close()
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+    assert loaded.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("shards", "problem"),
+    [
+        ([Shard("w", (4,), (0,), torch.ones(3))], "3 of 4 elements"),
+        ([Shard("w", (4,), (0,), torch.ones(3)), Shard("w", (4,), (2,), torch.ones(2))], r"\(0,\) and \(2,\) overlap"),
+        ([Shard("w", (4,), (2,), torch.ones(3))], "sticks out"),
+        (
+            [Shard("w", (4,), (0,), torch.ones(2)), Shard("w", (4,), (2,), torch.ones(2).half())],
+            r"float32\[4\], another as float16",
+        ),
+        ([Shard("w", (2, 2), (0, 0), torch.ones(2, 1)), Shard("w", (2, 2), (1, 1), torch.ones(1, 1))], "3 of 4 elements"),
+    ],
+)
+def test_a_tensor_not_covered_exactly_once_is_refused(writers, shards: list[Shard], problem: str) -> None:
+    with pytest.raises(WeightMismatch, match=problem):
+        merge([writers[0].write(V1, shards)])
+
+
+def test_parts_of_different_versions_are_refused(writers) -> None:
+    model = tensors(1)
+    parts = [writers[0].write(V1, shards_of_rank(0, model)), writers[1].write(V2, shards_of_rank(1, model))]
+    with pytest.raises(WeightMismatch, match=r"versions \[1, 2\]"):
+        merge(parts)
+
+
+def test_a_full_file_system_is_named_with_size_and_remedy(writers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(MemoryFull, match=rf"{tmp_path}.*no room for 16 more bytes of w.*has \d+ bytes.*--shm-size"):
+        writers[0].write(V1, [Shard("w", (4,), (0,), torch.ones(4))])
