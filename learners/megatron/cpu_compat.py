@@ -7,6 +7,7 @@ process.
 
 import contextlib
 import importlib.metadata
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,6 +38,7 @@ def install() -> None:
         )
     if torch.cuda.is_available():
         return
+    _silence_expected_warnings()
     _replace_cuda_runtime()
     # Before the modules whose functions it would wrap are imported: compiling them takes longer than many a run here.
     from megatron.core import jit
@@ -48,6 +50,13 @@ def install() -> None:
 def cuda_means_cpu() -> contextlib.AbstractContextManager[Any]:
     """Scope in which Megatron's literal ``"cuda"`` devices mean the CPU; empty on a host with a GPU."""
     return contextlib.nullcontext() if torch.cuda.is_available() else _CudaMeansCpu()
+
+
+def _silence_expected_warnings() -> None:
+    """What Megatron and torch say of every CPU run, and nobody can act on."""
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core\.")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
+    warnings.filterwarnings("ignore", category=UserWarning, message=r"The \.grad attribute of a Tensor that is not a leaf")
 
 
 class _DoneStream:

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.models.backends import LocalSpecProvider
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_mlp_module_spec_for_backend
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
@@ -19,18 +19,20 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
 
+from learners.megatron.elementwise import gated_silu, rms_norm, rotate
 from learners.megatron.packed_rows import Bucket, PackedRows
 from learners.megatron.row_moves import place_rows, take_rows
 
 
 def block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
     """The layers of this pipeline stage and the final norm."""
-    if _has_transformer_engine():
+    if has_transformer_engine():
         return get_gpt_decoder_block_spec(config, use_transformer_engine=True)
     return TransformerBlockSubmodules(layer_specs=[_layer_spec(config)] * get_num_layers_to_build(config), layer_norm=RMSNorm)
 
 
-def _has_transformer_engine() -> bool:
+def has_transformer_engine() -> bool:
+    """Whether the layers are TransformerEngine's."""
     # The GPU is asked for first: on a host without one the package may be installed, and its import then fails in many ways.
     if not torch.cuda.is_available():
         return False
@@ -48,12 +50,28 @@ class RMSNorm(torch.nn.RMSNorm):
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
         self.weight.sequence_parallel = config.sequence_parallel
 
+    def forward(self, values: Tensor) -> Tensor:
+        """See :func:`.elementwise.rms_norm`."""
+        return rms_norm(values, self.weight, self.eps)
+
+
+class GatedMLP(MLP):
+    """Megatron's feed-forward block with gated SiLU and no biases, its activation computed in fewer passes."""
+
+    def __init__(self, config: TransformerConfig, **options: Any) -> None:
+        super().__init__(config, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear), **options)
+
+    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
+        """[t, 1, hidden] to the same, and no bias."""
+        gate_up, _ = self.linear_fc1(hidden_states)
+        return self.linear_fc2(gated_silu(gate_up))
+
 
 class PackedAttention(MegatronModule):
     """Causal attention within each row of a packed sequence, by torch's scaled dot product attention.
 
-    Rows of like length are computed as one padded block, because for rows of a hundred tokens a call for each would cost more than
-    its mathematics. Padding stands at the end of a row, where a causal mask hides it from every real token.
+    Rows of like length are computed as one padded block, because a call for each row of a hundred tokens would cost more than its
+    mathematics. Padding stands at the end of a row, where a causal mask hides it from every real token.
     """
 
     def __init__(self, config: TransformerConfig, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
@@ -64,12 +82,14 @@ class PackedAttention(MegatronModule):
         """Attention of every token over its row.
 
         Args:
-            query: [t, heads, dim]; key, value: [t, query groups, dim].
+            query: [t, heads, dim]; key, value: [t, query groups, dim]; query and key not yet rotated.
 
         Returns:
             [t, heads * dim].
         """
         heads = query.size(1)
+        cosine, sine = packed_seq_params.rotation
+        query, key = (rotate(tensor, cosine, sine) for tensor in (query, key))
         parts = []
         for bucket in packed_seq_params.buckets:
             block = [self._padded(tensor[bucket.start : bucket.end], bucket, heads) for tensor in (query, key, value)]
@@ -94,14 +114,6 @@ class PackedAttention(MegatronModule):
         return repeated.reshape(bucket.rows, heads, bucket.longest, dim)
 
 
-class _Backend(LocalSpecProvider):
-    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> type:
-        return RMSNorm
-
-    def core_attention(self) -> type:
-        return PackedAttention
-
-
 def _layer_spec(config: TransformerConfig) -> ModuleSpec:
     qk_norm = RMSNorm if config.qk_layernorm else IdentityOp
     attention = SelfAttentionSubmodules(
@@ -118,7 +130,7 @@ def _layer_spec(config: TransformerConfig) -> ModuleSpec:
             self_attention=ModuleSpec(module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
-            mlp=get_mlp_module_spec_for_backend(backend=_Backend()),
+            mlp=GatedMLP,
             mlp_bda=get_bias_dropout_add,
             # The TransformerEngine layer's names, so that checkpoints of CPU and GPU runs are interchangeable.
             sharded_state_dict_keys_map={

@@ -10,7 +10,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from torch import Tensor
 
 from asyncrl.core.recipe.schema import Learner
-from learners.megatron.layer_spec import block_spec
+from learners.megatron.layer_spec import block_spec, has_transformer_engine
 from learners.megatron.model_config import PolicyConfig
 from learners.megatron.packed_rows import PackedRows
 from learners.megatron.row_moves import take_rows
@@ -45,12 +45,12 @@ class PolicyModel(GPTModel):
             states [t, 1, hidden], divided over tensor-parallel ranks along ``t``.
         """
         embedded = self.embedding(input_ids=token_ids.unsqueeze(0), position_ids=None) if self.pre_process else None
-        hidden = self.decoder(
-            hidden_states=embedded,
-            attention_mask=None,
-            rotary_pos_emb=self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True),
-            packed_seq_params=packed,
-        )
+        rotary = None
+        if has_transformer_engine():
+            rotary = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)
+        else:
+            packed.rotate_by(self.rotary_pos_emb.get_freqs_non_repeated(packed.max_seqlen_q), self.config.params_dtype)
+        hidden = self.decoder(hidden_states=embedded, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=packed)
         if not self.post_process:
             return hidden
         weight = (

@@ -38,6 +38,7 @@ class PackedRows(PackedSeqParams):
     """Megatron's description of a packed sequence (``thd``), and the buckets our own attention computes it in."""
 
     lengths: tuple[int, ...] = ()
+    rotation: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> "PackedRows":
@@ -55,6 +56,15 @@ class PackedRows(PackedSeqParams):
             max_seqlen_kv=max(lengths),
             lengths=tuple(lengths),
         )
+
+    def rotate_by(self, angles: Tensor, dtype: torch.dtype) -> None:
+        """Set the cosine and sine that attention rotates each token's queries and keys by, both [t, 1, dim / 2] in ``dtype``.
+
+        Args:
+            angles: float32 [longest, dim / 2], for each position in a row.
+        """
+        positions = torch.cat([torch.arange(length) for length in self.lengths]).to(angles.device)
+        self.rotation = tuple(values[positions].unsqueeze(1).to(dtype) for values in (angles.cos(), angles.sin()))
 
     @cached_property
     def buckets(self) -> list[Bucket]:

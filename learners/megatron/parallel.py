@@ -1,7 +1,6 @@
 """The ranks of the learner as a process group: coming up, agreeing, going down. Gloo on CPU and NCCL on GPU by the same calls."""
 
 import datetime
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +8,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
-from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded
 from asyncrl.core.recipe.schema import Deadlines
 from learners.rank import RankSpec
 
@@ -56,7 +55,7 @@ def initialise(spec: RankSpec, deadlines: Deadlines, seed: int) -> None:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=spec.tensor,
             pipeline_model_parallel_size=spec.pipeline,
-            distributed_timeout_minutes=math.ceil(deadlines.step / 60),
+            distributed_timeout_minutes=deadlines.step / 60,
             create_gloo_process_groups=False,
         )
     # Megatron's own seeding covers its random streams but not torch's default generator, which CPU initialisation draws from and
@@ -75,11 +74,21 @@ def close() -> None:
 
 @contextmanager
 def named_wait(spec: RankSpec, activity: str, seconds: float) -> Iterator[None]:
-    """Turn a timeout of torch's collectives into one that says who waited for whom."""
+    """Turn what torch's collectives raise when another rank is late or gone into errors that say who waited for whom.
+
+    Raises:
+        DeadlineExceeded: if a collective timed out.
+        ComponentFailed: if another rank closed its connection.
+    """
     try:
         yield
     except RuntimeError as error:
-        if "timed out" not in str(error).lower():
+        text = str(error).lower()
+        if "connection closed by peer" in text or "connection reset by peer" in text:
+            raise ComponentFailed(
+                f"learner rank {spec.rank} lost another rank, {activity}; look for the first error among the other ranks"
+            ) from error
+        if "timed out" not in text:
             raise
         raise DeadlineExceeded(
             f"learner rank {spec.rank}",

@@ -1,14 +1,10 @@
 """Imported once by the server that test ranks are forked from: everything that takes long to import."""
 
-import transformers
+import importlib
 
 from learners.megatron import cpu_compat
 
 cpu_compat.install()
 
-from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM  # noqa: E402
-
-import learners.learner  # noqa: E402
-import learners.megatron.trainer  # noqa: E402
-
-__all__ = ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "learners", "transformers"]
+for module in ("learner_samples", "learners.learner", "learners.megatron.trainer", "rank_side"):
+    importlib.import_module(module)

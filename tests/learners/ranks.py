@@ -1,22 +1,32 @@
 """Learner ranks as processes under a supervising parent.
 
 Ranks are forked from a server process that has imported Megatron once, so that starting one takes milliseconds and pytest's own
-process stays as it is. The parent ends all ranks at the first failure or at the deadline: gloo aborts a process (SIGABRT, no Python
-exception) when sizes do not match, and the other ranks would wait for it.
+process stays as it is. The parent ends all ranks at the first failure or at the deadline: gloo aborts a process (SIGABRT, no
+Python exception) when sizes do not match, and the other ranks would wait for it.
 """
 
 import multiprocessing
+import os
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
+from unittest import mock
 
 from learners.rank import RankSpec
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["rank_preload"])
+
+
+def _start_server() -> None:
+    # The server takes its module path from the environment only (CPython passes sys.path on and then ignores it).
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
+        forkserver.ensure_running()
 
 
 class RankFailed(AssertionError):
@@ -30,6 +40,7 @@ def run_ranks(
 
     ``function`` must be importable, arguments and results picklable.
     """
+    _start_server()
     world_size = tensor * pipeline * data
     port = _free_port()
     ranks = []

@@ -95,6 +95,18 @@ def make_row(
     )
 
 
+def assemble(shards_by_rank):
+    """Whole tensors by name; every element covered exactly once."""
+    whole = {}
+    for name, shape, start, values in (shard for shards in shards_by_rank for shard in shards):
+        tensor = whole.setdefault(name, np.full(shape, np.nan, np.float64))
+        place = tuple(slice(begin, begin + size) for begin, size in zip(start, values.shape, strict=True))
+        assert np.isnan(tensor[place]).all(), f"{name} is covered twice"
+        tensor[place] = values
+    assert not any(np.isnan(tensor).any() for tensor in whole.values())
+    return whole
+
+
 def make_batch(version: int = 5, oldest: int = 4) -> tuple[Batch, dict[tuple[GroupId, int], Trajectory]]:
     """Three groups of four rows of 9 to 36 tokens, sampled by versions 3 to 5: those of 3 are too old."""
     random = np.random.default_rng(0)

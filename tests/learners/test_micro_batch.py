@@ -1,0 +1,86 @@
+import msgspec
+import numpy as np
+import pytest
+import torch
+from learner_samples import make_batch
+
+from asyncrl.core.recipe.schema import Sampling
+from asyncrl.core.trajectory import Sampling as Sampled
+from learners.micro_batch import pack
+
+SAMPLING = Sampling(temperature=0.8)
+
+
+def packed(multiple=1, take=12, **changes):
+    batch, rows = make_batch()
+    records = list(batch.rows[:take])
+    payload = [rows[record.group_id, record.sample_index] for record in records]
+    if changes:
+        payload[0] = msgspec.structs.replace(payload[0], **changes)
+    advantages = [float(number) for number in range(take)]
+    return records, payload, pack(records, payload, advantages, batch=batch, sampling=SAMPLING, multiple=multiple)
+
+
+def test_every_sampled_token_is_predicted_from_the_token_before_it():
+    records, rows, batch = packed()
+    expected = []
+    start = 0
+    for number, (record, row) in enumerate(zip(records, rows, strict=True)):
+        versions = row.versions()
+        expected += [
+            (start + place - 1, row.token_ids[place], row.logprobs[place], number, 5 - versions[place])
+            for place in np.flatnonzero(row.loss_mask)
+        ]
+        start += record.length
+    columns = (batch.positions, batch.targets, batch.logp_behaviour, batch.advantages, batch.staleness)
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == [tuple(map(float, token)) for token in expected]
+    assert torch.equal(batch.mask, batch.staleness <= 1)
+    assert batch.mask.sum() == sum(record.loss_tokens for record in records)
+    assert batch.lengths == tuple(record.length for record in records)
+
+
+def test_padding_is_a_row_of_its_own():
+    _, _, plain = packed(take=3)
+    total = sum(plain.lengths)
+    _, _, padded = packed(take=3, multiple=total - 1)
+    assert padded.lengths == (*plain.lengths, total - 2)
+    assert torch.equal(padded.token_ids[:total], plain.token_ids)
+    assert torch.equal(padded.positions, plain.positions)
+
+
+def test_no_rows_give_padding_alone():
+    _, _, batch = packed(take=0, multiple=2)
+    assert batch.lengths == (2,)
+    assert len(batch.positions) == len(batch.targets) == len(batch.mask) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sample_index": 9}, "got the payload of sample 9"),
+        ({"sampling": Sampled(temperature=1.0, top_p=1.0, top_k=0)}, "temperature 1, top-p 1, top-k 0"),
+        ({"sampling": Sampled(temperature=0.8, top_p=0.9, top_k=0)}, "top-p 0.9"),
+    ],
+)
+def test_a_payload_that_does_not_fit_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        packed(**changes)
+
+
+def test_a_payload_of_other_lengths_versions_or_numbers_is_refused():
+    batch, rows = make_batch()
+    record = batch.rows[0]
+    row = rows[record.group_id, record.sample_index]
+
+    def attempt(record=record, row=row, batch=batch):
+        pack([record], [row], [0.0], batch=batch, sampling=SAMPLING, multiple=1)
+
+    attempt()
+    with pytest.raises(ValueError, match="its record says 99"):
+        attempt(record=msgspec.structs.replace(record, length=99))
+    with pytest.raises(ValueError, match="denominator would be wrong"):
+        attempt(record=msgspec.structs.replace(record, loss_tokens=record.loss_tokens + 1))
+    with pytest.raises(ValueError, match="newer than version 4"):
+        attempt(batch=msgspec.structs.replace(batch, version=4))
+    with pytest.raises(ValueError, match="not finite"):
+        attempt(row=msgspec.structs.replace(row, logprobs=np.full_like(row.logprobs, np.nan)))

@@ -1,0 +1,242 @@
+"""However the model and the batch are divided over ranks: the same loss and the same weights, and those of plain Hugging Face."""
+
+import math
+import time
+
+import msgspec
+import numpy as np
+import pytest
+import rank_side
+import torch
+from learner_samples import assemble, make_batch, make_model, make_recipe
+from ranks import RankFailed, run_ranks
+from transformers import AutoModelForCausalLM
+
+from asyncrl.core.metrics import combine
+
+GRIDS = {"tp2": (2, 1, 1), "pp2": (1, 2, 1), "dp2": (1, 1, 2), "tp2-pp2-dp2": (2, 2, 2)}
+
+
+def train(folder, batch, rows, *, steps=1, grid=(1, 1, 1), saved=None, **learner):
+    """Readings of each step and the weights after the last."""
+    tensor, pipeline, data = grid
+    recipe = make_recipe(folder, tensor=tensor, pipeline=pipeline, data=data, **learner)
+    results = run_ranks(rank_side.train, recipe, folder, batch, rows, steps, saved, tensor=tensor, pipeline=pipeline, data=data)
+    readings = [combine(r for reports, _, _ in results for r in reports[step].readings) for step in range(steps)]
+    return readings, assemble([shards for _, shards, _ in results]), [needed for _, _, needed in results]
+
+
+def distance(left, right):
+    """Frobenius norm of the difference, over that of ``right``."""
+    difference = math.sqrt(sum(np.square(left[name] - right[name]).sum() for name in right))
+    return difference / math.sqrt(sum(np.square(tensor).sum() for tensor in right.values()))
+
+
+def assert_same_step(weights, expected, before):
+    """The new weights are equal, and so, less exactly, is what the step added: Adam enlarges the rounding of small gradients."""
+    assert weights.keys() == expected.keys()
+    assert distance(weights, expected) < 1e-5
+    added, expected_added = ({name: new[name] - before[name] for name in before} for new in (weights, expected))
+    assert distance(added, expected_added) < 1e-3
+
+
+def weights_of(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return {name: parameter.detach().double().numpy() for name, parameter in model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def one_rank(folder):
+    return train(folder, *make_batch())
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_every_grid_gives_what_one_rank_gives(folder, one_rank, grid):
+    (expected,), weights, _ = one_rank
+    (readings,), divided, needed = train(folder, *make_batch(), grid=grid)
+    timed = "learner/step_seconds"
+    assert {k: v for k, v in readings.items() if k != timed} == pytest.approx(
+        {k: v for k, v in expected.items() if k != timed}, rel=1e-5, abs=1e-6
+    )
+    assert_same_step(divided, weights, weights_of(folder))
+    _, rows = make_batch()
+    tensor, _, data = grid
+    slices = [needed[tensor * rank] for rank in range(data)]
+    assert sorted(name for names in slices for name in names) == sorted(rows)
+    assert all(names == slices[rank // tensor % data] for rank, names in enumerate(needed))
+
+
+def test_micro_batch_size_changes_nothing(folder, one_rank):
+    (expected,), weights, _ = one_rank
+    (readings,), other, _ = train(folder, *make_batch(), micro_batch_tokens=1000)
+    assert readings["loss/policy"] == pytest.approx(expected["loss/policy"], rel=1e-5)
+    assert readings["learner/grad_norm"] == pytest.approx(expected["learner/grad_norm"], rel=1e-5)
+    assert distance(other, weights) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [("qwen2", {}), ("qwen3", {}), ("llama", {}), ("qwen3", {"tie_word_embeddings": False}), ("llama", {"head_dim": 16})],
+)
+def test_one_step_is_that_of_plain_hugging_face(tmp_path, architecture, options):
+    """Row by row, without packing, in float64, with torch's own Adam."""
+    folder = make_model(tmp_path / "model", architecture, **options)
+    batch, rows = make_batch()
+    (readings,), weights, _ = train(folder, batch, rows, lr=1e-3, weight_decay=0.1)
+    before = weights_of(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    loss = 0.0
+    entropies, gaps = [], []
+    for record in batch.rows:
+        row = rows[record.group_id, record.sample_index]
+        group = [other.reward for other in batch.rows if other.group_id == record.group_id]
+        advantage = (row.reward - np.mean(group)) / (np.std(group) or 1.0)
+        ids = torch.from_numpy(row.token_ids.astype(np.int64))
+        logp = torch.log_softmax(model(ids[None]).logits[0, :-1] / 0.8, -1)
+        for place in np.flatnonzero(row.versions() >= batch.oldest_version):
+            chosen, behaviour = logp[place - 1, ids[place]], float(row.logprobs[place])
+            weight = min(math.exp(chosen.item() - behaviour), 2.0)
+            loss -= weight * (chosen - chosen.detach()).exp() * advantage
+            entropies.append(-(logp[place - 1].exp() * logp[place - 1]).sum().item())
+            if row.versions()[place] == batch.version:
+                gaps.append(abs(chosen.item() - behaviour))
+    loss = loss / len(entropies)
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    others = [parameter for parameter in model.parameters() if parameter.ndim == 1]
+    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], lr=1e-3, weight_decay=0.1)
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+    optimizer.step()
+    assert readings["loss/policy"] == pytest.approx(loss.item(), rel=1e-5)
+    assert readings["loss/entropy"] == pytest.approx(np.mean(entropies), rel=1e-5)
+    assert readings["mismatch/logprob_gap_mean_abs"] == pytest.approx(np.mean(gaps), rel=1e-5)
+    assert readings["learner/grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert readings["learner/tokens"] == len(entropies) == sum(record.loss_tokens for record in batch.rows)
+    assert readings["learner/tokens_masked_stale"] > 0
+    expected = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+    assert_same_step(weights, expected, before)
+
+
+def test_staleness_is_split_by_cause(folder):
+    batch, rows = make_batch(version=6, oldest=4)
+    # The clock stood at 5 when they were committed: one version in the buffer, and one more in flight for tokens of version 4.
+    records = tuple(msgspec.structs.replace(record, committed_version=5) for record in batch.rows)
+    (readings,), _, _ = train(folder, msgspec.structs.replace(batch, rows=records), rows)
+    versions = np.concatenate([row.versions() for row in rows.values()])
+    at = [int((versions == 6 - staleness).sum()) for staleness in range(3)]
+    assert at[0] == 0 < min(at[1:])
+    assert [readings[f"staleness/tokens_at_{staleness}"] for staleness in range(3)] == at
+    assert readings["staleness/max"] == 2.0
+    assert readings["staleness/mean"] == pytest.approx((at[1] + 2 * at[2]) / sum(at))
+    assert readings["staleness/in_buffer_mean"] == 1.0
+    assert readings["staleness/in_flight_mean"] == pytest.approx(at[2] / sum(at))
+    assert "mismatch/logprob_gap_mean_abs" not in readings
+
+
+def test_steps_raise_the_probability_of_what_was_better_than_its_group(folder, tmp_path):
+    batch, rows = make_batch()
+    readings, weights, _ = train(folder, batch, rows, steps=2, grid=(2, 1, 1), lr=1e-3, saved=tmp_path / "saved")
+
+    def preference(model_folder):
+        """Mean log-probability of the trained tokens, weighted by their advantage."""
+        model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+        total = 0.0
+        for record in batch.rows:
+            row = rows[record.group_id, record.sample_index]
+            mean = np.mean([other.reward for other in batch.rows if other.group_id == record.group_id])
+            ids = torch.from_numpy(row.token_ids.astype(np.int64))
+            places = torch.from_numpy(np.flatnonzero(row.versions() >= batch.oldest_version))
+            with torch.no_grad():
+                logp = torch.log_softmax(model(ids[None]).logits[0] / 0.8, -1)
+            total += (row.reward - mean) * logp[places - 1, ids[places]].sum().item()
+        return total
+
+    assert preference(tmp_path / "saved") > preference(folder) + 1.0
+    assert readings[0]["learner/lr"] == readings[1]["learner/lr"] == 1e-3
+    saved = weights_of(tmp_path / "saved")
+    assert distance(weights, saved) == 0.0
+
+
+def test_bfloat16_keeps_float32_master_weights(folder):
+    """Steps far smaller than a bfloat16 can hold must still add up."""
+    batch, rows = make_batch()
+    start = train(folder, batch, rows, lr=1e-12, dtype="bfloat16")[1]
+    once = train(folder, batch, rows, lr=2e-5, dtype="bfloat16")[1]
+    often = train(folder, batch, rows, lr=2e-5, dtype="bfloat16", steps=20)[1]
+    assert distance(once, start) < 0.2 * distance(often, start)
+    assert all(np.array_equal(tensor, torch.from_numpy(tensor).bfloat16().double().numpy()) for tensor in often.values())
+
+
+def test_log_probabilities_over_a_divided_vocabulary():
+    random = np.random.default_rng(0)
+    logits = (10 * random.standard_normal((9, 12))).astype(np.float32)
+    targets = random.integers(0, 12, 9)
+    exact = torch.from_numpy(logits).double().requires_grad_()
+    logp = torch.log_softmax(exact / 0.7, -1)
+    chosen = logp[torch.arange(9), torch.from_numpy(targets)]
+    (chosen * torch.arange(9)).sum().backward()
+    entropy = -(logp.exp() * logp).sum(-1)
+    results = run_ranks(rank_side.log_probabilities, logits, targets, 0.7, tensor=3)
+    for result, entropies, _ in results:
+        np.testing.assert_allclose(result, chosen.detach(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(entropies, entropy.detach(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate([gradient for _, _, gradient in results], 1), exact.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_stops_every_rank_before_its_weights_move(tmp_path):
+    folder = make_model(tmp_path / "model", "llama")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.norm.weight[0] = math.inf
+    model.save_pretrained(tmp_path / "broken")
+    recipe = make_recipe(tmp_path / "broken", data=2)
+    results = run_ranks(rank_side.failure, recipe, tmp_path / "broken", *make_batch(), data=2)
+    assert [kind for kind, _, _ in results] == ["TrainingDiverged"] * 2
+    assert "trains version 5 is nan" in results[0][1]
+    after, before = assemble([shards for _, _, shards in results]), weights_of(tmp_path / "broken")
+    assert all(np.array_equal(after[name], before[name]) for name in before)
+
+
+def test_a_rank_that_does_not_come_is_named_within_the_deadline(folder):
+    recipe = make_recipe(folder, data=2)
+    recipe = msgspec.structs.replace(recipe, deadlines=msgspec.structs.replace(recipe.deadlines, step=3.0))
+    kind, text, _ = run_ranks(rank_side.failure, recipe, folder, *make_batch(), 1, 5.0, data=2)[0]
+    assert kind == "DeadlineExceeded"
+    assert text.startswith("learner rank 0 waited 3 s for the other 1 learner ranks, training version 5; ")
+
+
+def test_a_rank_that_dies_is_noticed_at_once(folder):
+    started = time.monotonic()
+    kind, text, _ = run_ranks(rank_side.failure, make_recipe(folder, data=2), folder, *make_batch(), 1, 0.0, data=2)[0]
+    assert kind == "ComponentFailed"
+    assert text.startswith("learner rank 0 lost another rank, training version 5; ")
+    assert time.monotonic() - started < 30
+
+
+def test_missing_rows_and_empty_batches_are_refused(folder):
+    recipe = make_recipe(folder)
+    batch, rows = make_batch()
+    lacking = {name: row for name, row in rows.items() if name != (1, 2)}
+    ((kind, text, _),) = run_ranks(rank_side.failure, recipe, folder, batch, lacking)
+    assert (kind, "rows [(1, 2)] of version 5 are missing" in text) == ("ValueError", True)
+    nothing = tuple(msgspec.structs.replace(record, loss_tokens=0) for record in batch.rows)
+    ((kind, text, _),) = run_ranks(rank_side.failure, recipe, folder, msgspec.structs.replace(batch, rows=nothing), rows)
+    assert (kind, "no token of the 12 rows" in text) == ("ValueError", True)
+
+
+def test_replicas_that_differ_at_the_start_are_refused(folder):
+    first, second = run_ranks(rank_side.differing_replicas, make_recipe(folder, data=2), data=2)
+    assert first == second
+    assert first.startswith("bias and 0 more parameters differ")
+
+
+def test_the_supervisor_ends_what_gloo_aborts():
+    started = time.monotonic()
+    with pytest.raises(RankFailed, match="rank 1 died with exit code -6"):
+        run_ranks(rank_side.abort, data=2)
+    assert time.monotonic() - started < 30
