@@ -114,7 +114,7 @@ class GeneratorWorker:
                 room = self._recipe.generators.max_running - self._waiting_or_running
                 if room > 0 and not self._installing and self._asked_as != self._engine.version:
                     self._asked_as = self._engine.version
-                    # The last group may exceed the room: its episodes wait for a slot, so that the engine stays full.
+                    # The last group may exceed the room: its episodes wait for a slot, which keeps the engine full.
                     limit = -(-room // self._recipe.batch.group_size)
                     tasks.create_task(self._lease(limit, self._engine.version, tasks), name=f"{self._id} leasing")
                 await self._changed.wait()
@@ -122,8 +122,8 @@ class GeneratorWorker:
     async def _lease(self, limit: int, version: PolicyVersion, tasks: asyncio.TaskGroup) -> None:
         """Ask the desk once, and start what it hands out.
 
-        A request as an old version stays with the desk until it is answered: it could be answered with tickets, and those must not
-        be lost. It does not keep the worker from asking again as the new version.
+        A request as an old version stays with the desk until it is answered: it could be answered with tickets, and those must
+        not be lost. It does not keep the worker from asking again as the new version.
         """
         tickets = await self._desk.lease(self._id, version, limit)
         if self._asked_as == version:

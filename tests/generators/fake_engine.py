@@ -1,0 +1,70 @@
+"""A deterministic engine without a model: what it "samples" is a function of the prompt, and time passes only at its events."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+from chat_tokenizers import make_tokenizer
+
+from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication
+from asyncrl.core.trajectory import VersionSpan
+from generators.chat import ChatFormat
+from generators.completion import Completion, EngineUse
+
+Script = Callable[[str], str]
+"""From the decoded row so far to the text of the next turn; the end-of-turn token follows unless the text is cut."""
+
+
+class FakeEngine:
+    """Answers by ``script``. ``gate`` holds back all requests until it is set; each token takes one pass of the event loop."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.chat = ChatFormat(make_tokenizer())
+        self.version = PolicyVersion(0)
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.running = self.most_running = self.tokens = 0
+        self.dead = False
+        self.prompts: list[list[int]] = []
+
+    async def generate(
+        self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int, request_id: str
+    ) -> Completion:
+        self.prompts.append(list(token_ids))
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            text = self.script(self.chat.decode(token_ids))
+            ids = [*self.chat.tokenizer.encode(text, add_special_tokens=False), stop_token_id][:max_tokens]
+            versions = []
+            for _ in ids:
+                await self.gate.wait()
+                await asyncio.sleep(0)
+                if self.dead:
+                    raise ComponentFailed("the fake engine died")
+                versions.append(self.version)
+        finally:
+            self.running -= 1
+        self.tokens += len(ids)
+        changes = [0, *(i for i in range(1, len(ids)) if versions[i] != versions[i - 1]), len(ids)]
+        spans = tuple(VersionSpan(a, b, versions[a]) for a, b in pairwise(changes))
+        return Completion(np.array(ids, np.int32), pseudo_logprobs(ids), spans, ids[-1] == stop_token_id)
+
+    async def install(self, publication: Publication) -> int:
+        self.gate.clear()
+        self.version = publication.version
+        self.gate.set()
+        return publication.fingerprint
+
+    def use(self) -> EngineUse:
+        return EngineUse(self.tokens, {}, 1.0, 0.0, 0.0, self.running, 0.0, 0.0)
+
+
+def pseudo_logprobs(ids: Sequence[int]) -> np.ndarray:
+    digests = (hashlib.blake2b(bytes(str((i, token)), "ascii"), digest_size=2).digest() for i, token in enumerate(ids))
+    return np.array([-int.from_bytes(digest, "little") / 2**14 for digest in digests], np.float32)

@@ -1,0 +1,75 @@
+import pytest
+from chat_tokenizers import CHAT_ML, make_tokenizer
+
+from asyncrl.core.messages import Message, ToolSpec
+from generators.chat import ChatFormat, TemplateUnsuitable
+
+TOOL = ToolSpec("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
+PROMPT = (Message("system", "Be brief."), Message("user", "1+2?"))
+TURNS = ["<tool_call>\n{}\n</tool_call>", "let me\nsee", ""]
+REPLIES = [(Message("tool", "3"),), (Message("tool", "4"), Message("tool", " five ")), (Message("user", "go on"),)]
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatFormat:
+    return ChatFormat(make_tokenizer())
+
+
+def test_a_row_grown_turn_by_turn_is_the_conversation_rendered_at_once(chat: ChatFormat) -> None:
+    """Also the newline after each turn, which a template writes only once the next message is there."""
+    row = chat.prompt_ids(PROMPT, (TOOL,))
+    messages = [{"role": m.role, "content": m.content} for m in PROMPT]
+    for turn, reply in zip(TURNS, REPLIES, strict=True):
+        row += [*chat.tokenizer.encode(turn, add_special_tokens=False), chat.end_of_turn]
+        row += chat.delta_ids(reply)
+        messages += [{"role": "assistant", "content": turn}, *({"role": m.role, "content": m.content} for m in reply)]
+        rendered = chat.tokenizer.apply_chat_template(
+            messages, tools=[TOOL.as_template_input()], add_generation_prompt=True, tokenize=False
+        )
+        assert chat.decode(row) == rendered
+        assert row == chat.tokenizer.encode(rendered, add_special_tokens=False)
+
+
+def test_the_delta_begins_with_the_newline_that_ends_the_turn(chat: ChatFormat) -> None:
+    assert chat.decode(chat.delta_ids(REPLIES[0])).startswith("\n<|im_start|>user\n<tool_response>\n3\n</tool_response>")
+
+
+def test_the_row_keeps_the_tokens_as_they_were_sampled(chat: ChatFormat) -> None:
+    """A template that trims old turns does not reach them."""
+    trimming = ChatFormat(
+        make_tokenizer(CHAT_ML.replace("message.content + '<|im_end|>", "(message.content | trim) + '<|im_end|>"))
+    )
+    assert trimming.delta_ids(REPLIES[0]) == chat.delta_ids(REPLIES[0])
+
+
+def test_the_end_of_a_turn_is_no_part_of_its_text(chat: ChatFormat) -> None:
+    ids = chat.tokenizer.encode("ok <tool_call>", add_special_tokens=False)
+    assert chat.turn_text([*ids, chat.end_of_turn]) == chat.turn_text(ids) == "ok <tool_call>"
+    assert chat.turn_text([]) == ""
+
+
+def test_what_is_remembered_cannot_be_changed_by_a_caller(chat: ChatFormat) -> None:
+    first = chat.prompt_ids(PROMPT)
+    first.append(0)
+    assert chat.prompt_ids(PROMPT) == first[:-1]
+    assert chat.prompt_ids(PROMPT, (TOOL,)) != chat.prompt_ids(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (None, "there is none"),
+        ("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}", "does not begin with a special token"),
+        ("{% for m in messages %}{{ m.role }}<|im_end|>{% endfor %}", "exactly once"),
+        (
+            "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+            "{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}>{% endif %}",
+            "no tools",
+        ),
+        ("{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}", "leaves out"),
+        ("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", "not followed by the start of an assistant turn"),
+    ],
+)
+def test_a_template_without_a_delta_is_refused_with_the_reason(template: str | None, problem: str) -> None:
+    with pytest.raises(TemplateUnsuitable, match=problem):
+        ChatFormat(make_tokenizer(template))

@@ -1,0 +1,161 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from fake_engine import FakeEngine, pseudo_logprobs
+from msgspec.structs import replace
+from scripted_environment import Scripted, task
+
+from asyncrl.core.errors import ComponentFailed, EnvironmentBroken
+from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.recipe.schema import Environment, Model, Recipe
+from asyncrl.core.task import Task
+from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan, decode, encode
+from asyncrl.envs.base import Fault
+from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from generators.tool_calls import ToolCallReader
+
+NAME = EpisodeName(GroupId(7), 2, 1)
+LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=Model(path="m"), environment=Environment(name="e")), 1.0)
+
+
+def endless(_: str) -> str:
+    return "word " * 1000
+
+
+class Stage:
+    def __init__(self, script: Callable[[str], str]) -> None:
+        self.engine = FakeEngine(script)
+        self.environments: list[Scripted] = []
+        self.tools = EpisodeTools(
+            self.engine,
+            self.engine.chat,
+            ToolCallReader(self.engine.chat.tokenizer, "hermes"),
+            lambda: Scripted(self.environments),
+        )
+
+    async def run(self, what: Task, **limits: object) -> Trajectory:
+        try:
+            trajectory = await run_episode(what, NAME, replace(LIMITS, **limits), self.tools)
+        finally:
+            assert [environment.closed for environment in self.environments] == [1] * len(self.environments)
+        trajectory.check()
+        decode(encode(trajectory)).check()
+        return trajectory
+
+
+async def test_a_row_holds_exactly_what_the_engine_saw_and_sampled() -> None:
+    stage = Stage(lambda row: "one" if "ok" not in row else "two")
+    trajectory = await stage.run(task(rewards=[0.25, 0.5]))
+    chat = stage.engine.chat
+    assert (trajectory.stop_reason, trajectory.reward) == (StopReason.ENVIRONMENT_DONE, 0.75)
+    assert trajectory.metrics == {"steps": 2.0, "malformed": 0.0}
+    assert (trajectory.task_id, trajectory.group_id, trajectory.sample_index, trajectory.attempt) == ("t", 7, 2, 1)
+    prompt = "<|im_start|>user\nt<|im_end|>\n<|im_start|>assistant\n"
+    delta = "\n<|im_start|>user\n<tool_response>\nok\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    row = trajectory.token_ids.tolist()
+    assert chat.decode(row) == f"{prompt}one<|im_end|>{delta}two<|im_end|>"
+    first, second = trajectory.turns
+    assert stage.engine.prompts == [row[: first.start], row[: second.start]]
+    assert (first.reward, second.reward) == (0.25, 0.5)
+    for turn in trajectory.turns:
+        sampled = slice(turn.start, turn.end)
+        assert np.array_equal(trajectory.logprobs[sampled], pseudo_logprobs(row[sampled]))
+    assert not trajectory.logprobs[~trajectory.loss_mask].any()
+    assert [action.content for action in stage.environments[0].actions] == ["one", "two"]
+
+
+async def test_versions_are_the_engines_report_also_within_a_turn() -> None:
+    stage = Stage(lambda row: "abcd")
+    calls = 0
+
+    def script(row: str) -> str:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            stage.engine.version = PolicyVersion(3)
+        return "abcd"
+
+    stage.engine.script = script
+    trajectory = await stage.run(task(rewards=[0.0, 1.0]))
+    first, second = trajectory.turns
+    assert trajectory.version_spans == (
+        VersionSpan(0, first.start, PolicyVersion(-1)),
+        VersionSpan(first.start, first.end, PolicyVersion(0)),
+        VersionSpan(first.end, second.start, PolicyVersion(-1)),
+        VersionSpan(second.start, second.end, PolicyVersion(3)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "what", "limits", "reason", "turns"),
+    [
+        (lambda row: "a", task(rewards=[0.5] * 9), {"max_turns": 3}, StopReason.MAX_TURNS, 3),
+        (endless, task(), {"max_turn_tokens": 5}, StopReason.TURN_LENGTH, 1),
+        (endless, task(), {"max_context": 60}, StopReason.CONTEXT_LENGTH, 1),
+        (lambda row: "a", task(rewards=[0.5] * 9), {"max_context": 120}, StopReason.CONTEXT_LENGTH, 4),
+        (lambda row: "<tool_call>{", task(endless=True), {"end_on": frozenset(Fault)}, StopReason.MALFORMED_CALL, 1),
+        (lambda row: "<tool_call>{", task(endless=True), {"max_turns": 2}, StopReason.MAX_TURNS, 2),
+        (lambda row: "a", task(endless=True, fault=Fault.TOOL_ERROR), {"end_on": frozenset(Fault)}, StopReason.TOOL_ERROR, 1),
+        (lambda row: "a", task(endless=True, fault=Fault.TOOL_ERROR), {"max_turns": 2}, StopReason.MAX_TURNS, 2),
+        (lambda row: "a", task(fault=Fault.TOOL_ERROR), {"end_on": frozenset(Fault)}, StopReason.ENVIRONMENT_DONE, 1),
+        (lambda row: "a", task(hangs="step"), {"episode_timeout_s": 0.01}, StopReason.EPISODE_TIMEOUT, 1),
+    ],
+)
+async def test_stop_reasons(script, what: Task, limits: dict[str, object], reason: StopReason, turns: int) -> None:
+    trajectory = await Stage(script).run(what, **limits)
+    assert (trajectory.stop_reason, len(trajectory.turns)) == (reason, turns)
+    assert trajectory.reward == sum(turn.reward for turn in trajectory.turns)
+    assert len(trajectory) <= limits.get("max_context", 512)
+    assert trajectory.loss_mask[-1], "nothing follows the last turn"
+
+
+async def test_a_turn_cut_by_its_length_is_not_shown_to_the_environment() -> None:
+    stage = Stage(endless)
+    trajectory = await stage.run(task(), max_turn_tokens=5)
+    assert stage.environments[0].actions == []
+    (turn,) = trajectory.turns
+    assert turn == Turn(turn.start, turn.start + 5, 0.0)
+
+
+async def test_a_timeout_keeps_the_reward_so_far_and_drops_the_unfinished_turn() -> None:
+    stage = Stage(lambda row: "a")
+
+    def stall_second_turn(row: str) -> str:
+        if "ok" in row:
+            stage.engine.gate.clear()
+        return "a"
+
+    stage.engine.script = stall_second_turn
+    trajectory = await stage.run(task(rewards=[0.5, 0.5]), episode_timeout_s=0.05)
+    assert (trajectory.stop_reason, trajectory.reward, len(trajectory.turns)) == (StopReason.EPISODE_TIMEOUT, 0.5, 1)
+    assert stage.engine.running == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "limits", "problem"),
+    [
+        (task(breaks="reset"), {}, r"task t: Scripted\.reset raised ZeroDivisionError: scripted"),
+        (task(breaks="step"), {}, r"Scripted\.step raised ZeroDivisionError"),
+        (task(breaks="close"), {}, r"Scripted\.close raised ZeroDivisionError"),
+        (task(hangs="close"), {"close_timeout_s": 0.01}, r"Scripted\.close .*environment\.tool_timeout_s"),
+        (task(hangs="reset"), {"episode_timeout_s": 0.01}, r"reset\(\) took longer than environment\.episode_timeout_s"),
+        (task("long " * 100), {"max_context": 64}, r"prompt has \d+ tokens, and model\.max_context is 64"),
+    ],
+)
+async def test_a_broken_environment_fails_the_attempt(what: Task, limits: dict[str, object], problem: str) -> None:
+    with pytest.raises(EnvironmentBroken, match=problem):
+        await Stage(lambda row: "a").run(what, **limits)
+
+
+async def test_an_environment_that_cannot_be_made_fails_the_attempt() -> None:
+    tools = replace(Stage(endless).tools, environment_factory=lambda: Scripted(3))  # type: ignore[arg-type]
+    with pytest.raises(EnvironmentBroken, match="no environment could be made: AttributeError"):
+        await run_episode(task(), NAME, LIMITS, tools)
+
+
+async def test_a_dead_engine_is_no_fault_of_the_environment() -> None:
+    stage = Stage(lambda row: "a")
+    stage.engine.dead = True
+    with pytest.raises(ComponentFailed, match="died"):
+        await stage.run(task())
