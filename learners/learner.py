@@ -96,7 +96,8 @@ class Learner:
         Raises:
             ValueError: if a row is missing or is not what the batch says of it, or no token of the batch may enter the loss.
             TrainingDiverged: on all ranks, if the gradient is not finite; the weights are then those before the step.
-            DeadlineExceeded: if another rank does not take part.
+            DeadlineExceeded: if another rank does not take part in time.
+            ComponentFailed: if another rank has died.
         """
         started = time.perf_counter()
         tokens = sum(row.loss_tokens for row in batch.rows)

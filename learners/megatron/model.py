@@ -10,7 +10,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from torch import Tensor
 
 from asyncrl.core.recipe.schema import Learner
-from learners.megatron.layer_spec import block_spec, has_transformer_engine
+from learners.megatron.layer_spec import block_spec, uses_transformer_engine
 from learners.megatron.model_config import PolicyConfig
 from learners.megatron.packed_rows import PackedRows
 from learners.megatron.row_moves import take_rows
@@ -46,7 +46,7 @@ class PolicyModel(GPTModel):
         """
         embedded = self.embedding(input_ids=token_ids.unsqueeze(0), position_ids=None) if self.pre_process else None
         rotary = None
-        if has_transformer_engine():
+        if uses_transformer_engine(self.config):
             rotary = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)
         else:
             packed.rotate_by(self.rotary_pos_emb.get_freqs_non_repeated(packed.max_seqlen_q), self.config.params_dtype)

@@ -71,12 +71,13 @@ class PackedRows(PackedSeqParams):
         """The rows in order, cut where lengths differ too much; computed once and shared by all layers."""
         device = self.cu_seqlens_q.device
         groups: list[list[int]] = []
+        shortest = longest = 0
         for length in self.lengths:
-            together = [*groups[-1], length] if groups else []
-            if together and min(together) >= _LEAST_FILL * max(together):
-                groups[-1].append(length)
-            else:
-                groups.append([length])
+            shortest, longest = min(shortest, length), max(longest, length)
+            if shortest < _LEAST_FILL * longest:
+                groups.append([])
+                shortest = longest = length
+            groups[-1].append(length)
         buckets = []
         start = 0
         for group in groups:
