@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch._dynamo
 from vllm import ir
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
@@ -22,9 +23,9 @@ def thread_config(cores: Sequence[int] | None, engines: int) -> dict[str, Any]:
     """vLLM's ``additional_config`` for an engine on ``cores``, or, if None, with an equal share of the host's cores, unbound.
 
     Binding helps when every engine has cores to itself. When engines, learner and front ends share few, it keeps the bound
-    threads from moving to where there is time.
+    threads from moving to where there is time. Of an unbound share, one core is left to the front end, if there are several.
     """
-    threads = len(cores) if cores else max(1, len(os.sched_getaffinity(0)) // engines)
+    threads = len(cores) if cores else max(1, len(os.sched_getaffinity(0)) // engines - 1)
     return {CONFIG_KEY: {"count": threads, "cores": list(cores or ())}}
 
 
@@ -53,6 +54,8 @@ class InProcessExecutor(UniProcExecutor):
         if threads["cores"]:
             os.sched_setaffinity(0, threads["cores"])
         torch.set_num_threads(threads["count"])
+        # vLLM compiles a function or two even if told to run eagerly: seconds with a C++ compiler for each shape it meets.
+        torch._dynamo.config.disable = True
         super()._init_executor()
         _use_norm_kernels()
 
@@ -73,11 +76,12 @@ def _fits_rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float,
 def _fits_fused_add(
     x: torch.Tensor, x_residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> bool:
-    return variance_size is None and weight is not None and weight.dtype == x.dtype
+    return _fits_rms_norm(x, weight, epsilon, variance_size) and x.is_contiguous() and x_residual.is_contiguous()
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None) -> torch.Tensor:
-    normalized = torch.empty(x.shape, dtype=x.dtype)
+    x = x.contiguous()  # the kernel assumes it, and what it normalizes for each head is a slice of a larger tensor
+    normalized = torch.empty_like(x)
     torch.ops._C.rms_norm(normalized, x, weight, epsilon)
     return normalized
 

@@ -12,7 +12,8 @@ Which policy sampled a token is vLLM's own report, made in the process that samp
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -214,8 +215,10 @@ class VllmEngine:
             last_install_seconds=self._last_install_seconds,
         )
 
-    async def close(self, seconds: float = 5.0) -> None:
-        """Stop vLLM's processes; what has not stopped after ``seconds`` is killed."""
+    async def close(self, seconds: float = 1.0) -> None:
+        """Stop vLLM's processes. What has not stopped after ``seconds`` is killed: they have nothing to save."""
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown, seconds)
 
 
@@ -227,7 +230,21 @@ def _version_of(label: str) -> PolicyVersion:
 def _build(recipe: Recipe, model_path: str, index: int, cores: str | None) -> "AsyncLLM":
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(_arguments(recipe, model_path, index, cores))
+    # Threads that share their cores must sleep while they wait for each other: one that spins keeps the other from arriving.
+    with _environment(OMP_WAIT_POLICY="active" if cores else "passive"):
+        return AsyncLLM.from_engine_args(_arguments(recipe, model_path, index, cores))
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """For the processes started meanwhile: ``variables`` that are not set already."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def _arguments(recipe: Recipe, model_path: str, index: int, cores: str | None) -> "AsyncEngineArgs":

@@ -16,7 +16,7 @@ def task(name: str = "t", **data: Any) -> Task:
 
 
 class Scripted(Environment):
-    """``task.data``: ``rewards`` of the steps, the last of which is done unless ``endless``; ``fault`` and ``reply`` of each step;
+    """``task.data``: ``rewards`` of the steps, the last of which is done unless ``endless``; ``fault`` and ``reply`` of all;
     the method that ``breaks`` or ``hangs``."""
 
     def __init__(self, made: "list[Scripted] | None" = None) -> None:

@@ -1,0 +1,215 @@
+"""A real vLLM engine under a real worker: one start for the whole module."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from chat_tokenizers import make_tokenizer
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from asyncrl.core.errors import ComponentFailed, WeightMismatch
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication, Shard
+from asyncrl.core.recipe.schema import Environment, Generators, Model, Recipe
+from asyncrl.weights.shared_memory import SharedMemoryWriter, merge
+from generators.completion import Completion
+from generators.engine import VllmEngine
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NO_STOP = 0
+RECIPE = Recipe(
+    name="r",
+    steps=1,
+    model=Model(path="m", max_context=256),
+    environment=Environment(name="e"),
+    generators=Generators(count=1, dtype="float32", max_running=32, kv_cache_mb=64),
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=320,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        intermediate_size=96,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        dtype="float32",
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(model: Qwen3ForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    model.save_pretrained(path)
+    make_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+async def engine(folder: Path) -> AsyncIterator[VllmEngine]:
+    engine = await VllmEngine.start(RECIPE, str(folder))
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedMemoryWriter]:
+    with SharedMemoryWriter("test", 0, str(tmp_path_factory.mktemp("shm"))) as writer:
+        yield writer
+
+
+def perturb(model: Qwen3ForCausalLM) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+
+
+def shards(model: Qwen3ForCausalLM) -> list[Shard]:
+    named = dict(model.named_parameters())
+    return [Shard(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in named.items()]
+
+
+def publish(writer: SharedMemoryWriter, version: int, what: list[Shard]) -> Publication:
+    return merge([writer.write(PolicyVersion(version), what)])
+
+
+def flip_bit(file: Path, offset: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[offset] ^= 1
+    file.write_bytes(content)
+
+
+def sample(engine: VllmEngine, prompt: list[int], tokens: int, temperature: float = 1.0) -> asyncio.Task[Completion]:
+    return asyncio.create_task(
+        engine.generate(prompt, max_tokens=tokens, temperature=temperature, stop_token_id=NO_STOP, request_id="r")
+    )
+
+
+def reference_logprobs(model: Qwen3ForCausalLM, prompt: list[int], sampled: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *sampled.tolist()]])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(sampled.tolist())[:, None])[:, 0].numpy()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_log_probabilities_are_of_the_distribution_that_was_sampled(engine, model, temperature: float) -> None:
+    prompt = list(range(5, 45))
+    completion = await sample(engine, prompt, 30, temperature)
+    expected = reference_logprobs(model, prompt, completion.token_ids, temperature)
+    assert np.abs(completion.logprobs - expected).max() < 1e-3
+    assert [span.version for span in completion.spans] == [0]
+
+
+async def test_a_stop_token_ends_the_completion_and_is_part_of_it(engine: VllmEngine) -> None:
+    prompt = list(range(5, 45))
+    (first,) = (await sample(engine, prompt, 1, 0.0)).token_ids.tolist()
+    stopped = await engine.generate(prompt, max_tokens=9, temperature=0.0, stop_token_id=first, request_id="r")
+    assert (stopped.token_ids.tolist(), stopped.finished_by_stop) == ([first], True)
+
+
+async def test_weights_arrive_under_running_requests(engine, model, writer) -> None:
+    """Two installations: spans say which policy sampled what, both sides have the same fingerprint, and what is sampled
+    afterwards has the log-probabilities of the new weights, the tied output embedding included, and also where an old prefix was
+    cached."""
+    prompt = list(range(5, 105))
+    await sample(engine, prompt, 1)
+    fingerprints = set()
+    for version in (1, 2):
+        perturb(model)
+        publication = publish(writer, version, shards(model))
+        running = [sample(engine, [7 + i, 8, 9], 240) for i in range(16)]
+        await sample(engine, [3, 4], 8)
+        assert engine.use().running > 8
+        assert await engine.install(publication) == publication.fingerprint
+        assert engine.version == version
+        fingerprints.add(publication.fingerprint)
+        completion = await sample(engine, prompt, 30)
+        assert [span.version for span in completion.spans] == [version]
+        assert np.abs(completion.logprobs - reference_logprobs(model, prompt, completion.token_ids)).max() < 1e-3
+        spans = [completion.spans for completion in await asyncio.gather(*running)]
+        assert [version - 1, version] in [[span.version for span in several] for several in spans]
+        assert all(several[0].version == version - 1 and several[0].start == 0 for several in spans)
+    assert len(fingerprints) == 2
+    use = engine.use()
+    assert set(use.tokens_by_version) == {0, 1, 2}
+    assert sum(use.tokens_by_version.values()) == use.tokens_generated
+    assert 0 < use.last_pause_seconds < use.last_install_seconds
+    assert use.paused_seconds <= use.idle_seconds <= use.wall_seconds
+
+
+async def test_bytes_changed_on_the_way_change_the_fingerprint(engine: VllmEngine, model, writer) -> None:
+    publication = publish(writer, 3, shards(model))
+    flip_bit(Path(publication.files[0]), publication.shards[1].offset)
+    assert await engine.install(publication) != publication.fingerprint
+
+
+async def test_a_cancelled_request_leaves_the_engine(engine: VllmEngine) -> None:
+    abandoned = sample(engine, [1, 2, 3], 200)
+    await sample(engine, [1, 2, 3], 2)
+    abandoned.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await abandoned
+    assert engine.use().running == 0
+
+
+async def test_a_publication_that_lacks_tensors_is_refused_and_the_engine_with_it(engine: VllmEngine, model, writer) -> None:
+    """The last test of this engine."""
+    incomplete = publish(writer, 4, [shard for shard in shards(model) if "q_proj" not in shard.name])
+    running = sample(engine, [1, 2, 3], 20)
+    with pytest.raises(WeightMismatch, match=r"version 4 .* lacks model\.layers\.0\.self_attn\.q_proj\.weight"):
+        await engine.install(incomplete)
+    for completion in (running, sample(engine, [1, 2, 3], 20)):
+        with pytest.raises(ComponentFailed, match=r"unknown weights.*lacks model\.layers\.0"):
+            await completion
+
+
+KILLED = """
+import asyncio, sys
+import psutil
+from asyncrl.core.recipe.schema import Environment, Generators, Model, Recipe
+from generators.engine import VllmEngine
+
+async def main():
+    recipe = Recipe(
+        name="r", steps=1, model=Model(path="m", max_context=64), environment=Environment(name="e"),
+        generators=Generators(count=1, max_running=2, kv_cache_mb=8),
+    )
+    engine = await VllmEngine.start(recipe, sys.argv[1])
+    print("children", *(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+    await asyncio.Event().wait()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+async def test_no_process_of_an_engine_outlives_a_killed_generator(folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "generator.py"
+    script.write_text(KILLED)
+    generator = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), str(folder), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert generator.stdout is not None
+    async for line in generator.stdout:
+        if line.startswith(b"children "):
+            break
+    children = [psutil.Process(int(pid)) for pid in line.split()[1:]]
+    assert any("EngineCore" in " ".join(child.cmdline()) for child in children)
+    generator.kill()
+    await generator.wait()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, children, 30)
+    assert not alive
