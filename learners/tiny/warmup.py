@@ -124,9 +124,9 @@ def warm_up(
                     return model, calibrated
                 trainer.restore(before)
     raise WarmUpFailed(
-        f"after {settings.max_steps} steps the tiny model solves {measured.success.mean_greedy:.0%} of its tasks greedily, "
-        f"{measured.success.sampled} of each kind when it samples; wanted are {settings.lowest:.0%} to {settings.highest:.0%}, and "
-        f"{settings.every_kind:.0%} of each kind; try another seed"
+        f"after {settings.max_steps} steps the tiny model solves {measured.success.mean_greedy:.0%} of its tasks, greedy, and "
+        f"{measured.success.sampled} of each kind when it samples; wanted are {settings.lowest:.0%} to {settings.highest:.0%}, "
+        f"and {settings.every_kind:.0%} of each kind; try another seed"
     )
 
 
