@@ -12,8 +12,8 @@ Which policy sampled a token is vLLM's own report, made in the process that samp
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,6 +29,7 @@ from generators.completion import Completion, EngineUse
 from generators.occupancy import Occupancy
 
 if TYPE_CHECKING:
+    from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -174,23 +175,8 @@ class VllmEngine:
         async with self._installing:
             began = self._clock()
             try:
-                await self._llm.pause_generation(mode="keep", clear_cache=False)
-                self._occupancy.pause()
-                paused = self._clock()
-                # Requests from here on wait for the new weights to prefill them, and must find none of the old cache.
-                self._cache_salt = str(publication.version)
-                try:
-                    await self._llm.start_weight_update()
-                    await self._llm.update_weights(update)
-                    await self._llm.finish_weight_update(str(publication.version))
-                    self._version = publication.version
-                except BaseException as error:
-                    self._failure = str(error) or type(error).__name__
-                    raise
-                finally:
-                    await self._llm.resume_generation()
-                    self._occupancy.resume()
-                    self._last_pause_seconds = self._clock() - paused
+                async with self._paused():
+                    await self._load(update, publication.version)
                 acknowledged = await self._llm.collective_rpc("acknowledge_weights")
             except EngineDeadError as error:
                 raise ComponentFailed(f"the vLLM engine died while version {publication.version} was installed") from error
@@ -201,6 +187,33 @@ class VllmEngine:
         if len(set(acknowledged)) != 1:
             raise WeightMismatch(f"the workers of one engine loaded different weights: fingerprints {acknowledged}")
         return acknowledged[0]
+
+    @asynccontextmanager
+    async def _paused(self) -> AsyncIterator[None]:
+        """All requests frozen where they are, and going on afterwards, whatever happens."""
+        began = self._clock()
+        self._occupancy.pause()
+        try:
+            # AsyncLLM.pause_generation does just this, and then sleeps for 20 ms in which the engine would stand still.
+            await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+            yield
+        finally:
+            await self._llm.resume_generation()
+            self._occupancy.resume()
+            self._last_pause_seconds = self._clock() - began
+
+    async def _load(self, update: "WeightTransferUpdateRequest", version: PolicyVersion) -> None:
+        """Replace the weights of the paused engine."""
+        # Requests from here on wait for the new weights to prefill them, and must find none of the old cache.
+        self._cache_salt = str(version)
+        try:
+            await self._llm.start_weight_update()
+            await self._llm.update_weights(update)
+            await self._llm.finish_weight_update(str(version))
+        except BaseException as error:
+            self._failure = str(error) or type(error).__name__
+            raise
+        self._version = version
 
     def use(self) -> EngineUse:
         """Counters since the engine was ready."""
