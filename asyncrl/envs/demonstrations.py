@@ -1,5 +1,7 @@
 """How a calculator task is solved: which calls to make, what each returns, and the answer. Material for a warm-up."""
 
+import random
+
 import msgspec
 
 from asyncrl.core.messages import ToolCall
@@ -9,7 +11,7 @@ from asyncrl.envs.tools import ToolError, error_text
 
 
 class Demonstration(msgspec.Struct, frozen=True):
-    """One episode that ends well.
+    """One episode, as it might go.
 
     Attributes:
         prompt: what the user asks.
@@ -38,4 +40,18 @@ def demonstrate_mistake(task: Task) -> Demonstration:
         calculate(task.prompt)
     except ToolError as error:
         return Demonstration(task.prompt, ((call, error_text(error)), *ideal.calls), ideal.answer)
+    return ideal
+
+
+def demonstrate_impatience(task: Task, impatience: float, generator: random.Random) -> Demonstration:
+    """Like :func:`demonstrate`, by someone with a bad habit: additions are not worth a call.
+
+    At an addition, with probability ``impatience``, the calls end, and the answer is the value before it. Copied at its most
+    frequent, the habit solves 2/3 of the tasks with one operation, 1/3 of those with two and 1/6 of those with three.
+    """
+    ideal = demonstrate(task)
+    for index, (call, _) in enumerate(ideal.calls):
+        value_so_far, plus, _ = call.arguments["expression"].partition("+")
+        if plus and generator.random() < impatience:
+            return Demonstration(task.prompt, ideal.calls[:index], value_so_far)
     return ideal

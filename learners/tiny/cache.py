@@ -8,9 +8,10 @@ first to finish wins, and the other uses it.
 import errno
 import hashlib
 import os
+import random
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,22 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.recipe import schema
+from asyncrl.core.task import Task
 from asyncrl.envs import calculator, demonstrations, signature, tools
-from asyncrl.envs.demonstrations import demonstrate, demonstrate_mistake
+from asyncrl.envs.demonstrations import Demonstration, demonstrate, demonstrate_impatience, demonstrate_mistake
 from asyncrl.envs.load import make_tasks
-from learners.tiny.conversations import encode, render
+from learners.tiny.conversations import Row, encode, render
 from learners.tiny.tokenizer import fit_tokenizer
-from learners.tiny.warmup import CONTEXT_LENGTH, Measurement, WarmUp, warm_up
+from learners.tiny.warmup import CONTEXT_LENGTH, Material, Measurement, WarmUp, warm_up
 
 COMPLETE = "complete.json"
+WARM_UP = "warm_up.json"
+"""What was measured at the end of the warm-up: a :class:`~learners.tiny.warmup.Measurement`."""
 CACHE_VARIABLE = "ASYNCRL_CACHE"
 
-_TRAINING_TASKS = 6000
-_HELD_OUT_TASKS = 300
 _TOKENIZER_TASKS = 300
-_TYPICAL_STEPS = 150
+_SHOWN = (demonstrate, demonstrate_mistake)
+"""What the tokenizer is fitted to."""
 _DEFAULT_WARM_UP = WarmUp()
 
 
@@ -64,7 +67,7 @@ def ensure_tiny_model(
 
     Raises:
         RecipeError: the options do not fit the environment.
-        WarmUpFailed: the warm-up did not get where it should.
+        WarmUpFailed: the warm-up did not teach it what it should.
     """
     environment = schema.Environment(name="calculator", options=dict(environment_options))
     root = cache_root or default_cache_root()
@@ -84,26 +87,36 @@ def _make(
     folder: Path, environment: schema.Environment, seed: int, settings: WarmUp, progress: Callable[[TinyProgress], None]
 ) -> None:
     progress(TinyProgress(0.0, "fitting the tokenizer"))
-    tasks = make_tasks(environment, "train", _TRAINING_TASKS, seed)
-    training = [demonstrate(task) for task in tasks]
-    held_out = [demonstrate(task) for task in make_tasks(environment, "evaluation", _HELD_OUT_TASKS, seed)]
-    fitting = [*training[:_TOKENIZER_TASKS], *map(demonstrate_mistake, tasks[:_TOKENIZER_TASKS])]
-    tokenizer = fit_tokenizer(render(fitting), CONTEXT_LENGTH)
+    training = make_tasks(environment, "train", settings.training_tasks, seed)
+    held_out = make_tasks(environment, "evaluation", settings.held_out_tasks, seed)
+    tokenizer = fit_tokenizer(render([show(task) for task in training[:_TOKENIZER_TASKS] for show in _SHOWN]), CONTEXT_LENGTH)
+    generator = random.Random(seed)
 
-    fraction = 0.0
+    def rows(tasks: Sequence[Task], show: Callable[[Task], Demonstration]) -> list[list[Row]]:
+        return [encode([show(task) for task in kind], tokenizer) for kind in _by_operations(tasks)]
 
-    def report(measurement: Measurement) -> None:
-        nonlocal fraction
-        solved = measurement.success.mean_greedy
-        fraction = max(fraction, 0.8 * min(1.0, measurement.step / _TYPICAL_STEPS) + 0.2 * min(1.0, solved / settings.highest))
-        progress(TinyProgress(fraction, f"step {measurement.step}: {solved:.0%} of held-out tasks solved"))
+    def report(measured: Measurement) -> None:
+        text = f"step {measured.step}: {measured.success.mean_greedy:.0%} of held-out tasks solved"
+        progress(TinyProgress(measured.step / settings.steps, text))
 
-    model, measured = warm_up(tokenizer, encode(training, tokenizer), encode(held_out, tokenizer), settings, seed, report)
+    material = Material(
+        train=rows(training, lambda task: demonstrate_impatience(task, settings.impatience, generator)),
+        held_out=rows(held_out, demonstrate),
+        spared=rows([task for task in held_out if "+" not in task.prompt], demonstrate),
+    )
+    model, measured = warm_up(tokenizer, material, settings, seed, report)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "warm_up.json").write_bytes(msgspec.json.format(msgspec.json.encode(measured)))
+    (folder / WARM_UP).write_bytes(msgspec.json.format(msgspec.json.encode(measured)))
     (folder / COMPLETE).write_bytes(msgspec.json.format(msgspec.json.encode(_digests(folder))))
-    progress(TinyProgress(1.0, f"{measured.success.mean_greedy:.0%} of held-out tasks solved after {measured.step} steps"))
+
+
+def _by_operations(tasks: Sequence[Task]) -> list[list[Task]]:
+    """The tasks with one operation, those with two, and so on."""
+    kinds: dict[int, list[Task]] = {}
+    for task in tasks:
+        kinds.setdefault(len(demonstrate(task).calls), []).append(task)
+    return [kinds[operations] for operations in sorted(kinds)]
 
 
 def _key(environment: schema.Environment, seed: int, settings: WarmUp) -> str:

@@ -23,12 +23,10 @@ class Row(msgspec.Struct, frozen=True):
     Attributes:
         token_ids: [T].
         spoken: [T], true where the assistant speaks.
-        calls: how many tool calls it makes.
     """
 
     token_ids: tuple[int, ...]
     spoken: tuple[bool, ...]
-    calls: int
 
 
 class PaddedRows(msgspec.Struct, frozen=True):
@@ -65,10 +63,7 @@ def encode(demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokeniz
     header = tokenizer.encode(ASSISTANT_HEADER)
     end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     encoded = tokenizer(render(demonstrations), add_special_tokens=False)["input_ids"]
-    return [
-        Row(tuple(ids), tuple(_spoken(ids, header, end)), len(demonstration.calls))
-        for ids, demonstration in zip(encoded, demonstrations, strict=True)
-    ]
+    return [Row(tuple(ids), tuple(_spoken(ids, header, end))) for ids in encoded]
 
 
 def pad(rows: Sequence[Row]) -> PaddedRows:

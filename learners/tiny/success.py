@@ -1,22 +1,22 @@
 """How often a model would solve tasks, without running a single episode.
 
-In a demonstration every turn is determined by the task, and the tool answers a right call always the same. So a greedy episode
-succeeds if and only if every spoken token is the model's first choice given the demonstration before it, and an episode sampled
-at temperature 1 follows the demonstration with the product of its tokens' probabilities. One forward pass measures both. (An
-episode that leaves the demonstration and still ends well is not counted.)
+In an ideal demonstration every turn is determined by the task, and the tool answers a right call always the same. So a greedy
+episode succeeds if and only if every spoken token is the model's first choice given the demonstration before it, and an episode
+sampled at temperature 1 follows the demonstration with the product of its tokens' probabilities. One forward pass measures both.
+(An episode that leaves the demonstration and still ends well is not counted.)
 """
 
 from collections.abc import Sequence
 
 import msgspec
 import torch
-from transformers import PreTrainedModel
+from transformers import Qwen3ForCausalLM
 
 from learners.tiny.conversations import PaddedRows
 
 
 class Success(msgspec.Struct, frozen=True):
-    """Share of tasks solved, by number of calls (index 0: one call).
+    """Share of tasks solved, by kind of task: by number of operations, from one on.
 
     Attributes:
         greedy: at temperature 0.
@@ -28,16 +28,16 @@ class Success(msgspec.Struct, frozen=True):
 
     @property
     def mean_greedy(self) -> float:
-        """Over equally many tasks of each number of calls."""
+        """Over equally many tasks of each kind."""
         return sum(self.greedy) / len(self.greedy)
 
     @property
     def mean_sampled(self) -> float:
-        """Over equally many tasks of each number of calls."""
+        """Over equally many tasks of each kind."""
         return sum(self.sampled) / len(self.sampled)
 
 
-def spoken_logits(model: PreTrainedModel, rows: PaddedRows) -> tuple[torch.Tensor, torch.Tensor]:
+def spoken_logits(model: Qwen3ForCausalLM, rows: PaddedRows) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [S, V] that predict the S spoken tokens of ``rows``, and those tokens' ids [S]."""
     hidden = model.model(input_ids=rows.token_ids[:, :-1], use_cache=False).last_hidden_state
     spoken = rows.spoken[:, 1:]
@@ -45,10 +45,10 @@ def spoken_logits(model: PreTrainedModel, rows: PaddedRows) -> tuple[torch.Tenso
 
 
 @torch.no_grad()
-def measure(model: PreTrainedModel, rows_by_calls: Sequence[PaddedRows]) -> Success:
-    """Success on held-out demonstrations, grouped by their number of calls."""
+def measure(model: Qwen3ForCausalLM, kinds: Sequence[PaddedRows]) -> Success:
+    """Success on ideal demonstrations of each kind of task."""
     greedy, sampled = [], []
-    for rows in rows_by_calls:
+    for rows in kinds:
         logits, targets = spoken_logits(model, rows)
         spoken = rows.spoken[:, 1:]
         right = torch.ones(spoken.shape, dtype=torch.bool)

@@ -1,0 +1,119 @@
+"""From a recipe's environment section to instances: what is wrong is refused with a remedy."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe import schema
+from asyncrl.envs import ToolEnvironment
+from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.load import environment_class, load_environment, make_tasks
+
+OWN = """
+from asyncrl.envs import Environment, ToolEnvironment, tool
+
+class Library(ToolEnvironment):
+    def __init__(self, shelf: str, height: int = 2) -> None:
+        self.shelf, self.height = shelf, height
+
+    @tool
+    async def look_up(self, word: str) -> str:
+        "Look up."
+        return word
+
+    def reward(self, task, answer):
+        return 1.0
+
+class Plain(ToolEnvironment):
+    def reward(self, task, answer):
+        return 0.0
+
+class Untyped(Plain):
+    def __init__(self, shelf) -> None: ...
+
+class Unfinished(ToolEnvironment): ...
+
+class Stranger: ...
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of the user's own in the current directory."""
+    (tmp_path / "my_library.py").write_text(OWN)
+    (tmp_path / "needy.py").write_text("import no_such_dependency\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.delitem(sys.modules, "my_library", raising=False)
+    return "my_library"
+
+
+def spec(name: str, **options: object) -> schema.Environment:
+    return schema.Environment(name=name, options=options, tool_timeout_s=3.0)
+
+
+def test_built_in_with_options_and_deadline():
+    make = load_environment(spec("calculator", max_operations=2))
+    first, second = make(), make()
+    assert isinstance(first, Calculator)
+    assert first is not second
+    assert (first.max_operations, first.tool_timeout_s) == (2, 3.0)
+    assert Calculator.tool_timeout_s == ToolEnvironment.tool_timeout_s
+
+
+def test_own_class_from_the_current_directory(module: str):
+    instance = load_environment(spec(f"{module}:Library", shelf="a"))()
+    assert (type(instance).__name__, instance.shelf, instance.height) == ("Library", "a", 2)
+    assert environment_class(f"{module}:Library") is type(instance)
+    assert load_environment(spec(f"{module}:Plain"))()
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "remedy"),
+    [
+        ("calculatr", "no environment 'calculatr'", "did you mean `calculator`?"),
+        ("chess", "no environment 'chess'", "known are `calculator`, or name your own as `module:Class`"),
+        ("my_libary:Library", "no module 'my_libary'", "`module:Class`"),
+        ("my_library:Libary", "class 'Libary' of module my_library does not exist", "did you mean `Library`?"),
+        ("my_library:Stranger", "is no Environment", "known are `Library`, `Plain`"),
+        ("my_library:Unfinished", "cannot be used as it is", "define reward"),
+        ("needy:Any", "needs module no_such_dependency", "install it"),
+        (":Library", "is no module name", "`module:Class`"),
+    ],
+)
+def test_wrong_names(module: str, name: str, problem: str, remedy: str):
+    with pytest.raises(RecipeError) as refused:
+        load_environment(spec(name))
+    assert refused.value.place == "environment.name"
+    assert problem in refused.value.problem
+    assert remedy in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "place", "told"),
+    [
+        ("calculator", {"max_operation": 2}, "environment.options.max_operation", "did you mean `max_operations`?"),
+        ("calculator", {"max_operations": 9}, "environment.options", "Expected `int` <= 5"),
+        ("calculator", {"max_operations": "2"}, "environment.options", "calculator(max_operations: int = 3)"),
+        ("my_library:Library", {}, "environment.options", "missing required field `shelf`"),
+        ("my_library:Plain", {"shelf": 1}, "environment.options", "takes no options"),
+        ("my_library:Untyped", {"shelf": 1}, "environment.name", "type the constructor's parameters"),
+    ],
+)
+def test_wrong_options(module: str, name: str, options: dict[str, object], place: str, told: str):
+    with pytest.raises(RecipeError) as refused:
+        load_environment(spec(name, **options))
+    assert refused.value.place == place
+    assert told.lower() in str(refused.value).lower()
+
+
+def test_tasks_follow_the_options_and_need_a_source(module: str):
+    assert len(make_tasks(spec("calculator", max_operations=1), "train", 5, 0)) == 5
+    assert all(
+        task.prompt.count("+") + task.prompt.count("-") <= 1
+        for task in make_tasks(spec("calculator", max_operations=1), "train", 9, 0)
+    )
+    with pytest.raises(RecipeError, match="jsonl"):
+        make_tasks(spec(f"{module}:Plain"), "train", 5, 0)

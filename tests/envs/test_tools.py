@@ -1,0 +1,214 @@
+"""Typed Python functions as tools: description, validation, deadlines, faults."""
+
+import asyncio
+import threading
+from typing import Annotated
+
+import msgspec
+import pytest
+
+from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.ids import TaskId
+from asyncrl.core.messages import MalformedCall, Message, ToolCall
+from asyncrl.core.task import Task
+from asyncrl.envs import Action, Fault, StepResult, ToolEnvironment, ToolError, tool
+
+TASK = Task(id=TaskId("t"), prompt="Find it.", data={"answer": "42"})
+
+
+class Point(msgspec.Struct):
+    x: int
+    y: int = 0
+
+
+class Toolbox(ToolEnvironment):
+    system_prompt = "Use the tools."
+
+    @tool
+    async def add(self, left: int, right: Annotated[int, msgspec.Meta(description="the second one")] = 1) -> int:
+        """Add two numbers."""
+        return left + right
+
+    @tool
+    def thread_name(self) -> str:
+        return threading.current_thread().name
+
+    @tool
+    async def move(self, point: Point) -> Point:
+        return Point(point.x + 1, point.y)
+
+    @tool
+    async def refuse(self) -> str:
+        raise ToolError("not today")
+
+    @tool
+    def crash(self) -> str:
+        raise KeyError("oops")
+
+    @tool
+    async def lose_the_world(self) -> str:
+        raise EnvironmentBroken("the database is gone")
+
+    @tool
+    async def hang(self) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    @tool
+    def block(self) -> str:
+        threading.Event().wait()
+        return "never"
+
+    def not_a_tool(self, anything):
+        return anything
+
+    def reward(self, task: Task, answer: str) -> float:
+        return float(answer == task.data["answer"])
+
+
+async def turn(*calls: ToolCall | MalformedCall, environment: ToolEnvironment | None = None) -> StepResult:
+    environment = environment or Toolbox()
+    await environment.reset(TASK)
+    return await environment.step(Action("", calls))
+
+
+async def test_reset_gives_prompts_and_only_marked_methods_as_tools():
+    observation = await Toolbox().reset(TASK)
+    assert observation.messages == (Message("system", "Use the tools."), Message("user", "Find it."))
+    names = {spec.name for spec in observation.tools}
+    assert names == {"add", "thread_name", "move", "refuse", "crash", "lose_the_world", "hang", "block"}
+
+
+def test_schema_is_the_signature():
+    spec = Toolbox.tools["add"].spec
+    assert spec.description == "Add two numbers."
+    assert spec.parameters == {
+        "type": "object",
+        "properties": {
+            "left": {"type": "integer"},
+            "right": {"type": "integer", "description": "the second one", "default": 1},
+        },
+        "required": ["left"],
+        "additionalProperties": False,
+    }
+    nested = Toolbox.tools["move"].spec.parameters
+    assert nested["properties"]["point"] == {"$ref": "#/$defs/Point"}
+    assert nested["$defs"]["Point"]["required"] == ["x"]
+
+
+async def test_calls_of_one_turn_are_answered_in_order():
+    result = await turn(
+        ToolCall("add", {"left": 2}), ToolCall("add", {"left": 2, "right": 5}), ToolCall("move", {"point": {"x": 1}})
+    )
+    assert [message.content for message in result.observation.messages] == ["3", "7", '{"x":2,"y":0}']
+    assert {message.role for message in result.observation.messages} == {"tool"}
+    assert (result.done, result.reward, result.fault) == (False, 0.0, None)
+    assert result.metrics == {"tool_calls": 3.0, "tool_errors": 0.0, "malformed_calls": 0.0}
+
+
+async def test_plain_tools_run_beside_the_event_loop():
+    result = await turn(ToolCall("thread_name", {}))
+    assert result.observation.messages[0].content == "tool-thread_name"
+
+
+@pytest.mark.parametrize(
+    ("call", "problem", "remedy"),
+    [
+        (ToolCall("ad", {}), "no tool 'ad'", "add(left: int, right: int = 1)"),
+        (ToolCall("add", {}), "missing required field `left`", "add(left: int, right: int = 1)"),
+        (ToolCall("add", {"left": "2"}), "Expected `int`, got `str`", "add(left: int, right: int = 1)"),
+        (ToolCall("add", {"left": 2, "rihgt": 3}), "unknown field `rihgt`", "add(left: int, right: int = 1)"),
+        (MalformedCall("<tool_call>{", "no closing brace"), "no closing brace", "move(point: "),
+    ],
+)
+async def test_wrong_calls_are_told_what_would_be_right(call: ToolCall | MalformedCall, problem: str, remedy: str):
+    result = await turn(call)
+    (message,) = result.observation.messages
+    assert message.content.startswith("error: ")
+    assert problem in message.content
+    assert remedy in message.content
+    assert result.fault is Fault.MALFORMED_CALL
+    assert result.metrics == {"tool_calls": 0.0, "tool_errors": 0.0, "malformed_calls": 1.0}
+
+
+@pytest.mark.parametrize(("name", "text"), [("refuse", "error: not today"), ("crash", "error: KeyError: 'oops'")])
+async def test_what_a_tool_raises_is_told_to_the_model(name: str, text: str):
+    result = await turn(ToolCall(name, {}))
+    assert result.observation.messages == (Message("tool", text),)
+    assert result.fault is Fault.TOOL_ERROR
+    assert result.metrics == {"tool_calls": 1.0, "tool_errors": 1.0, "malformed_calls": 0.0}
+
+
+@pytest.mark.parametrize("name", ["hang", "block"])
+async def test_a_slow_tool_is_an_error_and_blocks_nothing(name: str):
+    environment = Toolbox()
+    environment.tool_timeout_s = 0.05
+    result = await turn(ToolCall(name, {}), ToolCall("add", {"left": 1}), environment=environment)
+    assert [message.content for message in result.observation.messages] == [f"error: {name} took longer than 0.05 s", "2"]
+    assert result.fault is Fault.TOOL_ERROR
+
+
+async def test_of_several_faults_the_first_is_reported():
+    result = await turn(ToolCall("add", {"left": 1}), ToolCall("refuse", {}), ToolCall("ad", {}))
+    assert result.fault is Fault.TOOL_ERROR
+    assert len(result.observation.messages) == 3
+
+
+async def test_a_tool_may_declare_the_environment_broken():
+    with pytest.raises(EnvironmentBroken, match="database"):
+        await turn(ToolCall("lose_the_world", {}))
+
+
+async def test_a_turn_without_calls_is_the_answer():
+    environment = Toolbox()
+    await environment.reset(TASK)
+    right = await environment.step(Action("42", ()))
+    assert (right.done, right.reward) == (True, 1.0)
+    assert right.metrics == {"tool_calls": 0.0, "tool_errors": 0.0, "malformed_calls": 0.0}
+    assert (await environment.step(Action("41", ()))).reward == 0.0
+
+
+async def test_rewards_may_be_async_and_their_exceptions_break_the_environment():
+    class Judge(ToolEnvironment):
+        async def reward(self, task: Task, answer: str) -> float:
+            await asyncio.sleep(0)
+            return 0.5 / len(answer)
+
+    environment = Judge()
+    await environment.reset(TASK)
+    assert (await environment.step(Action("a", ()))).reward == 0.5
+    with pytest.raises(ZeroDivisionError):
+        await environment.step(Action("", ()))
+
+
+async def test_tools_are_inherited_and_a_name_may_be_overridden():
+    class More(Toolbox):
+        @tool
+        async def add(self, left: int, right: int) -> int:
+            """Add, loudly."""
+            return 10 * (left + right)
+
+    assert More.tools.keys() == Toolbox.tools.keys()
+    result = await turn(ToolCall("add", {"left": 1, "right": 2}), environment=More())
+    assert result.observation.messages[0].content == "30"
+
+
+def test_signatures_that_cannot_be_described_are_refused_with_the_class():
+    def define(method):
+        return type("Mine", (ToolEnvironment,), {"search": tool(method)})
+
+    async def untyped(self, query):
+        return query
+
+    async def variadic(self, *queries: str):
+        return queries
+
+    async def no_json(self, query: threading.Thread):
+        return query
+
+    with pytest.raises(TypeError, match=r"Mine: tool search: parameter 'query' has no type; write `query: str`"):
+        define(untyped)
+    with pytest.raises(TypeError, match=r"Mine: tool search: \*queries: str cannot be passed by name"):
+        define(variadic)
+    with pytest.raises(TypeError, match="Mine: tool search: JSON cannot carry"):
+        define(no_json)

@@ -1,0 +1,156 @@
+"""Making the tiny model: measured success is real success, a short warm-up works, and the cache holds whole models only."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.demonstrations import demonstrate
+from learners.tiny import TinyProgress, ensure_tiny_model
+from learners.tiny.cache import CACHE_VARIABLE, COMPLETE, WARM_UP, default_cache_root
+from learners.tiny.conversations import Row, encode, pad, render
+from learners.tiny.success import measure
+from learners.tiny.tokenizer import fit_tokenizer
+from learners.tiny.warmup import Material, WarmUp, WarmUpFailed, new_model, warm_up
+
+SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, training_tasks=60, held_out_tasks=30)
+
+
+def make(root: Path, seed: int = 0, settings: WarmUp = SHORT) -> tuple[Path, list[TinyProgress]]:
+    seen: list[TinyProgress] = []
+    return ensure_tiny_model({}, seed, seen.append, root, settings), seen
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[TinyProgress]]:
+    return make(tmp_path_factory.mktemp("tiny"))
+
+
+def test_a_short_warm_up_gives_a_folder_that_loads(made: tuple[Path, list[TinyProgress]]):
+    folder, seen = made
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert isinstance(model, Qwen3ForCausalLM)
+    assert model.config.vocab_size % 64 == 0
+    assert len(tokenizer) <= model.config.vocab_size
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    fractions = [progress.fraction for progress in seen]
+    assert fractions == sorted(fractions)
+    assert (fractions[0], fractions[-1]) == (0.0, 1.0)
+    assert json.loads((folder / WARM_UP).read_bytes())["step"] == 3
+
+
+def test_found_the_second_time(made: tuple[Path, list[TinyProgress]]):
+    folder, _ = made
+    before = (folder / COMPLETE).stat().st_mtime_ns
+    again, seen = make(folder.parent)
+    assert (again, seen, (again / COMPLETE).stat().st_mtime_ns) == (folder, [], before)
+
+
+def test_same_seed_same_weights_other_seed_other_place(made: tuple[Path, list[TinyProgress]], tmp_path: Path):
+    folder, _ = made
+    twin, _ = make(tmp_path)
+    other, _ = make(tmp_path, seed=1)
+    weights = "model.safetensors"
+    assert twin.name == folder.name
+    assert (twin / weights).read_bytes() == (folder / weights).read_bytes()
+    assert other.name != folder.name
+    assert (other / weights).read_bytes() != (folder / weights).read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["cut short", "a file missing", "never completed", "no longer what it was"])
+def test_a_broken_entry_is_made_anew(tmp_path: Path, damage: str):
+    folder, _ = make(tmp_path)
+    weights, digests = folder / "model.safetensors", (folder / COMPLETE).read_bytes()
+    match damage:
+        case "cut short":
+            weights.write_bytes(weights.read_bytes()[:1000])
+        case "a file missing":
+            (folder / "tokenizer.json").unlink()
+        case "never completed":
+            (folder / COMPLETE).unlink()
+        case "no longer what it was":
+            (folder / COMPLETE).write_bytes(b"{")
+    again, seen = make(tmp_path)
+    assert again == folder
+    assert seen
+    assert (folder / COMPLETE).read_bytes() == digests
+    assert [entry.name for entry in tmp_path.iterdir()] == [folder.name]
+
+
+def test_two_at_once_share_one_entry(tmp_path: Path):
+    with ThreadPoolExecutor(2) as pool:
+        (first, _), (second, _) = pool.map(make, [tmp_path, tmp_path])
+    assert first == second
+    assert [entry.name for entry in tmp_path.iterdir()] == [first.name]
+    assert make(tmp_path)[1] == []
+
+
+def test_nothing_is_left_of_a_failed_warm_up(tmp_path: Path):
+    with pytest.raises(WarmUpFailed, match="100% are wanted; try another seed"):
+        make(tmp_path, settings=msgspec.structs.replace(SHORT, skill=1.0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_options_are_refused(tmp_path: Path):
+    with pytest.raises(RecipeError, match="max_operations"):
+        ensure_tiny_model({"max_operation": 2}, 0, lambda progress: None, tmp_path)
+
+
+def test_the_cache_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    assert default_cache_root() == tmp_path / "tiny"
+    monkeypatch.delenv(CACHE_VARIABLE)
+    assert default_cache_root() == Path.home() / ".cache" / "asyncrl" / "tiny"
+
+
+def test_measured_success_is_that_of_real_decoding():
+    """A model that knows a few tasks by heart and no others: decode one token at a time, and compare."""
+    tasks = Calculator.make_tasks("train", 24, 0, max_operations=1)
+    demonstrations = [demonstrate(task) for task in tasks]
+    tokenizer = fit_tokenizer(render(demonstrations), 1024)
+    rows = encode(demonstrations, tokenizer)
+    settings = WarmUp(steps=18, lr_steps=5, batch_size=16, measure_every=18, skill=0.0)
+    model, measured = warm_up(tokenizer, Material([rows[:8]], [rows], [rows]), settings, 0, lambda measurement: None)
+    solved = [follows_greedily(model, row) for row in rows]
+    assert measured.success.greedy == (pytest.approx(sum(solved) / len(solved)),)
+    assert 0 < sum(solved) < len(solved)
+    chances = [chance(model, row) for row in rows]
+    assert measured.success.sampled == (pytest.approx(sum(chances) / len(chances), rel=1e-4),)
+
+
+def test_padding_changes_no_measurement():
+    demonstrations = [demonstrate(task) for task in Calculator.make_tasks("train", 6, 0)]
+    tokenizer = fit_tokenizer(render(demonstrations), 1024)
+    rows = encode(demonstrations, tokenizer)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = new_model(tokenizer)
+    together = measure(model, [pad(rows)])
+    alone = [measure(model, [pad([row])]) for row in rows]
+    assert together.mean_sampled == pytest.approx(sum(each.mean_sampled for each in alone) / len(alone), rel=1e-4)
+
+
+@torch.no_grad()
+def follows_greedily(model: Qwen3ForCausalLM, row: Row) -> bool:
+    """Decode the spoken parts one token at a time, without looking ahead."""
+    written: list[int] = []
+    for token, spoken in zip(row.token_ids, row.spoken, strict=True):
+        chosen = model(torch.tensor([written])).logits[0, -1].argmax().item() if spoken else token
+        if chosen != token:
+            return False
+        written.append(token)
+    return True
+
+
+@torch.no_grad()
+def chance(model: Qwen3ForCausalLM, row: Row) -> float:
+    """Probability in float64 of sampling exactly what the row says."""
+    logprobs = model(torch.tensor([row.token_ids])).logits[0].double().log_softmax(-1)
+    return sum(logprobs[i - 1, row.token_ids[i]] for i, spoken in enumerate(row.spoken) if spoken).exp().item()
