@@ -99,13 +99,14 @@ class ToolEnvironment(Environment):
 
     Attributes:
         system_prompt: put before every task's prompt, if not empty.
+        task: of the running episode, for tools that need it.
         tool_timeout_s: deadline of one call in seconds; the recipe's ``environment.tool_timeout_s``.
     """
 
     system_prompt: str = ""
     tool_timeout_s: float = 10.0
     tools: ClassVar[Mapping[str, Tool]] = {}
-    _task: Task
+    task: Task
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -121,14 +122,14 @@ class ToolEnvironment(Environment):
 
     async def reset(self, task: Task) -> Observation:
         """Begin an episode: the system prompt, the task's prompt and the tools."""
-        self._task = task
+        self.task = task
         system = (Message("system", self.system_prompt),) if self.system_prompt else ()
         return Observation((*system, Message("user", task.prompt)), tuple(tool.spec for tool in self.tools.values()))
 
     async def step(self, action: Action) -> StepResult:
         """Run the calls of the turn in order; without calls, reward the answer. Of several faults the first is reported."""
         if not action.calls:
-            reward = self.reward(self._task, action.content)
+            reward = self.reward(self.task, action.content)
             value = await reward if inspect.isawaitable(reward) else reward
             return StepResult(Observation(()), float(value), done=True, metrics=_count([]))
         outcomes = [await self._run(call) for call in action.calls]

@@ -50,7 +50,8 @@ class LearnerActor:
                 tensor=sizes.tensor_parallel,
                 pipeline=sizes.pipeline_parallel,
                 data=sizes.data_parallel,
-                threads=max(1, (os.cpu_count() or 1) // ranks),
+                # On a laptop the engines live on the same cores, and threads that wait for each other there cost more than they do.
+                threads=max(1, (os.cpu_count() or 1) // (ranks + self._recipe.generators.count)),
             ),
         )
 

@@ -1,0 +1,41 @@
+"""The README's environment works when pasted."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_the_example_is_accepted_as_pasted(tmp_path: Path):
+    text = README.read_text()
+    (module,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "guess.py").write_text(module)
+    (tmp_path / "guess.yaml").write_text(recipe)
+    command = [sys.executable, "-m", "asyncrl.cli.main", "launch", "guess.yaml", "--dry-run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "guess:Guess" in done.stdout
+
+
+async def test_the_example_plays(tmp_path: Path, monkeypatch):
+    from asyncrl.core.messages import ToolCall
+    from asyncrl.core.recipe.schema import Environment
+    from asyncrl.envs.base import Action
+    from asyncrl.envs.load import load_environment, make_tasks
+
+    (module,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (tmp_path / "guess.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = Environment(name="guess:Guess")
+    (task, *_) = make_tasks(spec, "train", 3, seed=0)
+    number = task.data["number"]
+    environment = load_environment(spec)()
+    observation = await environment.reset(task)
+    assert [tool.name for tool in observation.tools] == ["is_larger"]
+    asked = await environment.step(Action("", (ToolCall("is_larger", {"than": number - 1}),)))
+    assert (asked.observation.messages[0].content, asked.done, asked.fault) == ("true", False, None)
+    answered = await environment.step(Action(str(number), ()))
+    assert (answered.reward, answered.done) == (1.0, True)
