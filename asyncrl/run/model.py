@@ -4,6 +4,7 @@ The tiny model is warmed up in a process of its own: training it in this one wou
 """
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -39,7 +40,11 @@ async def _make_tiny(recipe: Recipe, view: LiveView) -> Path:
     options = recipe.environment.options if recipe.environment.name == "calculator" else {}
     request = msgspec.json.encode(Request(options, recipe.seed)).decode()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "asyncrl.run.warm_up", request, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "asyncrl.run.warm_up", request),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        # Threads that spin while they wait for each other multiply the time on a machine that has other work to do.
+        env={**os.environ, "OMP_WAIT_POLICY": "passive"},
     )
     assert process.stdout is not None
     assert process.stderr is not None

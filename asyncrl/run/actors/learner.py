@@ -50,7 +50,7 @@ class LearnerActor:
                 tensor=sizes.tensor_parallel,
                 pipeline=sizes.pipeline_parallel,
                 data=sizes.data_parallel,
-                # On a laptop the engines live on the same cores, and threads that wait for each other there cost more than they do.
+                # On a laptop the engines share these cores, and threads waiting for each other there cost more than they do.
                 threads=max(1, (os.cpu_count() or 1) // (ranks + self._recipe.generators.count)),
             ),
         )
