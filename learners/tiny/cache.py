@@ -5,6 +5,7 @@ holds the digest of every other; an entry that does not match it is made anew. T
 first to finish wins, and the other uses it.
 """
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -148,20 +149,16 @@ def _is_whole(entry: Path) -> bool:
 
 def _publish(made: Path, entry: Path) -> None:
     """Rename ``made`` to ``entry``, in whose place another process may have put its own, or a broken one may lie."""
-    while not _rename(made, entry):
+    while True:
+        try:
+            made.rename(entry)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
         if _is_whole(entry):
             return
         broken = Path(tempfile.mkdtemp(prefix=".broken-", dir=entry.parent))
-        _rename(entry, broken)
+        with contextlib.suppress(FileNotFoundError):  # another process moved it away first
+            entry.rename(broken)
         shutil.rmtree(broken)
-
-
-def _rename(source: Path, target: Path) -> bool:
-    """Whether it worked; not if ``target`` is a folder that holds something, or ``source`` has gone."""
-    try:
-        source.rename(target)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-            return False
-        raise
-    return True

@@ -1,6 +1,7 @@
 """Making the tiny model: measured success is real success, a short warm-up works, and the cache holds whole models only."""
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +20,16 @@ from learners.tiny.success import measure
 from learners.tiny.tokenizer import fit_tokenizer
 from learners.tiny.warmup import Material, WarmUp, WarmUpFailed, new_model, warm_up
 
-SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, training_tasks=60, held_out_tasks=30)
+SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, threads=1, training_tasks=60, held_out_tasks=30)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Two threads on a busy machine wait for each other, thirty times longer than one takes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def make(root: Path, seed: int = 0, settings: WarmUp = SHORT) -> tuple[Path, list[TinyProgress]]:
@@ -116,7 +126,7 @@ def test_measured_success_is_that_of_real_decoding():
     demonstrations = [demonstrate(task) for task in tasks]
     tokenizer = fit_tokenizer(render(demonstrations), 1024)
     rows = encode(demonstrations, tokenizer)
-    settings = WarmUp(steps=18, lr_steps=5, batch_size=16, measure_every=18, skill=0.0)
+    settings = WarmUp(steps=18, lr_steps=5, batch_size=16, measure_every=18, skill=0.0, threads=1)
     model, measured = warm_up(tokenizer, Material([rows[:8]], [rows], [rows]), settings, 0, lambda measurement: None)
     solved = [follows_greedily(model, row) for row in rows]
     assert measured.success.greedy == (pytest.approx(sum(solved) / len(solved)),)
