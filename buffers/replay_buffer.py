@@ -121,7 +121,9 @@ class ReplayBuffer:
             raise LedgerError(
                 f"sample {index} of group {group_id} was handed in before, or is not one of its {group.ticket.size}"
             )
-        group.rows[index] = _Row(trajectory, payload, self.version)
+        # An engine may have a version a moment before the clock does; what it then finishes was committed no earlier than that.
+        committed = max({self.version, *sampled_versions([trajectory])})
+        group.rows[index] = _Row(trajectory, payload, committed)
         self._payload_bytes += len(payload)
         if len(group.rows) == group.ticket.size:
             self._complete(group_id, group)

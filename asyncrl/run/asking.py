@@ -38,5 +38,7 @@ async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:
             raise error.cause from error
         raise ComponentFailed(f"{of}: {type(error.cause).__name__}: {error.cause}") from error
     except RayActorError as error:
-        reason = str(error).strip().splitlines()[0]
+        lines = str(error).strip().splitlines()
+        # An actor that could not even be made died of its constructor's error, which Ray puts last, after the traceback.
+        reason = lines[-1] if "creation task" in lines[0] else lines[0]
         raise ComponentFailed(f"{of}: its process died ({reason})") from error

@@ -37,11 +37,10 @@ ANSWER_DEADLINE_S = 60.0
 class Cluster:
     """Handles of the run's actors, and the calls the pumps make on them, each with its deadline."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str) -> None:
+    def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, run_id: str) -> None:
         self._recipe, self._folder = recipe, folder
         learner = recipe.learner
         ranks = learner.tensor_parallel * learner.pipeline_parallel * learner.data_parallel
-        self._run_id = folder.path.name
         on_gpu = ray.cluster_resources().get("GPU", 0) > 0
         log = folder.logs
         self._buffer = RemoteBuffer.options(num_cpus=0, max_concurrency=1000).remote(recipe, log / "buffer.log")
@@ -53,14 +52,15 @@ class Cluster:
         ]
         self._learners: list[Any] = [
             RemoteLearner.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
-                recipe, model_path, self._buffer, rank, self._run_id, log / f"learner-{rank}.log"
+                recipe, model_path, self._buffer, rank, run_id, log / f"learner-{rank}.log"
             )
             for rank in range(ranks)
         ]
 
     async def start(self) -> None:
         """Bring everything up side by side."""
-        seconds, remedy = self._recipe.deadlines.start, f"see {self._folder.logs}; raise deadlines.start"
+        # Longer than what the engines and ranks allow themselves, whose errors say more.
+        seconds, remedy = self._recipe.deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
         await self._all([self._buffer.ready.remote()], "buffer to load the tasks", seconds, remedy)
         async with asyncio.TaskGroup() as starting:
             starting.create_task(self._start_learners(seconds, remedy))
@@ -92,7 +92,8 @@ class Cluster:
         """One optimizer step on all ranks."""
         what = f"learner rank to train version {batch.version}"
         remedy = "see its log; raise deadlines.step"
-        return await self._all([r.train.remote(batch) for r in self._learners], what, self._recipe.deadlines.step, remedy)
+        seconds = self._recipe.deadlines.step + ANSWER_DEADLINE_S
+        return await self._all([r.train.remote(batch) for r in self._learners], what, seconds, remedy)
 
     async def mark_trained(self, batch: Batch) -> None:
         """Tell the buffer that ``batch`` was trained."""
@@ -140,11 +141,15 @@ class Cluster:
 
     async def close(self, seconds: float) -> None:
         """Stop the actors in an orderly way within ``seconds``; what does not answer is killed with the cluster."""
-        closing = [actor.close.remote() for actor in (*self._generators, *self._learners)]
-        try:
-            await self._all(closing, "actor to close", seconds, "it is killed")
-        except AsyncRLError as error:
-            logger.warning("closing: %s", error)
+        closing = [
+            ask(actor.close.remote(), of="an actor to close", by="the driver", seconds=seconds, remedy="it is killed")
+            for actor in (*self._generators, *self._learners)
+        ]
+        for outcome in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(outcome, AsyncRLError):
+                logger.warning("closing: %s", outcome)
+            elif outcome is not None:
+                raise outcome
 
     async def _all(self, answers: Sequence[Any], of: str, seconds: float, remedy: str) -> list[Any]:
         """All answers, or the first error at once."""

@@ -1,11 +1,12 @@
 """One run from recipe to summary.
 
 Always holds: whatever happens, every process of the run is ended and the summary is written; the first Ctrl-C ends the run in an
-orderly way within ``deadlines.shutdown``, a second one kills.
+orderly way within ``deadlines.shutdown`` (plus a second for what has to be killed), a second one kills.
 """
 
 import asyncio
 import logging
+import os
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -14,9 +15,11 @@ from contextlib import asynccontextmanager
 import msgspec
 import ray
 
+from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.run.cluster import Cluster, start_ray
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder import RunFolder
@@ -30,10 +33,15 @@ from asyncrl.run.tasks import load_tasks
 from asyncrl.run.totals import Totals
 from asyncrl.run.tracking import Tracker
 from asyncrl.run.train_pump import train_pump
+from asyncrl.weights.shared_memory import remove_left_behind
 
 logger = logging.getLogger(__name__)
 
 EXIT_INTERRUPTED = 130
+STOP_S = 10.0
+"""How long generators may take to cancel their episodes, closing of environments apart."""
+LAST_WORDS_S = 1.0
+"""How long the last counters may take when a run ends."""
 TRACKING_FLUSH_S = 60.0
 """How long the last records may take to reach MLflow after a run that completed."""
 
@@ -50,45 +58,54 @@ def launch_with_totals(recipe: Recipe, folder: RunFolder, view: LiveView) -> tup
     adopt_orphans()
     tracker.start()
     status, reason = asyncio.run(_supervise(recipe, folder, view, totals, tracker))
-    try:
-        tracker.finish(status, TRACKING_FLUSH_S if status is Status.COMPLETED else recipe.deadlines.shutdown / 3)
-    except AsyncRLError as error:
-        status, reason = (Status.FAILED, str(error)) if status is Status.COMPLETED else (status, reason)
     summary = _summarize(recipe, totals, status, reason)
-    summary.write(folder.summary)
+    summary.write(folder.summary)  # before anything else can go wrong
+    try:
+        tracker.finish(status, TRACKING_FLUSH_S if status is Status.COMPLETED else recipe.deadlines.shutdown / 5)
+    except (AsyncRLError, KeyboardInterrupt) as error:
+        logger.warning("the last records are not tracked: %s", error or "interrupted")
+        if status is Status.COMPLETED:
+            summary = msgspec.structs.replace(summary, status=Status.FAILED, reason=str(error) or "interrupted while tracking")
+            summary.write(folder.summary)
     return summary, totals
 
 
 async def _supervise(recipe: Recipe, folder: RunFolder, view: LiveView, totals: Totals, tracker: Tracker) -> tuple[Status, str]:
-    """The run's end and its reason."""
-    running = asyncio.create_task(_run(recipe, folder, view, totals, tracker), name="run")
+    """The run's end and its reason. An interrupt that comes when the run is ending already changes neither."""
+    ending = asyncio.Event()
+    running = asyncio.create_task(_run(recipe, folder, view, totals, tracker, ending), name="run")
     interrupts = 0
+    interrupted = False
 
     def interrupt() -> None:
-        nonlocal interrupts
+        nonlocal interrupts, interrupted
         interrupts += 1
         if interrupts > 1:
+            remove_left_behind(_run_id(folder))
             kill_everything(EXIT_INTERRUPTED)
         view.note(f"Stopping, at most {recipe.deadlines.shutdown:g} s; press Ctrl-C again to kill")
-        running.cancel()
+        if not ending.is_set():
+            interrupted = True
+            running.cancel()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupt)
     try:
         await running
-    except asyncio.CancelledError:
-        return Status.INTERRUPTED, "stopped by the user"
-    except BaseExceptionGroup as group:
-        return (Status.INTERRUPTED, "stopped by the user") if interrupts else (Status.FAILED, _reason(group))
-    except Exception as error:  # noqa: BLE001 - the owner of every error of a run is its summary, and the log has the traceback
-        return (Status.INTERRUPTED, "stopped by the user") if interrupts else (Status.FAILED, _reason(error))
-    return Status.COMPLETED, ""
+    except (Exception, BaseExceptionGroup, asyncio.CancelledError) as error:
+        # Every error of a run ends here: the user gets its reason, the log its traceback.
+        if not interrupted:
+            logger.exception("the run failed")
+            return Status.FAILED, _reason(error)
+    return (Status.INTERRUPTED, "stopped by the user") if interrupted else (Status.COMPLETED, "")
 
 
-async def _run(recipe: Recipe, folder: RunFolder, view: LiveView, totals: Totals, tracker: Tracker) -> None:
+async def _run(
+    recipe: Recipe, folder: RunFolder, view: LiveView, totals: Totals, tracker: Tracker, ending: asyncio.Event
+) -> None:
     model_path = await resolve_model(recipe, view)
-    async with _cluster(recipe, folder, view, str(model_path)) as cluster:
+    async with _cluster(recipe, folder, view, str(model_path), totals, ending) as cluster:
         recorder = Recorder(recipe, cluster, tracker, view, totals)
         evaluator = Evaluator(recipe, cluster, load_tasks(recipe, "evaluation"), recorder)
         publisher = Publisher(cluster, totals)
@@ -101,36 +118,59 @@ async def _run(recipe: Recipe, folder: RunFolder, view: LiveView, totals: Totals
             generating = pumps.create_task(cluster.generate(), name="generation pump")
             await train_pump(recipe, cluster, publisher, evaluator, recorder)
             await cluster.stop_generating()
-            await generating
+            seconds, remedy = STOP_S + recipe.environment.tool_timeout_s, "an environment ignores being cancelled; see their logs"
+            async with deadline(seconds, waiter="the driver", owner="the generators to stop", remedy=remedy):
+                await generating
         view.phase("Evaluating the last version and saving the model")
         await evaluator.evaluate(PolicyVersion(recipe.steps))
         await cluster.save_model()
 
 
 @asynccontextmanager
-async def _cluster(recipe: Recipe, folder: RunFolder, view: LiveView, model_path: str) -> AsyncIterator[Cluster]:
+async def _cluster(
+    recipe: Recipe, folder: RunFolder, view: LiveView, model_path: str, totals: Totals, ending: asyncio.Event
+) -> AsyncIterator[Cluster]:
     """The run's processes, ended whatever happens."""
     view.phase("Starting Ray")
-    starting_ray = asyncio.create_task(asyncio.to_thread(start_ray))
+    starting_ray = asyncio.ensure_future(run_in_daemon_thread(start_ray, "start Ray"))
     cluster: Cluster | None = None
     try:
-        await asyncio.shield(starting_ray)
+        remedy = "see Ray's own logs; raise deadlines.start, or unset RAY_ADDRESS"
+        async with deadline(recipe.deadlines.start, waiter="the driver", owner="Ray to start", remedy=remedy):
+            await asyncio.shield(starting_ray)
         view.phase(f"Starting {recipe.generators.count} generators and the learner")
-        cluster = Cluster(recipe, folder, model_path)
+        cluster = Cluster(recipe, folder, model_path, _run_id(folder))
         await cluster.start()
         yield cluster
-    except (AsyncRLError, ExceptionGroup):
-        logger.exception("the run failed")
-        raise
     finally:
-        began = time.monotonic()
-        await starting_ray
-        if cluster is not None:
-            await cluster.close(recipe.deadlines.shutdown / 3)
-        await asyncio.to_thread(ray.shutdown)
-        left = max(1.0, recipe.deadlines.shutdown * 2 / 3 - (time.monotonic() - began))
-        for name in await asyncio.to_thread(end_descendants, left):
-            logger.warning("%s did not stop and was killed", name)
+        ending.set()
+        await _end(recipe, folder, cluster, starting_ray, totals)
+
+
+async def _end(
+    recipe: Recipe, folder: RunFolder, cluster: Cluster | None, starting_ray: "asyncio.Future[None]", totals: Totals
+) -> None:
+    """Stop everything within four fifths of ``deadlines.shutdown``; raises nothing that could mask why the run ended."""
+    end_by = time.monotonic() + recipe.deadlines.shutdown * 4 / 5
+    await asyncio.wait({starting_ray}, timeout=recipe.deadlines.shutdown / 5)
+    if cluster is not None:
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                totals.ended(await cluster.generator_statistics(), await cluster.buffer_statistics())
+        except (AsyncRLError, TimeoutError) as error:
+            logger.warning("the summary holds the counts of the last step: %s", error)
+        await cluster.close(recipe.deadlines.shutdown / 5)
+    stopping_ray = asyncio.ensure_future(run_in_daemon_thread(ray.shutdown, "stop Ray"))
+    await asyncio.wait({stopping_ray}, timeout=recipe.deadlines.shutdown / 5)
+    left = max(0.5, end_by - time.monotonic() - 1.0)
+    for name in await asyncio.to_thread(end_descendants, left):
+        logger.warning("%s did not stop and was killed", name)
+    remove_left_behind(_run_id(folder))
+
+
+def _run_id(folder: RunFolder) -> str:
+    """Names the run's files in shared memory; run folders of the same name may exist under different parents."""
+    return f"{folder.path.name}-{os.getpid()}"
 
 
 def _reason(error: BaseException) -> str:

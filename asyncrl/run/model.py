@@ -4,17 +4,25 @@ The tiny model is warmed up in a process of its own: training it in this one wou
 """
 
 import asyncio
+import contextlib
+import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
 import msgspec
 
+from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.model_shape import TINY
 from asyncrl.run.warm_up import Made, Request, Step
+
+logger = logging.getLogger(__name__)
+
+INTERRUPT_S = 2.0
 
 
 async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
@@ -35,7 +43,19 @@ def _existing_folder(path: Path) -> Path:
     return path.resolve()
 
 
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """An interrupted warm-up removes its half-made folder; give it a moment for that."""
+    if process.returncode is None:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), INTERRUPT_S)
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
 async def _make_tiny(recipe: Recipe, view: LiveView) -> Path:
+    view.phase("Making the tiny model")
     # In an environment of the user's own it starts as it would for the calculator: it knows how to call a tool, and little else.
     options = recipe.environment.options if recipe.environment.name == "calculator" else {}
     request = msgspec.json.encode(Request(options, recipe.seed)).decode()
@@ -51,17 +71,19 @@ async def _make_tiny(recipe: Recipe, view: LiveView) -> Path:
     errors = asyncio.create_task(process.stderr.read())
     path: Path | None = None
     try:
-        async for line in process.stdout:
-            match msgspec.json.decode(line, type=Step | Made):
-                case Step(fraction=fraction, text=text):
-                    view.warmup(fraction, text)
-                case Made(path=made):
-                    path = Path(made)
-        await process.wait()
+        remedy = "raise deadlines.start"
+        async with deadline(recipe.deadlines.start, waiter="the driver", owner="the tiny model to be made", remedy=remedy):
+            async for line in process.stdout:
+                match msgspec.json.decode(line, type=Step | Made):
+                    case Step(fraction=fraction, text=text):
+                        view.warmup(fraction, text)
+                    case Made(path=made):
+                        path = Path(made)
+            await process.wait()
     finally:
-        if process.returncode is None:
-            process.kill()
+        await _end(process)
     if path is None:
         lines = (await errors).decode(errors="replace").strip().splitlines()
+        logger.error("making the tiny model failed:\n%s", "\n".join(lines))
         raise ComponentFailed(f"making the tiny model failed: {lines[-1] if lines else f'exit code {process.returncode}'}")
     return path

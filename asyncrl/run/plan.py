@@ -4,15 +4,13 @@ Making a plan also checks what a recipe alone cannot tell: that its model, its t
 estimate, meant to tell a run that fits from one that does not.
 """
 
-from pathlib import Path
-
 import msgspec
 import psutil
 
-from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import JsonLinesTasks, Recipe
 from asyncrl.envs.load import load_environment
 from asyncrl.run.model_shape import ModelShape, read_shape
+from asyncrl.run.tasks import load_tasks
 from asyncrl.run.units import memory, quantity
 
 DRIVER_BYTES = 500 << 20
@@ -116,11 +114,9 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
 
 
 def _find_tasks(recipe: Recipe) -> None:
-    match recipe.tasks:
-        case JsonLinesTasks(train=train, evaluation=evaluation):
-            for place, path in (("tasks.train", train), ("tasks.evaluation", evaluation)):
-                if not Path(path).is_file():
-                    raise RecipeError(place, f"there is no file {path!r}", "name a file with one JSON object a line")
+    if isinstance(recipe.tasks, JsonLinesTasks):
+        load_tasks(recipe, "train")
+        load_tasks(recipe, "evaluation")
 
 
 def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) -> tuple[Processes, ...]:

@@ -60,7 +60,7 @@ class Recorder:
         values = combine([*readings, *run_readings])
         self._totals.step(step, batch, readings, learner_busy, now, generators, buffer)
         self._tracker.log(step, values)
-        self._view.update(self._progress(step, values))
+        self._view.update(self._progress(step, buffer.version, values))
 
     async def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> float:
         """Record one evaluation; its mean reward."""
@@ -77,12 +77,12 @@ class Recorder:
         self._view.note(f"version {version}: evaluation reward {reward:.3f} over {len(results)} held-out tasks")
         return reward
 
-    def _progress(self, step: int, values: dict[str, float]) -> Progress:
+    def _progress(self, step: int, version: PolicyVersion, values: dict[str, float]) -> Progress:
         elapsed = time.monotonic() - self._totals.began
         return Progress(
             step=step,
             steps=self._recipe.steps,
-            version=step,
+            version=version,
             reward=values[metrics.REWARD.name],
             generator_tokens_per_s=values[metrics.GENERATED_RATE.name],
             learner_tokens_per_s=values[metrics.TRAINED_RATE.name],

@@ -30,6 +30,7 @@ class Totals:
         self._generators_before: Sequence[GeneratorStatistics] = ()
         self.generators: Sequence[GeneratorStatistics] = ()
         self.buffer: BufferStatistics | None = None
+        self._tokens_at_end = 0
 
     def begin(self, now: float, generators: Sequence[GeneratorStatistics]) -> None:
         """Training begins."""
@@ -59,6 +60,10 @@ class Totals:
             elif reading.metric.name == "staleness/max":
                 self.staleness_max = max(self.staleness_max, int(reading.value))
 
+    def ended(self, generators: Sequence[GeneratorStatistics], buffer: BufferStatistics) -> None:
+        """The run is over: what was generated after the last step counts as well, but not into rates and idle shares."""
+        self._tokens_at_end, self.buffer = sum(g.tokens_generated for g in generators), buffer
+
     def evaluation(self, reward: float) -> None:
         """One evaluation is done."""
         self.evaluations.append(reward)
@@ -85,12 +90,16 @@ class Totals:
     @property
     def tokens_generated(self) -> int:
         """Tokens sampled for training and evaluation by all engines, warm-up left out."""
+        return max(self._tokens_at_end, self._tokens_at_last_step)
+
+    @property
+    def _tokens_at_last_step(self) -> int:
         return sum(g.tokens_generated for g in self.generators)
 
     @property
     def completion_tokens_per_s(self) -> float:
         """Tokens sampled a second while training."""
-        sampled = self.tokens_generated - sum(g.tokens_generated for g in self._generators_before)
+        sampled = self._tokens_at_last_step - sum(g.tokens_generated for g in self._generators_before)
         return sampled / self.training_seconds if self.training_seconds else 0.0
 
     @property

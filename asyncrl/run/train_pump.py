@@ -29,7 +29,8 @@ async def train_pump(recipe: Recipe, cluster: Cluster, publisher: Publisher, eva
             await cluster.mark_trained(batch)
             readings = [reading for report in reports for reading in report.readings]
             publish_times = await delivering if delivering is not None else None
-            moved = any(r.metric.name == "learner/grad_norm" and r.value > 0 for r in readings)
+            values = {reading.metric.name: reading.value for reading in readings}
+            moved = values["learner/grad_norm"] > 0 and values["learner/lr"] > 0
             publication, write_seconds = await publisher.write(version, must_differ=moved)
             delivering = background.create_task(publisher.deliver(publication, write_seconds))
             await recorder.step(step, batch, readings, busy + write_seconds, publish_times)

@@ -7,6 +7,7 @@ through a mapping: a full memory file system is then an error to report, where a
 """
 
 import errno
+import glob
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +33,12 @@ class MemoryFull(AsyncRLError):
 def memory_file_system() -> str:
     """The directory whose files live in memory: Linux's shared memory mount, or the temporary folder where there is none."""
     return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+
+
+def remove_left_behind(run_id: str) -> None:
+    """Remove what the writers of a run that was killed left in the memory file system."""
+    for path in Path(memory_file_system()).glob(f"asyncrl-{glob.escape(run_id)}-rank*"):
+        path.unlink(missing_ok=True)
 
 
 class SharedMemoryWriter:

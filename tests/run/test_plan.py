@@ -123,7 +123,7 @@ def test_a_config_that_is_no_model_s_is_refused(tmp_path):
 
 
 def test_task_files_must_be_there(tmp_path):
-    (tmp_path / "train.jsonl").write_text("")
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1"}')
     overrides = ["~tasks", "+tasks.kind=jsonl", f"+tasks.train={tmp_path}/train.jsonl", f"+tasks.evaluation={tmp_path}/no.jsonl"]
     with pytest.raises(RecipeError) as caught:
         make_plan(compose("quickstart", overrides), ROOMY)

@@ -7,7 +7,6 @@ from typing import Any
 
 import ray
 
-from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
@@ -16,6 +15,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.envs.load import load_environment
 from asyncrl.run.actors.output import route_output
+from asyncrl.run.asking import ask
 from generators.chat import ChatFormat
 from generators.engine import VllmEngine
 from generators.worker import EvaluationResult, GeneratorStatistics, GeneratorWorker
@@ -42,9 +42,9 @@ class RemoteTicketDesk:
         await self._call("fail", group_id, kind, reason)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        remedy = "the buffer's actor is overloaded or gone; see logs/buffer.log"
-        async with deadline(DESK_DEADLINE_S, waiter=self._worker, owner=f"buffer.{method}", remedy=remedy):
-            return await getattr(self._buffer, method).remote(*arguments)
+        answer = getattr(self._buffer, method).remote(*arguments)
+        remedy = "the buffer's actor is overloaded; see logs/buffer.log"
+        return await ask(answer, of=f"the buffer ({method})", by=self._worker, seconds=DESK_DEADLINE_S, remedy=remedy)
 
 
 class GeneratorActor:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded
+from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import decode
@@ -59,8 +61,17 @@ class LearnerActor:
         """One optimizer step on ``batch``; a collective call."""
         learner = self._started()
         needed = learner.rows_needed(batch)
-        payload = ray.get(self._buffer.payload.remote(needed), timeout=FETCH_DEADLINE_S)
+        payload = self._fetch(needed)
         return learner.step(batch, {key: decode(data) for key, data in zip(needed, payload, strict=True)})
+
+    def _fetch(self, rows: list[tuple[GroupId, int]]) -> list[bytes]:
+        try:
+            return ray.get(self._buffer.payload.remote(rows), timeout=FETCH_DEADLINE_S)
+        except GetTimeoutError as error:
+            remedy = "the buffer's actor is overloaded; see logs/buffer.log"
+            raise DeadlineExceeded(f"learner rank {self._rank}", "buffer.payload", FETCH_DEADLINE_S, remedy) from error
+        except RayActorError as error:
+            raise ComponentFailed("the buffer: its process died; see logs/buffer.log") from error
 
     def publish(self, version: PolicyVersion) -> Publication:
         """Write this rank's shards of ``version`` and say where they lie."""
@@ -72,9 +83,11 @@ class LearnerActor:
 
     def close(self) -> None:
         """Leave the other ranks and remove what was published."""
-        if self._learner is not None:
-            self._learner.close()
-        self._writer.close()
+        try:
+            if self._learner is not None:
+                self._learner.close()
+        finally:
+            self._writer.close()
 
     def _started(self) -> Learner:
         if self._learner is None:
