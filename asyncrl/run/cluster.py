@@ -4,9 +4,12 @@ Always holds: when :meth:`Cluster.close` has returned, nothing that this run sta
 """
 
 import asyncio
+import contextlib
 import logging
 import os
+import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -177,3 +180,23 @@ def start_ray() -> None:
         logging_level=logging.ERROR,
         object_store_memory=OBJECT_STORE_BYTES,
     )
+
+
+def starting_ray() -> "asyncio.Future[None]":
+    """:func:`start_ray` in a daemon thread, which stays: the kernel ends Ray's processes with the *thread* that started them."""
+    loop = asyncio.get_running_loop()
+    started: asyncio.Future[None] = loop.create_future()
+
+    def work() -> None:
+        try:
+            start_ray()
+        except BaseException as error:  # noqa: BLE001 - handed to the one who waits
+            outcome = partial(started.set_exception, error)
+        else:
+            outcome = partial(started.set_result, None)
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+            loop.call_soon_threadsafe(outcome)
+        threading.Event().wait()
+
+    threading.Thread(target=work, name="Ray", daemon=True).start()
+    return started

@@ -20,7 +20,7 @@ from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.threads import run_in_daemon_thread
-from asyncrl.run.cluster import Cluster, start_ray
+from asyncrl.run.cluster import Cluster, starting_ray
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.live_view import LiveView
@@ -132,27 +132,27 @@ async def _cluster(
 ) -> AsyncIterator[Cluster]:
     """The run's processes, ended whatever happens."""
     view.phase("Starting Ray")
-    starting_ray = asyncio.ensure_future(run_in_daemon_thread(start_ray, "start Ray"))
+    ray_started = starting_ray()
     cluster: Cluster | None = None
     try:
         remedy = "see Ray's own logs; raise deadlines.start, or unset RAY_ADDRESS"
         async with deadline(recipe.deadlines.start, waiter="the driver", owner="Ray to start", remedy=remedy):
-            await asyncio.shield(starting_ray)
+            await asyncio.shield(ray_started)
         view.phase(f"Starting {recipe.generators.count} generators and the learner")
         cluster = Cluster(recipe, folder, model_path, _run_id(folder))
         await cluster.start()
         yield cluster
     finally:
         ending.set()
-        await _end(recipe, folder, cluster, starting_ray, totals)
+        await _end(recipe, folder, cluster, ray_started, totals)
 
 
 async def _end(
-    recipe: Recipe, folder: RunFolder, cluster: Cluster | None, starting_ray: "asyncio.Future[None]", totals: Totals
+    recipe: Recipe, folder: RunFolder, cluster: Cluster | None, ray_started: "asyncio.Future[None]", totals: Totals
 ) -> None:
     """Stop everything within four fifths of ``deadlines.shutdown``; raises nothing that could mask why the run ended."""
     end_by = time.monotonic() + recipe.deadlines.shutdown * 4 / 5
-    await asyncio.wait({starting_ray}, timeout=recipe.deadlines.shutdown / 5)
+    await asyncio.wait({ray_started}, timeout=recipe.deadlines.shutdown / 5)
     if cluster is not None:
         try:
             async with asyncio.timeout(LAST_WORDS_S):
