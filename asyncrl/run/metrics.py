@@ -12,6 +12,9 @@ TRAINED_RATE = Metric("learner/tokens_per_s", "tokens/s", Reduction.SUM, "tokens
 TRAJECTORY_RATE = Metric(
     "run/trajectories_per_s", "trajectories/s", Reduction.SUM, "episodes trained over the time since the last step"
 )
+VERSIONS_SAMPLED = Metric(
+    "generators/versions_sampled", "versions", Reduction.MIN, "policy versions each engine has sampled with"
+)
 GENERATORS_IDLE = Metric("idle/generators", "share", Reduction.MEAN, "share of time engines had nothing running or were paused")
 LEARNER_IDLE = Metric("idle/learner", "share", Reduction.MEAN, "share of time the learner neither trained nor wrote weights")
 RUNNING = Metric("buffer/running_groups", "groups", Reduction.SUM, "groups being generated")
@@ -26,5 +29,3 @@ PUBLISH_PAUSE = Metric(
 )
 EVALUATION_REWARD = Metric("evaluation/reward", "reward", Reduction.MEAN, "mean reward on held-out tasks")
 EVALUATION_TURNS = Metric("evaluation/turns", "turns", Reduction.MEAN, "mean model turns on held-out tasks")
-
-RUN_METRICS = tuple(value for value in globals().values() if isinstance(value, Metric))

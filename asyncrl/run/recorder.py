@@ -52,6 +52,7 @@ class Recorder:
             _one(metrics.TRAJECTORY_RATE, len(batch.rows) / seconds),
             _one(metrics.LEARNER_IDLE, max(0.0, 1 - learner_busy / seconds)),
             _one(metrics.GENERATORS_IDLE, idle_share(before, generators)),
+            *(_one(metrics.VERSIONS_SAMPLED, len(g.tokens_by_version)) for g in generators),
             _one(metrics.PUBLISH_PAUSE, max(g.last_pause_seconds for g in generators)),
         ]
         if publish is not None:

@@ -110,6 +110,7 @@ def test_a_small_run_from_start_to_end(model: Path, tmp_path: Path):
     ):
         assert name in metrics
     assert metrics["mismatch/logprob_gap_mean_abs"] < 0.2, "engine and learner disagree about the same weights"
+    assert metrics["generators/versions_sampled"] >= 1
     assert run.left_behind() == []
 
 
