@@ -74,6 +74,8 @@ def environment_class(name: str) -> type[Environment]:
 
 
 def _import(module_name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise RecipeError(_NAME, f"{module_name!r} is no module name", _OWN.removeprefix("or "))
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)  # last, so that a file that happens to lie here hides no library
@@ -85,8 +87,10 @@ def _import(module_name: str) -> ModuleType:
             raise RecipeError(_NAME, f"module {module_name} needs module {missing}, which is missing", "install it") from error
         remedy = f"{_choices(module_name, list(BUILT_IN))}, {_OWN}"
         raise RecipeError(_NAME, f"there is no module {module_name!r} on the path or in {here}", remedy) from error
-    except ValueError as error:
-        raise RecipeError(_NAME, f"{module_name!r} is no module name ({error})", _OWN.removeprefix("or ")) from error
+    except (Exception, SystemExit) as error:
+        # The module is the user's: whatever it raises while it is imported is theirs to mend.
+        problem = f"importing module {module_name!r} failed with {type(error).__name__}: {error}"
+        raise RecipeError(_NAME, problem, f"mend the module, {_OWN}") from error
 
 
 def _classes(module_name: str, class_name: str) -> str:

@@ -152,6 +152,9 @@ def _translated_errors(path: Path) -> Iterator[None]:
         ) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise RecipeError("", f"cannot compose {path.name}: {_one_line(error)}", "correct the recipe or the override") from error
+    except ValueError as error:
+        remedy = "correct the recipe or the override; a defaults list looks like [quickstart, _self_]"
+        raise RecipeError("", f"cannot compose {path.name}: {_one_line(error)}", remedy) from error
 
 
 def _one_line(error: Exception) -> str:

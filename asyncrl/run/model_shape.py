@@ -50,15 +50,16 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
 TINY_SHAPE = ModelShape(
     hidden_size=128,
-    num_hidden_layers=4,
+    num_hidden_layers=2,
     num_attention_heads=4,
-    num_key_value_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
     intermediate_size=384,
-    vocab_size=1024,
+    vocab_size=512,
     max_position_embeddings=1024,
     tie_word_embeddings=True,
 )
-"""About the size of the model that ``tiny`` makes; good enough to estimate memory, which it hardly takes any of."""
+"""The model that ``tiny`` makes (``learners.tiny.warmup``)."""
 
 
 def read_shape(recipe: Recipe) -> ModelShape:
@@ -68,6 +69,7 @@ def read_shape(recipe: Recipe) -> ModelShape:
         RecipeError: there is no such folder, its config cannot be read, or the recipe's sizes do not go with the model's.
     """
     if recipe.model.path == TINY:
+        _check_sizes(recipe, TINY_SHAPE)
         return TINY_SHAPE
     config = Path(recipe.model.path) / "config.json"
     try:

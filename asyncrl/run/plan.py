@@ -7,8 +7,10 @@ estimate, meant to tell a run that fits from one that does not.
 import msgspec
 import psutil
 
+from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import JsonLinesTasks, Recipe
-from asyncrl.envs.load import load_environment
+from asyncrl.envs.base import Environment
+from asyncrl.envs.load import environment_class, load_environment
 from asyncrl.run.model_shape import ModelShape, read_shape
 from asyncrl.run.tasks import load_tasks
 from asyncrl.run.units import memory, quantity
@@ -117,6 +119,9 @@ def _find_tasks(recipe: Recipe) -> None:
     if isinstance(recipe.tasks, JsonLinesTasks):
         load_tasks(recipe, "train")
         load_tasks(recipe, "evaluation")
+    elif environment_class(recipe.environment.name).make_tasks.__func__ is Environment.make_tasks.__func__:
+        problem = f"environment {recipe.environment.name!r} makes no tasks of its own"
+        raise RecipeError("tasks.kind", problem, "define make_tasks, or use `jsonl` and name files")
 
 
 def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) -> tuple[Processes, ...]:

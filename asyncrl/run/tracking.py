@@ -212,3 +212,4 @@ def _keep_mlflow_quiet() -> None:
     """No usage reports over the network, and nothing on the terminal but warnings. Read by MLflow when it is imported."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])  # in case it was imported before
