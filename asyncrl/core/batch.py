@@ -7,6 +7,7 @@ on every rank, and planning from it is a pure function.
 import msgspec
 
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.payload import PayloadRef
 
 
 class RowRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -18,6 +19,8 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
         loss_tokens: sampled tokens that may enter the loss: those of version ``Batch.oldest_version`` or newer.
         reward: final reward.
         committed_version: the clock when the row was committed; splits staleness into in-flight and in-buffer.
+        weight: factor of the row's loss terms that makes the sampler unbiased; 1 where the sampler needs none.
+        payload: where the trajectory lies.
     """
 
     group_id: GroupId
@@ -27,6 +30,8 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
     loss_tokens: int
     reward: float
     committed_version: PolicyVersion
+    weight: float
+    payload: PayloadRef
 
 
 class Batch(msgspec.Struct, frozen=True):

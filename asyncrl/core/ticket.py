@@ -1,4 +1,4 @@
-"""A ticket: the right, and the duty, to generate one group."""
+"""A ticket: the right, and the duty, to generate episodes of one group."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,20 +8,22 @@ import msgspec
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.task import Task
+from asyncrl.core.trajectory import Trajectory
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """One group to generate: ``size`` episodes of ``task``.
+    """Episodes of ``task`` to generate: all of a group, or those that are missing from one that lost some.
 
     Attributes:
-        group_id: unique over the run; a task issued again gets a new one.
-        attempt: 0 the first time this task is issued in its epoch, one more after each failed attempt.
-        version: the clock when the ticket was issued.
+        group_id: of the run's groups; a group that is issued again keeps it.
+        samples: indexes of the episodes to generate, ascending.
+        attempt: 0 the first time, one more after each time the task broke its environment.
+        version: the clock when the ticket was issued; no token of its episodes is sampled by an older one.
     """
 
     group_id: GroupId
     task: Task
-    size: int
+    samples: tuple[int, ...]
     attempt: int
     version: PolicyVersion
 
@@ -36,10 +38,17 @@ class TicketDesk(Protocol):
         """
         ...
 
-    async def commit(self, rows: Sequence[bytes]) -> None:
-        """Hand in encoded trajectories; a group is committed when all its samples are in."""
+    async def commit(self, trajectory: Trajectory) -> None:
+        """Hand in one finished episode. Handing in the same episode twice is harmless."""
         ...
 
-    async def fail(self, group_id: GroupId, kind: FailureKind, reason: str) -> None:
-        """Give a group back as failed; its task is issued again or, after too many attempts, filtered and named."""
+    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
+        """Give one episode back as failed."""
+        ...
+
+    async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
+        """Say that the worker lives and what it is running; those of them that nobody waits for any more, to be stopped.
+
+        A worker that is silent for ``deadlines.lease`` seconds is given up: its episodes are issued again.
+        """
         ...

@@ -65,16 +65,50 @@ class GeneratedTasks(Section, frozen=True, tag_field="kind", tag="generated"):
     evaluation: Count = 128
 
 
-class JsonLinesTasks(Section, frozen=True, tag_field="kind", tag="jsonl"):
-    """Tasks from files: one JSON object a line, with ``prompt``, optionally ``id``; all else goes to the environment.
+class TaskFile(Section, frozen=True):
+    """One source of tasks: its format is told by its name and content.
 
     Attributes:
-        train: path of the training tasks.
-        evaluation: path of the held-out tasks.
+        path: a JSON-lines file (``.jsonl``), a Parquet file (``.parquet``), or a folder that Hugging Face datasets wrote.
+        split: of a datasets folder that holds several.
+        weight: how often tasks are drawn from here, relative to the other sources.
+        prompt_key: column that holds the prompt.
+        id_key: column that holds the task's id; rows without one are named by file and line.
     """
 
-    train: Text
-    evaluation: Text
+    path: Text
+    split: str = ""
+    weight: Positive = 1.0
+    prompt_key: Text = "prompt"
+    id_key: Text = "id"
+
+
+class Curriculum(Section, frozen=True):
+    """A class of your own that moves the weights of the sources while training.
+
+    Attributes:
+        name: ``module:Class``; see ``buffers.curriculum.Curriculum`` for what it must have.
+        options: keyword arguments of its constructor.
+    """
+
+    name: Text
+    options: dict[str, Any] = {}
+
+
+class FileTasks(Section, frozen=True, tag_field="kind", tag="files"):
+    """Tasks from files; all columns but prompt and id go to the environment.
+
+    Attributes:
+        train: sources of training tasks, mixed by weight; each is reshuffled every epoch.
+        evaluation: sources of held-out tasks; their weights are not used.
+        on_malformed: ``refuse`` a file with a row that is no task, or ``skip`` such rows, counted and named in the log.
+        curriculum: moves the weights while training.
+    """
+
+    train: Annotated[tuple[TaskFile, ...], Meta(min_length=1)]
+    evaluation: Annotated[tuple[TaskFile, ...], Meta(min_length=1)]
+    on_malformed: Literal["refuse", "skip"] = "refuse"
+    curriculum: Curriculum | None = None
 
 
 class Sampling(Section, frozen=True):
@@ -115,26 +149,112 @@ class Batch(Section, frozen=True):
     Attributes:
         groups_per_step: groups in a step.
         group_size: episodes of one task in a group.
+        min_group: a group that lost episodes is trained if at least this many finished, else the missing ones are issued again;
+            null means all of them.
     """
 
     groups_per_step: Count = 16
     group_size: Annotated[int, Meta(ge=2)] = 8
+    min_group: Count | None = None
+
+
+class FifoSampler(Section, frozen=True, tag_field="kind", tag="fifo"):
+    """Oldest group first."""
+
+
+class FreshestSampler(Section, frozen=True, tag_field="kind", tag="freshest"):
+    """The group with the newest tokens first."""
+
+
+class PrioritisedSampler(Section, frozen=True, tag_field="kind", tag="prioritised"):
+    """Without replacement, with probability by advantage and staleness, and importance weights that make it unbiased.
+
+    Attributes:
+        exponent: priority is ``(mean |advantage| + floor) ** exponent * staleness_decay ** staleness``.
+        floor: added to the advantage, so that no group has priority 0.
+        staleness_decay: factor per policy version of staleness.
+    """
+
+    exponent: Annotated[float, Meta(ge=0)] = 1.0
+    floor: Positive = 0.1
+    staleness_decay: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+
+class StratifiedSampler(Section, frozen=True, tag_field="kind", tag="stratified"):
+    """Task sources in proportion to their weights, oldest group first within each."""
+
+
+class CustomSampler(Section, frozen=True, tag_field="kind", tag="custom"):
+    """A sampler of your own.
+
+    Attributes:
+        name: ``module:Class``; see ``buffers.sampling.Sampler`` for what it must have.
+        options: keyword arguments of its constructor.
+    """
+
+    name: Text
+    options: dict[str, Any] = {}
+
+
+class ZeroVarianceFilter(Section, frozen=True, tag_field="kind", tag="zero_variance"):
+    """Leave out groups whose rewards are all equal: their group-relative advantage is 0 (Yu et al. 2025, arXiv:2503.14476)."""
+
+
+class AccuracyWindowFilter(Section, frozen=True, tag_field="kind", tag="accuracy_window"):
+    """Leave out groups whose mean reward lies outside [low, high].
+
+    Attributes:
+        low: smallest mean reward that is trained.
+        high: largest mean reward that is trained.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+
+
+class NoJournal(Section, frozen=True, tag_field="kind", tag="none"):
+    """Trajectories are held in memory, and a run that is killed cannot be resumed."""
+
+
+class AppendOnlyJournal(Section, frozen=True, tag_field="kind", tag="append_only"):
+    """Everything that happens to the buffer is written to the run folder before it happens, so that a run can be resumed.
+
+    Attributes:
+        fsync: ``never`` survives killed processes; ``always`` waits for the disk at each commit, and survives a power cut.
+        segment_mb: size at which a new segment is begun.
+    """
+
+    fsync: Literal["never", "always"] = "never"
+    segment_mb: Count = 64
 
 
 class Buffer(Section, frozen=True):
-    """The replay buffer's staleness contract. Staleness is counted in policy versions.
+    """The replay buffer. Staleness is counted in policy versions.
 
     Attributes:
         max_staleness: no token older than this enters a loss. 0 is synchronous training.
         pipeline_depth: how many steps of experience may be outstanding ahead of the learner; where staleness sits.
-        on_stale: what happens to groups that would cross the bound: ``mask`` their old tokens, or ``drop`` them.
+        on_stale: what happens to groups that would cross the bound: ``mask`` their old tokens, ``wait`` for them before the clock
+            moves on, or ``drop`` them.
+        max_reuse: how many optimizer steps may train the same group, within the bound.
+        sampler: which of the ready groups are trained next.
+        filters: groups left out when they are finished, and replaced by new ones.
+        capacity_mb: trajectories held at once; beyond it no tickets are issued. Nothing is ever evicted.
+        journal: whether the buffer survives being killed.
+        shards: processes that hold trajectories, spread over the nodes of the cluster.
         max_attempts: attempts at a task that breaks its environment before it is filtered and named.
-        max_failures: failed attempts in the whole run before it stops with the reason.
+        max_failures: failures of one kind (broken environments, dead generators) before the run stops with the reason.
     """
 
     max_staleness: NonNegative = 4
     pipeline_depth: NonNegative = 1
-    on_stale: Literal["mask", "drop"] = "mask"
+    on_stale: Literal["mask", "wait", "drop"] = "mask"
+    max_reuse: Count = 1
+    sampler: FifoSampler | FreshestSampler | PrioritisedSampler | StratifiedSampler | CustomSampler = FifoSampler()
+    filters: tuple[ZeroVarianceFilter | AccuracyWindowFilter, ...] = ()
+    capacity_mb: Count = 4096
+    journal: AppendOnlyJournal | NoJournal = AppendOnlyJournal()
+    shards: Count = 1
     max_attempts: Count = 3
     max_failures: Count = 64
 
@@ -229,6 +349,18 @@ class Evaluation(Section, frozen=True):
     temperature: Annotated[float, Meta(ge=0)] = 0.0
 
 
+class Checkpoint(Section, frozen=True):
+    """What a run is resumed from: ``asyncrl launch --resume RUN``. Steps after the last checkpoint are done again from the journal.
+
+    Attributes:
+        every: optimizer steps between checkpoints of the learner.
+        keep: how many of the newest are kept.
+    """
+
+    every: Count = 20
+    keep: Count = 2
+
+
 class Tracking(Section, frozen=True):
     """MLflow.
 
@@ -252,6 +384,7 @@ class Deadlines(Section, frozen=True):
         step: one optimizer step.
         publish: one weight publication, all engines acknowledged.
         evaluation: one evaluation.
+        lease: a generator that is silent for this long is given up, and its tickets are issued again.
         shutdown: everything stopping after the end or Ctrl-C.
     """
 
@@ -260,6 +393,7 @@ class Deadlines(Section, frozen=True):
     step: Seconds = 600.0
     publish: Seconds = 120.0
     evaluation: Seconds = 600.0
+    lease: Seconds = 30.0
     shutdown: Annotated[float, Meta(gt=0, le=15)] = 10.0
 
 
@@ -275,10 +409,11 @@ class Recipe(Section, frozen=True):
         batch: what one optimizer step trains on.
         sampling: how tokens are sampled while training.
         generators: the pool of vLLM engines.
-        buffer: the staleness contract.
+        buffer: the replay buffer and its staleness contract.
         algorithm: the mathematics of the update.
         learner: the Megatron learner.
         evaluation: on held-out tasks, beside training.
+        checkpoint: what a run is resumed from.
         tracking: MLflow.
         deadlines: how long each wait may take.
         seed: of task order, initialisation and environments.
@@ -289,7 +424,7 @@ class Recipe(Section, frozen=True):
     steps: Count
     model: Model
     environment: Environment
-    tasks: GeneratedTasks | JsonLinesTasks = GeneratedTasks()
+    tasks: GeneratedTasks | FileTasks = GeneratedTasks()
     batch: Batch = Batch()
     sampling: Sampling = Sampling()
     generators: Generators = Generators()
@@ -297,6 +432,7 @@ class Recipe(Section, frozen=True):
     algorithm: Algorithm = Algorithm()
     learner: Learner = Learner()
     evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
     tracking: Tracking = Tracking()
     deadlines: Deadlines = Deadlines()
     seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0

@@ -1,0 +1,63 @@
+"""Where the bytes of a finished trajectory lie, and what bookkeeping needs to know of it without them.
+
+Control and data are apart: the buffer decides over :class:`FinishedSample`, some two hundred bytes, while the trajectory itself
+stays in a segment file on the node that made it until a data-parallel rank reads it there.
+"""
+
+import msgspec
+import numpy as np
+
+from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.trajectory import StopReason, Trajectory
+
+
+class PayloadRef(msgspec.Struct, frozen=True, array_like=True):
+    """An encoded trajectory: ``size`` bytes at ``offset`` of file ``segment`` in shard ``shard``'s folder; CRC-32 ``checksum``."""
+
+    shard: int
+    segment: str
+    offset: int
+    size: int
+    checksum: int
+
+
+class FinishedSample(msgspec.Struct, frozen=True, array_like=True):
+    """One finished episode of a group, as bookkeeping sees it.
+
+    Attributes:
+        length: tokens in the row.
+        sampled: how many tokens each policy version sampled, oldest version first; never empty of tokens.
+        reward: final reward.
+        payload: where the trajectory lies.
+    """
+
+    group_id: GroupId
+    sample_index: int
+    length: int
+    sampled: tuple[tuple[PolicyVersion, int], ...]
+    reward: float
+    stop_reason: StopReason
+    payload: PayloadRef
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, payload: PayloadRef) -> "FinishedSample":
+        """Of a checked trajectory whose bytes lie at ``payload``.
+
+        Raises:
+            ValueError: the trajectory is malformed.
+        """
+        trajectory.check()
+        versions, tokens = np.unique(trajectory.versions()[trajectory.loss_mask], return_counts=True)
+        return cls(
+            group_id=trajectory.group_id,
+            sample_index=trajectory.sample_index,
+            length=len(trajectory),
+            sampled=tuple((PolicyVersion(v), n) for v, n in zip(versions.tolist(), tokens.tolist(), strict=True)),
+            reward=trajectory.reward,
+            stop_reason=trajectory.stop_reason,
+            payload=payload,
+        )
+
+    def trainable_tokens(self, oldest_version: PolicyVersion) -> int:
+        """Sampled tokens of version ``oldest_version`` or newer."""
+        return sum(tokens for version, tokens in self.sampled if version >= oldest_version)
