@@ -157,7 +157,9 @@ class Learner:
                 pack(
                     records,
                     [rows[name] for name in names],
-                    [advantages[row] for row in micro_batch],
+                    # The weight makes up for a sampler that prefers some groups. It is positive, and a clipped surrogate scales
+                    # with a positive factor of the advantage, so this scales the row's loss terms exactly, whatever clips them.
+                    [record.weight * advantages[row] for record, row in zip(records, micro_batch, strict=True)],
                     batch=batch,
                     sampling=self._recipe.sampling,
                     multiple=self._rank.tensor,

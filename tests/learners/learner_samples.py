@@ -9,11 +9,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from asyncrl.core.batch import Batch, RowRecord
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
+from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import Algorithm, Environment, Learner, Model, Recipe, Sampling
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
 
 VOCABULARY = 96
+NO_PAYLOAD = PayloadRef(shard=0, segment="", offset=0, size=0, checksum=0)
+"""The learner is handed its rows; where they lay is not its concern."""
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -125,6 +128,8 @@ def make_batch(version: int = 5, oldest: int = 4) -> tuple[Batch, dict[tuple[Gro
                     loss_tokens=int((sampled >= oldest).sum()),
                     reward=row.reward,
                     committed_version=PolicyVersion(version),
+                    weight=1.0,
+                    payload=NO_PAYLOAD,
                 )
             )
             rows[row.group_id, sample] = row

@@ -3,6 +3,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from learner_samples import NO_PAYLOAD
 
 from asyncrl.core.batch import Batch, RowRecord
 from asyncrl.core.errors import RecipeError
@@ -14,7 +15,10 @@ LENGTHS = st.lists(st.integers(1, BUDGET), min_size=1, max_size=60)
 
 
 def batch_of(lengths):
-    rows = [RowRecord(GroupId(i // 4), TaskId("t"), i % 4, length, 1, 0.0, PolicyVersion(0)) for i, length in enumerate(lengths)]
+    rows = [
+        RowRecord(GroupId(i // 4), TaskId("t"), i % 4, length, 1, 0.0, PolicyVersion(0), 1.0, NO_PAYLOAD)
+        for i, length in enumerate(lengths)
+    ]
     return Batch(PolicyVersion(0), PolicyVersion(0), tuple(rows))
 
 

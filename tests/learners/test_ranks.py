@@ -84,9 +84,11 @@ def test_micro_batch_size_changes_nothing(folder, one_rank):
     [("qwen2", {}), ("qwen3", {}), ("llama", {}), ("qwen3", {"tie_word_embeddings": False}), ("llama", {"head_dim": 16})],
 )
 def test_one_step_is_that_of_plain_hugging_face(tmp_path, architecture, options):
-    """Row by row, without packing, in float64, with torch's own Adam."""
+    """Row by row, without packing, in float64, with torch's own Adam; a row's weight multiplies its loss terms."""
     folder = make_model(tmp_path / "model", architecture, **options)
     batch, rows = make_batch()
+    weighted = tuple(msgspec.structs.replace(record, weight=(0.5, 1.0, 3.0)[record.group_id]) for record in batch.rows)
+    batch = msgspec.structs.replace(batch, rows=weighted)
     (readings,), weights, _ = train(folder, batch, rows, lr=1e-3, weight_decay=0.1)
     before = weights_of(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
@@ -101,7 +103,7 @@ def test_one_step_is_that_of_plain_hugging_face(tmp_path, architecture, options)
         for place in np.flatnonzero(row.versions() >= batch.oldest_version):
             chosen, behaviour = logp[place - 1, ids[place]], float(row.logprobs[place])
             weight = min(math.exp(chosen.item() - behaviour), 2.0)
-            loss -= weight * (chosen - chosen.detach()).exp() * advantage
+            loss -= record.weight * weight * (chosen - chosen.detach()).exp() * advantage
             entropies.append(-(logp[place - 1].exp() * logp[place - 1]).sum().item())
             if row.versions()[place] == batch.version:
                 gaps.append(abs(chosen.item() - behaviour))
