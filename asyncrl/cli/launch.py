@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -28,6 +29,7 @@ examples:
   asyncrl launch quickstart learner.lr=1e-4 generators.count=3
   asyncrl launch quickstart +pace=synchronous                 with a config group
   asyncrl launch quickstart --dry-run                         check and show, start nothing
+  asyncrl launch --resume runs/quickstart-20260901T120000Z    go on with a run that ended or was killed
 
 Every key, its range and its default: docs/recipe.md."""
 
@@ -41,7 +43,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="path of a .yaml file, or the name of a shipped recipe")
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="path of a .yaml file, or the name of a shipped recipe")
     parser.add_argument(
         "overrides",
         metavar="KEY=VALUE",
@@ -49,24 +51,31 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="set a key; ~KEY takes one out, GROUP=OPTION chooses a config, +GROUP=OPTION adds one (Hydra's grammar)",
     )
     parser.add_argument("--dry-run", action="store_true", help="show the resolved recipe and the plan, and start nothing")
-    parser.set_defaults(run=run)
+    parser.add_argument("--resume", metavar="RUN", type=Path, help="go on with the run in this folder, by its own recipe")
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
     """Compose, check, and launch unless it is a dry run."""
+    if (arguments.recipe is None) == (arguments.resume is None):
+        arguments.parser.error("give either a RECIPE, or --resume RUN alone: a resumed run has the recipe it was launched with")
     # Hydra and the environment's own module are imported here, Ray and the engines only once the recipe has been accepted.
     from asyncrl.run.compose import compose
     from asyncrl.run.folder import RunFolder
     from asyncrl.run.plan import make_plan
+    from asyncrl.run.resuming import check_resumable
 
     console = Console()
     try:
-        recipe = compose(arguments.recipe, arguments.overrides)
+        found = RunFolder.find(arguments.resume) if arguments.resume else None
+        recipe = compose(str(found.recipe) if found else arguments.recipe, arguments.overrides)
         plan = make_plan(recipe)
+        if found:
+            check_resumable(recipe, found)
         if arguments.dry_run:
             _show(recipe, plan, console)
             return ExitCode.COMPLETED
-        folder = RunFolder.create(recipe)
+        folder = found or RunFolder.create(recipe)
     except RecipeError as error:
         return show_refusal(error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,15 +48,20 @@ def show_refusal(error: RecipeError) -> ExitCode:
 def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console) -> ExitCode:
     """Run under the live view and show how it ended.
 
-    ``run`` writes the summary itself and reports failures in it; should it raise nevertheless, that is made up for here. The
-    traceback goes to the log, the terminal gets the message.
+    A run that another process is driving is refused. ``run`` writes the summary itself and reports failures in it; should it
+    raise nevertheless, that is made up for here. The traceback goes to the log, the terminal gets the message.
     """
     from asyncrl.run.end_view import end_view
     from asyncrl.run.live_view import LiveView
     from asyncrl.run.summary import Status, Summary
 
-    log = folder.logs / "driver.log"
-    with _logging_to(log):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(folder.driven())
+        except RecipeError as error:
+            return show_refusal(error)
+        log = folder.logs / "driver.log"
+        stack.enter_context(_logging_to(log))
         try:
             with LiveView(console, recipe) as view:
                 summary = run(recipe, folder, view)

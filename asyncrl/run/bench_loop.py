@@ -38,7 +38,7 @@ def run(recipe: Recipe, folder: RunFolder, view: LiveView, json_file: Path) -> S
     summary, totals = launch_with_totals(recipe, folder, view)
     if summary.status is Status.COMPLETED:
         result = LoopResult(
-            summary.trajectories_per_s, totals.completion_tokens_per_s, summary.idle, totals.steps, totals.training_seconds
+            totals.trajectories_per_s, totals.completion_tokens_per_s, summary.idle, totals.steps, totals.training
         )
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return summary

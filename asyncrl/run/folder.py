@@ -4,13 +4,21 @@
         recipe.yaml     the resolved recipe, every key
         summary.json    how the run ended
         mlflow.db       metrics, unless the recipe names another tracking server
+        mlflow-run      the id of the run in MLflow
         artifacts/      what MLflow keeps as files
         logs/           one file a process
+        buffer/         the replay buffer's journal and the trajectories it holds
+        checkpoints/    what the learner is resumed from
         model/          the trained model, a Hugging Face folder
 
-A folder belongs to exactly one run: it is made by that run, atomically, and never reused.
+A folder belongs to exactly one run: it is made by that run, atomically, and only a resumed run uses it again. One process at a
+time drives a run: it holds the folder's lock, which the system lets go of however that process ends.
 """
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -28,9 +36,14 @@ class RunFolder:
         self.recipe = self.path / "recipe.yaml"
         self.summary = self.path / "summary.json"
         self.database = self.path / "mlflow.db"
+        self.tracked_as = self.path / "mlflow-run"
         self.artifacts = self.path / "artifacts"
         self.logs = self.path / "logs"
+        self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"
+        self.run_id_before: str | None = None
+        """:attr:`run_id` of the driver before this one, known once :meth:`driven`."""
+        self._lock = self.path / "driver.lock"
 
     @classmethod
     def create(cls, recipe: Recipe) -> "RunFolder":
@@ -47,6 +60,49 @@ class RunFolder:
             problem = f"cannot make a run folder in {recipe.run_dir!r}: {error.strerror}"
             raise RecipeError("run_dir", problem, "name a folder that you may write to, e.g. with run_dir=runs") from error
         return folder
+
+    @classmethod
+    def find(cls, path: Path) -> "RunFolder":
+        """The folder of a run that was launched before.
+
+        Raises:
+            RecipeError: there is no run in it.
+        """
+        folder = cls(path)
+        if not folder.recipe.is_file():
+            remedy = "name a folder that `asyncrl launch` made, e.g. runs/quickstart-20260901T120000Z"
+            raise RecipeError("", f"{str(path)!r} is no run folder: it has no {folder.recipe.name}", remedy)
+        return folder
+
+    @contextmanager
+    def driven(self) -> Iterator[None]:
+        """Hold the right to drive the run.
+
+        Raises:
+            RecipeError: another process has it.
+        """
+        file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            before = os.pread(file, 32, 0).decode().strip()
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                remedy = "wait for it, or stop it first"
+                raise RecipeError("", f"process {before} is still running {str(self.path)!r}", remedy) from error
+            self.run_id_before = self._id_of(int(before)) if before else None
+            os.ftruncate(file, 0)
+            os.pwrite(file, str(os.getpid()).encode(), 0)
+            yield
+        finally:
+            os.close(file)
+
+    @property
+    def run_id(self) -> str:
+        """Names the run's files in shared memory; run folders of the same name may exist under different parents."""
+        return self._id_of(os.getpid())
+
+    def _id_of(self, driver: int) -> str:
+        return f"{self.path.name}-{driver}"
 
 
 def _claim(parent: Path, name: str) -> Path:

@@ -6,7 +6,6 @@ orderly way within ``deadlines.shutdown`` (plus a second for what has to be kill
 
 import asyncio
 import logging
-import os
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -20,6 +19,7 @@ from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.cluster import Cluster, starting_ray
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder import RunFolder
@@ -30,7 +30,7 @@ from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
 from asyncrl.run.tasks import load_tasks
-from asyncrl.run.totals import Totals
+from asyncrl.run.totals import SavedTotals, Totals
 from asyncrl.run.tracking import Tracker
 from asyncrl.run.train_pump import train_pump
 from asyncrl.weights.shared_memory import remove_left_behind
@@ -47,11 +47,14 @@ TRACKING_FLUSH_S = 60.0
 
 
 def launch(recipe: Recipe, folder: RunFolder, view: LiveView) -> Summary:
-    """Run ``recipe`` to its end and write ``summary.json`` into ``folder``. Errors of the run end up in the summary, not here."""
+    """Run ``recipe`` to its end, from where ``folder`` says it is, and write ``summary.json`` there.
+
+    Errors of the run end up in the summary, not here.
+    """
     return launch_with_totals(recipe, folder, view)[0]
 
 
-def launch_with_totals(recipe: Recipe, folder: RunFolder, view: LiveView) -> tuple[Summary, Totals]:
+def launch_with_totals(recipe: Recipe, folder: RunFolder, view: LiveView) -> tuple[Summary, SavedTotals]:
     """Like :func:`launch`, for those who want to know more than the summary says."""
     totals = Totals()
     tracker = Tracker(recipe, folder)
@@ -67,7 +70,7 @@ def launch_with_totals(recipe: Recipe, folder: RunFolder, view: LiveView) -> tup
         if status is Status.COMPLETED:
             summary = msgspec.structs.replace(summary, status=Status.FAILED, reason=str(error) or "interrupted while tracking")
             summary.write(folder.summary)
-    return summary, totals
+    return summary, totals.now()
 
 
 async def _supervise(recipe: Recipe, folder: RunFolder, view: LiveView, totals: Totals, tracker: Tracker) -> tuple[Status, str]:
@@ -81,7 +84,7 @@ async def _supervise(recipe: Recipe, folder: RunFolder, view: LiveView, totals: 
         nonlocal interrupts, interrupted
         interrupts += 1
         if interrupts > 1:
-            remove_left_behind(_run_id(folder))
+            remove_left_behind(folder.run_id)
             kill_everything(EXIT_INTERRUPTED)
         view.note(f"Stopping, at most {recipe.deadlines.shutdown:g} s; press Ctrl-C again to kill")
         if not ending.is_set():
@@ -104,19 +107,27 @@ async def _supervise(recipe: Recipe, folder: RunFolder, view: LiveView, totals: 
 async def _run(
     recipe: Recipe, folder: RunFolder, view: LiveView, totals: Totals, tracker: Tracker, ending: asyncio.Event
 ) -> None:
+    if folder.run_id_before is not None:
+        remove_left_behind(folder.run_id_before)
     model_path = await resolve_model(recipe, view)
     async with _cluster(recipe, folder, view, str(model_path), totals, ending) as cluster:
+        checkpointer = Checkpointer(recipe, folder, cluster, totals, view)
+        clock = (await cluster.buffer_statistics()).version
+        begin = await checkpointer.resume(clock)
         recorder = Recorder(recipe, cluster, tracker, view, totals)
         evaluator = Evaluator(recipe, cluster, load_tasks(recipe, "evaluation"), recorder)
-        publisher = Publisher(cluster, totals)
-        view.phase("Publishing version 0 and evaluating it")
-        await publisher.deliver(*await publisher.write(PolicyVersion(0), must_differ=False))
-        await evaluator.evaluate(PolicyVersion(0))
-        view.phase(f"Training for {recipe.steps} steps")
+        publisher = Publisher(cluster, totals, clock)
+        if begin >= clock:
+            view.phase(f"Publishing version {begin}")
+            await publisher.deliver(*await publisher.write(begin, must_differ=False))
+        if begin == 0 == clock:
+            view.phase("Evaluating version 0")
+            await evaluator.evaluate(begin)
+        view.phase(f"Training steps {begin + 1} to {recipe.steps}")
         await recorder.begin()
         async with asyncio.TaskGroup() as pumps:
             generating = pumps.create_task(cluster.generate(), name="generation pump")
-            await train_pump(recipe, cluster, publisher, evaluator, recorder)
+            await train_pump(recipe, begin, cluster, publisher, evaluator, checkpointer, recorder)
             await cluster.stop_generating()
             seconds, remedy = STOP_S + recipe.environment.tool_timeout_s, "an environment ignores being cancelled; see their logs"
             async with deadline(seconds, waiter="the driver", owner="the generators to stop", remedy=remedy):
@@ -139,7 +150,7 @@ async def _cluster(
         async with deadline(recipe.deadlines.start, waiter="the driver", owner="Ray to start", remedy=remedy):
             await asyncio.shield(ray_started)
         view.phase(f"Starting {recipe.generators.count} generators and the learner")
-        cluster = Cluster(recipe, folder, model_path, _run_id(folder))
+        cluster = Cluster(recipe, folder, model_path, view.note)
         await cluster.start()
         yield cluster
     finally:
@@ -165,12 +176,7 @@ async def _end(
     left = max(0.5, end_by - time.monotonic() - 1.0)
     for name in await asyncio.to_thread(end_descendants, left):
         logger.warning("%s did not stop and was killed", name)
-    remove_left_behind(_run_id(folder))
-
-
-def _run_id(folder: RunFolder) -> str:
-    """Names the run's files in shared memory; run folders of the same name may exist under different parents."""
-    return f"{folder.path.name}-{os.getpid()}"
+    remove_left_behind(folder.run_id)
 
 
 def _reason(error: BaseException) -> str:
@@ -182,18 +188,18 @@ def _reason(error: BaseException) -> str:
 
 
 def _summarize(recipe: Recipe, totals: Totals, status: Status, reason: str) -> Summary:
-    evaluations = totals.evaluations
-    ends = EvaluationEnds(evaluations[0], evaluations[-1]) if evaluations else EvaluationEnds()
+    now = totals.now()
     summary = Summary(
         status=status,
         reason=reason,
-        steps=totals.steps,
-        wall_s=time.monotonic() - totals.launched,
-        evaluation=ends,
-        staleness=StalenessTotals(totals.staleness_mean, totals.staleness_max, recipe.buffer.max_staleness),
-        tokens=TokenTotals(totals.tokens_generated, totals.tokens_trained),
-        trajectories_per_s=totals.trajectories_per_s,
-        idle=IdleShares(totals.idle_generators, totals.idle_learner),
+        steps=now.steps,
+        wall_s=now.wall,
+        evaluation=EvaluationEnds(now.evaluations[0], now.evaluations[-1]) if now.evaluations else EvaluationEnds(),
+        staleness=StalenessTotals(now.staleness_mean, now.staleness_max, recipe.buffer.max_staleness),
+        tokens=TokenTotals(now.tokens_generated, now.tokens_trained),
+        trajectories_per_s=now.trajectories_per_s,
+        idle=IdleShares(now.idle_generators, now.idle_learner),
         versions_published=totals.versions_published,
+        resumes=now.resumes,
     )
     return summary if totals.buffer is None else msgspec.structs.replace(summary, ledger=totals.buffer.ledger)

@@ -24,14 +24,15 @@ class Recorder:
 
     def __init__(self, recipe: Recipe, cluster: Cluster, tracker: Tracker, view: LiveView, totals: Totals) -> None:
         self._recipe, self._cluster, self._tracker, self._view, self._totals = recipe, cluster, tracker, view, totals
-        self._step_ended = 0.0
+        self._began = self._step_ended = 0.0
+        self._steps_here = 0
         self._generators: list[GeneratorStatistics] = []
         self._evaluation: float | None = None
 
     async def begin(self) -> None:
         """Start measuring."""
         self._generators = await self._cluster.generator_statistics()
-        self._step_ended = time.monotonic()
+        self._began = self._step_ended = time.monotonic()
         self._totals.begin(self._step_ended, self._generators)
 
     async def step(
@@ -79,7 +80,8 @@ class Recorder:
         return reward
 
     def _progress(self, step: int, version: PolicyVersion, values: dict[str, float]) -> Progress:
-        elapsed = time.monotonic() - self._totals.began
+        self._steps_here += 1
+        elapsed = time.monotonic() - self._began
         return Progress(
             step=step,
             steps=self._recipe.steps,
@@ -98,7 +100,7 @@ class Recorder:
             idle_generators=values[metrics.GENERATORS_IDLE.name],
             idle_learner=values[metrics.LEARNER_IDLE.name],
             evaluation=self._evaluation,
-            eta_s=elapsed / step * (self._recipe.steps - step),
+            eta_s=elapsed / self._steps_here * (self._recipe.steps - step),
         )
 
 

@@ -56,6 +56,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         wall_s: from start to end, coming up and going down included.
         trajectories_per_s: episodes trained over the training time.
         ledger: what became of every group issued.
+        resumes: how often the run was resumed; what passed in between does not count into ``wall_s``.
     """
 
     status: Status
@@ -71,6 +72,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ledger: LedgerCounts = LedgerCounts(
         issued=0, running=0, committed=0, taken=0, trained=0, filtered=0, expired=0, failed=0, reasons={}
     )
+    resumes: int = 0
 
     def write(self, path: Path) -> None:
         """Write as JSON. A reader finds the whole file or none, whenever it looks."""

@@ -1,41 +1,103 @@
-"""Running totals of a run, complete at every moment, so that a run that is cut short still has a true summary."""
+"""Running totals of a run, complete at every moment, so that a run that is cut short still has a true summary.
+
+They are saved with each checkpoint. A resumed run goes on from there, so that a step that is done again is counted once.
+"""
 
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from asyncrl.core.batch import Batch
+from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading
 from buffers.replay_buffer import BufferStatistics
 from generators.worker import GeneratorStatistics
+
+
+class SavedTotals(msgspec.Struct, kw_only=True):
+    """What is known at a checkpoint. Times in seconds; engine times are summed over the engines.
+
+    Attributes:
+        steps, trajectories, tokens_trained: done and trained.
+        wall: since the run was launched; what passed between a kill and a resume does not count.
+        training: of these, from the beginning of training.
+        learner_busy: of these, in which the learner trained or wrote weights.
+        engine_wall, engine_idle: of all engines while training.
+        tokens_generated: sampled by all engines, warm-up left out.
+        completion_tokens: of these, while training.
+        staleness_sum, staleness_tokens: their quotient is the mean over trained tokens.
+        staleness_max: of any trained token.
+        evaluations: mean rewards, in order.
+        resumes: how often the run was resumed.
+    """
+
+    steps: int = 0
+    trajectories: int = 0
+    tokens_trained: int = 0
+    wall: float = 0.0
+    training: float = 0.0
+    learner_busy: float = 0.0
+    engine_wall: float = 0.0
+    engine_idle: float = 0.0
+    tokens_generated: int = 0
+    completion_tokens: int = 0
+    staleness_sum: float = 0.0
+    staleness_tokens: float = 0.0
+    staleness_max: int = 0
+    evaluations: list[float] = []
+    resumes: int = 0
+
+    @property
+    def trajectories_per_s(self) -> float:
+        """Episodes trained a second while training."""
+        return self.trajectories / self.training if self.training else 0.0
+
+    @property
+    def completion_tokens_per_s(self) -> float:
+        """Tokens sampled a second while training."""
+        return self.completion_tokens / self.training if self.training else 0.0
+
+    @property
+    def staleness_mean(self) -> float:
+        """Mean over all tokens trained."""
+        return self.staleness_sum / self.staleness_tokens if self.staleness_tokens else 0.0
+
+    @property
+    def idle_generators(self) -> float:
+        """Share of engine time while training in which engines had nothing running or were paused."""
+        return self.engine_idle / self.engine_wall if self.engine_wall else 0.0
+
+    @property
+    def idle_learner(self) -> float:
+        """Share of time while training in which the learner neither trained nor wrote weights."""
+        return max(0.0, 1 - self.learner_busy / self.training) if self.training else 0.0
 
 
 class Totals:
     """What the summary is made of. Only tokens that entered a loss count towards staleness."""
 
     def __init__(self) -> None:
-        self.launched = time.monotonic()
-        self.began = self.launched
-        """When training began: everything up, warm, and version 0 evaluated."""
-        self.steps = 0
-        self.trajectories = 0
-        self.tokens_trained = 0
-        self.learner_busy = 0.0
+        self._launched = time.monotonic()
+        self._began = self._step_ended = self._launched
+        self._counts, self._base = SavedTotals(), SavedTotals()
+        self._generators_before: Sequence[GeneratorStatistics] = ()
+        self._generators: Sequence[GeneratorStatistics] = ()
+        self._tokens_at_end = 0
         self.versions_published = 0
         """Versions every engine acknowledged, version 0 not counted."""
-        self.evaluations: list[float] = []
-        self.staleness_max = 0
-        self._staleness_sum = 0.0
-        self._staleness_tokens = 0.0
-        self._step_ended = self.began
-        self._generators_before: Sequence[GeneratorStatistics] = ()
-        self.generators: Sequence[GeneratorStatistics] = ()
         self.buffer: BufferStatistics | None = None
-        self._tokens_at_end = 0
+
+    def resume(self, saved: SavedTotals, published: PolicyVersion) -> None:
+        """Go on from what was saved; every version up to ``published`` had been acknowledged."""
+        self._base = msgspec.structs.replace(saved, resumes=saved.resumes + 1)
+        self._counts = msgspec.structs.replace(self._base)
+        self.versions_published = published
 
     def begin(self, now: float, generators: Sequence[GeneratorStatistics]) -> None:
-        """Training begins."""
-        self.began = self._step_ended = now
-        self._generators_before = self.generators = generators
+        """Training begins: everything is up, warm, and version 0 is evaluated."""
+        self._began = self._step_ended = now
+        self._generators_before = self._generators = generators
 
     def step(
         self,
@@ -48,17 +110,18 @@ class Totals:
         buffer: BufferStatistics,
     ) -> None:
         """One optimizer step is done."""
-        self.steps = step
-        self.trajectories += len(batch.rows)
-        self.tokens_trained += sum(row.loss_tokens for row in batch.rows)
-        self.learner_busy += learner_busy
-        self.generators, self.buffer, self._step_ended = generators, buffer, now
+        counts = self._counts
+        counts.steps = step
+        counts.trajectories += len(batch.rows)
+        counts.tokens_trained += sum(row.loss_tokens for row in batch.rows)
+        counts.learner_busy += learner_busy
+        self._generators, self.buffer, self._step_ended = generators, buffer, now
         for reading in readings:
             if reading.metric.name == "staleness/mean":
-                self._staleness_sum += reading.value * reading.weight
-                self._staleness_tokens += reading.weight
+                counts.staleness_sum += reading.value * reading.weight
+                counts.staleness_tokens += reading.weight
             elif reading.metric.name == "staleness/max":
-                self.staleness_max = max(self.staleness_max, int(reading.value))
+                counts.staleness_max = max(counts.staleness_max, int(reading.value))
 
     def ended(self, generators: Sequence[GeneratorStatistics], buffer: BufferStatistics) -> None:
         """The run is over: what was generated after the last step counts as well, but not into rates and idle shares."""
@@ -66,55 +129,32 @@ class Totals:
 
     def evaluation(self, reward: float) -> None:
         """One evaluation is done."""
-        self.evaluations.append(reward)
+        self._counts.evaluations = [*self._counts.evaluations, reward]
 
     def published(self) -> None:
         """One version was acknowledged by every engine."""
         self.versions_published += 1
 
-    @property
-    def trajectories_per_s(self) -> float:
-        """Episodes trained a second while training."""
-        return self.trajectories / self.training_seconds if self.training_seconds else 0.0
-
-    @property
-    def training_seconds(self) -> float:
-        """From the beginning of training to the end of the last step."""
-        return self._step_ended - self.began
-
-    @property
-    def staleness_mean(self) -> float:
-        """Mean over all tokens trained."""
-        return self._staleness_sum / self._staleness_tokens if self._staleness_tokens else 0.0
-
-    @property
-    def tokens_generated(self) -> int:
-        """Tokens sampled for training and evaluation by all engines, warm-up left out."""
-        return max(self._tokens_at_end, self._tokens_at_last_step)
-
-    @property
-    def _tokens_at_last_step(self) -> int:
-        return sum(g.tokens_generated for g in self.generators)
-
-    @property
-    def completion_tokens_per_s(self) -> float:
-        """Tokens sampled a second while training."""
-        sampled = self._tokens_at_last_step - sum(g.tokens_generated for g in self._generators_before)
-        return sampled / self.training_seconds if self.training_seconds else 0.0
-
-    @property
-    def idle_generators(self) -> float:
-        """Share of engine time while training in which engines had nothing running or were paused."""
-        return idle_share(self._generators_before, self.generators)
-
-    @property
-    def idle_learner(self) -> float:
-        """Share of time while training in which the learner neither trained nor wrote weights."""
-        return max(0.0, 1 - self.learner_busy / self.training_seconds) if self.training_seconds else 0.0
+    def now(self) -> SavedTotals:
+        """All totals as they are now."""
+        before, after = self._generators_before, self._generators
+        return msgspec.structs.replace(
+            self._counts,
+            wall=self._base.wall + time.monotonic() - self._launched,
+            training=self._base.training + self._step_ended - self._began,
+            engine_wall=self._base.engine_wall + _grown(before, after, "wall_seconds"),
+            engine_idle=self._base.engine_idle + _grown(before, after, "idle_seconds"),
+            completion_tokens=self._base.completion_tokens + int(_grown(before, after, "tokens_generated")),
+            tokens_generated=self._base.tokens_generated
+            + max(self._tokens_at_end, sum(g.tokens_generated for g in self._generators)),
+        )
 
 
 def idle_share(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics]) -> float:
     """Share of engine time between two readings in which engines had nothing running or were paused."""
-    wall = sum(a.wall_seconds - b.wall_seconds for a, b in zip(after, before, strict=True))
-    idle = sum(a.idle_seconds - b.idle_seconds for a, b in zip(after, before, strict=True))
+    wall, idle = _grown(before, after, "wall_seconds"), _grown(before, after, "idle_seconds")
     return idle / wall if wall > 0 else 0.0
+
+
+def _grown(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics], counter: str) -> float:
+    return sum(getattr(a, counter) - getattr(b, counter) for a, b in zip(after, before, strict=True))

@@ -10,7 +10,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,7 +19,9 @@ import msgspec
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import resolved_yaml
+from asyncrl.run.disk import POLL_S, ROOM_BYTES, free_bytes
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.metrics import REWARD
 from asyncrl.run.summary import Status
 
 if TYPE_CHECKING:
@@ -62,11 +65,13 @@ class Tracker:
         self.uri = tracking_uri(recipe, folder)
         self._records: queue.Queue[_Values | _Text | _End] = queue.Queue(QUEUE_LENGTH)
         self._failure: Exception | None = None
+        self._tracked_step = -1
+        """Steps up to here were tracked before the run was resumed; those done again are not tracked again."""
         # A daemon, so that a server that never answers cannot keep the process alive after finish() has given up on it.
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
 
     def start(self) -> None:
-        """Begin; returns at once, while the run is being made with its parameters and the resolved recipe."""
+        """Begin; returns at once, while the run is made with its parameters and recipe, or, if it was resumed, found again."""
         _keep_mlflow_quiet()
         self._thread.start()
 
@@ -125,17 +130,43 @@ class Tracker:
             for record in self._batches():
                 match record:
                     case _End(status=status):
-                        client.set_terminated(run_id, _MLFLOW_STATUS[status])
+                        self._with_room(partial(client.set_terminated, run_id, _MLFLOW_STATUS[status]))
                     case _Text(name=name, text=text):
-                        client.log_text(run_id, text, name)
+                        self._with_room(partial(client.log_text, run_id, text, name))
                     case _:
-                        _log_values(client, run_id, record)
+                        new = [values for values in record if self._is_new(values)]
+                        self._with_room(partial(_log_values, client, run_id, new))
         except Exception as error:
             # Whatever MLflow, its database or its HTTP client raise belongs to the tracker's owner, not to this thread.
             logger.exception("tracking failed")
             self._failure = error
 
+    def _with_room(self, write: Callable[[], None]) -> None:
+        """Write; what the run folder's own store could not take because its disk is full is tried until there is room."""
+        while True:
+            try:
+                return write()
+            except Exception as error:
+                if self._recipe.tracking.uri or free_bytes(self._folder.path) >= ROOM_BYTES:
+                    raise
+                logger.warning("tracking waits for room on the disk: %s", error)
+                time.sleep(POLL_S)
+
+    def _is_new(self, record: _Values) -> bool:
+        return record.step > self._tracked_step or REWARD.name not in record.values
+
     def _make_run(self, client: "MlflowClient") -> str:
+        """The MLflow run; a resumed run goes on with the one it had."""
+        if self._folder.tracked_as.is_file():
+            run_id = self._folder.tracked_as.read_text(encoding="utf-8")
+            client.update_run(run_id, status="RUNNING")
+            self._tracked_step = max((m.step for m in client.get_metric_history(run_id, REWARD.name)), default=-1)
+            return run_id
+        run_id = self._new_run(client)
+        self._folder.tracked_as.write_text(run_id, encoding="utf-8")
+        return run_id
+
+    def _new_run(self, client: "MlflowClient") -> str:
         from mlflow.entities import Param
 
         run = client.create_run(self._experiment(client), run_name=self._folder.path.name)

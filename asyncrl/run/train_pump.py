@@ -2,6 +2,10 @@
 
 A publication travels to the engines while the learner already takes and trains the next batch; there is never more than one on
 the way, so the learner is at most one version ahead of the clock.
+
+A resumed run begins at its learner's newest checkpoint, which may be behind the clock. The buffer then hands out the very
+batches that were trained from there, and training them again makes the very weights again; nothing is published until the clock
+is reached.
 """
 
 import asyncio
@@ -9,32 +13,46 @@ import time
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.cluster import Cluster
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.publisher import Publisher, PublishTimes
 from asyncrl.run.recorder import Recorder
 
 
-async def train_pump(recipe: Recipe, cluster: Cluster, publisher: Publisher, evaluator: Evaluator, recorder: Recorder) -> None:
-    """Run ``recipe.steps`` optimizer steps; returns when the last version is delivered."""
+async def train_pump(
+    recipe: Recipe,
+    begin: PolicyVersion,
+    cluster: Cluster,
+    publisher: Publisher,
+    evaluator: Evaluator,
+    checkpointer: Checkpointer,
+    recorder: Recorder,
+) -> None:
+    """Run the optimizer steps from version ``begin`` to ``recipe.steps``; returns when the last version is delivered."""
     async with asyncio.TaskGroup() as background:
         delivering: asyncio.Task[PublishTimes] | None = None
         evaluating: asyncio.Task[float] | None = None
-        for step in range(1, recipe.steps + 1):
+        for step in range(begin + 1, recipe.steps + 1):
             version = PolicyVersion(step)
+            await checkpointer.room()
             batch = await cluster.take(PolicyVersion(version - 1))
             started = time.monotonic()
             reports = await cluster.train(batch)
             busy = time.monotonic() - started
-            await cluster.mark_trained(batch)
+            await cluster.mark_trained(batch.version)
             readings = [reading for report in reports for reading in report.readings]
             publish_times = await delivering if delivering is not None else None
             values = {reading.metric.name: reading.value for reading in readings}
             moved = values["learner/grad_norm"] > 0 and values["learner/lr"] > 0
             publication, write_seconds = await publisher.write(version, must_differ=moved)
-            delivering = background.create_task(publisher.deliver(publication, write_seconds))
+            if version >= publisher.clock:
+                delivering = background.create_task(publisher.deliver(publication, write_seconds))
             await recorder.step(step, batch, readings, busy + write_seconds, publish_times)
-            if step % recipe.evaluation.every == 0 and step < recipe.steps and (evaluating is None or evaluating.done()):
+            if step % recipe.checkpoint.every == 0 or step == recipe.steps:
+                await checkpointer.save(version)
+            due = step % recipe.evaluation.every == 0 and step < recipe.steps and (evaluating is None or evaluating.done())
+            if due and delivering is not None:
                 evaluating = background.create_task(_evaluate_delivered(delivering, evaluator, version))
         if delivering is not None:
             await delivering

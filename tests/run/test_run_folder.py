@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -38,3 +40,30 @@ def test_a_run_dir_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="cannot make a run folder") as caught:
         RunFolder.create(recipe)
     assert caught.value.place == "run_dir"
+
+
+def test_one_process_at_a_time_drives_a_run(tmp_path):
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+    code = f"""
+import sys, time
+from pathlib import Path
+from asyncrl.run.folder import RunFolder
+with RunFolder(Path({str(folder.path)!r})).driven():
+    print("driving", flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "driving\n"
+        with pytest.raises(RecipeError, match=f"process {other.pid} is still running"), folder.driven():
+            pass
+        other.kill()
+        other.wait()
+        # The kernel lets go of a killed driver's lock, and the next one knows whose files it left.
+        with folder.driven():
+            assert folder.run_id_before == f"{folder.path.name}-{other.pid}"
+            assert folder.run_id != folder.run_id_before
+
+
+def test_a_folder_without_a_run_is_named(tmp_path):
+    with pytest.raises(RecipeError, match=r"is no run folder: it has no recipe\.yaml"):
+        RunFolder.find(tmp_path)

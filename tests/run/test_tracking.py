@@ -43,11 +43,18 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, capfd):
     assert [file.read_text() for file in folder.artifacts.rglob("recipe.yaml")] == [resolved_yaml(recipe)]
     assert [file.read_text() for file in folder.artifacts.rglob("version-000100.txt")] == ["a trajectory"]
 
-    # A second run of the same experiment in the same store.
+    # Resumed from an earlier step: the steps done again are not tracked twice, evaluations and later steps are.
     again = Tracker(recipe, folder)
     again.start()
-    again.finish(Status.FAILED, seconds=60)
-    assert len(client.search_runs([experiment.experiment_id])) == 2
+    for step in range(291, 311):
+        again.log(step, {"reward/mean": step / 300})
+    again.log(300, {"evaluation/reward": 0.5})
+    again.finish(Status.COMPLETED, seconds=60)
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "reward/mean")
+    assert [point.step for point in history] == list(range(1, 311))
+    assert run.data.metrics["evaluation/reward"] == 0.5
     assert capfd.readouterr() == ("", "")
 
 

@@ -5,9 +5,10 @@ change, with the remedies in the order in which to try them.
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import JsonLinesTasks, NoCorrection, Recipe
+from asyncrl.core.recipe.schema import FileTasks, NoCorrection, Recipe
 
 Rule = Callable[[Recipe], Iterator[RecipeError]]
 
@@ -90,12 +91,15 @@ def _the_warmup_ends(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _held_out_tasks_are_held_out(recipe: Recipe) -> Iterator[RecipeError]:
     match recipe.tasks:
-        case JsonLinesTasks(train=train, evaluation=evaluation) if train == evaluation:
-            yield RecipeError(
-                "tasks.evaluation",
-                f"{evaluation!r} is the file that is trained on",
-                "name a file of held-out tasks",
-            )
+        case FileTasks(train=train, evaluation=evaluation):
+            trained = {(Path(source.path).resolve(), source.split) for source in train}
+            for index, source in enumerate(evaluation):
+                if (Path(source.path).resolve(), source.split) in trained:
+                    yield RecipeError(
+                        f"tasks.evaluation[{index}].path",
+                        f"{source.path!r} is trained on",
+                        "name held-out tasks",
+                    )
 
 
 def _a_tool_call_ends_before_its_episode(recipe: Recipe) -> Iterator[RecipeError]:

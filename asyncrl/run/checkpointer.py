@@ -1,0 +1,81 @@
+"""Checkpoints of a run: the learner's state and the run's totals, one version each, and what they let the buffer forget.
+
+Always holds: the buffer forgets a trained batch only when a checkpoint that has it is complete, so a resumed run can train again
+whatever its newest checkpoint lacks. Without a journal there is nothing to resume, and no checkpoint is made.
+"""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
+from asyncrl.run.cluster import Cluster
+from asyncrl.run.disk import POLL_S, ROOM_BYTES, free_bytes
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.live_view import LiveView
+from asyncrl.run.totals import SavedTotals, Totals
+from asyncrl.run.units import memory
+from learners import checkpoints
+
+
+class Checkpointer:
+    """Saves and finds the checkpoints of one run."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, cluster: Cluster, totals: Totals, view: LiveView) -> None:
+        self._recipe, self._folder, self._cluster, self._totals, self._view = recipe, folder, cluster, totals, view
+        self._wanted = isinstance(recipe.buffer.journal, AppendOnlyJournal)
+        self._checkpoint_bytes = 0
+
+    async def resume(self, clock: PolicyVersion) -> PolicyVersion:
+        """Bring learner and totals to the newest checkpoint, if there is one; the version to go on from.
+
+        Args:
+            clock: of the buffer, as its journal tells.
+        """
+        newest = checkpoints.newest(self._folder.checkpoints)
+        if newest is None:
+            if clock > 0:
+                self._totals.resume(SavedTotals(), clock)
+            return PolicyVersion(0)
+        version, path = newest
+        self._view.phase(f"Resuming from the checkpoint of version {version}")
+        await self._cluster.load_checkpoint(path)
+        self._totals.resume(msgspec.json.decode(self._totals_file(version).read_bytes(), type=SavedTotals), clock)
+        if clock > version:
+            self._view.note(f"version {clock} had been reached: steps {version + 1} to {clock} are done again from the journal")
+        return version
+
+    async def save(self, version: PolicyVersion) -> None:
+        """Make the checkpoint of ``version``, which the learner has just reached."""
+        if not self._wanted:
+            return
+        self._folder.checkpoints.mkdir(exist_ok=True)
+        path = checkpoints.path_of(self._folder.checkpoints, version)
+        # Before the checkpoint itself: whoever finds that one finds its totals.
+        self._totals_file(version).write_bytes(msgspec.json.encode(self._totals.now()))
+        await self._cluster.save_checkpoint(path)
+        await self._cluster.checkpointed(version)
+        checkpoints.prune(self._folder.checkpoints, self._recipe.checkpoint.keep)
+        self._checkpoint_bytes = sum(file.stat().st_size for file in path.rglob("*"))
+        for totals in self._folder.checkpoints.glob("version-*.json"):
+            if not totals.with_suffix("").is_dir():
+                totals.unlink()
+
+    async def room(self) -> None:
+        """Wait until the disk has room for another step; says so, and goes on by itself."""
+        wanted = ROOM_BYTES + self._checkpoint_bytes
+        free = free_bytes(self._folder.path)
+        if free >= wanted:
+            return
+        self._view.note(
+            f"Paused: {memory(free)} are free on the disk of {self._folder.path} and {memory(wanted)} are wanted; "
+            "the run goes on when there is room"
+        )
+        while free_bytes(self._folder.path) < wanted:  # noqa: ASYNC110 - nothing tells that a disk has room again
+            await asyncio.sleep(POLL_S)
+        self._view.note("The disk has room again")
+
+    def _totals_file(self, version: PolicyVersion) -> Path:
+        return checkpoints.path_of(self._folder.checkpoints, version).with_suffix(".json")
