@@ -9,7 +9,6 @@ through a mapping: a full memory file system is then an error to report, where a
 import errno
 import glob
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ import torch
 
 from asyncrl.core.errors import AsyncRLError, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.publication import Publication, Shard, ShardRecord
 from asyncrl.weights.coverage import by_tensor, check_coverage
 from asyncrl.weights.fingerprint import fingerprint
@@ -30,14 +30,9 @@ class MemoryFull(AsyncRLError):
     """The memory file system cannot hold the publication."""
 
 
-def memory_file_system() -> str:
-    """The directory whose files live in memory: Linux's shared memory mount, or the temporary folder where there is none."""
-    return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-
-
 def remove_left_behind(run_id: str) -> None:
     """Remove what the writers of a run that was killed left in the memory file system."""
-    for path in Path(memory_file_system()).glob(f"asyncrl-{glob.escape(run_id)}-rank*"):
+    for path in memory_file_system().glob(f"asyncrl-{glob.escape(run_id)}-rank*"):
         path.unlink(missing_ok=True)
 
 

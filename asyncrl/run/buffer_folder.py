@@ -1,0 +1,53 @@
+"""Where the replay buffer of a run keeps its journal and the trajectories it holds.
+
+With a journal both lie in the run folder, ``buffer/journal`` and ``buffer/payload/shard-0``, ``shard-1``..., and outlive the run's
+processes. Without one, trajectories lie in the memory file system and are removed when the run ends.
+"""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.memory_files import memory_file_system
+from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
+
+
+class BufferFolder(msgspec.Struct, frozen=True):
+    """Paths of one run's buffer.
+
+    Attributes:
+        journal: of its commands; None where none is kept.
+        payload: of the folders of all shards.
+    """
+
+    journal: Path | None
+    payload: Path
+
+    @classmethod
+    def of(cls, recipe: Recipe, run: Path, run_id: str) -> "BufferFolder":
+        """Args:
+        run: the run's folder.
+        run_id: unique among the runs on this host.
+        """
+        if isinstance(recipe.buffer.journal, AppendOnlyJournal):
+            return cls(journal_of(run), run / "buffer" / "payload")
+        return cls(None, _in_memory(run_id))
+
+    def shard(self, index: int) -> Path:
+        """Folder of one shard's trajectories."""
+        return self.payload / f"shard-{index}"
+
+
+def journal_of(run: Path) -> Path:
+    """The journal of the run in folder ``run``, if it keeps one."""
+    return run / "buffer" / "journal"
+
+
+def remove_payload_in_memory(run_id: str) -> None:
+    """Remove the trajectories that a run without a journal held on this host. Does nothing for other runs."""
+    shutil.rmtree(_in_memory(run_id), ignore_errors=True)
+
+
+def _in_memory(run_id: str) -> Path:
+    return memory_file_system() / f"asyncrl-{run_id}-payload"
