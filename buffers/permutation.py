@@ -1,0 +1,48 @@
+"""A seeded shuffle of ``range(size)`` that any position can be asked of: no list is held, so an epoch of any length costs nothing.
+
+A Feistel network over pairs (left, right) of digits in base ceil(sqrt(size)) is a bijection whatever its round function is (Luby
+and Rackoff 1988); walking its cycle until a number falls below ``size`` restricts it to the range (Black and Rogaway 2002). As the
+base is the smallest that covers the range, hardly ever more than one step is walked.
+"""
+
+from hashlib import blake2b
+from math import isqrt
+from struct import unpack
+
+_ROUNDS = 8
+_64_BITS = (1 << 64) - 1
+
+
+class Permutation:
+    """``permutation[position]`` for every position in ``range(size)`` is every number of that range once.
+
+    Args:
+        size: of the range, at least 1.
+        key: equal keys give equal orders.
+    """
+
+    def __init__(self, size: int, key: str) -> None:
+        self._size = size
+        self._base = isqrt(size - 1) + 1
+        self._round_keys: tuple[int, ...] = unpack(f"<{_ROUNDS}Q", blake2b(key.encode(), digest_size=8 * _ROUNDS).digest())
+
+    def __getitem__(self, position: int) -> int:
+        if not 0 <= position < self._size:
+            raise IndexError(f"position {position} of a permutation of {self._size}")
+        number = self._step(position)
+        while number >= self._size:
+            number = self._step(number)
+        return number
+
+    def _step(self, number: int) -> int:
+        left, right = divmod(number, self._base)
+        for key in self._round_keys:
+            left, right = right, (left + _mixed(right ^ key)) % self._base
+        return left * self._base + right
+
+
+def _mixed(number: int) -> int:
+    """A bijection of 64 bits in which every bit depends on all others (Stafford 2011, variant 13)."""
+    number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & _64_BITS
+    number = ((number ^ number >> 27) * 0x94D049BB133111EB) & _64_BITS
+    return number ^ number >> 31

@@ -1,0 +1,201 @@
+"""Where tasks come from: an endless stream, drawn from one or several sources.
+
+Without a curriculum the whole stream is a pure function of (seed, position). Within a source the order is a pure function of
+(seed, epoch, position in the source): every task once an epoch, each epoch in its own order. Sources are mixed by weight, each
+within one draw of its share. A stream that is restored from its state goes on exactly as if it had never stopped.
+"""
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import FileTasks, GeneratedTasks, TaskFile
+from asyncrl.core.task import Task
+from buffers.curriculum import CheckedCurriculum, Curriculum
+from buffers.mixing import Mixer, shares_of
+from buffers.permutation import Permutation
+
+
+class TaskSource(msgspec.Struct, frozen=True):
+    """Tasks of one origin.
+
+    Attributes:
+        name: unique among the sources of a stream.
+        tasks: at least one; ids are unique over all sources of a stream.
+        weight: how often tasks are drawn from here, relative to the other sources.
+        skipped: malformed rows that were left out.
+        digest: of the content; empty means that it is computed from the tasks.
+    """
+
+    name: str
+    tasks: Sequence[Task]
+    weight: float = 1.0
+    skipped: int = 0
+    digest: str = ""
+
+
+class Drawn(msgspec.Struct, frozen=True):
+    """A task, and the name of the source it came from."""
+
+    task: Task
+    source: str
+
+
+class TaskStream:
+    """See the module.
+
+    Attributes:
+        position: how many tasks were drawn.
+        skipped: malformed rows that were left out, by source.
+
+    Args:
+        sources: in the order of the recipe.
+        seed: of the order within each source.
+        curriculum: moves the weights of the sources; None leaves them as they are.
+
+    Raises:
+        RecipeError: there is no source, or one without a task.
+    """
+
+    def __init__(self, sources: Sequence[TaskSource], seed: int, curriculum: Curriculum | None = None) -> None:
+        if not all(source.tasks for source in sources) or not sources:
+            raise RecipeError("tasks", "there is not a single task", "give at least one in each source")
+        self.position = 0
+        self.skipped: Mapping[str, int] = {source.name: source.skipped for source in sources}
+        self._seed = seed
+        self._orders = [_Order(source, seed) for source in sources]
+        self._mixer = Mixer(len(sources))
+        self._shares = shares_of([source.weight for source in sources])
+        self._curriculum = None if curriculum is None else CheckedCurriculum(curriculum, len(sources))
+
+    def next(self) -> Drawn:
+        """The task at ``position``, which moves on.
+
+        Raises:
+            CurriculumBroken: by its fault no weights are known; nothing was drawn.
+        """
+        shares = self._shares if self._curriculum is None else shares_of(self._curriculum.weights())
+        order = self._orders[self._mixer.draw(shares)]
+        self.position += 1
+        return Drawn(order.next(), order.source.name)
+
+    def observe(self, source: str, rewards: Sequence[float]) -> None:
+        """Tell the curriculum, if there is one, the rewards of a finished group of a task of ``source``.
+
+        Raises:
+            CurriculumBroken: it raised.
+        """
+        if self._curriculum is not None:
+            self._curriculum.observe(source, rewards)
+
+    def state(self) -> bytes:
+        """All that changes, to be given to :meth:`restore` of a stream with the same fingerprint.
+
+        Raises:
+            CurriculumBroken: its state cannot be told or stored.
+        """
+        state = _State(
+            position=self.position,
+            drawn=[order.position for order in self._orders],
+            credit=self._mixer.credit,
+            curriculum=None if self._curriculum is None else self._curriculum.state(),
+        )
+        return msgspec.msgpack.encode(state)
+
+    def restore(self, state: bytes) -> None:
+        """Go on from what :meth:`state` returned.
+
+        Raises:
+            CurriculumBroken: it raised.
+        """
+        restored = msgspec.msgpack.decode(state, type=_State)
+        if self._curriculum is not None and restored.curriculum is not None:
+            self._curriculum.restore(restored.curriculum)
+        self.position, self._mixer.credit = restored.position, restored.credit
+        for order, drawn in zip(self._orders, restored.drawn, strict=True):
+            order.position = drawn
+
+    def fingerprint(self) -> str:
+        """Of the seed and of the sources' names and content: with the same one, the same state means the same tasks."""
+        content = [(order.source.name, len(order.source.tasks), _digest(order.source)) for order in self._orders]
+        return blake2b(msgspec.json.encode((self._seed, content)), digest_size=16).hexdigest()
+
+
+class _State(msgspec.Struct, frozen=True):
+    """What a stream is restored from.
+
+    Attributes:
+        position: of the stream.
+        drawn: tasks drawn from each source.
+        credit: of the mixer.
+        curriculum: its state, None without one.
+    """
+
+    position: int
+    drawn: list[int]
+    credit: list[int]
+    curriculum: dict[str, Any] | None
+
+
+class _Order:
+    """One source, epoch after epoch."""
+
+    def __init__(self, source: TaskSource, seed: int) -> None:
+        self.source, self._seed = source, seed
+        self.position = 0
+        self._epoch = -1
+
+    def next(self) -> Task:
+        epoch, index = divmod(self.position, len(self.source.tasks))
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._shuffled = Permutation(len(self.source.tasks), f"{self._seed}/{self.source.name}/{epoch}")
+        self.position += 1
+        return self.source.tasks[self._shuffled[index]]
+
+
+def _digest(source: TaskSource) -> str:
+    return source.digest or blake2b(msgspec.msgpack.encode(source.tasks), digest_size=16).hexdigest()
+
+
+def source_weights(tasks: GeneratedTasks | FileTasks) -> dict[str, float]:
+    """Names and weights of the sources of training tasks, in the order of the recipe.
+
+    Raises:
+        RecipeError: a source is named twice.
+    """
+    if isinstance(tasks, GeneratedTasks):
+        return {"generated": 1.0}
+    return dict(zip(source_names(tasks.train, "tasks.train"), (source.weight for source in tasks.train), strict=True))
+
+
+def source_names(files: Sequence[TaskFile], place: str) -> list[str]:
+    """What the sources are called: the end of the path, as long as needed to tell them apart, and ``:split`` where one is given.
+
+    Args:
+        files: in the order of the recipe.
+        place: recipe key to blame.
+
+    Raises:
+        RecipeError: one is named twice.
+    """
+    sources = [(Path(file.path), file.split) for file in files]
+    for index, source in enumerate(sources):
+        if source in sources[:index]:
+            raise RecipeError(f"{place}[{index}]", f"{source[0]} is there twice", "name it once, with a larger weight")
+    return [_name(source, sources) for source in sources]
+
+
+def _name(source: tuple[Path, str], sources: Sequence[tuple[Path, str]]) -> str:
+    def end(of: tuple[Path, str], parts: int) -> str:
+        path, split = of
+        return "/".join(path.parts[-parts:]) + (f":{split}" if split else "")
+
+    parts = 1
+    while sum(end(other, parts) == end(source, parts) for other in sources) > 1:
+        parts += 1
+    return end(source, parts)
