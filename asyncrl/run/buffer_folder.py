@@ -1,6 +1,6 @@
 """Where the replay buffer of a run keeps its journal and the trajectories it holds.
 
-With a journal both lie in the run folder, ``buffer/journal`` and ``buffer/payload/shard-0``, ``shard-1``..., and outlive the run's
+With a journal both lie in the run folder, in ``buffer/journal`` and ``buffer/payload/shard-0``..., and outlive the run's
 processes. Without one, trajectories lie in the memory file system and are removed when the run ends.
 """
 

@@ -6,20 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import decode
 from asyncrl.run.actors.output import route_output
+from asyncrl.run.payload import PayloadSource
 from asyncrl.weights.shared_memory import SharedMemoryWriter
 from learners.learner import Learner, StepReport
 from learners.rank import RankSpec
-
-FETCH_DEADLINE_S = 60.0
 
 
 class LearnerActor:
@@ -30,6 +27,7 @@ class LearnerActor:
         self._recipe, self._model_path, self._buffer, self._rank = recipe, model_path, buffer, rank
         self._writer = SharedMemoryWriter(run_id=run_id, rank=rank)
         self._learner: Learner | None = None
+        self._payload: PayloadSource | None = None
 
     def endpoint(self) -> tuple[str, int]:
         """Address and a free port of this rank's host, for the ranks to meet at."""
@@ -61,17 +59,14 @@ class LearnerActor:
         """One optimizer step on ``batch``; a collective call."""
         learner = self._started()
         needed = learner.rows_needed(batch)
-        payload = self._fetch(needed)
+        payload = self._fetch(batch, needed)
         return learner.step(batch, {key: decode(data) for key, data in zip(needed, payload, strict=True)})
 
-    def _fetch(self, rows: list[tuple[GroupId, int]]) -> list[bytes]:
-        try:
-            return ray.get(self._buffer.payload.remote(rows), timeout=FETCH_DEADLINE_S)
-        except GetTimeoutError as error:
-            remedy = "the buffer's actor is overloaded; see logs/buffer.log"
-            raise DeadlineExceeded(f"learner rank {self._rank}", "buffer.payload", FETCH_DEADLINE_S, remedy) from error
-        except RayActorError as error:
-            raise ComponentFailed("the buffer: its process died; see logs/buffer.log") from error
+    def _fetch(self, batch: Batch, rows: list[tuple[GroupId, int]]) -> list[bytes]:
+        if self._payload is None:
+            self._payload = PayloadSource.of(self._buffer, f"learner rank {self._rank}")
+        lying = {(row.group_id, row.sample_index): row.payload for row in batch.rows}
+        return self._payload.fetch([lying[row] for row in rows])
 
     def publish(self, version: PolicyVersion) -> Publication:
         """Write this rank's shards of ``version`` and say where they lie."""

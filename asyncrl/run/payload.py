@@ -1,0 +1,171 @@
+"""The way of trajectories from the worker that made them to the rank that trains them, without a detour.
+
+A worker writes into the files of a shard on its own node, and a rank on that node reads them there: through the page cache, with
+no process in between. Only where writer or reader is on another node, the shard's actor moves the bytes, once.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded
+from asyncrl.core.ids import GroupId
+from asyncrl.core.payload import PayloadRef
+from asyncrl.core.recipe.schema import AppendOnlyJournal, Buffer, Recipe
+from asyncrl.run.asking import ask
+from buffers.payload import PayloadReader, PayloadWriter
+
+SHARD_DEADLINE_S = 60.0
+"""For moving the bytes of one batch, or of one trajectory, from node to node."""
+SEGMENT_MB_IN_MEMORY = 64
+"""Size of segments where the recipe has no journal to say it."""
+
+
+class ShardPlace(msgspec.Struct, frozen=True):
+    """Where a shard is.
+
+    Attributes:
+        node: Ray's id of its node.
+        folder: of its files, on that node.
+        actor: handle of the actor that serves other nodes.
+    """
+
+    shard: int
+    node: str
+    folder: Path
+    actor: Any
+
+
+def open_writer(buffer: Buffer, shard: int, folder: Path, name: str) -> PayloadWriter:
+    """A writer as the recipe wants it. ``name`` is unique among the writers that live."""
+    folder.mkdir(parents=True, exist_ok=True)
+    journal = buffer.journal
+    if isinstance(journal, AppendOnlyJournal):
+        return PayloadWriter(folder, shard, name, segment_bytes=journal.segment_mb << 20, fsync=journal.fsync == "always")
+    return PayloadWriter(folder, shard, name, segment_bytes=SEGMENT_MB_IN_MEMORY << 20, fsync=False)
+
+
+def this_node() -> str:
+    """Ray's id of the node that this process is on."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+class PayloadSink:
+    """A worker's side: keeps trajectories on its node, those of a group in one shard, groups spread over the node's shards.
+
+    Args:
+        buffer: of the recipe.
+        shards: all of the run.
+        node: the worker's.
+        name: the worker's.
+    """
+
+    def __init__(self, buffer: Buffer, shards: Sequence[ShardPlace], node: str, name: str) -> None:
+        self._name = name
+        self._here = [open_writer(buffer, place.shard, place.folder, name) for place in shards if place.node == node]
+        self._elsewhere = [] if self._here else [place.actor for place in shards]
+        self._waits_for_disk = isinstance(buffer.journal, AppendOnlyJournal) and buffer.journal.fsync == "always"
+        self._appending = asyncio.Lock()
+
+    @classmethod
+    async def of(cls, recipe: Recipe, buffer: Any, name: str) -> "PayloadSink":
+        """For a worker in this process, of the run whose buffer is the actor ``buffer``.
+
+        Raises:
+            DeadlineExceeded: the buffer did not answer in time.
+            ComponentFailed: the buffer's actor died.
+        """
+        remedy = "see logs/buffer.log"
+        shards = await ask(buffer.shards.remote(), of="the buffer (shards)", by=name, seconds=SHARD_DEADLINE_S, remedy=remedy)
+        return cls(recipe.buffer, shards, this_node(), name)
+
+    async def append(self, group_id: GroupId, payloads: Sequence[bytes]) -> list[PayloadRef]:
+        """Keep the encoded trajectories of one group; when this returns they survive this process.
+
+        Raises:
+            DiskFull: there is no room for them; nothing was kept.
+        """
+        if self._elsewhere:
+            actor = self._elsewhere[group_id % len(self._elsewhere)]
+            what, remedy = "a payload shard to keep a trajectory", "its actor is overloaded; see logs/buffer*.log"
+            return await ask(actor.append.remote(payloads), of=what, by=self._name, seconds=SHARD_DEADLINE_S, remedy=remedy)
+        writer = self._here[group_id % len(self._here)]
+        async with self._appending:
+            if self._waits_for_disk:
+                return await asyncio.to_thread(writer.append, payloads)
+            return writer.append(payloads)
+
+    def close(self) -> None:
+        """Let go of the files; what was written stays."""
+        for writer in self._here:
+            writer.close()
+
+
+class PayloadSource:
+    """A rank's side.
+
+    Args:
+        shards: all of the run.
+        node: the rank's.
+        name: the rank's, for error messages.
+    """
+
+    def __init__(self, shards: Sequence[ShardPlace], node: str, name: str) -> None:
+        self._name = name
+        self._here = {place.shard: PayloadReader(place.folder) for place in shards if place.node == node}
+        self._elsewhere = {place.shard: place.actor for place in shards if place.node != node}
+
+    @classmethod
+    def of(cls, buffer: Any, name: str) -> "PayloadSource":
+        """For a rank in this process, of the run whose buffer is the actor ``buffer``.
+
+        Raises:
+            DeadlineExceeded: the buffer did not answer in time.
+            ComponentFailed: the buffer's actor died.
+        """
+        return cls(_answer(buffer.shards.remote(), of="the buffer (shards)", by=name), this_node(), name)
+
+    def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
+        """The bytes of ``refs``, in their order; those of several nodes travel side by side.
+
+        Raises:
+            PayloadLost: some are not what was written.
+            DeadlineExceeded: a shard on another node did not answer in time.
+            ComponentFailed: its actor died.
+        """
+        places: dict[int, list[int]] = {}
+        for at, ref in enumerate(refs):
+            places.setdefault(ref.shard, []).append(at)
+        asked = {
+            shard: self._elsewhere[shard].fetch.remote([refs[at] for at in places[shard]])
+            for shard in places
+            if shard in self._elsewhere
+        }
+        found: list[bytes] = [b""] * len(refs)
+        for shard, wanted in places.items():
+            if shard in self._here:
+                read = self._here[shard].read([refs[at] for at in wanted])
+            else:
+                read = _answer(asked[shard], of=f"payload shard {shard}", by=self._name)
+            for at, payload in zip(wanted, read, strict=True):
+                found[at] = payload
+        return found
+
+
+def _answer(answer: Any, *, of: str, by: str) -> Any:
+    try:
+        return ray.get(answer, timeout=SHARD_DEADLINE_S)
+    except GetTimeoutError as error:
+        remedy = "its actor or the network is overloaded; see logs/buffer*.log"
+        raise DeadlineExceeded(by, of, SHARD_DEADLINE_S, remedy) from error
+    except RayActorError as error:
+        raise ComponentFailed(f"{of}: its process died; see logs/buffer*.log") from error
+    except RayTaskError as error:
+        if isinstance(error.cause, AsyncRLError):
+            raise error.cause from error
+        raise
