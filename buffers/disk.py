@@ -1,0 +1,102 @@
+"""Writing to files so that an append happens whole or not at all, and giving back disk space within a file.
+
+A full disk is an expected state and no accident: whoever appends gets :class:`DiskFull`, finds the file as it was, may try again.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from asyncrl.core.errors import AsyncRLError
+
+PAGE = 4096
+"""Unit in which file systems hold and give back space."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_PARTS_PER_CALL = os.sysconf("SC_IOV_MAX")
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+class DiskFull(AsyncRLError):
+    """There is no room for an append; the file is as it was before.
+
+    Args:
+        folder: where there is no room.
+        wanted: bytes that were to be written.
+        free: bytes that are free there.
+    """
+
+    def __init__(self, folder: Path, wanted: int, free: int) -> None:
+        self.folder, self.wanted, self.free = folder, wanted, free
+        super().__init__(
+            f"{folder} is full: {wanted:,} bytes wanted, {free:,} free; make room there (or raise its quota), nothing was lost"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[Path, int, int]]:
+        return type(self), (self.folder, self.wanted, self.free)
+
+
+def disk_full(error: OSError, folder: Path, wanted: int) -> DiskFull | None:
+    """What ``error`` means, if it means that ``folder``'s disk or quota is full."""
+    if error.errno not in _FULL:
+        return None
+    space = os.statvfs(folder)
+    return DiskFull(folder, wanted, space.f_bavail * space.f_frsize)
+
+
+def append_whole(file: int, parts: Sequence[bytes], end: int, *, folder: Path, fsync: bool) -> int:
+    """Write ``parts`` one behind the other at ``end``, where the file ends; where it ends now.
+
+    One system call, but for more than 1,024 parts or a disk that takes only some of them.
+
+    Raises:
+        DiskFull: the file was cut back to ``end``.
+        OSError: anything else that is wrong with the disk; the file was cut back to ``end``.
+    """
+    wanted = sum(map(len, parts))
+    try:
+        _write_all(file, parts, end)
+        if fsync:
+            os.fdatasync(file)
+    except OSError as error:
+        os.ftruncate(file, end)
+        full = disk_full(error, folder, wanted)
+        if full is None:
+            raise
+        raise full from error
+    return end + wanted
+
+
+def _write_all(file: int, parts: Sequence[bytes], offset: int) -> None:
+    waiting: list[bytes | memoryview] = [part for part in parts if part]
+    waiting.reverse()
+    while waiting:
+        written = os.pwritev(file, waiting[: -_PARTS_PER_CALL - 1 : -1], offset)
+        offset += written
+        while waiting and written >= len(waiting[-1]):
+            written -= len(waiting.pop())
+        if written:
+            waiting[-1] = memoryview(waiting[-1])[written:]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names that were created, renamed or removed in ``folder`` survive a power cut."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def punch_hole(file: int, start: int, end: int) -> bool:
+    """Give back the space of bytes ``[start, end)``, which read as zeros from then on; False where the file system cannot."""
+    if _libc.fallocate(file, _PUNCH_HOLE | _KEEP_SIZE, start, end - start) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EOPNOTSUPP, errno.ENOSYS):
+        return False
+    raise OSError(code, os.strerror(code))

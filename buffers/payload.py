@@ -1,0 +1,304 @@
+"""Encoded trajectories in segment files: appended by the generators, read by the learner's ranks, freed by the buffer.
+
+What always holds:
+* a segment is written by one writer only, from beginning to end, and its name is never used again;
+* the bytes a :class:`PayloadRef` points at are there, whole, before anybody can know the reference, and never change;
+* whoever reads checks them, so that what was lost or damaged is an error and never data;
+* a writer locks the segment it is writing, until it begins another, ends or dies; only then may the segment be removed.
+
+All three classes may be used by several threads.
+"""
+
+import fcntl
+import logging
+import os
+import secrets
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.payload import PayloadRef
+from buffers.disk import PAGE, append_whole, disk_full, punch_hole, sync_folder
+from buffers.disk import DiskFull as DiskFull
+from buffers.extents import Extents
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".rows"
+_OPEN_SEGMENTS = 16
+"""Segments a reader keeps open."""
+_READ_BYTES = 8 << 20
+"""Neighbouring payloads are read together up to this size."""
+
+
+class PayloadLost(AsyncRLError):
+    """Payload is not there any more, or is not what was written.
+
+    Args:
+        segment: path of the segment file.
+        offset: where in it the payload should be.
+        problem: what is wrong.
+    """
+
+    def __init__(self, segment: Path, offset: int, problem: str) -> None:
+        self.segment, self.offset, self.problem = segment, offset, problem
+        super().__init__(
+            f"payload at offset {offset:,} of {segment}: {problem}; "
+            "resume the run (asyncrl launch --resume RUN): what is lost is found out then, and generated again"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[Path, int, str]]:
+        return type(self), (self.segment, self.offset, self.problem)
+
+
+class PayloadWriter:
+    """Appends payload to segments of its own.
+
+    Args:
+        folder: of the shard; made if it is not there.
+        shard: its number.
+        name: of the writer, a part of the segments' names; what makes them unique is added.
+        segment_bytes: a new segment is begun rather than letting one grow beyond this.
+        fsync: payload survives a power cut once :meth:`append` has returned.
+    """
+
+    def __init__(self, folder: Path, shard: int, name: str, *, segment_bytes: int, fsync: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._shard, self._segment_bytes, self._fsync = folder, shard, segment_bytes, fsync
+        self._prefix = f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._begun = 0
+        self._segment, self._file, self._end = "", -1, 0
+        self._using = threading.Lock()
+
+    def append(self, payloads: Sequence[bytes]) -> list[PayloadRef]:
+        """Write payloads, all or none of them, next to one another.
+
+        Raises:
+            DiskFull: none was written; the same call may succeed later.
+        """
+        if not payloads:
+            return []
+        size = sum(map(len, payloads))
+        with self._using:
+            if self._file < 0 or (self._end and self._end + size > self._segment_bytes):
+                self._begin_segment(size)
+            offset = self._end
+            self._end = append_whole(self._file, payloads, offset, folder=self._folder, fsync=self._fsync)
+            refs = []
+            for payload in payloads:
+                refs.append(PayloadRef(self._shard, self._segment, offset, len(payload), zlib.crc32(payload)))
+                offset += len(payload)
+        return refs
+
+    def _begin_segment(self, wanted: int) -> None:
+        segment = f"{self._prefix}-{self._begun:06d}{SUFFIX}"
+        self._begun += 1
+        try:
+            file = os.open(self._folder / segment, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        except OSError as error:
+            if full := disk_full(error, self._folder, wanted):
+                raise full from error
+            raise
+        fcntl.flock(file, fcntl.LOCK_EX)
+        self._close_segment()
+        self._segment, self._file, self._end = segment, file, 0
+        if self._fsync:
+            sync_folder(self._folder)
+
+    def _close_segment(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def close(self) -> None:
+        """Let go of the segment. A later :meth:`append` begins a new one."""
+        with self._using:
+            self._close_segment()
+
+
+class PayloadReader:
+    """Reads payload from the segments of one folder; keeps some of them open."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: OrderedDict[str, int] = OrderedDict()
+        self._using = threading.Lock()
+
+    def read(self, refs: Sequence[PayloadRef]) -> list[bytes]:
+        """The payloads, in the order of ``refs``; such as lie next to one another are read together.
+
+        Raises:
+            PayloadLost: one is gone or damaged.
+        """
+        found: list[bytes] = []
+        with self._using:
+            for run in _neighbours(refs):
+                data = self._read_run(run)
+                for ref in run:
+                    start = ref.offset - run[0].offset
+                    payload = data if len(run) == 1 else data[start : start + ref.size]
+                    self._check(ref, payload)
+                    found.append(payload)
+        return found
+
+    def _read_run(self, run: Sequence[PayloadRef]) -> bytes:
+        size = run[-1].offset + run[-1].size - run[0].offset
+        try:
+            return os.pread(self._file(run[0].segment), size, run[0].offset)
+        except FileNotFoundError as error:
+            raise PayloadLost(self._folder / run[0].segment, run[0].offset, "its segment is not there") from error
+
+    def _file(self, segment: str) -> int:
+        file = self._files.get(segment)
+        if file is None:
+            file = os.open(self._folder / segment, os.O_RDONLY)
+            self._files[segment] = file
+            if len(self._files) > _OPEN_SEGMENTS:
+                os.close(self._files.popitem(last=False)[1])
+        self._files.move_to_end(segment)
+        return file
+
+    def _check(self, ref: PayloadRef, payload: bytes) -> None:
+        where = self._folder / ref.segment
+        if len(payload) < ref.size:
+            raise PayloadLost(where, ref.offset, f"{ref.size:,} bytes should be there, {len(payload):,} are")
+        if (checksum := zlib.crc32(payload)) != ref.checksum:
+            raise PayloadLost(where, ref.offset, f"its checksum should be {ref.checksum:08x} and is {checksum:08x}")
+
+    def close(self) -> None:
+        """Close the segments."""
+        with self._using:
+            while self._files:
+                os.close(self._files.popitem()[1])
+
+
+def _neighbours(refs: Sequence[PayloadRef]) -> Iterable[Sequence[PayloadRef]]:
+    start = 0
+    for i in range(1, len(refs) + 1):
+        if i == len(refs) or not (
+            refs[i].segment == refs[i - 1].segment
+            and refs[i].offset == refs[i - 1].offset + refs[i - 1].size
+            and refs[i].offset + refs[i].size - refs[start].offset <= _READ_BYTES
+        ):
+            if start < i:
+                yield refs[start:i]
+            start = i
+
+
+class PayloadStore:
+    """Gives up payload in one folder.
+
+    The space of freed rows is given back at once, in whole pages, by punching holes; a segment is removed when all of it was
+    freed and nobody writes it any more. Freed in the order it was written, what is held takes the space of its bytes; freed at
+    random, up to one page more for each row. A file system that cannot punch holes gives back whole segments only.
+
+    Args:
+        folder: of the shard; made if it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._freed: dict[str, Extents] = {}
+        self._emptied: set[str] = set()  # all of it was freed, and its writer was still writing
+        self._punches = True
+        self._using = threading.Lock()
+
+    def free(self, refs: Iterable[PayloadRef]) -> None:
+        """Give up payload. To free it twice, or in a segment that is gone, is harmless."""
+        by_segment: dict[str, Extents] = {}
+        for ref in refs:
+            by_segment.setdefault(ref.segment, Extents()).add(ref.offset, ref.offset + ref.size)
+        with self._using:
+            for segment in self._emptied - by_segment.keys():
+                self._free_in(segment, Extents())
+            for segment, extents in by_segment.items():
+                self._free_in(segment, extents)
+
+    def verify(self, refs: Iterable[PayloadRef]) -> list[PayloadRef]:
+        """Those of ``refs`` that are gone or damaged. Reads all of them."""
+        reader = PayloadReader(self._folder)
+        bad = []
+        for ref in refs:
+            try:
+                reader.read([ref])
+            except PayloadLost as error:
+                logger.warning("%s", error)
+                bad.append(ref)
+        reader.close()
+        return bad
+
+    def sweep(self, live: Iterable[PayloadRef]) -> int:
+        """Give up everything but ``live``, in segments that nobody writes any more; how many bytes of disk that gave back.
+
+        Payload that was written and never handed in is found only here: before the writers of a resumed run begin.
+        """
+        kept: dict[str, Extents] = {}
+        for ref in live:
+            kept.setdefault(ref.segment, Extents()).add(ref.offset, ref.offset + ref.size)
+        before = self.bytes_on_disk()
+        with self._using:
+            for path in self._segments():
+                file = os.open(path, os.O_RDWR)
+                try:
+                    if _is_written(file):
+                        continue
+                    unused = Extents()
+                    for start, end in kept.get(path.name, Extents()).gaps(os.fstat(file).st_size):
+                        unused.add(start, end)
+                finally:
+                    os.close(file)
+                self._free_in(path.name, unused)
+        return before - self.bytes_on_disk()
+
+    def bytes_on_disk(self) -> int:
+        """Space that the segments take."""
+        return sum(path.stat().st_blocks * 512 for path in self._segments())
+
+    def _segments(self) -> list[Path]:
+        return sorted(self._folder.glob(f"*{SUFFIX}"))
+
+    def _free_in(self, segment: str, extents: Extents) -> None:
+        freed = self._freed.setdefault(segment, Extents())
+        merged = [(start, end, *freed.add(start, end)) for start, end in extents]
+        try:
+            file = os.open(self._folder / segment, os.O_RDWR)
+        except FileNotFoundError:
+            self._forget(segment)
+            return
+        try:
+            if not freed.covers(0, os.fstat(file).st_size):
+                self._punch(file, merged)
+            elif _is_written(file):
+                self._punch(file, merged)
+                self._emptied.add(segment)
+            else:
+                os.ftruncate(file, 0)  # a reader may keep it open, which would keep its space
+                (self._folder / segment).unlink()
+                self._forget(segment)
+        finally:
+            os.close(file)
+
+    def _forget(self, segment: str) -> None:
+        del self._freed[segment]
+        self._emptied.discard(segment)
+
+    def _punch(self, file: int, merged: Iterable[tuple[int, int, int, int]]) -> None:
+        """Give back the pages that nobody needs since ``[start, end)`` became part of the freed ``[merged_start, merged_end)``."""
+        for start, end, merged_start, merged_end in merged:
+            first = max(start // PAGE, -(-merged_start // PAGE)) * PAGE
+            behind = min(-(-end // PAGE), merged_end // PAGE) * PAGE
+            if self._punches and first < behind:
+                self._punches = punch_hole(file, first, behind)
+
+
+def _is_written(file: int) -> bool:
+    """Whether a writer holds the segment; if not, nobody else will until ``file`` is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
