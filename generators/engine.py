@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import ComponentFailed, WeightMismatch
+from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
@@ -145,7 +145,7 @@ class VllmEngine:
             async for result in self._llm.generate(prompt, sampling, request_id):
                 output = result.outputs[0]
         except (EngineDeadError, EngineGenerateError) as error:
-            raise ComponentFailed(f"the vLLM engine died while it generated ({error}); see its log") from error
+            raise ProcessDied(f"the vLLM engine died while it generated ({error}); see its log") from error
         finally:
             self._occupancy.leave()
         if self._failure is not None:
@@ -179,7 +179,7 @@ class VllmEngine:
                     await self._load(update, publication.version)
                 acknowledged = await self._llm.collective_rpc("acknowledge_weights")
             except EngineDeadError as error:
-                raise ComponentFailed(f"the vLLM engine died while version {publication.version} was installed") from error
+                raise ProcessDied(f"the vLLM engine died while version {publication.version} was installed") from error
             except Exception as error:
                 # vLLM reports whatever went wrong in a worker as a bare Exception with the message.
                 raise WeightMismatch(f"version {publication.version} could not be installed: {error}") from error

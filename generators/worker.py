@@ -1,58 +1,47 @@
 """A generator worker: keeps one engine full of episodes, by pulling tickets when it has room.
 
-What always holds: all episodes of a group run on this engine; a group is committed whole or reported as failed, unless the worker
-is stopped, and then :meth:`GeneratorWorker.run` names it; no ticket is asked for while weights are being installed. Whether the
-worker is behind the clock, the desk decides: it is told the worker's version.
+What always holds:
+
+* all episodes of a ticket run on this engine; each is handed in, or given back, alone and as soon as it is over, unless its group
+  was given up, or the worker is stopped, and then :meth:`GeneratorWorker.run` names the group;
+* the desk hears from the worker every quarter of ``deadlines.lease``, whatever else the worker waits for;
+* no ticket is asked for while weights are being installed. Whether the worker is behind the clock, the desk decides: it is told
+  the worker's version.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from asyncrl.core.errors import EnvironmentBroken, FailureKind
-from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
+from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
-from asyncrl.core.ticket import Ticket, TicketDesk
-from asyncrl.core.trajectory import StopReason, Trajectory, encode
+from asyncrl.core.ticket import TicketDesk
 from asyncrl.envs.base import Environment
 from generators.chat import ChatFormat
 from generators.completion import Engine, EngineUse
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from generators.evaluation import EvaluationResult, evaluate
+from generators.first_error import first_error
+from generators.leases import Lease, Leases
 from generators.tool_calls import ToolCallReader
 
 logger = logging.getLogger(__name__)
 
-_EVALUATION_GROUP = GroupId(-1)
-
-
-class EvaluationResult(msgspec.Struct, frozen=True):
-    """One episode of a held-out task.
-
-    Attributes:
-        turns: that the model took.
-        oldest_version, newest_version: of the policies that sampled its tokens.
-        text: the whole episode, decoded; empty but for the first few.
-    """
-
-    task_id: TaskId
-    reward: float
-    stop_reason: StopReason
-    turns: int
-    oldest_version: PolicyVersion
-    newest_version: PolicyVersion
-    text: str
+RENEWALS_PER_LEASE = 4
+"""How often a worker is heard of before its lease is over: one late answer, or two, cost it nothing."""
 
 
 class GeneratorStatistics(EngineUse, frozen=True):
     """What a worker and its engine have done; all counters only grow.
 
     Attributes:
-        finished_episodes: for training, whole groups or not.
+        finished_episodes: for training, handed in or not.
     """
 
     finished_episodes: int
@@ -67,7 +56,7 @@ class GeneratorWorker:
         engine: started, and warm.
         chat: of the engine's model.
         environment_factory: makes a fresh environment for each episode.
-        desk: hands out tickets and takes in groups.
+        desk: hands out tickets and takes in episodes.
 
     Raises:
         RecipeError: vLLM has no tool parser of the recipe's name.
@@ -82,36 +71,47 @@ class GeneratorWorker:
         environment_factory: Callable[[], Environment],
         desk: TicketDesk,
     ) -> None:
-        self._id, self._recipe, self._engine, self._chat, self._desk = worker_id, recipe, engine, chat, desk
+        self._id, self._recipe, self._engine, self._desk = worker_id, recipe, engine, desk
         reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser)
         self._tools = EpisodeTools(engine, chat, reader, environment_factory)
         self._limits = EpisodeLimits.of(recipe, recipe.sampling.temperature)
         self._slots = asyncio.Semaphore(recipe.generators.max_running)
-        self._waiting_or_running = 0
         self._installing = 0
         self._asked_as: PolicyVersion | None = None
         self._changed = asyncio.Event()
-        self._unfinished: dict[GroupId, Ticket] = {}
+        self._leases = Leases(recipe.generators.max_running, self._changed.set)
         self._finished_episodes = 0
 
     async def run(self, stop: asyncio.Event) -> tuple[GroupId, ...]:
-        """Generate until ``stop`` is set; then end all episodes where they are, and name the groups that were not handed in.
+        """Generate until ``stop`` is set; then end all episodes where they are, and name the groups that are not settled.
 
         Raises:
             ComponentFailed: the engine died, at once.
         """
-        with _first_error():
+        with first_error():
             async with asyncio.TaskGroup() as tasks:
                 serving = tasks.create_task(self._serve(), name=f"{self._id} serving")
+                renewing = tasks.create_task(self._renew(), name=f"{self._id} renewing its leases")
                 await stop.wait()
                 serving.cancel()
-        return tuple(self._unfinished)
+                renewing.cancel()
+        return tuple(self._leases.held())
+
+    async def _renew(self) -> None:
+        """Say at intervals that the worker lives, and stop what nobody waits for any more."""
+        while True:
+            await asyncio.sleep(self._recipe.deadlines.lease / RENEWALS_PER_LEASE)
+            asked_for = self._leases.held()
+            for group_id in await self._desk.renew(self._id, list(asked_for)):
+                # A group that came back while the answer was on the way is another lease, of which the answer knows nothing.
+                logger.info("group %d is not wanted any more", group_id)
+                self._leases.give_up(asked_for[group_id])
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._changed.clear()
-                room = self._recipe.generators.max_running - self._waiting_or_running
+                room = self._leases.room
                 if room > 0 and not self._installing and self._asked_as != self._engine.version:
                     self._asked_as = self._engine.version
                     # The last group may exceed the room: its episodes wait for a slot, which keeps the engine full.
@@ -129,36 +129,30 @@ class GeneratorWorker:
         if self._asked_as == version:
             self._asked_as = None
         for ticket in tickets:
-            self._unfinished[ticket.group_id] = ticket
-            self._waiting_or_running += ticket.size
-            tasks.create_task(self._run_group(ticket), name=f"group {ticket.group_id}")
+            self._leases.accept(ticket, partial(self._begin, tasks))
         self._changed.set()
 
-    async def _run_group(self, ticket: Ticket) -> None:
+    def _begin(self, tasks: asyncio.TaskGroup, lease: Lease, index: int) -> "asyncio.Task[None]":
+        return tasks.create_task(self._run_sample(lease, index), name=f"group {lease.ticket.group_id} sample {index}")
+
+    async def _run_sample(self, lease: Lease, index: int) -> None:
+        """Play one episode, and settle it with the desk, which takes no room in the engine any more."""
+        ticket = lease.ticket
         try:
-            async with asyncio.TaskGroup() as episodes:
-                running = [episodes.create_task(self._run_sample(ticket, index)) for index in range(ticket.size)]
-                for sample in running:
-                    sample.add_done_callback(self._release)
-        except* EnvironmentBroken as broken:
-            reason = str(_first_leaf(broken))
-            logger.warning("group %d failed: %s", ticket.group_id, reason)
-            await self._desk.fail(ticket.group_id, FailureKind.DATA, reason)
+            async with self._slots:
+                name = EpisodeName(ticket.group_id, index, ticket.attempt)
+                trajectory = await run_episode(ticket.task, name, self._limits, self._tools)
+        except EnvironmentBroken as broken:
+            logger.warning("group %d sample %d failed: %s", ticket.group_id, index, broken)
+            if not self._leases.holds(lease):  # given up, and closing its environment failed: no attempt at anything
+                return
+            self._leases.played(lease, index)
+            await self._desk.fail(ticket.group_id, index, FailureKind.DATA, str(broken))
         else:
-            await self._desk.commit([encode(sample.result()) for sample in running])
-        del self._unfinished[ticket.group_id]
-
-    async def _run_sample(self, ticket: Ticket, index: int) -> Trajectory:
-        async with self._slots:
-            name = EpisodeName(ticket.group_id, index, ticket.attempt)
-            trajectory = await run_episode(ticket.task, name, self._limits, self._tools)
-        self._finished_episodes += 1
-        return trajectory
-
-    def _release(self, sample: asyncio.Task[Trajectory]) -> None:
-        """However ``sample`` ended, and even if it never began, it takes no room any more."""
-        self._waiting_or_running -= 1
-        self._changed.set()
+            self._finished_episodes += 1
+            self._leases.played(lease, index)
+            await self._desk.commit(trajectory)
+        self._leases.settled(lease, index)
 
     async def install(self, publication: Publication) -> int:
         """Load published weights under the running episodes; the fingerprint of what was loaded.
@@ -174,47 +168,8 @@ class GeneratorWorker:
             self._changed.set()
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """One episode of each task, beside training: the engine shares its time among all requests.
-
-        A task that breaks its environment ``buffer.max_attempts`` times has no result; it is never counted as a reward of 0.
-
-        Raises:
-            EnvironmentBroken: every task broke its environment.
-            ComponentFailed: the engine died.
-        """
-        limits = EpisodeLimits.of(self._recipe, temperature)
-        slots = asyncio.Semaphore(self._recipe.generators.max_running)
-        with _first_error():
-            async with asyncio.TaskGroup() as group:
-                running = [group.create_task(self._evaluate(task, limits, slots)) for task in tasks]
-        trajectories = [trajectory for episode in running if isinstance(trajectory := episode.result(), Trajectory)]
-        if tasks and not trajectories:
-            raise EnvironmentBroken(f"none of {len(tasks)} evaluation tasks could be run; the first: {running[0].result()}")
-        shown = self._recipe.tracking.sample_trajectories
-        return [self._result(trajectory, with_text=index < shown) for index, trajectory in enumerate(trajectories)]
-
-    async def _evaluate(self, task: Task, limits: EpisodeLimits, slots: asyncio.Semaphore) -> Trajectory | EnvironmentBroken:
-        failure: EnvironmentBroken
-        for attempt in range(self._recipe.buffer.max_attempts):
-            try:
-                async with slots:
-                    return await run_episode(task, EpisodeName(_EVALUATION_GROUP, 0, attempt), limits, self._tools)
-            except EnvironmentBroken as error:
-                failure = error
-        logger.warning("evaluation task left out: %s", failure)
-        return failure
-
-    def _result(self, trajectory: Trajectory, *, with_text: bool) -> EvaluationResult:
-        versions = trajectory.versions()[trajectory.loss_mask]
-        return EvaluationResult(
-            task_id=trajectory.task_id,
-            reward=trajectory.reward,
-            stop_reason=trajectory.stop_reason,
-            turns=len(trajectory.turns),
-            oldest_version=PolicyVersion(int(versions.min(initial=self._engine.version))),
-            newest_version=PolicyVersion(int(versions.max(initial=0))),
-            text=self._chat.decode(trajectory.token_ids.tolist()) if with_text else "",
-        )
+        """One episode of each held-out task; see :func:`generators.evaluation.evaluate`."""
+        return await evaluate(tasks, temperature, self._recipe, self._tools)
 
     def statistics(self) -> GeneratorStatistics:
         """Counters since the engine was ready."""
@@ -222,18 +177,3 @@ class GeneratorWorker:
             **msgspec.structs.asdict(self._engine.use()),
             finished_episodes=self._finished_episodes,
         )
-
-
-@contextmanager
-def _first_error() -> Iterator[None]:
-    """Out of the groups of errors that task groups raise, the first: the others only followed from it."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        raise _first_leaf(group) from group
-
-
-def _first_leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -58,6 +58,10 @@ class ComponentFailed(AsyncRLError):
     """A component of the run (generator, learner, buffer) died; the run ends with this as its reason."""
 
 
+class ProcessDied(ComponentFailed):
+    """A process is gone, killed by the system or by a bug below ours; a new one in its place may well do its work."""
+
+
 class BudgetExceeded(AsyncRLError):
     """More failures of one kind than the recipe allows."""
 

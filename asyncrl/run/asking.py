@@ -8,12 +8,15 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, ProcessDied
 
 PAUSE_CHECK_S = 5.0
 """How often a buffer that has not answered is asked whether it waits for its disk."""
 
 T = TypeVar("T")
+
+ANSWER_DEADLINE_S = 60.0
+"""For answers that need no work."""
 
 
 async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, remedy: str) -> T:
@@ -28,7 +31,8 @@ async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, r
 
     Raises:
         DeadlineExceeded: no answer in time.
-        ComponentFailed: the actor died, or raised an error that is not the project's own.
+        ProcessDied: the actor died.
+        ComponentFailed: it raised an error that is not the project's own.
     """
     async with deadline(seconds, waiter=by, owner=of, remedy=remedy):
         return await watch(answer, of=of)
@@ -79,4 +83,4 @@ async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:
         lines = str(error).strip().splitlines()
         # An actor that could not even be made died of its constructor's error, which Ray puts last, after the traceback.
         reason = lines[-1] if "creation task" in lines[0] else lines[0]
-        raise ComponentFailed(f"{of}: its process died ({reason})") from error
+        raise ProcessDied(f"{of}: its process died ({reason})") from error

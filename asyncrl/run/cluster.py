@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,46 +16,52 @@ import ray
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.task import Task
 from asyncrl.run.actors.buffer import RemoteBuffer
-from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.actors.learner import RemoteLearner
-from asyncrl.run.asking import ask, watch
+from asyncrl.run.asking import ANSWER_DEADLINE_S, ask
+from asyncrl.run.buffer_handle import BufferHandle
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.generator_handle import GeneratorHandle
+from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.weights.shared_memory import merge
 from buffers.replay_buffer import BufferStatistics
-from generators.worker import EvaluationResult, GeneratorStatistics
+from generators.evaluation import EvaluationResult
+from generators.worker import GeneratorStatistics
 from learners.learner import StepReport
 
 logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 256 << 20
 """Ray's object store of a cluster started by the run itself; batches pass through it, weights do not."""
-ANSWER_DEADLINE_S = 60.0
-"""For answers that need no work."""
 
 
 class Cluster:
-    """Handles of the run's actors, and the calls the pumps make on them, each with its deadline."""
+    """Handles of the run's actors, and the calls the pumps make on them, each with its deadline.
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, run_id: str) -> None:
+    Args:
+        note: shows a line to the user.
+    """
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, run_id: str, note: Callable[[str], None]) -> None:
         self._recipe, self._folder = recipe, folder
         learner = recipe.learner
         ranks = learner.tensor_parallel * learner.pipeline_parallel * learner.data_parallel
         on_gpu = ray.cluster_resources().get("GPU", 0) > 0
         log = folder.logs
-        self._buffer = RemoteBuffer.options(num_cpus=0, max_concurrency=1000).remote(recipe, log / "buffer.log")
-        self._generators: list[Any] = [
-            RemoteGenerator.options(
-                num_cpus=0, num_gpus=recipe.generators.tensor_parallel if on_gpu else 0, max_concurrency=1000
-            ).remote(recipe, model_path, self._buffer, index, log / f"generator-{index}.log")
-            for index in range(recipe.generators.count)
-        ]
+        buffer = RemoteBuffer.options(num_cpus=0, max_concurrency=1000).remote(recipe, folder.path, run_id, log / "buffer.log")
+        self._buffer = BufferHandle(buffer, "the driver", note)
+
+        def generator(number: int) -> GeneratorHandle:
+            return GeneratorHandle(recipe, model_path, buffer, number, on_gpu=on_gpu, logs=log)
+
+        self._generators = GeneratorPool(recipe.generators.count, generator, self._report_lost, note)
         self._learners: list[Any] = [
             RemoteLearner.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
-                recipe, model_path, self._buffer, rank, run_id, log / f"learner-{rank}.log"
+                recipe, model_path, buffer, rank, run_id, log / f"learner-{rank}.log"
             )
             for rank in range(ranks)
         ]
@@ -64,10 +70,10 @@ class Cluster:
         """Bring everything up side by side."""
         # Longer than what the engines and ranks allow themselves, whose errors say more.
         seconds, remedy = self._recipe.deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
-        await self._all([self._buffer.ready.remote()], "buffer to load the tasks", seconds, remedy)
+        await self._buffer.call("ready", seconds=seconds)
         async with asyncio.TaskGroup() as starting:
             starting.create_task(self._start_learners(seconds, remedy))
-            starting.create_task(self._all([g.start.remote() for g in self._generators], "generator to start", seconds, remedy))
+            starting.create_task(self._generators.start())
 
     async def _start_learners(self, seconds: float, remedy: str) -> None:
         (address, port), *_ = await self._all(
@@ -75,21 +81,20 @@ class Cluster:
         )
         await self._all([rank.start.remote(address, port) for rank in self._learners], "learner rank to start", seconds, remedy)
 
+    async def _report_lost(self, worker: WorkerId) -> None:
+        await self._buffer.call("lost", worker)
+
     async def generate(self) -> None:
-        """The generation pump: every generator pulls tickets until stopped. Ends with the first failure."""
-        async with asyncio.TaskGroup() as running:
-            for index, generator in enumerate(self._generators):
-                running.create_task(watch(generator.run.remote(), of=f"generator-{index}"))
+        """The generation pump: every generator pulls tickets until stopped, and one that dies is replaced."""
+        await self._generators.generate()
 
     async def stop_generating(self) -> None:
         """Make :meth:`generate` return."""
-        await self._all([g.stop.remote() for g in self._generators], "generator to stop", ANSWER_DEADLINE_S, "see its log")
+        await self._generators.stop()
 
     async def take(self, version: PolicyVersion) -> Batch:
         """The next batch; the buffer itself bounds the wait and says more than we could here."""
-        seconds = self._recipe.deadlines.batch + ANSWER_DEADLINE_S
-        (batch,) = await self._all([self._buffer.take.remote(version)], "buffer to hand out a batch", seconds, "see its log")
-        return batch
+        return await self._buffer.call("take", version, seconds=self._recipe.deadlines.batch + ANSWER_DEADLINE_S)
 
     async def train(self, batch: Batch) -> list[StepReport]:
         """One optimizer step on all ranks."""
@@ -98,9 +103,9 @@ class Cluster:
         seconds = self._recipe.deadlines.step + ANSWER_DEADLINE_S
         return await self._all([r.train.remote(batch) for r in self._learners], what, seconds, remedy)
 
-    async def mark_trained(self, batch: Batch) -> None:
-        """Tell the buffer that ``batch`` was trained."""
-        await self._all([self._buffer.trained.remote(batch)], "buffer to settle a batch", ANSWER_DEADLINE_S, "see its log")
+    async def mark_trained(self, version: PolicyVersion) -> None:
+        """Tell the buffer that the batch of ``version`` was trained."""
+        await self._buffer.call("trained", version)
 
     async def write_weights(self, version: PolicyVersion) -> Publication:
         """All ranks write their shards of ``version``."""
@@ -108,34 +113,25 @@ class Cluster:
         writing = [r.publish.remote(version) for r in self._learners]
         return merge(await self._all(writing, what, self._recipe.deadlines.publish, remedy))
 
-    async def install_weights(self, publication: Publication) -> list[int]:
-        """All engines load a publication; their acknowledgements in order."""
-        what, remedy = f"generator to load version {publication.version}", "see its log; raise deadlines.publish"
-        loading = [g.install.remote(publication) for g in self._generators]
-        return await self._all(loading, what, self._recipe.deadlines.publish, remedy)
+    async def install_weights(self, publication: Publication) -> None:
+        """All engines load a publication and prove that they did."""
+        await self._generators.install(publication)
 
     async def advance(self, version: PolicyVersion) -> None:
         """Move the clock."""
-        await self._all([self._buffer.advance.remote(version)], "buffer to move the clock", ANSWER_DEADLINE_S, "see its log")
+        await self._buffer.call("advance", version)
 
-    async def evaluate(self, tasks: Sequence[Any], temperature: float) -> list[EvaluationResult]:
+    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
         """One episode of each task, dealt out over the generators."""
-        count = len(self._generators)
-        asked = [g.evaluate.remote(tasks[i::count], temperature) for i, g in enumerate(self._generators) if tasks[i::count]]
-        remedy = "see its log; raise deadlines.evaluation"
-        answers = await self._all(asked, "generator to evaluate", self._recipe.deadlines.evaluation, remedy)
-        return [result for several in answers for result in several]
+        return await self._generators.evaluate(tasks, temperature)
 
     async def generator_statistics(self) -> list[GeneratorStatistics]:
-        """Counters of each generator."""
-        asked = [g.statistics.remote() for g in self._generators]
-        return await self._all(asked, "generator for its statistics", ANSWER_DEADLINE_S, "see its log")
+        """Counters of each generator and of those whose place it took."""
+        return await self._generators.statistics()
 
     async def buffer_statistics(self) -> BufferStatistics:
         """The buffer's content and ledger."""
-        asked = [self._buffer.statistics.remote()]
-        (statistics,) = await self._all(asked, "buffer for its statistics", ANSWER_DEADLINE_S, "see its log")
-        return statistics
+        return await self._buffer.call("statistics")
 
     async def save_model(self) -> None:
         """Export the trained model into the run folder."""
@@ -145,10 +141,10 @@ class Cluster:
     async def close(self, seconds: float) -> None:
         """Stop the actors in an orderly way within ``seconds``; what does not answer is killed with the cluster."""
         closing = [
-            ask(actor.close.remote(), of="an actor to close", by="the driver", seconds=seconds, remedy="it is killed")
-            for actor in (*self._generators, *self._learners)
+            ask(rank.close.remote(), of="a learner rank to close", by="the driver", seconds=seconds, remedy="it is killed")
+            for rank in self._learners
         ]
-        for outcome in await asyncio.gather(*closing, return_exceptions=True):
+        for outcome in await asyncio.gather(self._generators.close(seconds), *closing, return_exceptions=True):
             if isinstance(outcome, AsyncRLError):
                 logger.warning("closing: %s", outcome)
             elif outcome is not None:

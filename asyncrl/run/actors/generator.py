@@ -1,70 +1,51 @@
 """One generator as an asynchronous Ray actor: an engine, its worker, and the way to the buffer."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from asyncrl.core.errors import FailureKind
-from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.ids import WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
-from asyncrl.core.ticket import Ticket
 from asyncrl.envs.load import load_environment
 from asyncrl.run.actors.output import route_output
-from asyncrl.run.asking import ask
+from asyncrl.run.buffer_handle import BufferHandle
+from asyncrl.run.desk import RemoteTicketDesk
+from asyncrl.run.payload import PayloadSink
 from generators.chat import ChatFormat
 from generators.engine import VllmEngine
-from generators.worker import EvaluationResult, GeneratorStatistics, GeneratorWorker
+from generators.evaluation import EvaluationResult
+from generators.worker import GeneratorStatistics, GeneratorWorker
 
-DESK_DEADLINE_S = 60.0
-
-
-class RemoteTicketDesk:
-    """The buffer as a worker sees it: each call bounded and named."""
-
-    def __init__(self, buffer: Any, worker: WorkerId) -> None:
-        self._buffer, self._worker = buffer, worker
-
-    async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
-        """Tickets, or none for now."""
-        return await self._call("lease", worker, version, limit)
-
-    async def commit(self, rows: Sequence[bytes]) -> None:
-        """Hand in encoded trajectories."""
-        await self._call("commit", rows)
-
-    async def fail(self, group_id: GroupId, kind: FailureKind, reason: str) -> None:
-        """Give a group back."""
-        await self._call("fail", group_id, kind, reason)
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        answer = getattr(self._buffer, method).remote(*arguments)
-        remedy = "the buffer's actor is overloaded; see logs/buffer.log"
-        return await ask(answer, of=f"the buffer ({method})", by=self._worker, seconds=DESK_DEADLINE_S, remedy=remedy)
+logger = logging.getLogger(__name__)
 
 
 class GeneratorActor:
-    """Generator ``index`` of the pool."""
+    """Generator ``number`` of the run; each has another number, also those that took a dead one's place."""
 
-    def __init__(self, recipe: Recipe, model_path: str, buffer: Any, index: int, log_file: Path) -> None:
+    def __init__(self, recipe: Recipe, model_path: str, buffer: Any, number: int, log_file: Path) -> None:
         route_output(log_file)
-        self._recipe, self._model_path, self._index = recipe, model_path, index
-        self._id = WorkerId(f"generator-{index}")
-        self._desk = RemoteTicketDesk(buffer, self._id)
+        self._recipe, self._model_path, self._number = recipe, model_path, number
+        self._id = WorkerId(f"generator-{number}")
+        self._buffer = buffer
         self._stop = asyncio.Event()
+        self._sink: PayloadSink | None = None
         self._engine: VllmEngine | None = None
         self._worker: GeneratorWorker | None = None
 
     async def start(self) -> None:
         """Bring the engine up and warm it."""
         environment_factory = load_environment(self._recipe.environment)
-        self._engine = await VllmEngine.start(self._recipe, self._model_path, index=self._index)
+        self._sink = await PayloadSink.of(self._recipe, self._buffer, self._id)
+        self._engine = await VllmEngine.start(self._recipe, self._model_path, index=self._number)
+        desk = RemoteTicketDesk(BufferHandle(self._buffer, self._id, logger.warning), self._id, self._sink)
         self._worker = GeneratorWorker(
-            self._id, self._recipe, self._engine, ChatFormat.load(self._model_path), environment_factory, self._desk
+            self._id, self._recipe, self._engine, ChatFormat.load(self._model_path), environment_factory, desk
         )
 
     async def run(self) -> None:
@@ -92,6 +73,8 @@ class GeneratorActor:
         self._stop.set()
         if self._engine is not None:
             await self._engine.close()
+        if self._sink is not None:
+            self._sink.close()
 
     def _started(self) -> GeneratorWorker:
         if self._worker is None:

@@ -1,0 +1,101 @@
+"""The buffer as a worker sees it: tickets from there, trajectories into this node's files, and word of them back.
+
+What always holds: the buffer hears of a trajectory only once its bytes are kept, and a finished trajectory is never given up for
+want of room: a full disk pauses its worker, which goes on renewing its leases.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from asyncrl.core.errors import ComponentFailed, FailureKind
+from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.ticket import Ticket
+from asyncrl.core.trajectory import Trajectory, encode
+from asyncrl.run.buffer_handle import BufferHandle
+from asyncrl.run.commit_queue import CommitQueue
+from buffers.payload import DiskFull
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY_S, LAST_RETRY_S = 0.1, 5.0
+"""How soon a full disk is tried again, at first and at last: a file system tells nobody that it has room."""
+
+
+class Sink(Protocol):
+    """Keeps encoded trajectories; see :class:`asyncrl.run.payload.PayloadSink`."""
+
+    async def append(self, group_id: GroupId, payloads: Sequence[bytes]) -> list[PayloadRef]:
+        """Keep these of one group, or raise ``DiskFull`` and keep nothing."""
+        ...
+
+
+class RemoteTicketDesk:
+    """See :class:`asyncrl.core.ticket.TicketDesk` for the contract.
+
+    Args:
+        buffer: the buffer's actor.
+        worker: whose desk it is.
+        sink: where trajectories are kept.
+    """
+
+    def __init__(self, buffer: BufferHandle, worker: WorkerId, sink: Sink) -> None:
+        self._buffer, self._worker, self._sink = buffer, worker, sink
+        self._commits = CommitQueue(self._send)
+        self._room = asyncio.Lock()
+
+    async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
+        """Tickets, or none for now."""
+        return await self._buffer.call("lease", worker, version, limit)
+
+    async def commit(self, trajectory: Trajectory) -> None:
+        """Keep a trajectory, and tell the buffer.
+
+        Raises:
+            ComponentFailed: it is malformed, which is a bug.
+        """
+        payload = await self._keep(trajectory.group_id, encode(trajectory))
+        try:
+            sample = FinishedSample.of(trajectory, payload)
+        except ValueError as error:
+            name = f"task {trajectory.task_id}, group {trajectory.group_id}, sample {trajectory.sample_index}"
+            raise ComponentFailed(f"{self._worker} made a malformed trajectory ({name}): {error}") from error
+        await self._commits.commit(sample)
+
+    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
+        """Give one episode back."""
+        await self._buffer.call("fail", group_id, sample_index, kind, reason)
+
+    async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
+        """Say that the worker lives; what it need not go on with."""
+        return await self._buffer.call("renew", worker, running)
+
+    async def _send(self, samples: Sequence[FinishedSample]) -> None:
+        await self._buffer.call("commit", samples)
+
+    async def _keep(self, group_id: GroupId, payload: bytes) -> PayloadRef:
+        async with self._room:  # on a full disk one asks for room, and the others wait behind it
+            try:
+                (ref,) = await self._sink.append(group_id, [payload])
+            except DiskFull as full:
+                ref = await self._keep_when_there_is_room(group_id, payload, full)
+        return ref
+
+    async def _keep_when_there_is_room(self, group_id: GroupId, payload: bytes, full: DiskFull) -> PayloadRef:
+        logger.warning("paused: %s", full)
+        retry = FIRST_RETRY_S
+        try:
+            await self._buffer.call("report_pause", self._worker, str(full))
+            while True:
+                await asyncio.sleep(retry)
+                retry = min(2 * retry, LAST_RETRY_S)
+                try:
+                    (ref,) = await self._sink.append(group_id, [payload])
+                except DiskFull:
+                    continue
+                logger.warning("there is room again: %s goes on", self._worker)
+                return ref
+        finally:
+            await self._buffer.call("report_pause", self._worker, "")

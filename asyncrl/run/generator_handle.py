@@ -1,0 +1,77 @@
+"""One generator's actor, and the calls the driver makes on it, each with its deadline."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from asyncrl.core.ids import WorkerId
+from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.task import Task
+from asyncrl.run.actors.generator import RemoteGenerator
+from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
+from generators.evaluation import EvaluationResult
+from generators.worker import GeneratorStatistics
+
+
+class GeneratorHandle:
+    """See :class:`asyncrl.run.generator_pool.Generator`.
+
+    Args:
+        recipe: the run's.
+        model_path: a Hugging Face folder; its weights are version 0.
+        buffer: the buffer's actor.
+        number: no other generator of the run has it, not even one that is gone.
+        on_gpu: whether the cluster has GPUs for it.
+        logs: folder of log files.
+    """
+
+    def __init__(self, recipe: Recipe, model_path: str, buffer: Any, number: int, *, on_gpu: bool, logs: Path) -> None:
+        self.worker = WorkerId(f"generator-{number}")
+        self._deadlines, self._log = recipe.deadlines, logs / f"{self.worker}.log"
+        gpus = recipe.generators.tensor_parallel if on_gpu else 0
+        self._actor: Any = RemoteGenerator.options(num_cpus=0, num_gpus=gpus, max_concurrency=1000).remote(
+            recipe, model_path, buffer, number, self._log
+        )
+
+    async def start(self) -> None:
+        """Bring its engine up."""
+        # Longer than what the engine allows itself, whose error says more.
+        seconds = self._deadlines.start + ANSWER_DEADLINE_S
+        await self._ask(self._actor.start.remote(), "start", seconds, "raise deadlines.start")
+
+    async def run(self) -> None:
+        """Generate until stopped."""
+        await watch(self._actor.run.remote(), of=self.worker)
+
+    async def install(self, publication: Publication) -> int:
+        """Load a publication; the fingerprint of what was loaded."""
+        what = f"load version {publication.version}"
+        return await self._ask(self._actor.install.remote(publication), what, self._deadlines.publish, "raise deadlines.publish")
+
+    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
+        """One episode of each task."""
+        asked = self._actor.evaluate.remote(tasks, temperature)
+        return await self._ask(asked, "evaluate", self._deadlines.evaluation, "raise deadlines.evaluation")
+
+    async def statistics(self) -> GeneratorStatistics:
+        """Its counters."""
+        return await self._ask(self._actor.statistics.remote(), "count", ANSWER_DEADLINE_S)
+
+    async def stop(self) -> None:
+        """Make :meth:`run` return."""
+        await self._ask(self._actor.stop.remote(), "stop", ANSWER_DEADLINE_S)
+
+    async def close(self, seconds: float) -> None:
+        """Shut its engine down."""
+        await self._ask(self._actor.close.remote(), "close", seconds, "it is killed")
+
+    def kill(self) -> None:
+        """End its process, if there still is one; the engine's processes end with it."""
+        ray.kill(self._actor)
+
+    async def _ask(self, answer: Any, what: str, seconds: float, remedy: str = "it is overloaded") -> Any:
+        remedy = f"see {self._log}; {remedy}"
+        return await ask(answer, of=f"{self.worker} to {what}", by="the driver", seconds=seconds, remedy=remedy)

@@ -1,0 +1,339 @@
+"""The generators of a run, and their deaths: a run goes on without a generator that dies, until another has taken its place.
+
+What always holds:
+
+* a generator that died is reported to the buffer before its successor is made, so its episodes are issued again exactly once;
+* whoever samples for training has the weights of the newest publication: a successor leases nothing before it has loaded them;
+* a publication is overwritten only when nobody reads it any more. Publications alternate between two places, so a successor
+  catches up under the lock of deliveries: the next version's delivery waits for it, and the one after that is written after it;
+* counters only grow: what the dead had counted is added to what their successors count.
+
+Only a dead process is replaced. Any other error, and a successor that does not come up, ends the run.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied, WeightMismatch
+from asyncrl.core.ids import WorkerId
+from asyncrl.core.publication import Publication
+from asyncrl.core.task import Task
+from generators.evaluation import EvaluationResult
+from generators.first_error import first_error
+from generators.worker import GeneratorStatistics
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Generator(Protocol):
+    """A generator in a process of its own. Every call but :meth:`run` has a deadline of its own.
+
+    Every call raises ``ProcessDied`` when the process is gone, and what the generator itself raised otherwise.
+    """
+
+    worker: WorkerId
+
+    async def start(self) -> None:
+        """Bring its engine up, with the weights of version 0."""
+        ...
+
+    async def run(self) -> None:
+        """Generate until stopped; returns at once if it was stopped before."""
+        ...
+
+    async def install(self, publication: Publication) -> int:
+        """Load a publication; the fingerprint of what was loaded."""
+        ...
+
+    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
+        """One episode of each task."""
+        ...
+
+    async def statistics(self) -> GeneratorStatistics:
+        """Counters since it came up."""
+        ...
+
+    async def stop(self) -> None:
+        """Make :meth:`run` return."""
+        ...
+
+    async def close(self, seconds: float) -> None:
+        """Shut its engine down."""
+        ...
+
+    def kill(self) -> None:
+        """End its process, if there still is one."""
+        ...
+
+
+class Place:
+    """Where a generator works, and another after it.
+
+    Attributes:
+        generator: that works here, or is coming up.
+        up: it has the newest weights and takes part in everything.
+        coming_up: the successor's start, since the first one died.
+    """
+
+    def __init__(self, generator: Generator) -> None:
+        self.generator = generator
+        self.up = False
+        self.coming_up: asyncio.Task[None] | None = None
+        self._past = self._latest = _NOTHING
+
+    def counted(self, statistics: GeneratorStatistics) -> None:
+        """What the generator here has counted."""
+        self._latest = statistics
+
+    def vacate(self) -> None:
+        """The generator here died. Harmless the second time."""
+        self.up = False
+        self._past, self._latest = self.counters, _NOTHING
+
+    @property
+    def counters(self) -> GeneratorStatistics:
+        """Of all generators that ever worked here, as far as they are known."""
+        past, latest = self._past, self._latest
+        by_version = dict(past.tokens_by_version)
+        for version, tokens in latest.tokens_by_version.items():
+            by_version[version] = by_version.get(version, 0) + tokens
+        return msgspec.structs.replace(
+            latest,
+            tokens_generated=past.tokens_generated + latest.tokens_generated,
+            tokens_by_version=by_version,
+            wall_seconds=past.wall_seconds + latest.wall_seconds,
+            idle_seconds=past.idle_seconds + latest.idle_seconds,
+            paused_seconds=past.paused_seconds + latest.paused_seconds,
+            finished_episodes=past.finished_episodes + latest.finished_episodes,
+        )
+
+
+_NOTHING = GeneratorStatistics(
+    tokens_generated=0,
+    tokens_by_version={},
+    wall_seconds=0.0,
+    idle_seconds=0.0,
+    paused_seconds=0.0,
+    running=0,
+    last_pause_seconds=0.0,
+    last_install_seconds=0.0,
+    finished_episodes=0,
+)
+
+
+class GeneratorPool:
+    """Each method speaks for all generators that are up.
+
+    Args:
+        size: generators that work side by side.
+        make: makes a generator's process; given a number that no other had.
+        report_lost: tells the buffer that a worker is gone; may refuse to go on (``BudgetExceeded``).
+        note: shows a line to the user.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        make: Callable[[int], Generator],
+        report_lost: Callable[[WorkerId], Awaitable[None]],
+        note: Callable[[str], None],
+    ) -> None:
+        self._make, self._report_lost, self._note = make, report_lost, note
+        self._numbers = count()
+        self._places = [Place(make(next(self._numbers))) for _ in range(size)]
+        self._newest: Publication | None = None
+        self._delivering = asyncio.Lock()
+        self._generating = False
+        self._stopping = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._last_death = "none was ever up"
+
+    async def start(self) -> None:
+        """Bring all up side by side."""
+
+        async def start(place: Place) -> None:
+            await place.generator.start()
+            place.up = True
+
+        with first_error():
+            async with asyncio.TaskGroup() as starting:
+                for place in self._places:
+                    starting.create_task(start(place))
+
+    async def generate(self) -> None:
+        """The generation pump: every generator pulls tickets until :meth:`stop`, and so does whoever takes its place.
+
+        Raises:
+            BudgetExceeded: one died too many.
+            ComponentFailed: a successor did not come up.
+        """
+        self._generating = True
+        try:
+            with first_error():
+                async with asyncio.TaskGroup() as tending:
+                    for place in self._places:
+                        tending.create_task(self._tend(place))
+        finally:
+            self._generating = False
+            self._changed.set()
+
+    async def _tend(self, place: Place) -> None:
+        while not self._stopping.is_set():
+            try:
+                await place.generator.run()
+            except ProcessDied as death:
+                self._died(place, death)
+                if not self._stopping.is_set():
+                    await self._replace(place, death)
+
+    async def _replace(self, place: Place, death: ProcessDied) -> None:
+        """Returns when the successor is up, or when the pool is stopped: evaluations may still want it then."""
+        gone = place.generator.worker
+        await self._report_lost(gone)
+        place.generator = self._make(next(self._numbers))
+        self._note(f"{death}. Its episodes are issued again, and {place.generator.worker} takes its place")
+        place.coming_up = asyncio.create_task(self._bring_up(place, gone), name=f"{place.generator.worker} coming up")
+        place.coming_up.add_done_callback(lambda _: self._changed.set())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({place.coming_up, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        if place.coming_up.done():
+            place.coming_up.result()
+
+    async def _bring_up(self, place: Place, gone: WorkerId) -> None:
+        generator = place.generator
+        try:
+            await generator.start()
+            async with self._delivering:
+                if self._newest is not None:
+                    await _install(generator, self._newest)
+                place.up = True
+        except AsyncRLError as error:
+            self._last_death = str(error)
+            raise ComponentFailed(f"{generator.worker} could not take the place of {gone}: {error}") from error
+        version = "version 0" if self._newest is None else f"version {self._newest.version}"
+        self._note(f"{generator.worker} is up, and has caught up with {version}")
+
+    async def stop(self) -> None:
+        """Make :meth:`generate` return."""
+        self._stopping.set()
+        await self._of_each(self._up(), lambda generator: generator.stop())
+
+    async def install(self, publication: Publication) -> None:
+        """Have every generator load ``publication``. One that is coming up is not waited for: it will load it then.
+
+        Raises:
+            WeightMismatch: what was loaded is not what was published.
+            ComponentFailed: nobody is left to load it.
+        """
+        async with self._delivering:
+            await self._of_each(self._up(), lambda generator: _install(generator, publication))
+            self._newest = publication
+        self._check_alive()
+
+    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
+        """One episode of each task, dealt out over the generators; those of one that dies are dealt out again.
+
+        Raises:
+            ComponentFailed: nobody is left to evaluate.
+        """
+        results: list[EvaluationResult] = []
+        waiting = list(tasks)
+        while waiting:
+            places = (await self._living())[: len(waiting)]
+            shares = [waiting[i :: len(places)] for i in range(len(places))]
+            answers = await self._evaluate(places, shares, temperature)
+            results += [result for answer in answers if answer is not None for result in answer]
+            waiting = [task for share, answer in zip(shares, answers, strict=True) if answer is None for task in share]
+        return results
+
+    async def _evaluate(
+        self, places: Sequence[Place], shares: Sequence[Sequence[Task]], temperature: float
+    ) -> list[list[EvaluationResult] | None]:
+        share_of = {place.generator: share for place, share in zip(places, shares, strict=True)}
+        return await self._of_each(places, lambda generator: generator.evaluate(share_of[generator], temperature))
+
+    async def _living(self) -> list[Place]:
+        """The places whose generator is up, as soon as there is one."""
+        while True:
+            self._changed.clear()
+            if living := self._up():
+                return living
+            self._check_alive()
+            await self._changed.wait()
+
+    async def statistics(self) -> list[GeneratorStatistics]:
+        """Counters of each place; of one whose generator is gone, the last that are known."""
+        places = self._up()
+        asked = [place.generator for place in places]
+        answers = await self._of_each(places, lambda generator: generator.statistics())
+        for place, generator, answer in zip(places, asked, answers, strict=True):
+            if answer is not None and place.up and place.generator is generator:
+                place.counted(answer)
+        return [place.counters for place in self._places]
+
+    async def close(self, seconds: float) -> None:
+        """Stop all in an orderly way within ``seconds``; what does not answer is left to be killed."""
+        coming_up = [place.coming_up for place in self._places if place.coming_up is not None]
+        for start in coming_up:
+            start.cancel()
+        closing = [place.generator.close(seconds) for place in self._places]
+        for outcome in await asyncio.gather(*coming_up, *closing, return_exceptions=True):
+            if isinstance(outcome, AsyncRLError) and not isinstance(outcome, ProcessDied):
+                logger.warning("closing: %s", outcome)
+            elif isinstance(outcome, BaseException) and not isinstance(outcome, AsyncRLError | asyncio.CancelledError):
+                raise outcome
+
+    def _up(self) -> list[Place]:
+        return [place for place in self._places if place.up]
+
+    async def _of_each(self, places: Sequence[Place], ask: Callable[[Generator], Awaitable[T]]) -> list[T | None]:
+        """The answers of these places' generators; None of one that died. Any other error is raised at once."""
+
+        async def answer(place: Place) -> T | None:
+            generator = place.generator
+            try:
+                return await ask(generator)
+            except ProcessDied as death:
+                if place.generator is generator:
+                    self._died(place, death)
+                return None
+
+        with first_error():
+            async with asyncio.TaskGroup() as asking:
+                answers = [asking.create_task(answer(place)) for place in places]
+        return [done.result() for done in answers]
+
+    def _died(self, place: Place, death: ProcessDied) -> None:
+        """The generator at ``place`` is gone, or its engine is: what is left of it is ended, and so does its :meth:`run`."""
+        if place.up:
+            logger.warning("%s", death)
+        self._last_death = str(death)
+        place.vacate()
+        place.generator.kill()
+
+    def _check_alive(self) -> None:
+        """Nobody waits for a generator that will not come."""
+        will_come = self._generating and not self._stopping.is_set()
+        coming = any(place.coming_up is not None and not place.coming_up.done() for place in self._places)
+        if not (will_come or coming or self._up()):
+            raise ComponentFailed(f"no generator is left: {self._last_death}")
+
+
+async def _install(generator: Generator, publication: Publication) -> None:
+    """Have ``generator`` load ``publication``, and prove that it did."""
+    fingerprint = await generator.install(publication)
+    if fingerprint != publication.fingerprint:
+        raise WeightMismatch(
+            f"{generator.worker} loaded weights with fingerprint {fingerprint:#018x}, version {publication.version} was "
+            f"published with {publication.fingerprint:#018x}; the transfer corrupted or lost tensors"
+        )

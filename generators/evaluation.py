@@ -1,0 +1,86 @@
+"""Evaluation on a worker's engine, beside training: one episode of each held-out task, and no reward that no episode earned."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.task import Task
+from asyncrl.core.trajectory import StopReason, Trajectory
+from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from generators.first_error import first_error
+
+logger = logging.getLogger(__name__)
+
+_EVALUATION_GROUP = GroupId(-1)
+
+
+class EvaluationResult(msgspec.Struct, frozen=True):
+    """One episode of a held-out task.
+
+    Attributes:
+        turns: that the model took.
+        oldest_version, newest_version: of the policies that sampled its tokens.
+        text: the whole episode, decoded; empty but for the first few.
+    """
+
+    task_id: TaskId
+    reward: float
+    stop_reason: StopReason
+    turns: int
+    oldest_version: PolicyVersion
+    newest_version: PolicyVersion
+    text: str
+
+
+async def evaluate(tasks: Sequence[Task], temperature: float, recipe: Recipe, tools: EpisodeTools) -> list[EvaluationResult]:
+    """One episode of each task; the engine shares its time among these and all other requests.
+
+    A task that breaks its environment ``buffer.max_attempts`` times has no result; it is never counted as a reward of 0.
+
+    Raises:
+        EnvironmentBroken: every task broke its environment.
+        ComponentFailed: the engine died.
+    """
+    limits = EpisodeLimits.of(recipe, temperature)
+    slots = asyncio.Semaphore(recipe.generators.max_running)
+    attempts = recipe.buffer.max_attempts
+    with first_error():
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(_evaluate(task, limits, tools, slots, attempts)) for task in tasks]
+    trajectories = [trajectory for episode in running if isinstance(trajectory := episode.result(), Trajectory)]
+    if tasks and not trajectories:
+        raise EnvironmentBroken(f"none of {len(tasks)} evaluation tasks could be run; the first: {running[0].result()}")
+    shown = recipe.tracking.sample_trajectories
+    return [_result(trajectory, tools, with_text=index < shown) for index, trajectory in enumerate(trajectories)]
+
+
+async def _evaluate(
+    task: Task, limits: EpisodeLimits, tools: EpisodeTools, slots: asyncio.Semaphore, attempts: int
+) -> Trajectory | EnvironmentBroken:
+    failure: EnvironmentBroken
+    for attempt in range(attempts):
+        try:
+            async with slots:
+                return await run_episode(task, EpisodeName(_EVALUATION_GROUP, 0, attempt), limits, tools)
+        except EnvironmentBroken as error:
+            failure = error
+    logger.warning("evaluation task left out: %s", failure)
+    return failure
+
+
+def _result(trajectory: Trajectory, tools: EpisodeTools, *, with_text: bool) -> EvaluationResult:
+    versions = trajectory.versions()[trajectory.loss_mask]
+    return EvaluationResult(
+        task_id=trajectory.task_id,
+        reward=trajectory.reward,
+        stop_reason=trajectory.stop_reason,
+        turns=len(trajectory.turns),
+        oldest_version=PolicyVersion(int(versions.min(initial=tools.engine.version))),
+        newest_version=PolicyVersion(int(versions.max(initial=0))),
+        text=tools.chat.decode(trajectory.token_ids.tolist()) if with_text else "",
+    )

@@ -1,0 +1,88 @@
+"""What a worker holds: the tickets it works on, and how much of its engine they take.
+
+What always holds:
+
+* a group is held at most once, by its newest ticket: one that is issued again supersedes what is left of the last;
+* an episode takes room from the moment its ticket is accepted until it is over, however it ends, and even if it never began;
+* a group is held until each of its samples was settled or it was given up, and a group that is given up settles nothing any more.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from asyncrl.core.ids import GroupId
+from asyncrl.core.ticket import Ticket
+
+
+class Lease:
+    """One ticket being worked on.
+
+    Attributes:
+        playing: samples whose episode is waiting or running.
+        unsettled: samples that were neither handed in nor given back.
+        work: the task of each sample.
+    """
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+        self.playing = set(ticket.samples)
+        self.unsettled = set(ticket.samples)
+        self.work: dict[int, asyncio.Task[None]] = {}
+
+
+class Leases:
+    """The tickets of one worker.
+
+    Args:
+        max_running: episodes the engine runs at once.
+        room_made: called whenever an episode has ended.
+    """
+
+    def __init__(self, max_running: int, room_made: Callable[[], None]) -> None:
+        self._max_running, self._room_made = max_running, room_made
+        self._playing = 0
+        self._held: dict[GroupId, Lease] = {}
+
+    @property
+    def room(self) -> int:
+        """Episodes that the engine could run besides those that wait or run already; negative when some wait for a slot."""
+        return self._max_running - self._playing
+
+    def accept(self, ticket: Ticket, begin: Callable[[Lease, int], "asyncio.Task[None]"]) -> None:
+        """Hold ``ticket``, and ``begin`` the work on each of its samples."""
+        superseded = self._held.get(ticket.group_id)
+        if superseded is not None:
+            self.give_up(superseded)
+        lease = self._held[ticket.group_id] = Lease(ticket)
+        self._playing += len(ticket.samples)
+        for index in ticket.samples:
+            lease.work[index] = work = begin(lease, index)
+            work.add_done_callback(lambda _, index=index: self.played(lease, index))  # type: ignore[misc]
+
+    def played(self, lease: Lease, index: int) -> None:
+        """The episode of a sample is over and takes no room any more. Harmless the second time."""
+        if index in lease.playing:
+            lease.playing.remove(index)
+            self._playing -= 1
+            self._room_made()
+
+    def settled(self, lease: Lease, index: int) -> None:
+        """A sample was handed in or given back; with its last one the group is held no longer."""
+        lease.unsettled.remove(index)
+        if not lease.unsettled and self.holds(lease):
+            del self._held[lease.ticket.group_id]
+
+    def holds(self, lease: Lease) -> bool:
+        """Whether somebody still waits for what ``lease`` brings."""
+        return self._held.get(lease.ticket.group_id) is lease
+
+    def held(self) -> dict[GroupId, Lease]:
+        """The groups in hand, as they are now."""
+        return dict(self._held)
+
+    def give_up(self, lease: Lease) -> None:
+        """Stop all work on a group at once. Does nothing if it is not held any more."""
+        if self.holds(lease):
+            del self._held[lease.ticket.group_id]
+            for work in lease.work.values():
+                work.cancel()
