@@ -6,11 +6,13 @@ nothing else (no clock, no randomness of its own), or a resumed run draws other 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
-from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.core.plug_in import load_class
+from asyncrl.core.recipe import schema
 
 Answer = TypeVar("Answer")
 
@@ -93,3 +95,27 @@ class CheckedCurriculum:
 
     def _broken(self, problem: str, remedy: str) -> CurriculumBroken:
         return CurriculumBroken(f"curriculum {self._name}: {problem}; {remedy}")
+
+
+def load_curriculum(spec: schema.Curriculum, sources: Sequence[str]) -> Curriculum:
+    """The curriculum that a recipe names, with weights for these sources.
+
+    Raises:
+        RecipeError: there is no such class, it lacks a method, or refuses its options.
+        CurriculumBroken: its first weights make no sense.
+    """
+    place = "tasks.curriculum.name"
+    loaded = load_class(spec.name, place)
+    missing = [method for method in ("weights", "observe", "state", "restore") if not callable(getattr(loaded, method, None))]
+    if missing:
+        raise RecipeError(place, f"{spec.name} has no {', '.join(missing)}", "define what buffers.curriculum.Curriculum asks for")
+    try:
+        curriculum = loaded(tuple(sources), **spec.options)
+    except Exception as error:
+        # The class is the user's: whatever its constructor raises is about what it was given.
+        problem = f"{spec.name} refuses sources {tuple(sources)} and options {spec.options}: {type(error).__name__}: {error}"
+        raise RecipeError("tasks.curriculum.options", problem, "use what its constructor takes") from error
+    checked = CheckedCurriculum(curriculum, len(sources))
+    checked.weights()
+    checked.state()
+    return cast(Curriculum, curriculum)

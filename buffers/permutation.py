@@ -1,8 +1,8 @@
-"""A seeded shuffle of ``range(size)`` that any position can be asked of: no list is held, so an epoch of any length costs nothing.
+"""A seeded shuffle of ``range(size)`` that any position can be asked of: no list is held, and an epoch costs nothing to begin.
 
-A Feistel network over pairs (left, right) of digits in base ceil(sqrt(size)) is a bijection whatever its round function is (Luby
-and Rackoff 1988); walking its cycle until a number falls below ``size`` restricts it to the range (Black and Rogaway 2002). As the
-base is the smallest that covers the range, hardly ever more than one step is walked.
+A Feistel network over pairs (left, right) of digits in base ceil(sqrt(size)) is a bijection whatever its round function is
+(Luby and Rackoff 1988); walking its cycle until a number falls below ``size`` restricts it to the range (Black and Rogaway
+2002). As the base is the smallest that covers the range, hardly ever more than one step is walked.
 """
 
 from hashlib import blake2b

@@ -8,7 +8,7 @@ within one draw of its share. A stream that is restored from its state goes on e
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,6 +18,14 @@ from asyncrl.core.task import Task
 from buffers.curriculum import CheckedCurriculum, Curriculum
 from buffers.mixing import Mixer, shares_of
 from buffers.permutation import Permutation
+
+
+class Tasks(Protocol):
+    """Tasks by index, from 0 to one less than their number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Task: ...
 
 
 class TaskSource(msgspec.Struct, frozen=True):
@@ -32,7 +40,7 @@ class TaskSource(msgspec.Struct, frozen=True):
     """
 
     name: str
-    tasks: Sequence[Task]
+    tasks: Tasks
     weight: float = 1.0
     skipped: int = 0
     digest: str = ""
@@ -62,7 +70,7 @@ class TaskStream:
     """
 
     def __init__(self, sources: Sequence[TaskSource], seed: int, curriculum: Curriculum | None = None) -> None:
-        if not all(source.tasks for source in sources) or not sources:
+        if not sources or not all(len(source.tasks) for source in sources):
             raise RecipeError("tasks", "there is not a single task", "give at least one in each source")
         self.position = 0
         self.skipped: Mapping[str, int] = {source.name: source.skipped for source in sources}
@@ -159,7 +167,8 @@ class _Order:
 
 
 def _digest(source: TaskSource) -> str:
-    return source.digest or blake2b(msgspec.msgpack.encode(source.tasks), digest_size=16).hexdigest()
+    tasks = [source.tasks[index] for index in range(len(source.tasks))] if not source.digest else []
+    return source.digest or blake2b(msgspec.msgpack.encode(tasks), digest_size=16).hexdigest()
 
 
 def source_weights(tasks: GeneratedTasks | FileTasks) -> dict[str, float]:

@@ -1,22 +1,65 @@
 """The tasks a recipe names, from files or from the environment itself."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
-from asyncrl.core.recipe.schema import GeneratedTasks, Recipe
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import FileTasks, Recipe
 from asyncrl.core.task import Task
 from asyncrl.envs.load import make_tasks
-from buffers.tasks import read_json_lines
+from buffers.curriculum import load_curriculum
+from buffers.task_files import read_sources
+from buffers.task_stream import TaskSource, TaskStream
+
+Split = Literal["train", "evaluation"]
 
 
-def load_tasks(recipe: Recipe, split: Literal["train", "evaluation"]) -> Sequence[Task]:
-    """Tasks of one split.
+def load_sources(recipe: Recipe, split: Split) -> list[TaskSource]:
+    """The sources of one split, read and checked; the environment's own tasks are one source.
 
     Raises:
-        RecipeError: the file cannot be read, or the environment makes no tasks of its own.
+        RecipeError: a source cannot be read, or the environment makes no tasks or bad ones.
     """
-    where = getattr(recipe.tasks, split)
-    if isinstance(recipe.tasks, GeneratedTasks):
-        return make_tasks(recipe.environment, split, where, recipe.seed)
-    return read_json_lines(Path(where), f"tasks.{split}")
+    if isinstance(recipe.tasks, FileTasks):
+        return read_sources(getattr(recipe.tasks, split), f"tasks.{split}", recipe.tasks.on_malformed)
+    tasks = make_tasks(recipe.environment, split, getattr(recipe.tasks, split), recipe.seed)
+    _check_made(tasks, recipe.environment.name, f"tasks.{split}")
+    return [TaskSource("generated", tasks)]
+
+
+def load_tasks(recipe: Recipe, split: Split) -> Sequence[Task]:
+    """All tasks of one split, in the order of their sources.
+
+    Raises:
+        RecipeError: as :func:`load_sources`.
+    """
+    return [source.tasks[index] for source in load_sources(recipe, split) for index in range(len(source.tasks))]
+
+
+def make_task_stream(recipe: Recipe) -> TaskStream:
+    """What a run is trained on.
+
+    Raises:
+        RecipeError: as :func:`load_sources`, or the curriculum cannot be loaded.
+    """
+    sources = load_sources(recipe, "train")
+    spec = recipe.tasks.curriculum if isinstance(recipe.tasks, FileTasks) else None
+    curriculum = None if spec is None else load_curriculum(spec, [source.name for source in sources])
+    return TaskStream(sources, recipe.seed, curriculum)
+
+
+def _check_made(tasks: Sequence[Task], environment: str, place: str) -> None:
+    """An environment of the user's own may make anything."""
+    maker = f"make_tasks of environment {environment!r}"
+    if not isinstance(tasks, Sequence) or not tasks:
+        raise RecipeError(place, f"{maker} returned {_short(tasks)}", "return a list of at least one Task")
+    for index, task in enumerate(tasks):
+        if not isinstance(task, Task) or not isinstance(task.id, str) or not isinstance(task.prompt, str):
+            raise RecipeError(place, f"{maker} returned {_short(task)} at {index}", "return Tasks whose id and prompt are text")
+    if len({task.id for task in tasks}) < len(tasks):
+        raise RecipeError(place, f"{maker} returned two tasks of one id", "give each task an id of its own")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

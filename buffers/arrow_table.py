@@ -1,0 +1,130 @@
+"""A file of tasks in columns, Parquet or an Arrow stream: read once; a row becomes Python values when it is drawn.
+
+Columns become what JSON can say: text, numbers, truth values, null, lists, objects. Dates, times and decimals become text,
+categories their values. Bytes, durations and whatever else JSON has no word for are refused.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from hashlib import blake2b
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import types
+
+from asyncrl.core.errors import RecipeError
+from buffers.task_rows import Head
+
+PARQUET_MAGIC = b"PAR1"
+
+
+class ArrowTable:
+    """The rows of one file.
+
+    Attributes:
+        digest: of the file's bytes.
+
+    Args:
+        path: of a Parquet file, or of an Arrow stream as Hugging Face datasets writes them.
+        place: recipe key to blame.
+        prompt_key, id_key: names of columns; that of the ids need not be there.
+
+    Raises:
+        RecipeError: the file cannot be read, or a column holds what no task can.
+    """
+
+    def __init__(self, path: Path, place: str, prompt_key: str, id_key: str) -> None:
+        self._path, self._prompt_key, self._id_key = path, prompt_key, id_key
+        try:
+            with pa.OSFile(str(path)) as file:
+                content = file.read_buffer()
+            is_parquet = content[: len(PARQUET_MAGIC)].to_pybytes() == PARQUET_MAGIC
+            reader = pa.BufferReader(content)
+            table = pq.ParquetFile(reader).read() if is_parquet else pa.ipc.open_stream(reader).read_all()
+            table.validate(full=True)  # text that is not UTF-8 would only be found when it is drawn
+        except (OSError, pa.ArrowException) as error:
+            raise RecipeError(place, f"cannot read {path} ({error})", "name a readable, whole file") from error
+        self.digest = blake2b(content, digest_size=16).hexdigest()
+        self._batches = self._plain(table, place).to_batches()
+        self._ends = list(accumulate(batch.num_rows for batch in self._batches))
+
+    def heads(self) -> Iterator[Head]:
+        """Every row once, in order."""
+        for batch in self._batches:
+            prompts = batch.column(self._prompt_key).to_pylist()
+            has_ids = self._id_key in batch.schema.names
+            ids = batch.column(self._id_key).to_pylist() if has_ids else [None] * len(prompts)
+            yield from map(Head, prompts, ids)
+
+    def where(self, position: int) -> str:
+        """The row's place, for messages."""
+        return f"{self._path} row {position} (from 0)"
+
+    def number(self, position: int) -> int:
+        """The row, counted from 0."""
+        return position
+
+    def row(self, position: int) -> dict[str, Any]:
+        """The row, as Python values."""
+        index = bisect_right(self._ends, position)
+        batch = self._batches[index]
+        first = self._ends[index] - batch.num_rows
+        row: dict[str, Any] = batch.slice(position - first, 1).to_pylist(maps_as_pydicts="lossy")[0]
+        return row
+
+    def _plain(self, table: pa.Table, place: str) -> pa.Table:
+        """The table with every column as JSON can say it."""
+        columns = table.schema.names
+        if len(set(columns)) < len(columns):
+            raise RecipeError(place, f"{self._path} has two columns of one name among {columns}", "rename one")
+        if self._prompt_key not in columns:
+            raise RecipeError(f"{place}.prompt_key", f"{self._path} has no column {self._prompt_key!r}", f"name one of {columns}")
+        fields = []
+        for field in table.schema:
+            plain = _plain_type(field.type)
+            if plain is None:
+                problem = f"column {field.name!r} of {self._path} holds {field.type}, which JSON has no word for"
+                raise RecipeError(place, problem, "leave that column out, or write it as text")
+            fields.append(pa.field(field.name, plain))
+        prompt = _plain_type(table.schema.field(self._prompt_key).type)
+        if not (_is_text(prompt) or types.is_null(prompt)):
+            problem = f"column {self._prompt_key!r} of {self._path} holds {prompt}, and a prompt is one text"
+            remedy = "name a column of texts; of chat messages, write out the text of what the user asks"
+            raise RecipeError(f"{place}.prompt_key", problem, remedy)
+        return table.cast(pa.schema(fields))
+
+
+def _plain_type(found: pa.DataType) -> pa.DataType | None:
+    """The type a column is cast to, None if JSON has no word for it."""
+    if isinstance(found, pa.BaseExtensionType):
+        return _plain_type(found.storage_type)
+    if types.is_dictionary(found):
+        return _plain_type(found.value_type)
+    if types.is_float16(found):
+        return pa.float32()
+    if types.is_timestamp(found) or types.is_date(found) or types.is_time(found) or types.is_decimal(found):
+        return pa.string()
+    if types.is_null(found) or types.is_boolean(found) or types.is_integer(found) or types.is_floating(found) or _is_text(found):
+        return found
+    return _plain_nested_type(found)
+
+
+def _plain_nested_type(found: pa.DataType) -> pa.DataType | None:
+    if types.is_struct(found):
+        inner = [(found.field(index).name, _plain_type(found.field(index).type)) for index in range(found.num_fields)]
+        return pa.struct(inner) if all(plain is not None for _, plain in inner) else None
+    if types.is_map(found):
+        plain = _plain_type(found.item_type)
+        return pa.map_(found.key_type, plain) if plain is not None and _is_text(found.key_type) else None
+    if types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found):
+        plain = _plain_type(found.value_type)
+        # Lists of a fixed size become lists: nothing here needs their size.
+        return plain and (pa.large_list(plain) if types.is_large_list(found) else pa.list_(plain))
+    return None
+
+
+def _is_text(found: pa.DataType | None) -> bool:
+    return found is not None and (types.is_string(found) or types.is_large_string(found) or types.is_string_view(found))

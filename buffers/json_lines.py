@@ -1,0 +1,91 @@
+"""A JSON-lines file of tasks: read once, as bytes; a row is decoded when it is drawn.
+
+A row is a line that holds a JSON object; empty lines are none. Only line feeds end lines, as JSON text may hold every other
+separator that Unicode knows.
+"""
+
+from array import array
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from buffers.task_rows import Head
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_ROW = msgspec.json.Decoder(dict[str, Any])
+
+
+class JsonLines:
+    """The rows of one file.
+
+    Attributes:
+        digest: of the file's bytes.
+
+    Args:
+        path: of the file.
+        place: recipe key to blame.
+        prompt_key, id_key: keys of a row.
+
+    Raises:
+        RecipeError: the file cannot be read, or is not JSON lines as a whole.
+    """
+
+    def __init__(self, path: Path, place: str, prompt_key: str, id_key: str) -> None:
+        self._path, self._prompt_key, self._id_key = path, prompt_key, id_key
+        try:
+            self._content = path.read_bytes()
+        except OSError as error:
+            raise RecipeError(place, f"cannot read {path} ({error.strerror})", "name a readable file") from error
+        if self._content.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise RecipeError(place, f"{path} is UTF-16", "save it as UTF-8")
+        if self._content[:64].removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"["):
+            raise RecipeError(place, f"{path} is one JSON array", "write one object a line, e.g. with `jq -c '.[]'`")
+        self.digest = blake2b(self._content, digest_size=16).hexdigest()
+        self._starts, self._numbers = array("Q"), array("Q")
+
+    def heads(self) -> Iterator[Head]:
+        """Every row once, in order, decoded and checked; afterwards :meth:`row` can be asked."""
+        content, encoder, scratch = self._content, msgspec.msgpack.Encoder(), bytearray()
+        start, number = len(BYTE_ORDER_MARK) if content.startswith(BYTE_ORDER_MARK) else 0, 0
+        while start < len(content):
+            number += 1
+            end = content.find(b"\n", start) % (len(content) + 1)  # -1, there is no other, becomes the end of the file
+            line = content[start:end]
+            if line.strip():
+                self._starts.append(start)
+                self._numbers.append(number)
+                try:
+                    row = _ROW.decode(line)
+                    encoder.encode_into(
+                        row, scratch
+                    )  # tickets carry it as MessagePack, which has no larger integers than 64 bits
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    yield Head(None, None, f"is no JSON object ({error})")
+                except OverflowError:
+                    yield Head(None, None, "holds an integer of more than 64 bits")
+                else:
+                    yield self._head(row)
+            start = end + 1
+
+    def where(self, position: int) -> str:
+        """The row's place, for messages."""
+        return f"{self._path}:{self.number(position)}"
+
+    def number(self, position: int) -> int:
+        """The row's line, counted from 1."""
+        return self._numbers[position]
+
+    def row(self, position: int) -> dict[str, Any]:
+        """The row, decoded."""
+        start = self._starts[position]
+        end = self._content.find(b"\n", start)
+        return _ROW.decode(self._content[start:] if end < 0 else self._content[start:end])
+
+    def _head(self, row: dict[str, Any]) -> Head:
+        if self._prompt_key in row:
+            return Head(row[self._prompt_key], row.get(self._id_key))
+        return Head(None, None, f"has no {self._prompt_key!r}, only {', '.join(map(repr, row)) or 'an empty object'}")

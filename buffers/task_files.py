@@ -1,0 +1,179 @@
+"""Sources of tasks as a recipe names them: files and folders found, read and checked.
+
+A path is a JSON-lines file, a Parquet file, a folder that Hugging Face datasets saved, or a folder of Parquet or JSON-lines files
+as dataset repositories have them. Each is read once and whole: what happens to the files later does not reach the run.
+"""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import TaskFile
+from buffers.arrow_table import PARQUET_MAGIC, ArrowTable
+from buffers.json_lines import BYTE_ORDER_MARK, JsonLines
+from buffers.task_rows import LabelledFile, TaskRows
+from buffers.task_stream import TaskSource, source_names
+
+logger = logging.getLogger(__name__)
+
+Schema = TypeVar("Schema")
+
+_DICTIONARY, _STATE = "dataset_dict.json", "state.json"
+
+_SUPPORTED = (
+    "name JSON lines (.jsonl, or .json with one object a line), Parquet (.parquet), a folder that datasets' save_to_disk wrote, "
+    "or a folder that holds .parquet or .jsonl files"
+)
+_SHARD = re.compile(r"-\d+(-of-\d+)?(-[0-9a-f]+)?$")
+"""The end of the name of a file that is a part of a split: train-00000-of-00002, train-00000-of-00002-4f3a9c."""
+
+
+def read_sources(files: Sequence[TaskFile], place: str, on_malformed: Literal["refuse", "skip"]) -> list[TaskSource]:
+    """The sources, in order. Ids are unique over all of them: with several sources, each id begins with its source's name.
+
+    Args:
+        files: of the recipe.
+        place: its key, e.g. ``tasks.train``.
+        on_malformed: what happens to rows that are no task.
+
+    Raises:
+        RecipeError: a source is not there, cannot be read, holds a malformed row that is not to be skipped, or no good one.
+    """
+    names = source_names(files, place)
+    taken: set[str] = set()
+    return [
+        _read_source(file, name, f"{place}[{index}]", on_malformed, f"{name}/" if len(files) > 1 else "", taken)
+        for index, (file, name) in enumerate(zip(files, names, strict=True))
+    ]
+
+
+def _read_source(
+    file: TaskFile, name: str, place: str, on_malformed: Literal["refuse", "skip"], id_prefix: str, taken: set[str]
+) -> TaskSource:
+    root = Path(file.path)
+    files = []
+    for path in find_files(root, file.split, place):
+        label = name if path == root else f"{name}/{path.relative_to(root).as_posix()}"
+        files.append(LabelledFile(label, _reader_of(path, place)(path, place, file.prompt_key, file.id_key)))
+    tasks = TaskRows(files, file.prompt_key, file.id_key, id_prefix, taken)
+    if tasks.skipped and on_malformed == "refuse":
+        raise RecipeError(place, tasks.told(), "mend or remove such rows, or set tasks.on_malformed to skip")
+    if not len(tasks):
+        raise RecipeError(
+            place, f"{root} holds no task" + (f": {tasks.told()}" if tasks.skipped else ""), "give at least one row"
+        )
+    if tasks.skipped:
+        rows = len(tasks) + tasks.skipped
+        logger.warning("%s: skipped %d malformed rows of %d: %s", place, tasks.skipped, rows, tasks.told())
+    digest = blake2b("".join(found.rows.digest for found in files).encode(), digest_size=16).hexdigest()
+    return TaskSource(name, tasks, file.weight, tasks.skipped, digest)
+
+
+def _reader_of(path: Path, place: str) -> type[JsonLines] | type[ArrowTable]:
+    """By content where that is telling, else by name."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError as error:
+        raise RecipeError(place, f"cannot read {path} ({error.strerror})", "name a readable file") from error
+    if head.startswith(b"version https://git-lfs"):
+        raise RecipeError(place, f"{path} is a Git LFS pointer to the file", "fetch the file itself with `git lfs pull`")
+    if head.startswith(PARQUET_MAGIC) or path.suffix == ".arrow":
+        return ArrowTable
+    if path.suffix == ".parquet":
+        raise RecipeError(place, f"{path} is no Parquet file: it begins with {head[:8]!r}", "name a whole Parquet file")
+    if path.suffix in (".jsonl", ".json") or head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{"):
+        return JsonLines
+    raise RecipeError(place, f"{path} is of no known format", _SUPPORTED)
+
+
+def find_files(root: Path, split: str, place: str) -> list[Path]:
+    """The files of a source, in order.
+
+    Args:
+        root: path of the source.
+        split: of a folder, empty for its only one.
+        place: recipe key to blame.
+
+    Raises:
+        RecipeError: there is nothing, or it cannot be told which split is meant.
+    """
+    if not root.exists():
+        raise RecipeError(place, f"there is no {root}", _SUPPORTED)
+    if root.is_file():
+        if split:
+            raise RecipeError(f"{place}.split", f"{root} is a single file, without a split {split!r}", "leave it out")
+        return [root]
+    if (root / _DICTIONARY).is_file():
+        names = _decode(root / _DICTIONARY, _DatasetDictionary, place).splits
+        (folder,) = _chosen({name: [root / name] for name in names}, root, split, place)
+        return _saved_files(_decode(folder / _STATE, _DatasetState, place), folder, place)
+    if (root / _STATE).is_file():
+        state = _decode(root / _STATE, _DatasetState, place)
+        return _chosen({state.split or "": _saved_files(state, root, place)}, root, split, place)
+    if not (splits := _splits_in(root)):
+        raise RecipeError(place, f"{root} is a folder without tasks", _SUPPORTED)
+    files = _chosen(splits, root, split, place)
+    if len(kinds := sorted({f"{path.parent}/*{path.suffix}" for path in files})) > 1:
+        problem = f"split {split!r} may be {' or '.join(kinds)}"
+        raise RecipeError(place, problem, "name one of these folders as path, or keep one format")
+    return files
+
+
+def _chosen(splits: Mapping[str, list[Path]], root: Path, split: str, place: str) -> list[Path]:
+    if not split and len(splits) == 1:
+        return next(iter(splits.values()))
+    if split and split in splits:
+        return splits[split]
+    known = ", ".join(sorted(filter(None, splits)))
+    problem = f"{root} has no split {split!r}" if split else f"{root} has several splits"
+    raise RecipeError(f"{place}.split", problem, f"set it to one of {known}" if known else "leave it out")
+
+
+def _splits_in(root: Path) -> dict[str, list[Path]]:
+    """Files of a dataset repository by split: what their name begins with, or their folder if it is only a number."""
+    splits: dict[str, list[Path]] = {}
+    for path in sorted(root.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+        if path.suffix in (".parquet", ".jsonl") and path.is_file() and not hidden:
+            name = path.parent.name if path.stem.isdigit() else _SHARD.sub("", path.stem)
+            splits.setdefault(name, []).append(path)
+    return splits
+
+
+class _DatasetDictionary(msgspec.Struct, frozen=True):
+    """dataset_dict.json of ``DatasetDict.save_to_disk``."""
+
+    splits: list[str]
+
+
+class _DataFile(msgspec.Struct, frozen=True):
+    filename: str
+
+
+class _DatasetState(msgspec.Struct, frozen=True):
+    """state.json of ``Dataset.save_to_disk``; old releases kept rows chosen or shuffled as indices beside the data."""
+
+    data_files: list[_DataFile] = msgspec.field(name="_data_files")
+    split: str | None = msgspec.field(name="_split", default=None)
+    indices: list[_DataFile] | None = msgspec.field(name="_indices_data_files", default=None)
+
+
+def _saved_files(state: _DatasetState, folder: Path, place: str) -> list[Path]:
+    if state.indices:
+        remedy = "save it again with a newer release of datasets, or after flatten_indices()"
+        raise RecipeError(place, f"{folder} keeps its rows' order in a file of its own", remedy)
+    return [folder / file.filename for file in state.data_files]
+
+
+def _decode(path: Path, schema: type[Schema], place: str) -> Schema:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=schema)
+    except (OSError, msgspec.DecodeError) as error:
+        raise RecipeError(place, f"cannot read {path} ({error})", "save the dataset again") from error

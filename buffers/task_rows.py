@@ -1,0 +1,140 @@
+"""Rows of files as tasks: which of them are good, and the good ones made into tasks when they are drawn.
+
+Every row is looked at once, when its file is read. What is not a task is named by file and line, and refused or counted; nothing
+is left out in silence.
+"""
+
+import logging
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
+
+from asyncrl.core.ids import TaskId
+from asyncrl.core.task import Task
+
+logger = logging.getLogger(__name__)
+
+NAMED = 3
+"""Malformed rows of a source that are told one by one; the others are counted."""
+
+
+class Head(NamedTuple):
+    """What makes a row a task, or the ``problem`` that keeps it from being one."""
+
+    prompt: Any
+    id: Any
+    problem: str = ""
+
+
+class RowFile(Protocol):
+    """A file of rows, numbered from 0 whether they are good or not."""
+
+    @property
+    def digest(self) -> str:
+        """Of the content."""
+        ...
+
+    def heads(self) -> Iterator[Head]:
+        """Every row once, in order."""
+        ...
+
+    def where(self, position: int) -> str:
+        """Where a row is, for messages."""
+        ...
+
+    def number(self, position: int) -> int:
+        """The number of a row in its file, as its reader counts."""
+        ...
+
+    def row(self, position: int) -> dict[str, Any]:
+        """All of a row, as plain values."""
+        ...
+
+
+class LabelledFile(NamedTuple):
+    """A file, and what rows without an id are called by: ``label:number``."""
+
+    label: str
+    rows: RowFile
+
+
+class TaskRows:
+    """The good rows of the files of one source, in order.
+
+    Attributes:
+        skipped: how many rows are no task.
+
+    Args:
+        files: of the source.
+        prompt_key, id_key: what a row calls them.
+        id_prefix: put before the ids that the rows have.
+        taken: ids of other sources, to which those of this one are added.
+    """
+
+    def __init__(self, files: Sequence[LabelledFile], prompt_key: str, id_key: str, id_prefix: str, taken: set[str]) -> None:
+        self._files, self._prompt_key, self._id_key, self._id_prefix = files, prompt_key, id_key, id_prefix
+        self._problems: list[str] = []
+        self.skipped = 0
+        self._good = [self._check(file, taken) for file in files]
+        self._ends = list(accumulate(len(good) for good in self._good))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Task:
+        if not 0 <= index < len(self):
+            raise IndexError(f"task {index} of {len(self)}")
+        number = bisect_right(self._ends, index)
+        good, file = self._good[number], self._files[number]
+        position = good[index - self._ends[number] + len(good)]
+        row = file.rows.row(position)
+        prompt = row.pop(self._prompt_key)
+        return Task(id=TaskId(self._id(file, position, row.pop(self._id_key, None))), prompt=prompt, data=row)
+
+    def _check(self, file: LabelledFile, taken: set[str]) -> Sequence[int]:
+        """Positions of the good rows."""
+        good = array("Q")
+        for position, head in enumerate(file.rows.heads()):
+            problem = head.problem or why_no_prompt(head.prompt) or why_no_id(head.id)
+            if not problem:
+                task_id = self._id(file, position, head.id)
+                problem = f"repeats the id {head.id!r}" if task_id in taken else ""
+                taken.add(task_id)
+            if problem:
+                self.skipped += 1
+                if len(self._problems) < NAMED:
+                    self._problems.append(f"{file.rows.where(position)} {problem}")
+            else:
+                good.append(position)
+        return good
+
+    def _id(self, file: LabelledFile, position: int, own: Any) -> str:
+        return f"{file.label}:{file.rows.number(position)}" if own is None else f"{self._id_prefix}{own}"
+
+    def told(self) -> str:
+        """The first malformed rows, and how many more there are."""
+        more = self.skipped - len(self._problems)
+        return "; ".join(self._problems) + (f"; and {more} more malformed rows" if more else "")
+
+
+def why_no_prompt(prompt: object) -> str:
+    """Empty if it is one."""
+    if isinstance(prompt, str):
+        return ""
+    if isinstance(prompt, list):
+        return "has a list as prompt, perhaps of chat messages; give the text of what the user asks"
+    return f"has prompt {_short(prompt)}"
+
+
+def why_no_id(own: object) -> str:
+    """Empty if it is one, or None, which means that the row has no id."""
+    if own is None or (isinstance(own, str) and own) or (isinstance(own, int) and not isinstance(own, bool)):
+        return ""
+    return f"has id {_short(own)}, which is neither text nor an integer"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
