@@ -17,7 +17,7 @@ from generators.worker import GeneratorStatistics
 
 
 class GeneratorHandle:
-    """See :class:`asyncrl.run.generator_pool.Generator`.
+    """See :class:`asyncrl.run.generator_place.Generator`.
 
     Args:
         recipe: the run's.

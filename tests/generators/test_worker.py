@@ -2,7 +2,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
+import msgspec
 import pytest
 from fake_engine import FakeEngine
 from scripted_environment import Scripted, task
@@ -10,10 +12,11 @@ from scripted_environment import Scripted, task
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import Batch, Environment, Generators, Model, Recipe
+from asyncrl.core.recipe.schema import Batch, Deadlines, Environment, Generators, Model, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
-from asyncrl.core.trajectory import StopReason, Trajectory, decode
+from asyncrl.core.trajectory import StopReason, Trajectory
+from asyncrl.envs.base import Observation
 from generators.worker import GeneratorWorker
 
 RECIPE = Recipe(
@@ -23,18 +26,27 @@ RECIPE = Recipe(
     environment=Environment(name="e"),
     batch=Batch(group_size=4),
     generators=Generators(max_running=6),
+    deadlines=Deadlines(lease=0.04),
 )
 
 
 class Desk:
-    """A buffer's side: hands out the tickets it was given to workers at its clock, waits when it has none."""
+    """A buffer's side: hands out the tickets it was given to workers at its clock, waits when it has none.
+
+    ``unwanted`` groups are named at each renewal. ``commits`` and ``renewals`` are held back while their gates are closed.
+    """
 
     def __init__(self, tasks: Sequence[Task], size: int = 4) -> None:
         self.clock = PolicyVersion(0)
-        self.tickets = deque(Ticket(GroupId(i), task, size, 0, self.clock) for i, task in enumerate(tasks))
+        self.tickets = deque(Ticket(GroupId(i), task, tuple(range(size)), 0, self.clock) for i, task in enumerate(tasks))
         self.limits: list[int] = []
         self.groups: dict[int, list[Trajectory]] = {}
-        self.failures: dict[int, tuple[FailureKind, str]] = {}
+        self.failures: dict[tuple[int, int], tuple[FailureKind, str]] = {}
+        self.renewals: list[tuple[GroupId, ...]] = []
+        self.unwanted: set[GroupId] = set()
+        self.commits, self.answers = asyncio.Event(), asyncio.Event()
+        self.commits.set()
+        self.answers.set()
         self.changed = asyncio.Condition()
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
@@ -44,15 +56,21 @@ class Desk:
             await self.changed.wait_for(lambda: self.tickets and version == self.clock)
         return [self.tickets.popleft() for _ in range(min(limit, len(self.tickets)))]
 
-    async def commit(self, rows: Sequence[bytes]) -> None:
-        trajectories = [decode(row) for row in rows]
-        (group_id,) = {trajectory.group_id for trajectory in trajectories}
-        self.groups[group_id] = trajectories
+    async def commit(self, trajectory: Trajectory) -> None:
+        await self.commits.wait()
+        self.groups.setdefault(trajectory.group_id, []).append(trajectory)
         await self.notify()
 
-    async def fail(self, group_id: GroupId, kind: FailureKind, reason: str) -> None:
-        self.failures[group_id] = (kind, reason)
+    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
+        self.failures[group_id, sample_index] = (kind, reason)
         await self.notify()
+
+    async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
+        self.renewals.append(tuple(running))
+        await self.notify()
+        answer = [group_id for group_id in running if group_id in self.unwanted]
+        await self.answers.wait()
+        return answer
 
     async def notify(self) -> None:
         async with self.changed:
@@ -62,14 +80,28 @@ class Desk:
         async with asyncio.timeout(10), self.changed:
             await self.changed.wait_for(condition)
 
+    def finished(self, group_id: int) -> list[int]:
+        """Samples of a group that were handed in."""
+        return sorted(trajectory.sample_index for trajectory in self.groups.get(group_id, []))
+
+
+class Odd(Scripted):
+    """Does as ``data`` says rather than its task."""
+
+    def __init__(self, made: list[Scripted], data: dict[str, Any]) -> None:
+        super().__init__(made)
+        self._own = data
+
+    async def reset(self, task: Task) -> Observation:
+        return await super().reset(msgspec.structs.replace(task, data=self._own))
+
 
 class Shop:
     def __init__(self, tasks: Sequence[Task], script: Callable[[str], str] = lambda row: "a", size: int = 4) -> None:
         self.engine, self.desk = FakeEngine(script), Desk(tasks, size)
         self.environments: list[Scripted] = []
-        self.worker = GeneratorWorker(
-            WorkerId("w"), RECIPE, self.engine, self.engine.chat, lambda: Scripted(self.environments), self.desk
-        )
+        self.worker = GeneratorWorker(WorkerId("w"), RECIPE, self.engine, self.engine.chat, lambda: self.environment(), self.desk)
+        self.environment: Callable[[], Scripted] = lambda: Scripted(self.environments)
         self.stop = asyncio.Event()
 
     @asynccontextmanager
@@ -84,41 +116,89 @@ class Shop:
         assert self.engine.running == 0
 
 
-async def test_every_ticket_comes_back_as_a_whole_group() -> None:
+async def test_every_sample_of_every_ticket_is_handed_in_once() -> None:
     shop = Shop([task(f"t{i}") for i in range(9)])
     async with shop.open():
-        await shop.desk.until(lambda: len(shop.desk.groups) == 9)
+        await shop.desk.until(lambda: sum(map(len, shop.desk.groups.values())) == 36)
     for group_id, rows in shop.desk.groups.items():
-        assert [row.sample_index for row in rows] == [0, 1, 2, 3]
+        assert shop.desk.finished(group_id) == [0, 1, 2, 3]
         assert {row.task_id for row in rows} == {f"t{group_id}"}
     assert shop.worker.statistics().finished_episodes == 36
+
+
+async def test_a_ticket_that_lacks_some_samples_gets_just_those() -> None:
+    shop = Shop([])
+    shop.desk.tickets.append(Ticket(GroupId(7), task("t"), (1, 3), 2, PolicyVersion(0)))
+    async with shop.open():
+        await shop.desk.until(lambda: len(shop.desk.finished(7)) == 2)
+    assert shop.desk.finished(7) == [1, 3]
+    assert {row.attempt for row in shop.desk.groups[7]} == {2}
+
+
+async def test_a_sample_is_handed_in_while_its_siblings_run() -> None:
+    """The environments of all but the first hang in reset until the worker is stopped."""
+    shop = Shop([task("t")])
+
+    def environment() -> Scripted:
+        return Odd(shop.environments, {} if not shop.environments else {"hangs": "reset"})
+
+    shop.environment = environment
+    async with shop.open() as running:
+        await shop.desk.until(lambda: len(shop.desk.finished(0)) == 1)
+    assert running.result() == (0,)
+    assert shop.desk.finished(0) == [0]
 
 
 async def test_the_engine_is_full_and_never_more() -> None:
     """Six slots, groups of four: two groups are leased, so that two episodes wait for a slot rather than slots for episodes."""
     shop = Shop([task(f"t{i}") for i in range(9)])
     async with shop.open():
-        await shop.desk.until(lambda: len(shop.desk.groups) == 9)
+        await shop.desk.until(lambda: sum(map(len, shop.desk.groups.values())) == 36)
     assert shop.engine.most_running == 6
     assert shop.desk.limits[0] == 2
+
+
+async def test_handing_in_takes_no_room_in_the_engine() -> None:
+    """While the desk takes nothing in, the engine goes on with the next tickets."""
+    shop = Shop([task(f"t{i}") for i in range(9)])
+    shop.desk.commits.clear()
+    async with shop.open():
+        await shop.desk.until(lambda: shop.worker.statistics().finished_episodes == 36)
+        assert not shop.desk.groups
+        shop.desk.commits.set()
+        await shop.desk.until(lambda: sum(map(len, shop.desk.groups.values())) == 36)
 
 
 async def test_a_group_larger_than_the_engine_is_generated() -> None:
     shop = Shop([task("t")], size=15)
     async with shop.open():
-        await shop.desk.until(lambda: len(shop.desk.groups) == 1)
-    assert len(shop.desk.groups[0]) == 15
+        await shop.desk.until(lambda: len(shop.desk.finished(0)) == 15)
     assert shop.engine.most_running == 6
 
 
-async def test_a_task_that_breaks_its_environment_is_reported_and_the_others_go_on() -> None:
+async def test_a_task_that_breaks_its_environment_is_given_back_sample_by_sample_and_the_others_go_on() -> None:
     shop = Shop([task("bad", breaks="step"), task("good"), task("worse", breaks="reset"), *(task(f"t{i}") for i in range(5))])
-    async with shop.open():
-        await shop.desk.until(lambda: len(shop.desk.groups) == 6 and len(shop.desk.failures) == 2)
-    assert set(shop.desk.failures) == {0, 2}
-    kind, reason = shop.desk.failures[0]
+    async with shop.open() as running:
+        await shop.desk.until(lambda: sum(map(len, shop.desk.groups.values())) == 24 and len(shop.desk.failures) == 8)
+    assert running.result() == ()
+    assert set(shop.desk.failures) == {(group, sample) for group in (0, 2) for sample in range(4)}
+    kind, reason = shop.desk.failures[0, 3]
     assert kind is FailureKind.DATA
     assert "task bad: Scripted.step raised ZeroDivisionError" in reason
+
+
+async def test_siblings_of_a_broken_episode_are_handed_in() -> None:
+    """The environment of one episode in four breaks."""
+    shop = Shop([task("t")])
+
+    def environment() -> Scripted:
+        return Odd(shop.environments, {"breaks": "reset"} if len(shop.environments) == 1 else {})
+
+    shop.environment = environment
+    async with shop.open():
+        await shop.desk.until(lambda: len(shop.desk.finished(0)) == 3 and len(shop.desk.failures) == 1)
+    assert shop.desk.finished(0) == [0, 2, 3]
+    assert set(shop.desk.failures) == {(0, 1)}
 
 
 async def test_a_dead_engine_ends_the_worker_with_its_own_error() -> None:
@@ -138,6 +218,87 @@ async def test_stopping_names_the_groups_that_were_not_handed_in() -> None:
     assert running.result() == (0, 1)
     assert not shop.desk.groups
     assert not shop.desk.failures
+
+
+async def test_leases_are_renewed_while_nothing_else_moves() -> None:
+    """The engine stands still, weights are being installed, and no commit is answered: the desk hears from the worker anyway."""
+    shop = Shop([task("t0"), task("t1"), task("t2")])
+    shop.desk.commits.clear()
+    installing = asyncio.Event()
+
+    async def install(publication: Publication) -> int:
+        await installing.wait()
+        return publication.fingerprint
+
+    shop.engine.install = install  # type: ignore[method-assign]
+    async with shop.open():
+        await shop.desk.until(lambda: shop.worker.statistics().finished_episodes == 12)
+        shop.engine.gate.clear()
+        shop.desk.tickets.append(Ticket(GroupId(9), task("t"), (0, 1), 0, PolicyVersion(0)))
+        await shop.desk.notify()
+        await shop.desk.until(lambda: (0, 1, 2, 9) in shop.desk.renewals)
+        loading = asyncio.create_task(
+            shop.worker.install(Publication(version=PolicyVersion(1), files=(), shards=(), fingerprint=5))
+        )
+        shop.desk.renewals.clear()
+        await shop.desk.until(lambda: len(shop.desk.renewals) == 3)
+        assert not loading.done()
+        installing.set()
+        assert await loading == 5
+    assert set(shop.desk.renewals) == {(0, 1, 2, 9)}
+
+
+async def test_a_group_that_nobody_waits_for_is_stopped_at_once_and_makes_room() -> None:
+    shop = Shop([task(f"t{i}") for i in range(3)])
+    shop.engine.gate.clear()
+    async with shop.open() as running:
+        await shop.desk.until(lambda: (0, 1) in shop.desk.renewals)
+        assert shop.engine.running == 6
+        shop.desk.unwanted.add(GroupId(0))
+        await shop.desk.until(lambda: (1, 2) in shop.desk.renewals)
+        shop.engine.gate.set()
+        await shop.desk.until(lambda: sum(map(len, shop.desk.groups.values())) == 8)
+    assert set(shop.desk.groups) == {1, 2}
+    assert running.result() == ()
+    assert not shop.desk.failures
+
+
+async def test_a_group_that_nobody_waits_for_reports_no_failure_even_if_its_environment_cannot_be_closed() -> None:
+    """It may be another worker's by now, whose episode a late report would end."""
+    shop = Shop([task("bad", breaks="close"), task("good")])
+    shop.engine.gate.clear()
+    async with shop.open():
+        await shop.desk.until(lambda: (0, 1) in shop.desk.renewals)
+        shop.desk.unwanted.add(GroupId(0))
+        await shop.desk.until(lambda: (1,) in shop.desk.renewals)
+        shop.engine.gate.set()
+        await shop.desk.until(lambda: len(shop.desk.finished(1)) == 4)
+    assert sum(environment.closed for environment in shop.environments) == 8
+    assert not shop.desk.failures
+
+
+async def test_a_group_that_came_back_while_it_was_called_off_is_kept() -> None:
+    """The answer to a renewal is about the ticket that was held when it was asked; the newer one is somebody's wish."""
+    shop = Shop([task("t")])
+    shop.engine.gate.clear()
+    async with shop.open():
+        await shop.desk.until(lambda: (0,) in shop.desk.renewals)
+        shop.desk.answers.clear()
+        shop.desk.unwanted.add(GroupId(0))
+        shop.desk.renewals.clear()
+        await shop.desk.until(lambda: len(shop.desk.renewals) == 1)
+        shop.desk.tickets.append(Ticket(GroupId(0), task("t"), (1, 2), 0, PolicyVersion(0)))
+        await shop.desk.notify()
+        async with asyncio.timeout(10):
+            while shop.engine.running != 2:  # noqa: ASYNC110 - the fake engine's state changes with the passes of the loop
+                await asyncio.sleep(0)
+        shop.desk.answers.set()
+        shop.desk.unwanted.clear()
+        shop.desk.renewals.clear()
+        await shop.desk.until(lambda: (0,) in shop.desk.renewals)
+        shop.engine.gate.set()
+        await shop.desk.until(lambda: len(shop.desk.finished(0)) == 2)
+    assert shop.desk.finished(0) == [1, 2]
 
 
 async def test_nothing_is_asked_for_while_weights_are_installed() -> None:
@@ -172,7 +333,7 @@ async def test_a_worker_that_waited_under_an_old_version_gets_tickets_at_the_new
         await shop.desk.until(lambda: len(shop.desk.limits) == 1)
         await shop.worker.install(publication)
         shop.desk.clock = PolicyVersion(1)
-        shop.desk.tickets.append(Ticket(GroupId(0), task("t"), 4, 0, shop.desk.clock))
+        shop.desk.tickets.append(Ticket(GroupId(0), task("t"), (0, 1, 2, 3), 0, shop.desk.clock))
         await shop.desk.notify()
         await shop.desk.until(lambda: 0 in shop.desk.groups)
     assert {span.version for row in shop.desk.groups[0] for span in row.version_spans} == {-1, 1}

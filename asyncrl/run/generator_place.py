@@ -1,0 +1,108 @@
+"""Where a generator works, and after its death another; what the dead had counted is added to what their successors count."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from asyncrl.core.ids import WorkerId
+from asyncrl.core.publication import Publication
+from asyncrl.core.task import Task
+from generators.evaluation import EvaluationResult
+from generators.worker import GeneratorStatistics
+
+_NOTHING = GeneratorStatistics(
+    tokens_generated=0,
+    tokens_by_version={},
+    wall_seconds=0.0,
+    idle_seconds=0.0,
+    paused_seconds=0.0,
+    running=0,
+    last_pause_seconds=0.0,
+    last_install_seconds=0.0,
+    finished_episodes=0,
+)
+
+
+class Generator(Protocol):
+    """A generator in a process of its own. Every call but :meth:`run` has a deadline of its own.
+
+    Every call raises ``ProcessDied`` when the process is gone, and what the generator itself raised otherwise.
+    """
+
+    worker: WorkerId
+
+    async def start(self) -> None:
+        """Bring its engine up, with the weights of version 0."""
+        ...
+
+    async def run(self) -> None:
+        """Generate until stopped; returns at once if it was stopped before."""
+        ...
+
+    async def install(self, publication: Publication) -> int:
+        """Load a publication; the fingerprint of what was loaded."""
+        ...
+
+    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
+        """One episode of each task."""
+        ...
+
+    async def statistics(self) -> GeneratorStatistics:
+        """Counters since it came up."""
+        ...
+
+    async def stop(self) -> None:
+        """Make :meth:`run` return."""
+        ...
+
+    async def close(self, seconds: float) -> None:
+        """Shut its engine down."""
+        ...
+
+    def kill(self) -> None:
+        """End its process, if there still is one."""
+        ...
+
+
+class Place:
+    """Where a generator works, and another after it.
+
+    Attributes:
+        generator: that works here, or is coming up.
+        up: it has the newest weights and takes part in everything.
+        coming_up: the successor's start, since the first one died.
+    """
+
+    def __init__(self, generator: Generator) -> None:
+        self.generator = generator
+        self.up = False
+        self.coming_up: asyncio.Task[None] | None = None
+        self._past = self._latest = _NOTHING
+
+    def counted(self, statistics: GeneratorStatistics) -> None:
+        """What the generator here has counted."""
+        self._latest = statistics
+
+    def vacate(self) -> None:
+        """The generator here died. Harmless the second time."""
+        self.up = False
+        self._past, self._latest = self.counters, _NOTHING
+
+    @property
+    def counters(self) -> GeneratorStatistics:
+        """Of all generators that ever worked here, as far as they are known."""
+        past, latest = self._past, self._latest
+        by_version = dict(past.tokens_by_version)
+        for version, tokens in latest.tokens_by_version.items():
+            by_version[version] = by_version.get(version, 0) + tokens
+        return msgspec.structs.replace(
+            latest,
+            tokens_generated=past.tokens_generated + latest.tokens_generated,
+            tokens_by_version=by_version,
+            wall_seconds=past.wall_seconds + latest.wall_seconds,
+            idle_seconds=past.idle_seconds + latest.idle_seconds,
+            paused_seconds=past.paused_seconds + latest.paused_seconds,
+            finished_episodes=past.finished_episodes + latest.finished_episodes,
+        )

@@ -1,0 +1,96 @@
+"""A generator without a process: it dies when told, and everything that happens to it is written down in order."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from asyncrl.core.errors import ProcessDied
+from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.publication import Publication
+from asyncrl.core.task import Task
+from asyncrl.core.trajectory import StopReason
+from generators.evaluation import EvaluationResult
+from generators.worker import GeneratorStatistics
+
+T = TypeVar("T")
+
+
+def publication(version: int) -> Publication:
+    return Publication(version=PolicyVersion(version), files=(f"side-{version % 2}",), shards=(), fingerprint=1000 + version)
+
+
+class FakeGenerator:
+    """``may_start``, ``may_load`` and ``may_evaluate`` hold it back while they are not set."""
+
+    def __init__(self, number: int, log: list[str]) -> None:
+        self.worker, self._log = WorkerId(f"generator-{number}"), log
+        self._dead, self._stop = asyncio.Event(), asyncio.Event()
+        self.may_start, self.may_load, self.may_evaluate = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for gate in (self.may_start, self.may_load, self.may_evaluate):
+            gate.set()
+        self.loading: Publication | None = None
+        self.loaded: list[int] = []
+        self.corrupts = False
+        self.tokens = 0
+        self._say("made")
+
+    @property
+    def alive(self) -> bool:
+        return not self._dead.is_set()
+
+    def die(self) -> None:
+        self._dead.set()
+
+    async def start(self) -> None:
+        await self._while_alive(self.may_start.wait())
+        self._say("up")
+
+    async def run(self) -> None:
+        if not self._dead.is_set():
+            self._say("runs")
+        await self._while_alive(self._stop.wait())
+
+    async def install(self, publication: Publication) -> int:
+        self.loading = publication
+        try:
+            await self._while_alive(self.may_load.wait())
+        finally:
+            self.loading = None
+        self.loaded.append(publication.version)
+        self._say(f"loaded {publication.version}")
+        return publication.fingerprint + self.corrupts
+
+    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
+        await self._while_alive(self.may_evaluate.wait())
+        version = PolicyVersion(self.loaded[-1] if self.loaded else 0)
+        return [EvaluationResult(task.id, 1.0, StopReason.ENVIRONMENT_DONE, 1, version, version, "") for task in tasks]
+
+    async def statistics(self) -> GeneratorStatistics:
+        await self._while_alive(asyncio.sleep(0))
+        count = self.tokens
+        return GeneratorStatistics(count, {PolicyVersion(0): count}, count * 2.0, count * 1.0, 0.0, 1, 0.0, 0.0, count)
+
+    async def stop(self) -> None:
+        await self._while_alive(asyncio.sleep(0))
+        self._stop.set()
+
+    async def close(self, seconds: float) -> None:
+        await self._while_alive(asyncio.sleep(0))
+        self._say("closed")
+
+    def kill(self) -> None:
+        self._dead.set()
+
+    def _say(self, what: str) -> None:
+        self._log.append(f"{self.worker} {what}")
+
+    async def _while_alive(self, work: Coroutine[Any, Any, T]) -> T:
+        working, dying = asyncio.create_task(work), asyncio.create_task(self._dead.wait())
+        try:
+            await asyncio.wait({working, dying}, return_when=asyncio.FIRST_COMPLETED)
+            if self._dead.is_set():
+                raise ProcessDied(f"{self.worker}: its process died (killed)")
+            return working.result()
+        finally:
+            working.cancel()
+            dying.cancel()

@@ -1,0 +1,364 @@
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+from fake_generator import FakeGenerator, publication
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.core.errors import BudgetExceeded, ComponentFailed, ProcessDied, WeightMismatch
+from asyncrl.core.ids import TaskId, WorkerId
+from asyncrl.core.task import Task
+from asyncrl.run.generator_pool import GeneratorPool
+
+TASKS = [Task(id=TaskId(f"e{i}"), prompt="p", data={}) for i in range(7)]
+
+
+class Shop:
+    """A pool of fakes; ``successor`` is applied to each one made in place of another, ``budget`` deaths are allowed."""
+
+    def __init__(self, size: int = 2, budget: int = 100) -> None:
+        self.log: list[str] = []
+        self.notes: list[str] = []
+        self.made: list[FakeGenerator] = []
+        self.successor: Callable[[FakeGenerator], None] = lambda fake: None
+        self._size, self._budget = size, budget
+        self.pool = GeneratorPool(size, self._make, self._lost, self.notes.append)
+
+    def _make(self, number: int) -> FakeGenerator:
+        fake = FakeGenerator(number, self.log)
+        assert number == len(self.made), "numbers are given out once"
+        self.made.append(fake)
+        if number >= self._size:
+            self.successor(fake)
+        return fake
+
+    async def _lost(self, worker: WorkerId) -> None:
+        await asyncio.sleep(0)
+        self._budget -= 1
+        if self._budget < 0:
+            raise BudgetExceeded("one too many")
+        self.log.append(f"{worker} lost")
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110 - fakes change with the passes of the loop only
+                await asyncio.sleep(0)
+
+    async def settle(self) -> None:
+        """As many passes of the loop as anything here could need."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    @asynccontextmanager
+    async def generating(self, *, version: int = 0) -> AsyncIterator["asyncio.Task[None]"]:
+        """Everything up and generating with ``version``; stopped at the end."""
+        await self.pool.start()
+        await self.pool.install(publication(version))
+        running = asyncio.create_task(self.pool.generate())
+        await self.until(lambda: sum("runs" in line for line in self.log) == self._size)
+        try:
+            yield running
+            await self.pool.stop()
+            async with asyncio.timeout(10):
+                await asyncio.wait({running})
+        finally:
+            running.cancel()
+            await self.pool.close(1.0)
+
+
+async def test_a_dead_generator_is_reported_and_its_successor_catches_up_before_it_runs() -> None:
+    shop = Shop()
+    async with shop.generating(version=3):
+        shop.log.clear()
+        shop.made[0].die()
+        await shop.until(lambda: "generator-2 runs" in shop.log)
+    assert shop.log[:5] == ["generator-0 lost", "generator-2 made", "generator-2 up", "generator-2 loaded 3", "generator-2 runs"]
+    assert not any("generator-1" in line for line in shop.log[:5])
+    assert "generator-0: its process died (killed)" in shop.notes[0]
+    assert "generator-2 takes its place" in shop.notes[0]
+    assert "caught up with version 3" in shop.notes[1]
+
+
+async def test_a_successor_that_dies_is_replaced_as_well() -> None:
+    shop = Shop(size=1)
+    async with shop.generating():
+        for number in range(5):
+            shop.made[number].die()
+            await shop.until(lambda number=number: f"generator-{number + 1} runs" in shop.log)
+    assert [line for line in shop.log if "lost" in line] == [f"generator-{number} lost" for number in range(5)]
+
+
+async def test_deliveries_do_not_wait_for_a_generator_that_is_coming_up_and_it_does_not_miss_them() -> None:
+    shop = Shop()
+    shop.successor = lambda fake: fake.may_start.clear()
+    async with shop.generating():
+        shop.made[1].die()
+        await shop.until(lambda: len(shop.made) == 3)
+        async with asyncio.timeout(10):
+            await shop.pool.install(publication(1))
+            await shop.pool.install(publication(2))
+        shop.made[2].may_start.set()
+        await shop.until(lambda: "generator-2 runs" in shop.log)
+        await shop.pool.install(publication(3))
+    assert shop.made[0].loaded == [0, 1, 2, 3]
+    assert shop.made[2].loaded == [2, 3]
+
+
+async def test_a_delivery_waits_for_one_that_is_catching_up_and_reaches_it() -> None:
+    shop = Shop()
+    shop.successor = lambda fake: fake.may_load.clear()
+    async with shop.generating():
+        shop.made[1].die()
+        await shop.until(lambda: len(shop.made) == 3 and shop.made[2].loading is not None)
+        delivering = asyncio.create_task(shop.pool.install(publication(1)))
+        await shop.settle()
+        assert not delivering.done()
+        assert shop.made[0].loaded == [0]
+        shop.made[2].may_load.set()
+        async with asyncio.timeout(10):
+            await delivering
+    assert shop.made[2].loaded == [0, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 3))
+def test_nobody_reads_a_publication_that_is_being_overwritten(seed: int, size: int) -> None:
+    """Deaths, starts and loading take random times, the learner writes each version over the one before the last; in the end, all
+    that are up have the newest version, loaded in order."""
+    random = Random(seed)
+
+    async def passes(at_most: int) -> None:
+        for _ in range(random.randrange(at_most)):
+            await asyncio.sleep(0)
+
+    async def gate(fake: FakeGenerator) -> None:
+        """Opens the successor's gates after a while."""
+        await passes(60)
+        fake.may_start.set()
+        await passes(60)
+        fake.may_load.set()
+
+    async def run() -> None:
+        shop = Shop(size)
+        gates: list[asyncio.Task[None]] = []
+
+        def held_back(fake: FakeGenerator) -> None:
+            fake.may_start.clear()
+            fake.may_load.clear()
+            gates.append(asyncio.create_task(gate(fake)))
+
+        shop.successor = held_back
+        async with shop.generating():
+            for version in range(1, 12):
+                for _ in range(random.randrange(4)):  # the writing of one version takes a few passes
+                    await asyncio.sleep(0)
+                    being_read = {fake.loading.files for fake in shop.made if fake.loading is not None}
+                    assert publication(version).files not in being_read
+                running = [fake for fake in shop.made if f"{fake.worker} runs" in shop.log and fake.alive]
+                if running and random.random() < 0.7:
+                    random.choice(running).die()
+                await passes(40)
+                await shop.pool.install(publication(version))
+            newest = version
+            await asyncio.gather(*gates)
+            await shop.until(lambda: sum(fake.alive for fake in shop.made) == size)
+            alive = [fake for fake in shop.made if fake.alive]
+            await shop.until(lambda: all(f"{fake.worker} runs" in shop.log for fake in alive))
+        assert all(fake.loaded[-1] == newest for fake in alive)
+        assert all(fake.loaded == sorted(set(fake.loaded)) for fake in shop.made)
+        for fake in shop.made[size:]:
+            if f"{fake.worker} runs" in shop.log:
+                line = [line for line in shop.log if line.startswith(f"{fake.worker} ")]
+                assert line[2].startswith(f"{fake.worker} loaded"), "it ran before it had caught up"
+
+    asyncio.run(run())
+
+
+async def test_a_publication_goes_on_with_the_living() -> None:
+    shop = Shop()
+    async with shop.generating():
+        shop.made[1].may_load.clear()
+        delivering = asyncio.create_task(shop.pool.install(publication(1)))
+        await shop.until(lambda: shop.made[1].loading is not None)
+        shop.made[1].die()
+        async with asyncio.timeout(10):
+            await delivering
+        await shop.until(lambda: "generator-2 runs" in shop.log)
+    assert shop.made[2].loaded == [1]
+    assert shop.made[0].loaded == [0, 1]
+
+
+async def test_a_generator_whose_engine_died_is_ended_and_replaced() -> None:
+    """Its process lives and its pump waits for work: only the one call says what happened."""
+    shop = Shop()
+
+    async def install(publication: object) -> int:
+        raise ProcessDied("the vLLM engine died while version 1 was installed")
+
+    async with shop.generating():
+        shop.made[0].install = install  # type: ignore[method-assign]
+        await shop.pool.install(publication(1))
+        await shop.until(lambda: "generator-2 runs" in shop.log)
+    assert "generator-0 lost" in shop.log
+    assert shop.made[2].loaded == [1]
+
+
+async def test_the_tasks_of_a_dead_generator_are_evaluated_by_the_others() -> None:
+    shop = Shop(size=3)
+    async with shop.generating():
+        for fake in shop.made:
+            fake.may_evaluate.clear()
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0))
+        await shop.settle()
+        shop.made[1].die()
+        for fake in shop.made:
+            fake.may_evaluate.set()
+        async with asyncio.timeout(10):
+            results = await evaluating
+    assert sorted(result.task_id for result in results) == [task.id for task in TASKS]
+
+
+async def test_an_evaluation_waits_for_the_successor_when_nobody_else_is_left() -> None:
+    shop = Shop(size=1)
+    shop.successor = lambda fake: fake.may_start.clear()
+    async with shop.generating(version=4):
+        shop.made[0].may_evaluate.clear()
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0))
+        await shop.settle()
+        shop.made[0].die()
+        await shop.until(lambda: len(shop.made) == 2)
+        await shop.settle()
+        assert not evaluating.done()
+        shop.made[1].may_start.set()
+        async with asyncio.timeout(10):
+            results = await evaluating
+    assert {(result.newest_version) for result in results} == {4}
+    assert len(results) == len(TASKS)
+
+
+async def test_stopping_does_not_wait_for_a_successor_and_a_last_evaluation_does() -> None:
+    shop = Shop(size=1)
+    shop.successor = lambda fake: fake.may_start.clear()
+    async with shop.generating(version=9) as running:
+        shop.made[0].die()
+        await shop.until(lambda: len(shop.made) == 2)
+        await shop.pool.stop()
+        async with asyncio.timeout(10):
+            await running
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0))
+        await shop.settle()
+        shop.made[1].may_start.set()
+        async with asyncio.timeout(10):
+            assert {result.newest_version for result in await evaluating} == {9}
+    assert "generator-1 runs" not in shop.log
+
+
+async def test_nobody_left_ends_the_run_with_the_last_death() -> None:
+    shop = Shop()
+    await shop.pool.start()
+    for fake in shop.made:
+        fake.die()
+    with pytest.raises(ComponentFailed, match=r"no generator is left: generator-[01]: its process died"):
+        await shop.pool.install(publication(0))
+    with pytest.raises(ComponentFailed, match="no generator is left"):
+        await shop.pool.evaluate(TASKS, 0.0)
+
+
+async def test_a_generator_that_died_before_generation_began_is_replaced_when_it_begins() -> None:
+    shop = Shop()
+    await shop.pool.start()
+    shop.made[0].die()
+    await shop.pool.install(publication(0))
+    assert len(await shop.pool.evaluate(TASKS, 0.0)) == len(TASKS)
+    assert len(shop.made) == 2
+    running = asyncio.create_task(shop.pool.generate())
+    await shop.until(lambda: "generator-2 runs" in shop.log)
+    await shop.pool.stop()
+    await running
+
+
+async def test_a_successor_that_does_not_come_up_ends_the_run_and_is_named() -> None:
+    shop = Shop()
+    shop.successor = lambda fake: fake.die()
+    async with shop.generating() as running:
+        shop.made[1].die()
+        with pytest.raises(ComponentFailed, match="generator-2 could not take the place of generator-1: generator-2: its process"):
+            await running
+
+
+async def test_a_successor_that_loads_something_else_ends_the_run() -> None:
+    shop = Shop()
+
+    def corrupt(fake: FakeGenerator) -> None:
+        fake.corrupts = True
+
+    shop.successor = corrupt
+    async with shop.generating() as running:
+        shop.made[0].die()
+        with pytest.raises(ComponentFailed, match="generator-2 loaded weights with fingerprint"):
+            await running
+
+
+async def test_what_was_loaded_must_be_what_was_published() -> None:
+    shop = Shop()
+    async with shop.generating():
+        shop.made[1].corrupts = True
+        with pytest.raises(WeightMismatch, match="generator-1 loaded weights with fingerprint 0x00000000000003ea, version 1 was"):
+            await shop.pool.install(publication(1))
+
+
+async def test_one_death_too_many_ends_the_run() -> None:
+    shop = Shop(budget=1)
+    async with shop.generating() as running:
+        shop.made[0].die()
+        await shop.until(lambda: "generator-2 runs" in shop.log)
+        shop.made[2].die()
+        with pytest.raises(BudgetExceeded):
+            await running
+
+
+async def test_an_error_that_is_no_death_ends_the_run_at_once() -> None:
+    shop = Shop()
+
+    async def run() -> None:
+        raise ComponentFailed("generator-0: ValueError: a bug")
+
+    shop.made[0].run = run  # type: ignore[method-assign]
+    with pytest.raises(ComponentFailed, match="a bug"):
+        await shop.pool.generate()
+    assert len(shop.made) == 2
+
+
+async def test_counters_only_grow() -> None:
+    shop = Shop()
+    shop.successor = lambda fake: fake.may_start.clear()
+
+    async def tokens() -> list[tuple[int, dict[int, int], float, float]]:
+        counted = await shop.pool.statistics()
+        return [(c.tokens_generated, dict(c.tokens_by_version), c.wall_seconds, c.idle_seconds) for c in counted]
+
+    async with shop.generating():
+        shop.made[0].tokens, shop.made[1].tokens = 5, 7
+        assert await tokens() == [(5, {0: 5}, 10.0, 5.0), (7, {0: 7}, 14.0, 7.0)]
+        shop.made[0].die()
+        shop.made[1].tokens = 8
+        assert await tokens() == [(5, {0: 5}, 10.0, 5.0), (8, {0: 8}, 16.0, 8.0)]
+        await shop.until(lambda: len(shop.made) == 3)
+        assert (await tokens())[0] == (5, {0: 5}, 10.0, 5.0)
+        shop.made[2].tokens = 1
+        shop.made[2].may_start.set()
+        await shop.until(lambda: "generator-2 runs" in shop.log)
+        assert (await tokens())[0] == (6, {0: 6}, 12.0, 6.0)
+
+
+async def test_closing_ends_a_successor_that_is_still_coming_up() -> None:
+    shop = Shop(size=1)
+    shop.successor = lambda fake: fake.may_start.clear()
+    async with shop.generating():
+        shop.made[0].die()
+        await shop.until(lambda: len(shop.made) == 2)
+    assert shop.log[-1] == "generator-1 closed"
+    assert "generator-1 up" not in shop.log
