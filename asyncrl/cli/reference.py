@@ -57,12 +57,16 @@ def _section(section: inspect.StructType, place: str, default: str) -> Iterator[
 
 
 def _sections_of(field: inspect.Field, place: str) -> Iterator[str]:
+    entry = "[]" if isinstance(field.type, inspect.VarTupleType) else ""
     for kind in _kinds(field.type):
         chosen = type(field.default) is kind.cls
-        yield from _section(kind, place, " (default)" if chosen else "")
+        yield from _section(kind, f"{place}{entry}", " (default)" if chosen else "")
 
 
 def _kinds(value_type: inspect.Type) -> Sequence[inspect.StructType]:
+    """The sections that a value, or an entry of a list, can be."""
+    if isinstance(value_type, inspect.VarTupleType):
+        return _kinds(value_type.item_type)
     types = value_type.types if isinstance(value_type, inspect.UnionType) else (value_type,)
     return [kind for kind in types if isinstance(kind, inspect.StructType)]
 
@@ -71,9 +75,13 @@ def _value(value_type: inspect.Type, key: str) -> str:
     kinds = _kinds(value_type)
     if not kinds:
         return _cell(describe(value_type))
-    if kinds[0].tag_field is None:
-        return f"a section, see [{key}](#{key})"
-    return "a section of kind " + " or ".join(f"`{kind.tag}`" for kind in kinds)
+    is_list = isinstance(value_type, inspect.VarTupleType)
+    what = "a list of sections" if is_list else "a section"
+    if kinds[0].tag_field:
+        return f"{what} of kind " + " or ".join(f"`{kind.tag}`" for kind in kinds)
+    or_null = " or null" if isinstance(value_type, inspect.UnionType) and value_type.includes_none else ""
+    # A heading's anchor is its text without punctuation.
+    return f"{what}{or_null}, see [{key}{'[]' if is_list else ''}](#{key.replace('.', '')})"
 
 
 def _default(field: inspect.Field) -> str:

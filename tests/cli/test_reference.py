@@ -14,5 +14,9 @@ def test_ranges_defaults_and_kinds_are_told():
     text = reference()
     assert "| `learner.min_lr_ratio` | a number >= 0 and <= 1 | `1.0` |" in text
     assert "| `model.path` | text, not empty | required |" in text
-    assert "## `tasks`, `kind: jsonl`" in text
-    assert "## `algorithm.correction`, `kind: truncated_importance` (default)" in text
+    assert "## `tasks`, `kind: files`" in text
+    assert "| `tasks.train` | a list of sections, see [tasks.train[]](#taskstrain) | required |" in text
+    assert "| `tasks.train[].weight` | a number > 0 | `1.0` |" in text
+    assert "| `tasks.curriculum` | a section or null, see [tasks.curriculum](#taskscurriculum) | `null` |" in text
+    assert "| `buffer.filters` | a list of sections of kind `zero_variance` or `accuracy_window` | `[]` |" in text
+    assert "## `algorithm.loss`, `kind: ppo_clip` (default)" in text

@@ -3,8 +3,9 @@ from typing import Any
 import pytest
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.algorithm import Correction, PpoClipLoss
 from asyncrl.core.recipe.decode import decode_recipe
-from asyncrl.core.recipe.schema import GeneratedTasks, JsonLinesTasks, NoCorrection, TruncatedImportance
+from asyncrl.core.recipe.schema import FileTasks, GeneratedTasks, TaskFile
 
 
 def mapping(**sections: Any) -> dict[str, Any]:
@@ -35,9 +36,9 @@ def test_defaults_are_filled_in():
         ({"batch": {"zzz": 1}}, "batch.zzz", "the keys of batch are groups_per_step, group_size"),
         ({"algorithm": {"loss": {"cliplow": 1}}}, "algorithm.loss.cliplow", "did you mean `algorithm.loss.clip_low`?"),
         (
-            {"algorithm": {"correction": {"kind": "none", "bound": 2}}},
-            "algorithm.correction.bound",
-            "algorithm.correction of kind none has no keys; take it out",
+            {"algorithm": {"aggregation": {"kind": "token_mean", "zzz": 2}}},
+            "algorithm.aggregation.zzz",
+            "algorithm.aggregation of kind token_mean has no keys; take it out",
         ),
     ],
 )
@@ -64,14 +65,9 @@ def test_an_unknown_key_is_refused_with_the_nearest_real_one(sections, place, me
         ({"name": "../x"}, "name", "'../x'", "text matching"),
         ({"learner": None}, "learner", "null", "lr, warmup_steps"),
         ({"model": "tiny"}, "model", "'tiny'", "path, max_context"),
-        ({"tasks": "mine.jsonl"}, "tasks", "'mine.jsonl'", "set tasks.kind to one of generated, jsonl"),
-        (
-            {"algorithm": {"correction": {"kind": "tis"}}},
-            "algorithm.correction.kind",
-            "'tis'",
-            "one of truncated_importance, none",
-        ),
-        ({"algorithm": {"correction": {"kind": ["none"]}}}, "algorithm.correction.kind", "['none']", "one of"),
+        ({"tasks": "mine.jsonl"}, "tasks", "'mine.jsonl'", "set tasks.kind to one of generated, files"),
+        ({"algorithm": {"credit": {"kind": "token"}}}, "algorithm.credit.kind", "'token'", "one of episode, turn"),
+        ({"algorithm": {"loss": {"kind": ["gspo"]}}}, "algorithm.loss.kind", "['gspo']", "one of"),
         ({"algorithm": {"advantage": {"kind": "gae"}}}, "algorithm.advantage.kind", "'gae'", "one of grpo"),
     ],
 )
@@ -97,17 +93,52 @@ def test_everything_wrong_is_told_at_once():
 
 
 def test_a_kind_left_out_is_the_default_s():
-    recipe = decode_recipe(mapping(algorithm={"correction": {"bound": 3}}, tasks={"train": 7}))
-    assert recipe.algorithm.correction == TruncatedImportance(bound=3.0)
+    recipe = decode_recipe(mapping(algorithm={"loss": {"clip_low": 0.1}}, tasks={"train": 7}))
+    assert recipe.algorithm.loss == PpoClipLoss(clip_low=0.1)
     assert recipe.tasks == GeneratedTasks(train=7)
 
 
+def files(**keys: Any) -> dict[str, Any]:
+    return {"kind": "files", "train": [{"path": "a.jsonl"}], "evaluation": [{"path": "b.jsonl"}], **keys}
+
+
 def test_another_kind_has_its_own_keys():
-    recipe = decode_recipe(mapping(tasks={"kind": "jsonl", "train": "a.jsonl", "evaluation": "b.jsonl"}))
-    assert recipe.tasks == JsonLinesTasks(train="a.jsonl", evaluation="b.jsonl")
-    assert refusal(tasks={"kind": "jsonl", "train": "a.jsonl"}).place == "tasks.evaluation"
+    recipe = decode_recipe(mapping(tasks=files(train=[{"path": "a.jsonl"}, {"path": "c.parquet", "weight": 2}])))
+    train = (TaskFile(path="a.jsonl"), TaskFile(path="c.parquet", weight=2.0))
+    assert recipe.tasks == FileTasks(train=train, evaluation=(TaskFile(path="b.jsonl"),))
+    assert refusal(tasks={"kind": "files", "train": [{"path": "a.jsonl"}]}).place == "tasks.evaluation"
+
+
+@pytest.mark.parametrize(
+    ("sections", "place", "told"),
+    [
+        ({"tasks": files(train=[{"path": "a"}, {"path": "b", "wieght": 2}])}, "tasks.train[1].wieght", "`tasks.train[1].weight`"),
+        ({"tasks": files(train=[{"path": "a", "weight": 0}])}, "tasks.train[0].weight", "a number > 0"),
+        ({"tasks": files(train=[{"weight": 1}])}, "tasks.train[0].path", "missing"),
+        ({"tasks": files(train=["a.jsonl"])}, "tasks.train[0]", "path, split"),
+        ({"tasks": files(train="a.jsonl")}, "tasks.train", "a list of at least 1 sections, each with path, split"),
+        ({"tasks": files(train=[])}, "tasks.train", "a list of at least 1 sections"),
+        ({"tasks": files(curriculum={"nam": "a:B"})}, "tasks.curriculum.nam", "`tasks.curriculum.name`"),
+        ({"buffer": {"filters": [{"kind": "zero"}]}}, "buffer.filters[0].kind", "one of zero_variance, accuracy_window"),
+        ({"buffer": {"filters": None}}, "buffer.filters", "a list of sections"),
+        ({"batch": {"min_group": 0}}, "batch.min_group", "an integer >= 1 or null"),
+    ],
+)
+def test_lists_of_sections_and_what_may_be_null_are_checked_key_by_key(sections, place, told):
+    error = refusal(**sections)
+    assert error.place == place
+    assert told in str(error)
+
+
+def test_what_may_be_null_can_be_null_or_given():
+    assert decode_recipe(mapping(batch={"min_group": None}, tasks=files(curriculum=None))).batch.min_group is None
+    recipe = decode_recipe(mapping(batch={"min_group": 3}, tasks=files(curriculum={"name": "a:B", "options": {"x": 1}})))
+    assert recipe.batch.min_group == 3
+    assert recipe.tasks.curriculum.options == {"x": 1}
 
 
 def test_no_correction_is_right_for_synchronous_training():
-    recipe = decode_recipe(mapping(algorithm={"correction": {"kind": "none"}}, buffer={"max_staleness": 0, "pipeline_depth": 0}))
-    assert recipe.algorithm.correction == NoCorrection()
+    recipe = decode_recipe(
+        mapping(algorithm={"correction": {"weight": "none"}}, buffer={"max_staleness": 0, "pipeline_depth": 0})
+    )
+    assert recipe.algorithm.correction == Correction(weight="none")

@@ -64,11 +64,9 @@ class _Reader:
         for key, entry in value.items():
             here = _join(place, str(key))
             if key in fields:
-                complete[key] = self._value(fields[key], hints[key], entry, here)
-            elif key == schema.tag_field and entry == schema.tag:
-                complete[key] = entry
+                complete[key] = self._value(fields[key].type, _default_kind(fields[key]), hints[key], entry, here)
             elif key == schema.tag_field:
-                self._refuse(here, f"{_show(entry)} is no known kind", f"must be one of {schema.tag}")
+                complete[key] = entry
             else:
                 self._refuse_unknown(schema, place, str(key))
         for name, field in fields.items():
@@ -76,29 +74,32 @@ class _Reader:
                 self._refuse(_join(place, name), "missing", f"it must be {_expected(field.type)}")
         return complete
 
-    def _value(self, field: inspect.Field, hint: Any, value: Any, place: str) -> Any:
-        match field.type:
-            case inspect.StructType():
-                return self.section(field.type, value, place)
-            case inspect.UnionType(types=types):
-                kinds = {kind.tag: kind for kind in types if isinstance(kind, inspect.StructType)}
-                return self._tagged(kinds, field, value, place)
+    def _value(self, value_type: inspect.Type, default: Any, hint: Any, value: Any, place: str) -> Any:
+        match value_type:
+            case inspect.VarTupleType(item_type=item) if _sections(item) and isinstance(value, list) and value:
+                return [self._value(item, None, hint, entry, f"{place}[{index}]") for index, entry in enumerate(value)]
+            case inspect.UnionType(includes_none=True) if value is None:
+                return None
+            case inspect.UnionType() | inspect.StructType() if sections := _sections(value_type):
+                if sections[0].tag_field:
+                    return self._tagged(sections, default, value, place)
+                return self.section(sections[0], value, place)
         try:
             msgspec.convert(value, hint)
         except msgspec.ValidationError:
-            self._refuse(place, f"{_show(value)} does not fit", f"must be {describe(field.type)}")
+            self._refuse(place, f"{_show(value)} does not fit", f"must be {_expected(value_type)}")
         else:
             if isinstance(value, float) and not math.isfinite(value):
-                self._refuse(place, f"{_show(value)} does not fit", f"must be {describe(field.type)}, and finite")
+                self._refuse(place, f"{_show(value)} does not fit", f"must be {describe(value_type)}, and finite")
         return value
 
-    def _tagged(self, kinds: Mapping[Any, inspect.StructType], field: inspect.Field, value: Any, place: str) -> Any:
-        tag_field = next(iter(kinds.values())).tag_field
+    def _tagged(self, sections: Sequence[inspect.StructType], default: Any, value: Any, place: str) -> Any:
+        kinds = {section.tag: section for section in sections}
+        tag_field = sections[0].tag_field
         assert tag_field is not None
         if not isinstance(value, Mapping):
             self._refuse(place, f"{_show(value)} is no section", f"set {place}.{tag_field} to one of {_listed(kinds)}")
             return value
-        default = None if field.required else type(field.default).__struct_config__.tag
         kind = value.get(tag_field, default)
         if not (isinstance(kind, str) and kind in kinds):
             self._refuse(_join(place, tag_field), f"{_show(kind)} is no known kind", f"must be one of {_listed(kinds)}")
@@ -125,6 +126,17 @@ class _Reader:
         self.problems.append(RecipeError(place, problem, remedy))
 
 
+def _default_kind(field: inspect.Field) -> Any:
+    """The kind of a section that does not name its own, None if it must."""
+    return field.default.__struct_config__.tag if isinstance(field.default, msgspec.Struct) else None
+
+
+def _sections(value_type: inspect.Type) -> list[inspect.StructType]:
+    """The sections that a value of this type can be."""
+    types = value_type.types if isinstance(value_type, inspect.UnionType) else (value_type,)
+    return [alternative for alternative in types if isinstance(alternative, inspect.StructType)]
+
+
 def _all_keys(value_type: inspect.Type, place: str = "") -> Iterator[str]:
     """The dotted path of every key below a type, each once."""
     match value_type:
@@ -135,10 +147,17 @@ def _all_keys(value_type: inspect.Type, place: str = "") -> Iterator[str]:
                 here = _join(place, field.encode_name)
                 yield here
                 yield from _all_keys(field.type, here)
+        case inspect.VarTupleType(item_type=item):
+            yield from _all_keys(item, f"{place}[0]")
 
 
 def _expected(value_type: inspect.Type) -> str:
-    return f"a section with {_keys(value_type)}" if isinstance(value_type, inspect.StructType) else describe(value_type)
+    match value_type:
+        case inspect.StructType():
+            return f"a section with {_keys(value_type)}"
+        case inspect.VarTupleType(item_type=inspect.StructType() as item):
+            return f"{describe(value_type)}, each with {_keys(item)}"
+    return describe(value_type)
 
 
 def _keys(schema: inspect.StructType) -> str:

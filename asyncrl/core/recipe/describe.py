@@ -26,8 +26,15 @@ def describe(value_type: inspect.Type) -> str:
             return f"one of {', '.join(str(value) for value in values)}"
         case inspect.DictType():
             return "a mapping"
-        case inspect.StructType() | inspect.UnionType():
+        case inspect.StructType():
             return "a section"
+        case inspect.NoneType():
+            return "null"
+        case inspect.UnionType(types=types):
+            return " or ".join(dict.fromkeys(describe(alternative) for alternative in types))
+        case inspect.VarTupleType(item_type=item, min_length=least):
+            words = describe(item).removeprefix("a ")
+            return f"a list of {f'at least {least} ' if least else ''}{words}s"
     raise TypeError(f"no words for {value_type} in the recipe schema")
 
 
