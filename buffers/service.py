@@ -290,12 +290,14 @@ class BufferService:
             self._pauses.set("the buffer", "")
 
     async def _snapshot(self, journal: Journal) -> None:
+        state = self._buffer.snapshot()
         try:
-            await asyncio.to_thread(journal.snapshot, self._buffer.snapshot())
+            await asyncio.to_thread(journal.snapshot, state)
         except DiskFull as error:
             # The journal is whole without it; a recovery only replays more.
             logger.warning("no snapshot this time: %s", error)
-        self._next_snapshot = journal.bytes_since_snapshot + SNAPSHOT_BYTES
+        # A large state is written less often, so that snapshots never cost more than the journal itself.
+        self._next_snapshot = journal.bytes_since_snapshot + max(SNAPSHOT_BYTES, len(state))
 
     def _wake(self) -> None:
         for woken, version in self._taking.items():

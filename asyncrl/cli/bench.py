@@ -1,4 +1,4 @@
-"""``asyncrl bench``: measurements of the whole loop."""
+"""``asyncrl bench``: measurements of the whole loop and of its parts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ _LOOP = """\
 Train the quickstart's model on its task for a fixed number of steps and measure the loop as a whole:
 trajectories and completion tokens a second, and the share of time in which each side was idle."""
 
+_BUFFER = """\
+Move trajectories from one producer process through the replay buffer to one consumer process, without and
+with a journal; measure their rate, the latency of handing one in, and what the bookkeeping costs."""
+
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Make ``bench`` known."""
@@ -25,6 +29,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     loop.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
     loop.set_defaults(run=run_loop)
+    buffer = kinds.add_parser(
+        "buffer",
+        help="throughput of the replay buffer",
+        description=_BUFFER,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    buffer.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
+    buffer.set_defaults(run=run_buffer)
 
 
 def run_loop(arguments: argparse.Namespace) -> ExitCode:
@@ -38,6 +50,16 @@ def run_loop(arguments: argparse.Namespace) -> ExitCode:
     except RecipeError as error:
         return show_refusal(error)
     return run_to_end(partial(bench_loop.run, json_file=arguments.json), recipe, folder, Console())
+
+
+def run_buffer(arguments: argparse.Namespace) -> ExitCode:
+    """Measure the replay buffer."""
+    from asyncrl.run import bench_buffer
+
+    console = Console()
+    result = bench_buffer.run(arguments.json, console)
+    console.print(bench_buffer.view(result))
+    return ExitCode.COMPLETED
 
 
 def _writable_file(text: str) -> Path:

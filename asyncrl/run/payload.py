@@ -42,8 +42,7 @@ class ShardPlace(msgspec.Struct, frozen=True):
 
 
 def open_writer(buffer: Buffer, shard: int, folder: Path, name: str) -> PayloadWriter:
-    """A writer as the recipe wants it. ``name`` is unique among the writers that live."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """A writer of ``name`` as the recipe wants it."""
     journal = buffer.journal
     if isinstance(journal, AppendOnlyJournal):
         return PayloadWriter(folder, shard, name, segment_bytes=journal.segment_mb << 20, fsync=journal.fsync == "always")
@@ -70,7 +69,6 @@ class PayloadSink:
         self._here = [open_writer(buffer, place.shard, place.folder, name) for place in shards if place.node == node]
         self._elsewhere = [] if self._here else [place.actor for place in shards]
         self._waits_for_disk = isinstance(buffer.journal, AppendOnlyJournal) and buffer.journal.fsync == "always"
-        self._appending = asyncio.Lock()
 
     @classmethod
     async def of(cls, recipe: Recipe, buffer: Any, name: str) -> "PayloadSink":
@@ -95,10 +93,7 @@ class PayloadSink:
             what, remedy = "a payload shard to keep a trajectory", "its actor is overloaded; see logs/buffer*.log"
             return await ask(actor.append.remote(payloads), of=what, by=self._name, seconds=SHARD_DEADLINE_S, remedy=remedy)
         writer = self._here[group_id % len(self._here)]
-        async with self._appending:
-            if self._waits_for_disk:
-                return await asyncio.to_thread(writer.append, payloads)
-            return writer.append(payloads)
+        return await asyncio.to_thread(writer.append, payloads) if self._waits_for_disk else writer.append(payloads)
 
     def close(self) -> None:
         """Let go of the files; what was written stays."""
@@ -128,7 +123,7 @@ class PayloadSource:
             DeadlineExceeded: the buffer did not answer in time.
             ComponentFailed: the buffer's actor died.
         """
-        return cls(_answer(buffer.shards.remote(), of="the buffer (shards)", by=name), this_node(), name)
+        return cls(ask_shard(buffer.shards.remote(), of="the buffer (shards)", by=name), this_node(), name)
 
     def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
         """The bytes of ``refs``, in their order; those of several nodes travel side by side.
@@ -151,13 +146,20 @@ class PayloadSource:
             if shard in self._here:
                 read = self._here[shard].read([refs[at] for at in wanted])
             else:
-                read = _answer(asked[shard], of=f"payload shard {shard}", by=self._name)
+                read = ask_shard(asked[shard], of=f"payload shard {shard}", by=self._name)
             for at, payload in zip(wanted, read, strict=True):
                 found[at] = payload
         return found
 
 
-def _answer(answer: Any, *, of: str, by: str) -> Any:
+def ask_shard(answer: Any, *, of: str, by: str) -> Any:
+    """Wait for a payload shard's answer, in a thread.
+
+    Raises:
+        DeadlineExceeded: there was none in time.
+        ComponentFailed: the shard's actor died.
+        AsyncRLError: what the shard raised.
+    """
     try:
         return ray.get(answer, timeout=SHARD_DEADLINE_S)
     except GetTimeoutError as error:

@@ -1,72 +1,74 @@
 """One shard of the trajectories, on the node that made them: it frees what nobody needs, and serves those on other nodes."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
 
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.actors.output import route_output
-from asyncrl.run.payload import open_writer
+from asyncrl.run.payload import ask_shard, open_writer
 from buffers.payload import PayloadReader, PayloadStore
 
 
-class ShardFiles:
-    """The files of shard ``shard`` in ``folder``. A worker on the same node writes and a rank on it reads them without asking."""
+class PayloadShardActor:
+    """Shard ``shard`` in ``folder``; each call is done in a thread. Who is on its node uses the files without asking."""
 
-    def __init__(self, recipe: Recipe, shard: int, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.store = PayloadStore(folder)
+    def __init__(self, recipe: Recipe, shard: int, folder: Path, log_file: Path) -> None:
+        route_output(log_file)
+        self._store = PayloadStore(folder)
         self._reader = PayloadReader(folder)
         self._writer = open_writer(recipe.buffer, shard, folder, "elsewhere")
 
-    def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
+    async def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
         """The bytes of ``refs``.
 
         Raises:
             PayloadLost: some are not what was written.
         """
-        return self._reader.read(refs)
+        return await asyncio.to_thread(self._reader.read, refs)
 
-    def append(self, payloads: Sequence[bytes]) -> list[PayloadRef]:
+    async def append(self, payloads: Sequence[bytes]) -> list[PayloadRef]:
         """Keep what a worker made on a node without a shard.
 
         Raises:
             DiskFull: nothing was kept.
         """
-        return self._writer.append(payloads)
-
-
-class PayloadShardActor:
-    """:class:`ShardFiles` on a node of its own choice; each call in a thread."""
-
-    def __init__(self, recipe: Recipe, shard: int, folder: Path, log_file: Path) -> None:
-        route_output(log_file)
-        self._files = ShardFiles(recipe, shard, folder)
-        self._appending = asyncio.Lock()
-
-    async def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
-        """See :meth:`ShardFiles.fetch`."""
-        return await asyncio.to_thread(self._files.fetch, refs)
-
-    async def append(self, payloads: Sequence[bytes]) -> list[PayloadRef]:
-        """See :meth:`ShardFiles.append`."""
-        async with self._appending:
-            return await asyncio.to_thread(self._files.append, payloads)
+        return await asyncio.to_thread(self._writer.append, payloads)
 
     async def free(self, refs: Sequence[PayloadRef]) -> None:
         """Give up payload that nobody needs any more."""
-        await asyncio.to_thread(self._files.store.free, refs)
+        await asyncio.to_thread(self._store.free, refs)
 
     async def verify(self, refs: Sequence[PayloadRef]) -> list[PayloadRef]:
         """Those of ``refs`` whose bytes are not what was written."""
-        return await asyncio.to_thread(self._files.store.verify, refs)
+        return await asyncio.to_thread(self._store.verify, refs)
 
-    async def sweep(self, live: Sequence[PayloadRef]) -> None:
+    async def sweep(self, live: Collection[PayloadRef]) -> int:
         """Remove what none of ``live`` refers to."""
-        await asyncio.to_thread(self._files.store.sweep, live)
+        return await asyncio.to_thread(self._store.sweep, live)
+
+
+class RemoteStore:
+    """The store of a shard in another process, for use in threads of this one."""
+
+    def __init__(self, shard: int, actor: Any) -> None:
+        self._name, self._actor = f"payload shard {shard}", actor
+
+    def free(self, refs: Sequence[PayloadRef]) -> None:
+        """See :meth:`buffers.payload.PayloadStore.free`."""
+        ask_shard(self._actor.free.remote(refs), of=self._name, by="the buffer")
+
+    def verify(self, refs: Sequence[PayloadRef]) -> list[PayloadRef]:
+        """See :meth:`buffers.payload.PayloadStore.verify`."""
+        return ask_shard(self._actor.verify.remote(refs), of=self._name, by="the buffer")
+
+    def sweep(self, live: Collection[PayloadRef]) -> int:
+        """See :meth:`buffers.payload.PayloadStore.sweep`."""
+        return ask_shard(self._actor.sweep.remote(live), of=self._name, by="the buffer")
 
 
 RemotePayloadShard = ray.remote(PayloadShardActor)

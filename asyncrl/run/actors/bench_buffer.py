@@ -1,0 +1,158 @@
+"""The two sides of ``asyncrl bench buffer``: a producer where a generator would be, and a consumer where a learner rank would be.
+
+Both go the way that a run goes, desk, files and buffer's actor. Only engine and model are left out, so what is made is made at
+no cost: one trajectory, under many names.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import ray
+
+from asyncrl.core.ids import NOT_SAMPLED, PolicyVersion, WorkerId
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.ticket import Ticket
+from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode
+from asyncrl.run.actors.output import route_output
+from asyncrl.run.buffer_handle import BufferHandle
+from asyncrl.run.desk import RemoteTicketDesk
+from asyncrl.run.payload import PayloadSink, PayloadSource
+
+logger = logging.getLogger(__name__)
+
+LEASES = 4
+"""Requests for tickets that the producer works on side by side, so that it never waits for one."""
+
+
+def trajectory_of(ticket: Ticket, index: int, tokens: int, version: PolicyVersion) -> Trajectory:
+    """Sample ``index`` of ``ticket``: a prompt, and two turns with a tool's answer between them."""
+    a, b, c = tokens // 8, tokens // 2, tokens * 5 // 8
+    mask = np.zeros(tokens, bool)
+    mask[a:b] = mask[c:] = True
+    return Trajectory(
+        task_id=ticket.task.id,
+        group_id=ticket.group_id,
+        sample_index=index,
+        attempt=ticket.attempt,
+        token_ids=np.arange(tokens, dtype=np.int32),
+        logprobs=np.where(mask, -1.0, 0.0).astype(np.float32),
+        loss_mask=mask,
+        version_spans=(
+            VersionSpan(0, a, NOT_SAMPLED),
+            VersionSpan(a, b, version),
+            VersionSpan(b, c, NOT_SAMPLED),
+            VersionSpan(c, tokens, version),
+        ),
+        turns=(Turn(a, b, 0.0), Turn(c, tokens, float(index % 2))),
+        reward=float(index % 2),
+        stop_reason=StopReason.ENVIRONMENT_DONE,
+        sampling=Sampling(1.0, 1.0, -1),
+    )
+
+
+class ProducerActor:
+    """Hands in trajectories of ``tokens`` tokens until stopped."""
+
+    def __init__(self, recipe: Recipe, buffer: Any, tokens: int, log_file: Path) -> None:
+        route_output(log_file)
+        self._recipe, self._buffer, self._tokens = recipe, buffer, tokens
+        self._worker = WorkerId("producer")
+        self._version = PolicyVersion(0)
+        self._stopping = False
+        self._waits: list[float] = []
+        self._like: Trajectory | None = None
+
+    async def run(self, groups_per_lease: int, per_second: float | None) -> list[float]:
+        """Produce until :meth:`stop`; for each trajectory the seconds from handing it in until the buffer had it.
+
+        Args:
+            groups_per_lease: asked for at once.
+            per_second: how many trajectories; None as fast as they are taken in.
+        """
+        sink = await PayloadSink.of(self._recipe, self._buffer, self._worker)
+        desk = RemoteTicketDesk(BufferHandle(self._buffer, self._worker, logger.warning), self._worker, sink)
+        begin = asyncio.get_running_loop().time()
+        handed_in = 0
+
+        async def serve() -> None:
+            nonlocal handed_in
+            while not self._stopping:
+                tickets = await desk.lease(self._worker, self._version, groups_per_lease)
+                async with asyncio.TaskGroup() as commits:
+                    for ticket in tickets:
+                        for index in ticket.samples:
+                            if per_second is not None:
+                                due = begin + handed_in / per_second
+                                await asyncio.sleep(due - asyncio.get_running_loop().time())
+                            handed_in += 1
+                            commits.create_task(self._hand_in(desk, ticket, index))
+
+        async with asyncio.TaskGroup() as serving:
+            for _ in range(LEASES if per_second is None else 1):
+                serving.create_task(serve())
+        sink.close()
+        return self._waits
+
+    async def _hand_in(self, desk: RemoteTicketDesk, ticket: Ticket, index: int) -> None:
+        if self._like is None or self._like.version_spans[1].version != self._version:
+            self._like = trajectory_of(ticket, 0, self._tokens, self._version)
+        reward = float(index % 2)
+        trajectory = msgspec.structs.replace(
+            self._like,
+            task_id=ticket.task.id,
+            group_id=ticket.group_id,
+            sample_index=index,
+            reward=reward,
+        )
+        begin = time.perf_counter()
+        await desk.commit(trajectory)
+        self._waits.append(time.perf_counter() - begin)
+
+    async def install(self, version: PolicyVersion) -> None:
+        """Sample with ``version`` from now on."""
+        self._version = version
+
+    async def stop(self) -> None:
+        """Make :meth:`run` return."""
+        self._stopping = True
+
+
+class ConsumerActor:
+    """Takes, reads, checks and decodes batch after batch."""
+
+    def __init__(self, recipe: Recipe, buffer: Any, producer: Any, log_file: Path) -> None:
+        route_output(log_file)
+        self._recipe, self._buffer, self._producer = recipe, buffer, producer
+        self._source = PayloadSource.of(buffer, "consumer")
+
+    def run(self, warm_up: int, steps: int) -> tuple[int, float]:
+        """Rows trained and seconds taken in ``steps`` steps, behind ``warm_up`` others."""
+        rows, begin = 0, time.perf_counter()
+        for step in range(warm_up + steps):
+            if step == warm_up:
+                rows, begin = 0, time.perf_counter()
+            rows += self._step(PolicyVersion(step))
+        return rows, time.perf_counter() - begin
+
+    def _step(self, version: PolicyVersion) -> int:
+        batch = ray.get(self._buffer.take.remote(version))
+        tokens = sum(len(decode(payload)) for payload in self._source.fetch([row.payload for row in batch.rows]))
+        if tokens != sum(row.length for row in batch.rows):
+            raise AssertionError(f"{tokens} tokens were read, the batch of version {version} says otherwise")
+        following = PolicyVersion(version + 1)
+        told: Sequence[Any] = [self._buffer.trained.remote(version), self._buffer.advance.remote(following)]
+        if following % self._recipe.checkpoint.every == 0:
+            told = [*told, self._buffer.checkpointed.remote(following)]
+        ray.get(list(told))
+        self._producer.install.remote(following)
+        return len(batch.rows)
+
+
+RemoteProducer = ray.remote(ProducerActor)
+RemoteConsumer = ray.remote(ConsumerActor)

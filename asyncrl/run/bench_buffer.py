@@ -1,0 +1,184 @@
+"""Throughput, cost and latency of the replay buffer as a service, without engines and without a model.
+
+One producer process and one consumer process, with the buffer's actor between them: lease, encode, append, commit, take, read,
+check and decode, trained, clock. Nothing is left out that a run does with a trajectory between its last token and its first use.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import ray
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.task import Task
+from asyncrl.core.ticket import Ticket
+from asyncrl.core.trajectory import encode
+from asyncrl.run.actors.bench_buffer import RemoteConsumer, RemoteProducer, trajectory_of
+from asyncrl.run.actors.buffer import RemoteBuffer
+from asyncrl.run.bench_buffer_core import core_us_per_trajectory
+from asyncrl.run.buffer_folder import remove_payload_in_memory
+from asyncrl.run.cluster import start_ray
+from asyncrl.run.compose import compose
+
+RUN_DEADLINE_S = 300.0
+"""For one run of producer and consumer."""
+
+
+class BenchSettings(msgspec.Struct, frozen=True):
+    """What is measured.
+
+    Attributes:
+        tokens: of a trajectory.
+        groups_per_step, group_size: of a batch.
+        pipeline_depth: steps that the producer may be ahead.
+        warm_up, steps: batches before, and while, the clock runs.
+        latency_per_s: trajectories a second while latency is measured.
+        latency_steps: batches meanwhile.
+        core_outstanding: groups outstanding while the core is measured.
+        core_steps: batches meanwhile.
+    """
+
+    tokens: int = 2048
+    groups_per_step: int = 64
+    group_size: int = 8
+    pipeline_depth: int = 4
+    warm_up: int = 20
+    steps: int = 160
+    latency_per_s: float = 1000.0
+    latency_steps: int = 20
+    core_outstanding: int = 1_000_000
+    core_steps: int = 100
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Trajectories from producer to consumer."""
+
+    trajectories_per_s: float
+    megabytes_per_s: float
+
+
+class BufferResult(msgspec.Struct, frozen=True):
+    """What ``asyncrl bench buffer`` writes.
+
+    Attributes:
+        journal_off, journal_on: throughput without and with a journal (``fsync: never``).
+        core_us_per_trajectory: bookkeeping of one trajectory in the plain class, in microseconds.
+        latency_p99_ms: from handing in a trajectory until it may be taken, 99th percentile, with a journal.
+        bytes_per_trajectory: as encoded.
+    """
+
+    journal_off: Throughput
+    journal_on: Throughput
+    core_us_per_trajectory: float
+    latency_p50_ms: float
+    latency_p99_ms: float
+    bytes_per_trajectory: int
+    settings: BenchSettings
+
+
+def run(json_file: Path, console: Console, settings: BenchSettings | None = None) -> BufferResult:
+    """Measure everything, tell on ``console`` what is going on, and write ``json_file``."""
+    settings = settings or BenchSettings()
+    console.print(f"The core, with {settings.core_outstanding:,} groups outstanding")
+    core = core_us_per_trajectory(_core_recipe(settings), settings.core_steps)
+    size = len(encode(trajectory_of(Ticket(GroupId(0), Task(TaskId("0"), ""), (0,), 0, PolicyVersion(0)), 0, settings.tokens, 0)))
+    rates = {}
+    start_ray()
+    try:
+        for journal in ("none", "append_only"):
+            console.print(f"{settings.steps} batches, journal: {journal}")
+            rows, seconds, _ = _produce_and_consume(_recipe(settings, journal), settings, settings.steps, None)
+            rates[journal] = Throughput(rows / seconds, rows * size / seconds / 1e6)
+        console.print(f"Latency at {settings.latency_per_s:,.0f} trajectories a second")
+        recipe = _recipe(settings, "append_only")
+        _, _, waits = _produce_and_consume(recipe, settings, settings.latency_steps, settings.latency_per_s)
+    finally:
+        ray.shutdown()
+    p50, p99 = np.percentile(waits, [50, 99]) * 1e3
+    result = BufferResult(rates["none"], rates["append_only"], core, float(p50), float(p99), size, settings)
+    json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return result
+
+
+def view(result: BufferResult) -> RenderableType:
+    """The result as a table."""
+    table = Table(title="Replay buffer", title_justify="left", show_header=False, border_style="dim", box=box.ROUNDED)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    for name, rate in (("without a journal", result.journal_off), ("with a journal", result.journal_on)):
+        table.add_row(name, f"{rate.trajectories_per_s:,.0f} trajectories/s, {rate.megabytes_per_s:,.0f} MB/s")
+    table.add_row("bookkeeping", f"{result.core_us_per_trajectory:.1f} us a trajectory")
+    table.add_row("handing one in", f"{result.latency_p50_ms:.2f} ms median, {result.latency_p99_ms:.2f} ms 99th percentile")
+    return table
+
+
+def _recipe(settings: BenchSettings, journal: str) -> Recipe:
+    return compose(
+        "quickstart",
+        [
+            "name=bench-buffer",
+            f"steps={_batches(settings)}",
+            f"batch.groups_per_step={settings.groups_per_step}",
+            f"batch.group_size={settings.group_size}",
+            f"buffer.pipeline_depth={settings.pipeline_depth}",
+            f"buffer.max_staleness={2 * settings.pipeline_depth}",
+            f"+buffer.journal={{kind: {journal}}}",
+        ],
+    )
+
+
+def _batches(settings: BenchSettings) -> int:
+    """More than will be trained, so that the producer is never at the end of its tasks."""
+    return 2 * (settings.warm_up + settings.steps) + settings.pipeline_depth
+
+
+def _core_recipe(settings: BenchSettings) -> Recipe:
+    depth = -(-settings.core_outstanding // settings.groups_per_step) - 1
+    return compose(
+        "quickstart",
+        [
+            "name=bench-buffer",
+            f"steps={depth + 2 * settings.core_steps}",
+            f"batch.groups_per_step={settings.groups_per_step}",
+            f"batch.group_size={settings.group_size}",
+            f"buffer.pipeline_depth={depth}",
+            f"buffer.max_staleness={depth + settings.core_steps}",
+        ],
+    )
+
+
+def _produce_and_consume(
+    recipe: Recipe, settings: BenchSettings, steps: int, per_second: float | None
+) -> tuple[int, float, list[float]]:
+    """Rows trained, seconds taken, and how long handing in took for each, in seconds."""
+    with _folder() as folder:
+        buffer = RemoteBuffer.options(num_cpus=0, max_concurrency=1000).remote(recipe, folder, folder.name, folder / "buffer.log")
+        ray.get(buffer.ready.remote(), timeout=RUN_DEADLINE_S)
+        producer = RemoteProducer.options(num_cpus=0, max_concurrency=10).remote(
+            recipe, buffer, settings.tokens, folder / "producer.log"
+        )
+        consumer = RemoteConsumer.options(num_cpus=0).remote(recipe, buffer, producer, folder / "consumer.log")
+        producing = producer.run.remote(settings.groups_per_step // 4, per_second)
+        rows, seconds = ray.get(consumer.run.remote(settings.warm_up, steps), timeout=RUN_DEADLINE_S)
+        ray.get(producer.stop.remote(), timeout=RUN_DEADLINE_S)
+        waits = ray.get(producing, timeout=RUN_DEADLINE_S)
+        for actor in (producer, consumer, buffer):
+            ray.kill(actor)
+    return rows, seconds, waits
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="asyncrl-bench-buffer-", dir=".") as folder:
+        try:
+            yield Path(folder).resolve()
+        finally:
+            remove_payload_in_memory(Path(folder).name)

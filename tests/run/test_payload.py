@@ -1,0 +1,119 @@
+"""Payload between two nodes, which are two Ray nodes on this machine."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.recipe.schema import AppendOnlyJournal, Buffer, Environment, Model, Recipe
+from asyncrl.run.actors.payload_shard import RemotePayloadShard, RemoteStore
+from asyncrl.run.payload import PayloadSink, PayloadSource, ShardPlace
+from buffers.payload import PayloadLost, PayloadReader
+
+RECIPE = Recipe(
+    name="test",
+    steps=1,
+    model=Model(path="tiny"),
+    environment=Environment(name="calculator"),
+    buffer=Buffer(journal=AppendOnlyJournal(segment_mb=1)),
+)
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """Ids of two nodes; this process is on the first."""
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False},
+    )
+    cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+    ray.init(address=cluster.address, log_to_driver=False)
+    here = ray.get_runtime_context().get_node_id()
+    yield [here, *(node["NodeID"] for node in ray.nodes() if node["NodeID"] != here)]
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def shards(nodes, tmp_path):
+    """Two on the first node, one on the second."""
+    places = []
+    for shard, node in enumerate((nodes[0], nodes[0], nodes[1])):
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        actor = RemotePayloadShard.options(num_cpus=0, max_concurrency=10, scheduling_strategy=where).remote(
+            RECIPE, shard, tmp_path / f"shard-{shard}", tmp_path / "log"
+        )
+        places.append(ShardPlace(shard, node, tmp_path / f"shard-{shard}", actor))
+    yield places
+    for place in places:
+        ray.kill(place.actor)
+
+
+def written(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.rows"))
+
+
+def append(sink, group_id, *payloads):
+    return asyncio.run(sink.append(group_id, payloads))
+
+
+def test_a_worker_writes_on_its_own_node_groups_spread_over_its_shards(nodes, shards, tmp_path):
+    sink = PayloadSink(RECIPE.buffer, shards, nodes[0], "worker")
+    refs = [append(sink, group_id, b"a" * 10, b"b" * 10) for group_id in range(6)]
+    assert [{ref.shard for ref in group} for group in refs] == [{0}, {1}] * 3
+    assert [written(tmp_path / f"shard-{shard}") for shard in range(3)] == [60, 60, 0]
+    sink.close()
+
+
+def test_a_worker_on_a_node_without_a_shard_has_its_rows_kept_elsewhere(shards, tmp_path):
+    sink = PayloadSink(RECIPE.buffer, shards, "a third node", "worker")
+    refs = [ref for group_id in range(3) for ref in append(sink, group_id, b"%d" % group_id)]
+    assert [ref.shard for ref in refs] == [0, 1, 2]
+    assert [PayloadReader(tmp_path / f"shard-{ref.shard}").read([ref]) for ref in refs] == [[b"0"], [b"1"], [b"2"]]
+
+
+def test_a_rank_gets_rows_of_every_node_in_the_order_asked_for(nodes, shards):
+    expected = []
+    for node in nodes:
+        sink = PayloadSink(RECIPE.buffer, shards, node, f"worker on {node}")
+        for group_id in range(4):
+            payloads = [b"%s %d %d" % (node.encode(), group_id, index) for index in range(3)]
+            expected += list(zip(append(sink, group_id, *payloads), payloads, strict=True))
+    expected = expected[::2] + expected[1::2]
+    assert {ref.shard for ref, _ in expected} == {0, 1, 2}
+
+    def fetch():
+        return PayloadSource(shards, ray.get_runtime_context().get_node_id(), "rank").fetch([ref for ref, _ in expected])
+
+    for node in nodes:
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        assert ray.get(ray.remote(fetch).options(num_cpus=0, scheduling_strategy=where).remote()) == [p for _, p in expected]
+
+
+def test_what_lies_on_ones_own_node_needs_no_actor_and_what_does_not_says_whose_died(nodes, shards):
+    near = append(PayloadSink(RECIPE.buffer, shards, nodes[0], "near"), 0, b"near")
+    far = append(PayloadSink(RECIPE.buffer, shards, nodes[1], "far"), 0, b"far")
+    for place in shards:
+        ray.kill(place.actor)
+    source = PayloadSource(shards, nodes[0], "rank 0")
+    assert source.fetch(near) == [b"near"]
+    with pytest.raises(ComponentFailed, match="payload shard 2"):
+        source.fetch(far)
+
+
+def test_freed_and_swept_by_the_shard_on_its_node(nodes, shards, tmp_path):
+    sink = PayloadSink(RECIPE.buffer, shards, nodes[1], "worker")
+    refs = append(sink, 0, b"a" * 8192, b"b" * 8192)
+    sink.close()
+    store = RemoteStore(2, shards[2].actor)
+    assert store.verify(refs) == []
+    store.free(refs[:1])
+    assert store.verify(refs) == refs[:1]
+    with pytest.raises(PayloadLost, match="shard-2"):
+        PayloadSource(shards, nodes[0], "rank").fetch(refs[:1])
+    store.sweep([])
+    assert written(tmp_path / "shard-2") == 0
