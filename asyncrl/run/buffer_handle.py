@@ -5,7 +5,6 @@ from typing import Any
 
 from asyncrl.core.errors import ComponentFailed, ProcessDied
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, ask_buffer
-from buffers.replay_buffer import BufferStatistics
 
 _REMEDY = "its actor is overloaded; see logs/buffer.log"
 
@@ -46,8 +45,8 @@ class BufferHandle:
     async def _paused(self) -> str:
         asked = self._actor.statistics.remote()
         of = "the buffer (statistics)"
-        statistics: BufferStatistics = await ask(asked, of=of, by=self._client, seconds=ANSWER_DEADLINE_S, remedy=_REMEDY)
-        return statistics.paused
+        statistics = await ask(asked, of=of, by=self._client, seconds=ANSWER_DEADLINE_S, remedy=_REMEDY)
+        return str(statistics.paused)
 
     def _paused_by(self, reason: str) -> None:
         if reason != self._pause:

@@ -47,12 +47,13 @@ class Cluster:
     """
 
     def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, run_id: str, note: Callable[[str], None]) -> None:
-        self._recipe, self._folder = recipe, folder
+        self._recipe, self._folder, self._note = recipe, folder, note
         learner = recipe.learner
         ranks = learner.tensor_parallel * learner.pipeline_parallel * learner.data_parallel
         on_gpu = ray.cluster_resources().get("GPU", 0) > 0
         log = folder.logs
-        buffer = RemoteBuffer.options(num_cpus=0, max_concurrency=1000).remote(recipe, folder.path, run_id, log / "buffer.log")
+        options = RemoteBuffer.options(num_cpus=0, max_concurrency=1000)
+        self._buffer_actor = buffer = options.remote(recipe, folder.path, run_id, log / "buffer.log")
         self._buffer = BufferHandle(buffer, "the driver", note)
 
         def generator(number: int) -> GeneratorHandle:
@@ -70,7 +71,10 @@ class Cluster:
         """Bring everything up side by side."""
         # Longer than what the engines and ranks allow themselves, whose errors say more.
         seconds, remedy = self._recipe.deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
-        await self._buffer.call("ready", seconds=seconds)
+        ready = self._buffer_actor.ready.remote()
+        recovered = await ask(ready, of="the buffer to get ready", by="the driver", seconds=seconds, remedy=remedy)
+        if recovered:
+            self._note(recovered)
         async with asyncio.TaskGroup() as starting:
             starting.create_task(self._start_learners(seconds, remedy))
             starting.create_task(self._generators.start())

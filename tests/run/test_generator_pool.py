@@ -285,7 +285,7 @@ async def test_a_successor_that_does_not_come_up_ends_the_run_and_is_named() -> 
     shop.successor = lambda fake: fake.die()
     async with shop.generating() as running:
         shop.made[1].die()
-        with pytest.raises(ComponentFailed, match="generator-2 could not take the place of generator-1: generator-2: its process"):
+        with pytest.raises(ComponentFailed, match="generator-2 could not take the place of generator-1: generator-2: its"):
             await running
 
 

@@ -1,0 +1,297 @@
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ray.exceptions import RayActorError
+
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind
+from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId, WorkerId
+from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.recipe.schema import AppendOnlyJournal, Buffer
+from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode
+from asyncrl.run import asking, desk
+from asyncrl.run.buffer_handle import BufferHandle
+from asyncrl.run.commit_queue import CommitQueue
+from asyncrl.run.desk import RemoteTicketDesk
+from asyncrl.run.payload import PayloadSink, ShardPlace
+from buffers.payload import DiskFull, PayloadReader
+
+WORKER = WorkerId("generator-0")
+
+
+def trajectory(index: int, group: int = 3) -> Trajectory:
+    """Two given tokens and then ``index + 1`` sampled ones."""
+    length = 3 + index
+    return Trajectory(
+        task_id=TaskId("t"),
+        group_id=GroupId(group),
+        sample_index=index,
+        attempt=0,
+        token_ids=np.arange(length, dtype=np.int32),
+        logprobs=np.zeros(length, np.float32),
+        loss_mask=np.array([False, False] + [True] * (index + 1)),
+        version_spans=(VersionSpan(0, 2, NOT_SAMPLED), VersionSpan(2, length, PolicyVersion(5))),
+        turns=(Turn(2, length, 0.5),),
+        reward=0.5,
+        stop_reason=StopReason.ENVIRONMENT_DONE,
+        sampling=Sampling(1.0, 1.0, 0),
+    )
+
+
+def sample(index: int) -> FinishedSample:
+    return FinishedSample.of(trajectory(index), PayloadRef(0, "s", index, 1, 0))
+
+
+class Remote:
+    """An actor's method as its handle offers it."""
+
+    def __init__(self, method: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self.remote = method
+
+
+class FakeBuffer:
+    """Answers at once, except while its ``gate`` is closed; ``paused`` as its statistics say."""
+
+    def __init__(self) -> None:
+        self.commits: list[list[int]] = []
+        self.pauses: list[str] = []
+        self.renewed = 0
+        self.paused = ""
+        self.dead = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.changed = asyncio.Condition()
+        self.commit, self.renew, self.fail = Remote(self._commit), Remote(self._renew), Remote(self._fail)
+        self.report_pause, self.statistics = Remote(self._report_pause), Remote(self._statistics)
+
+    async def _commit(self, samples: Sequence[FinishedSample]) -> None:
+        if self.dead:
+            raise RayActorError
+        self.commits.append([s.sample_index for s in samples])
+        self.samples = list(samples)
+        await self._notify()
+        await self.gate.wait()
+
+    async def _renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
+        self.renewed += 1
+        return running[:1]
+
+    async def _fail(self, *arguments: Any) -> None:
+        self.failure = arguments
+
+    async def _report_pause(self, worker: WorkerId, message: str) -> None:
+        self.pauses.append(message)
+        await self._notify()
+
+    async def _statistics(self) -> SimpleNamespace:
+        return SimpleNamespace(paused=self.paused)
+
+    async def _notify(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(condition)
+
+
+class FillingSink:
+    """A real sink on a disk that is ``full`` for a while."""
+
+    def __init__(self, sink: PayloadSink, folder: Path) -> None:
+        self._sink, self._folder = sink, folder
+        self.full = False
+        self.tries = 0
+
+    async def append(self, group_id: GroupId, payloads: Sequence[bytes]) -> list[PayloadRef]:
+        self.tries += 1
+        if self.full:
+            raise DiskFull(self._folder, len(payloads[0]), 0)
+        return await self._sink.append(group_id, payloads)
+
+
+class Shop:
+    def __init__(self, folder: Path, fsync: str = "never") -> None:
+        (folder / "shard-0").mkdir()
+        self.folder = folder / "shard-0"
+        recipe = Buffer(journal=AppendOnlyJournal(fsync=fsync))  # type: ignore[arg-type]
+        self.buffer, self.notes = FakeBuffer(), []
+        sink = PayloadSink(recipe, [ShardPlace(0, "here", self.folder, None)], "here", WORKER)
+        self.sink = FillingSink(sink, self.folder)
+        self.desk = RemoteTicketDesk(BufferHandle(self.buffer, WORKER, self.notes.append), WORKER, self.sink)
+
+
+async def all_within(seconds: float, *waiting: Awaitable[Any]) -> list[Any]:
+    async with asyncio.timeout(seconds):
+        return await asyncio.gather(*waiting)
+
+
+@pytest.mark.parametrize("fsync", ["never", "always"])
+async def test_what_the_buffer_hears_of_is_kept(tmp_path: Path, fsync: str) -> None:
+    shop = Shop(tmp_path, fsync)
+    sent = [trajectory(index) for index in range(4)]
+    heard = []
+    for each in sent:
+        await shop.desk.commit(each)
+        heard += shop.buffer.samples
+    for each, told in zip(sent, heard, strict=True):
+        (data,) = PayloadReader(shop.folder).read([told.payload])
+        assert msgspec.structs.replace(decode(data), **arrays_of(each)) == msgspec.structs.replace(each, **arrays_of(each))
+        assert told == FinishedSample.of(each, told.payload)
+        assert told.sampled == ((5, each.sample_index + 1),)
+
+
+def arrays_of(each: Trajectory) -> dict[str, Any]:
+    return {"token_ids": each.token_ids.tolist(), "logprobs": [], "loss_mask": []}
+
+
+async def test_samples_that_come_while_a_call_is_under_way_go_with_the_next(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.buffer.gate.clear()
+    first = asyncio.create_task(shop.desk.commit(trajectory(0)))
+    await shop.buffer.until(lambda: shop.buffer.commits == [[0]])
+    others = [asyncio.create_task(shop.desk.commit(trajectory(index))) for index in range(1, 5)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert shop.buffer.commits == [[0]]
+    assert not any(task.done() for task in (first, *others))
+    shop.buffer.gate.set()
+    await all_within(10, first, *others)
+    assert shop.buffer.commits == [[0], [1, 2, 3, 4]]
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_every_caller_returns_when_its_own_sample_was_answered(data: st.DataObject) -> None:
+    """Samples come, calls are answered or fail, and callers leave, in any order."""
+
+    async def run() -> None:
+        calls: list[tuple[list[int], asyncio.Future[None]]] = []
+
+        async def send(samples: Sequence[FinishedSample]) -> None:
+            assert all(answer.done() for _, answer in calls), "calls overlap"
+            answer = asyncio.get_running_loop().create_future()
+            calls.append(([s.sample_index for s in samples], answer))
+            await answer
+
+        queue = CommitQueue(send)
+        callers: list[asyncio.Task[None]] = []
+        left: set[int] = set()
+        failed: set[int] = set()
+
+        async def settle() -> None:
+            for _ in range(12):
+                await asyncio.sleep(0)
+
+        for step in data.draw(st.lists(st.sampled_from(["come", "come", "answer", "fail", "leave", "settle"]), max_size=40)):
+            pending = [answer for _, answer in calls if not answer.done()]
+            if step == "come":
+                callers.append(asyncio.create_task(queue.commit(sample(len(callers)))))
+            elif step == "answer" and pending:
+                pending[0].set_result(None)
+            elif step == "fail" and pending:
+                pending[0].set_exception(ComponentFailed("scripted"))
+                failed.update(calls[-1][0])
+            elif step == "leave" and callers and not callers[-1].done():
+                await asyncio.sleep(0)  # it has begun
+                callers[-1].cancel()
+                left.add(len(callers) - 1)
+            else:
+                await settle()
+                answered = {index for sent, answer in calls if answer.done() for index in sent}
+                assert {index for index, caller in enumerate(callers) if caller.done()} == answered | left
+        await settle()
+        while pending := [answer for _, answer in calls if not answer.done()]:
+            pending[0].set_result(None)
+            await settle()
+        assert sorted(index for sent, _ in calls for index in sent) == list(range(len(callers))), "each is sent exactly once"
+        for index, caller in enumerate(callers):
+            if index in left:
+                assert caller.cancelled() or caller.done()
+            else:
+                assert (caller.exception() is not None) == (index in failed)
+
+    asyncio.run(run())
+
+
+async def test_a_full_disk_loses_nothing_is_reported_once_and_holds_up_no_renewal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr(desk, "LAST_RETRY_S", 0.004)
+    shop = Shop(tmp_path)
+    shop.sink.full = True
+    waiting = [asyncio.create_task(shop.desk.commit(trajectory(index))) for index in range(6)]
+    await shop.buffer.until(lambda: len(shop.buffer.pauses) == 1)
+    assert "is full" in shop.buffer.pauses[0]
+    assert await shop.desk.renew(WORKER, [GroupId(8), GroupId(9)]) == [8]
+    async with asyncio.timeout(10):
+        while shop.sink.tries < 5:  # noqa: ASYNC110 - the sink is tried at intervals
+            await asyncio.sleep(0.001)
+    assert shop.buffer.commits == []
+    shop.sink.full = False
+    await all_within(10, *waiting)
+    assert shop.buffer.pauses[1:] == [""]
+    assert sorted(index for call in shop.buffer.commits for index in call) == list(range(6))
+
+
+async def test_a_group_given_up_on_a_full_disk_pauses_nobody_any_more(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.sink.full = True
+    waiting = asyncio.create_task(shop.desk.commit(trajectory(0)))
+    await shop.buffer.until(lambda: len(shop.buffer.pauses) == 1)
+    waiting.cancel()
+    await shop.buffer.until(lambda: len(shop.buffer.pauses) == 2)
+    assert shop.buffer.pauses[1] == ""
+
+
+async def test_a_malformed_trajectory_is_named(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    broken = msgspec.structs.replace(trajectory(1), loss_mask=np.zeros(4, bool))
+    message = r"generator-0 made a malformed trajectory \(task t, group 3, sample 1\): the loss mask is not exactly"
+    with pytest.raises(ComponentFailed, match=message):
+        await shop.desk.commit(broken)
+    assert shop.buffer.commits == []
+
+
+async def test_a_failure_is_given_back_by_name(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    await shop.desk.fail(GroupId(3), 1, FailureKind.DATA, "it broke")
+    assert shop.buffer.failure == (3, 1, FailureKind.DATA, "it broke")
+
+
+async def test_a_paused_buffer_is_waited_for_and_a_silent_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "PAUSE_CHECK_S", 0.01)
+    shop = Shop(tmp_path)
+    shop.buffer.gate.clear()
+    handle = BufferHandle(shop.buffer, WORKER, shop.notes.append)
+    shop.buffer.paused = "the buffer: /runs is full"
+    waiting = asyncio.create_task(handle.call("commit", [], seconds=0.02))
+    async with asyncio.timeout(10):
+        while len(shop.notes) < 1:  # noqa: ASYNC110 - the pause is asked for at intervals
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    shop.buffer.gate.set()
+    await all_within(10, waiting)
+    assert shop.notes == ["Paused: the buffer: /runs is full", "There is room again: the run goes on"]
+    shop.buffer.gate.clear()
+    shop.buffer.paused = ""
+    with pytest.raises(DeadlineExceeded, match=r"generator-0 waited 0.02 s for the buffer \(commit\)"):
+        await handle.call("commit", [], seconds=0.02)
+
+
+async def test_the_buffers_death_is_not_taken_for_the_generators(tmp_path: Path) -> None:
+    """A generator that died is replaced; nothing can take the buffer's place."""
+    shop = Shop(tmp_path)
+    shop.buffer.dead = True
+    with pytest.raises(ComponentFailed, match=r"the buffer \(commit\): its process died") as raised:
+        await shop.desk.commit(trajectory(0))
+    assert type(raised.value) is ComponentFailed
