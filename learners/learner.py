@@ -7,13 +7,14 @@ micro-batches and ranks changes neither the loss nor, up to rounding, the new we
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.ids import GroupId
+from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.metrics import Reading
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.schema import Recipe
@@ -28,6 +29,9 @@ from learners.packing import plan
 from learners.rank import RankSpec
 from learners.schedule import learning_rate
 from learners.tally import Tally
+
+if TYPE_CHECKING:
+    from learners.megatron.checkpoint import Saving
 
 
 class StepReport(msgspec.Struct, frozen=True):
@@ -46,8 +50,12 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 class Learner:
-    """One rank. Construction, :meth:`step` and :meth:`save_pretrained` are collective: all ranks make the same calls in the same
-    order, each from one thread. Every wait for another rank is bounded by ``recipe.deadlines``.
+    """One rank. Construction, :meth:`step`, :meth:`save_pretrained` and all that has to do with checkpoints are collective: all
+    ranks make the same calls in the same order, each from one thread. Every wait for another rank is bounded by
+    ``recipe.deadlines``.
+
+    Attributes:
+        version: the policy version that the weights are.
 
     Args:
         recipe: of the run.
@@ -71,6 +79,8 @@ class Learner:
         from learners.megatron.trainer import Trainer
 
         self._trainer = Trainer(recipe, Path(model_path), rank)
+        self._saving: Saving | None = None
+        self.version = PolicyVersion(0)
 
     def rows_needed(self, batch: Batch) -> list[tuple[GroupId, int]]:
         """Group and sample index of the rows that this rank's data-parallel slice trains.
@@ -105,6 +115,7 @@ class Learner:
             raise ValueError(f"no token of the {len(batch.rows)} rows for version {batch.version} may enter the loss")
         rate = learning_rate(batch.version, self._recipe.steps, self._recipe.learner)
         trained = self._trainer.step(self._packed(batch, rows), self._loss(batch, tokens), rate, batch.version)
+        self.version = PolicyVersion(batch.version + 1)
         seconds = time.perf_counter() - started
         readings = []
         if trained.tally is not None:
@@ -131,6 +142,56 @@ class Learner:
             FileExistsError: on all ranks, if ``folder`` exists.
         """
         self._trainer.save_pretrained(Path(folder))
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write all that training goes on from, as of now, and return when it is complete.
+
+        Raises:
+            CheckpointNotWritten: on all ranks, if ``folder`` exists or the disk refuses; training can go on.
+        """
+        self.start_checkpoint(folder)
+        self.finish_checkpoint()
+
+    def start_checkpoint(self, folder: Path) -> None:
+        """Begin a checkpoint of the state as it is now. It is written while training goes on, and is not there before
+        :meth:`finish_checkpoint` has returned.
+
+        Args:
+            folder: where it will be, on a disk that all ranks reach; what unfinished checkpoints have left beside it is removed.
+
+        Raises:
+            CheckpointNotWritten: as :meth:`save_checkpoint`.
+        """
+        if self._saving is not None:
+            raise RuntimeError(f"a checkpoint was started before the last one was finished: {folder}")
+        self._saving = self._trainer.start_checkpoint(folder, self.version)
+
+    def finish_checkpoint(self) -> None:
+        """Return when the checkpoint that was started is complete on disk.
+
+        Raises:
+            CheckpointNotWritten: as :meth:`save_checkpoint`.
+            DeadlineExceeded: on all ranks, if it takes longer than ``deadlines.step``.
+        """
+        if self._saving is None:
+            raise RuntimeError("no checkpoint was started")
+        saving, self._saving = self._saving, None
+        self._trainer.finish_checkpoint(saving)
+
+    def load_checkpoint(self, folder: Path) -> PolicyVersion:
+        """Take the state that :meth:`save_checkpoint` wrote, by this many ranks or another number in any layout.
+
+        From the same checkpoint in the same layout, the same batches give the same weights, to the bit.
+
+        Returns:
+            The version the weights now are.
+
+        Raises:
+            CheckpointDamaged: on all ranks, before anything has changed, if a file is missing or not what was written.
+            CheckpointMismatch: on all ranks, before anything has changed, if it is of another model.
+        """
+        self.version = self._trainer.load_checkpoint(folder)
+        return self.version
 
     def close(self) -> None:
         """Leave the group of ranks; call it once, last."""

@@ -14,9 +14,10 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.schema import Recipe
-from learners.megatron import hugging_face, parallel, placement
+from learners.megatron import checkpoint, hugging_face, parallel, placement
 from learners.megatron.cpu_compat import cuda_means_cpu
 from learners.megatron.log_probabilities import token_log_probabilities
 from learners.megatron.model import PolicyModel, distribute
@@ -71,6 +72,7 @@ class Trainer:
                 placement.load(self._policy, spec, tensors)
             parallel.check_replicas_equal(self._policy)
             self._model, self._optimizer = distribute(self._policy, recipe.learner)
+        self._state = checkpoint.LearnerState(self._policy, self._optimizer, checkpoint.shape_of(config), spec)
         # Gradients are already those of the batch's loss, so the token counts that Megatron collects must not divide them again.
         config.transformer.finalize_model_grads_func = lambda models, _tokens, **options: finalize_model_grads(models, **options)
 
@@ -105,6 +107,21 @@ class Trainer:
         """See :func:`.hugging_face.save_pretrained`."""
         with parallel.named_wait(self._spec, "saving the model", self._recipe.deadlines.step):
             hugging_face.save_pretrained(self.shards(), self._source, folder)
+
+    def start_checkpoint(self, folder: Path, version: PolicyVersion) -> checkpoint.Saving:
+        """See :func:`.checkpoint.start_saving`."""
+        with parallel.named_wait(self._spec, f"copying version {version}", self._recipe.deadlines.step), cuda_means_cpu():
+            return checkpoint.start_saving(folder, self._state, version)
+
+    def finish_checkpoint(self, saving: checkpoint.Saving) -> None:
+        """See :meth:`.checkpoint.Saving.finish`."""
+        with parallel.named_wait(self._spec, "writing a checkpoint", self._recipe.deadlines.step):
+            saving.finish(self._recipe.deadlines.step)
+
+    def load_checkpoint(self, folder: Path) -> PolicyVersion:
+        """See :func:`.checkpoint.load`."""
+        with parallel.named_wait(self._spec, f"loading {folder}", self._recipe.deadlines.step), cuda_means_cpu():
+            return checkpoint.load(folder, self._state)
 
     def close(self) -> None:
         """Leave the group of ranks."""

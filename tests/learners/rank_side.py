@@ -63,6 +63,126 @@ def cannot_start(spec: RankSpec, recipe: Recipe, folder: Path) -> tuple[str, str
     return "", ""
 
 
+Batches = list[tuple[Batch, Rows]]
+
+
+def _step(learner: Learner, batch: Batch, rows: Rows) -> StepReport:
+    return learner.step(batch, {name: rows[name] for name in learner.rows_needed(batch)})
+
+
+def train_and_save(
+    spec: RankSpec, recipe: Recipe, folder: Path, before: Batches, target: Path, after: Batches
+) -> tuple[list[PlainShard], list[StepReport], list[PlainShard]]:
+    """Train ``before``, start a checkpoint, and train ``after`` while it is written: the weights saved, and what came after."""
+    learner = Learner(recipe, str(folder), spec)
+    for batch, rows in before:
+        _step(learner, batch, rows)
+    saved = plain_shards(learner)
+    learner.start_checkpoint(target)
+    reports = [_step(learner, batch, rows) for batch, rows in after[:1]]
+    learner.finish_checkpoint()
+    reports += [_step(learner, batch, rows) for batch, rows in after[1:]]
+    shards = plain_shards(learner)
+    learner.close()
+    return saved, reports, shards
+
+
+def load_and_train(
+    spec: RankSpec, recipe: Recipe, folder: Path, source: Path, after: Batches, again: Path | None = None
+) -> tuple[int, list[PlainShard], list[StepReport], list[PlainShard]]:
+    """Load a checkpoint, save it ``again`` at once, and train: version and weights loaded, and what came after."""
+    learner = Learner(recipe, str(folder), spec)
+    version = learner.load_checkpoint(source)
+    loaded = plain_shards(learner)
+    if again is not None:
+        learner.save_checkpoint(again)
+    reports = [_step(learner, batch, rows) for batch, rows in after]
+    shards = plain_shards(learner)
+    learner.close()
+    return version, loaded, reports, shards
+
+
+def stored_tensors(spec: RankSpec, recipe: Recipe, folders: list[Path]) -> list[dict[str, np.ndarray]]:
+    """All tensors of checkpoints, as they lie on disk, whole."""
+    from megatron.core import dist_checkpointing
+
+    from learners.megatron import parallel
+
+    parallel.initialise(spec, recipe.deadlines, recipe.seed)
+    stored = [dist_checkpointing.load_plain_tensors(str(folder)) for folder in folders]
+    parallel.close()
+    return [{name: value.float().numpy() for name, value in values.items() if torch.is_tensor(value)} for values in stored]
+
+
+def loads(spec: RankSpec, recipe: Recipe, folder: Path, sources: list[Path]) -> list[tuple[str, str, list[PlainShard]]]:
+    """Try to load one after the other: type and text of what each raises, and the weights then."""
+    learner = Learner(recipe, str(folder), spec)
+    outcomes = []
+    for source in sources:
+        kind, text = "", ""
+        try:
+            learner.load_checkpoint(source)
+        except AsyncRLError as error:
+            kind, text = type(error).__name__, str(error)
+        outcomes.append((kind, text, plain_shards(learner)))
+    learner.close()
+    return outcomes
+
+
+def save_within(
+    spec: RankSpec, recipe: Recipe, folder: Path, batches: Batches, target: Path, limit: int, limited: int
+) -> tuple[str, str, bool]:
+    """Save while rank ``limited`` cannot write files beyond ``limit`` bytes, then train and save without: what the first raises,
+    and whether it left anything."""
+    import resource
+
+    learner = Learner(recipe, str(folder), spec)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if spec.rank == limited:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, unlimited[1]))
+    kind, text = "", ""
+    try:
+        learner.save_checkpoint(target)
+    except AsyncRLError as error:
+        kind, text = type(error).__name__, str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    for batch, rows in batches:
+        _step(learner, batch, rows)
+    left = spec.rank == 0 and any(target.parent.iterdir())
+    learner.save_checkpoint(target)
+    learner.close()
+    return kind, text, left
+
+
+def die_saving(spec: RankSpec, recipe: Recipe, folder: Path, target: Path) -> None:
+    """Be killed when the files are there but the checkpoint is not complete."""
+    import os
+    import signal
+
+    learner = Learner(recipe, str(folder), spec)
+    learner.start_checkpoint(target)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def random_numbers(spec: RankSpec, recipe: Recipe, folder: Path, target: Path) -> tuple[list[float], list[float], list[float]]:
+    """Drawn from torch's and Megatron's streams: after saving, going on, and after loading."""
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    def draw() -> list[float]:
+        with get_cuda_rng_tracker().fork():
+            forked = torch.rand(3).tolist()
+        return forked + torch.rand(3).tolist()
+
+    learner = Learner(recipe, str(folder), spec)
+    draw()
+    learner.save_checkpoint(target)
+    after, later = draw(), draw()
+    learner.load_checkpoint(target)
+    resumed = draw()
+    learner.close()
+    return after, later, resumed
+
+
 def save_twice(spec: RankSpec, recipe: Recipe, folder: Path, target: Path) -> str:
     """Save to a folder, and again to the same one; the type of what the second raises."""
     learner = Learner(recipe, str(folder), spec)
@@ -77,7 +197,8 @@ def save_twice(spec: RankSpec, recipe: Recipe, folder: Path, target: Path) -> st
 
 
 def log_probabilities(spec: RankSpec, logits: np.ndarray, targets: np.ndarray, temperature: float) -> tuple[np.ndarray, ...]:
-    """Log-probabilities, entropies and the gradient with respect to this rank's slice of the logits of ``sum(i * logp_i)``."""
+    """Log-probabilities, entropies and the gradient with respect to this rank's slice of the logits of
+    ``sum(i * logp_i + i**2 * entropy_i)``."""
     import torch.distributed as dist
 
     from learners.megatron.log_probabilities import token_log_probabilities
@@ -86,9 +207,10 @@ def log_probabilities(spec: RankSpec, logits: np.ndarray, targets: np.ndarray, t
     dist.init_process_group("gloo", store=store, rank=spec.rank, world_size=spec.world_size)
     mine = torch.from_numpy(logits).chunk(spec.world_size, 1)[spec.rank].clone().requires_grad_()
     logp, entropy = token_log_probabilities(mine, torch.from_numpy(targets), temperature, dist.group.WORLD)
-    (logp * torch.arange(len(logp))).sum().backward()
+    number = torch.arange(len(logp))
+    (logp * number + entropy * number**2).sum().backward()
     dist.destroy_process_group()
-    return logp.detach().numpy(), entropy.numpy(), mine.grad.numpy()
+    return logp.detach().numpy(), entropy.detach().numpy(), mine.grad.numpy()
 
 
 def differing_replicas(spec: RankSpec, recipe: Recipe) -> str:

@@ -76,6 +76,17 @@ class LearnerActor:
         """Export the model as a Hugging Face folder; a collective call."""
         self._started().save_pretrained(str(folder))
 
+    def checkpoint(self, folder: Path, version: PolicyVersion) -> None:
+        """Write the state at ``version``, which must be the one just trained, to resume from; a collective call."""
+        learner = self._started()
+        if learner.version != version:
+            raise ValueError(f"learner rank {self._rank} is at version {learner.version}, not at {version}")
+        learner.save_checkpoint(folder)
+
+    def restore(self, folder: Path) -> PolicyVersion:
+        """Go on from a checkpoint; the version it is of. A collective call."""
+        return self._started().load_checkpoint(folder)
+
     def close(self) -> None:
         """Leave the other ranks and remove what was published."""
         try:

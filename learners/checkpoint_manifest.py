@@ -1,0 +1,139 @@
+"""What a checkpoint says of itself: version, model, layout, and its files with sizes and checksums.
+
+Always holds: the manifest is the last file of a checkpoint to be written, and a checkpoint that passes :meth:`Manifest.check` is,
+to the bit, what was written. Nothing here needs torch.
+"""
+
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.ids import PolicyVersion
+
+NAME = "checkpoint.json"
+_READ_BYTES = 4 * 2**20
+
+
+class CheckpointDamaged(AsyncRLError):
+    """A checkpoint's files are not those that were written.
+
+    Args:
+        folder: of the checkpoint.
+        problem: what is wrong with it.
+    """
+
+    def __init__(self, folder: Path, problem: str) -> None:
+        self.folder, self.problem = folder, problem
+        super().__init__(
+            f"checkpoint {folder} is damaged: {problem}; remove the folder, so that the checkpoint before it is used, or launch "
+            "anew"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[Path, str]]:
+        return type(self), (self.folder, self.problem)
+
+
+class CheckpointMismatch(AsyncRLError):
+    """A checkpoint is of another model than the one that asks for it."""
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What two models must share for the one's state to fit the other: sizes, options that add parameters, data type."""
+
+    layers: int
+    hidden: int
+    feed_forward: int
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    vocabulary: int
+    tied_embeddings: bool
+    qkv_bias: bool
+    qk_norm: bool
+    dtype: str
+
+
+class Grid(msgspec.Struct, frozen=True):
+    """Ranks along each dimension when the checkpoint was written."""
+
+    tensor: int
+    pipeline: int
+    data: int
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """A file of the checkpoint: name, size in bytes and CRC-32."""
+
+    name: str
+    size: int
+    checksum: int
+
+    @classmethod
+    def of(cls, path: Path) -> "StoredFile":
+        """Of a file as it lies on disk now.
+
+        Raises:
+            OSError: if it cannot be read.
+        """
+        size = checksum = 0
+        with path.open("rb") as file:
+            while block := file.read(_READ_BYTES):
+                size += len(block)
+                checksum = zlib.crc32(block, checksum)
+        return cls(path.name, size, checksum)
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """All that must be known before a checkpoint is loaded."""
+
+    version: PolicyVersion
+    shape: ModelShape
+    grid: Grid
+    files: tuple[StoredFile, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """Of the checkpoint in ``folder``.
+
+        Raises:
+            CheckpointDamaged: if there is none, or it cannot be understood.
+        """
+        try:
+            return msgspec.json.decode((folder / NAME).read_bytes(), type=cls)
+        except OSError as error:
+            raise CheckpointDamaged(folder, f"{NAME} cannot be read ({error.strerror})") from error
+        except msgspec.MsgspecError as error:
+            raise CheckpointDamaged(folder, f"{NAME} is not a manifest ({error})") from error
+
+    def check(self, folder: Path, files: Iterable[StoredFile]) -> None:
+        """Read ``files``, some or all of the manifest's, and compare them with what was written.
+
+        Raises:
+            CheckpointDamaged: naming the first file that is missing or different.
+        """
+        for expected in files:
+            try:
+                found = StoredFile.of(folder / expected.name)
+            except OSError as error:
+                raise CheckpointDamaged(folder, f"{expected.name} cannot be read ({error.strerror})") from error
+            if found.size != expected.size:
+                raise CheckpointDamaged(folder, f"{expected.name} has {found.size} bytes, {expected.size} were written")
+            if found != expected:
+                raise CheckpointDamaged(folder, f"{expected.name} does not have the checksum that was written")
+
+    def require(self, shape: ModelShape, folder: Path) -> None:
+        """Compare the model of the checkpoint in ``folder`` with the one it is to be loaded into.
+
+        Raises:
+            CheckpointMismatch: naming what differs.
+        """
+        theirs, ours = msgspec.structs.asdict(self.shape), msgspec.structs.asdict(shape)
+        differing = [f"{name} {theirs[name]} (this run: {ours[name]})" for name in theirs if theirs[name] != ours[name]]
+        if differing:
+            raise CheckpointMismatch(
+                f"checkpoint {folder} is of another model: {', '.join(differing)}; resume with the model and learner.dtype it "
+                "was saved with, or launch anew"
+            )

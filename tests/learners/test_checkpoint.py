@@ -1,0 +1,225 @@
+"""A run that goes on from a checkpoint goes on as if it had never stopped: to the bit in the same layout, closely in another."""
+
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import rank_side
+from learner_samples import assemble, make_batch, make_model, make_recipe
+from ranks import RankFailed, run_ranks
+from test_ranks import distance
+
+from asyncrl.core.metrics import combine
+from learners import checkpoint_manifest, checkpoints
+
+BEFORE = [make_batch(version) for version in (5, 6, 7)]
+AFTER = [make_batch(version) for version in (8, 9)]
+
+
+def ranks_of(function, folder, *arguments, grid=(1, 1, 1), **learner):
+    tensor, pipeline, data = grid
+    # The rate changes with the version, so that a schedule resumed at another place gives other weights.
+    options = {"min_lr_ratio": 0.1, "weight_decay": 0.1} | learner
+    recipe = make_recipe(folder, tensor=tensor, pipeline=pipeline, data=data, **options)
+    return run_ranks(function, recipe, folder, *arguments, tensor=tensor, pipeline=pipeline, data=data)
+
+
+def train_and_save(folder, target, **options):
+    """The weights saved; readings of the steps after; the weights then."""
+    saved, reports, shards = zip(*ranks_of(rank_side.train_and_save, folder, BEFORE, target, AFTER, **options), strict=True)
+    return assemble(saved), readings_of(reports), assemble(shards)
+
+
+def load_and_train(folder, source, again=None, **options):
+    """As :func:`train_and_save`, of ranks that load."""
+    results = ranks_of(rank_side.load_and_train, folder, source, AFTER, again, **options)
+    versions, loaded, reports, shards = zip(*results, strict=True)
+    assert set(versions) == {8}
+    return assemble(loaded), readings_of(reports), assemble(shards)
+
+
+def readings_of(reports):
+    """What each step measured, but for the time it took."""
+    steps = [combine(r for rank in reports for r in rank[step].readings) for step in range(len(AFTER))]
+    return [{name: value for name, value in step.items() if not name.endswith("_seconds")} for step in steps]
+
+
+def assert_identical(left, right):
+    assert left.keys() == right.keys()
+    for name in left:
+        np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def sound(folder, tmp_path_factory):
+    """A folder with one checkpoint, written by two ranks."""
+    target = tmp_path_factory.mktemp("checkpoints") / "version-000008"
+    train_and_save(folder, target, grid=(1, 1, 2))
+    return target
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("grid", [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)], ids=["one", "tp2", "pp2", "dp2"])
+def test_the_same_checkpoint_and_batches_give_the_same_bits(folder, tmp_path, grid, dtype):
+    """And what is trained while the checkpoint is written does not enter it."""
+    target = tmp_path / "version-000008"
+    saved, expected, weights = train_and_save(folder, target, grid=grid, dtype=dtype)
+    loaded, readings, resumed = load_and_train(folder, target, grid=grid, dtype=dtype)
+    assert_identical(loaded, saved)
+    assert readings == expected
+    assert_identical(resumed, weights)
+    assert distance(weights, saved) > 1e-3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version-000008"]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [((2, 1, 2), (1, 2, 1)), ((1, 2, 1), (2, 1, 2)), ((1, 1, 1), (2, 2, 1)), ((2, 2, 1), (1, 1, 1)), ((1, 1, 2), (1, 1, 3))],
+)
+def test_another_layout_goes_on_with_the_same_losses_and_weights(folder, tmp_path, written, read):
+    target = tmp_path / "version-000008"
+    saved, expected, weights = train_and_save(folder, target, grid=written)
+    loaded, readings, resumed = load_and_train(folder, target, grid=read)
+    assert_identical(loaded, saved)
+    for step, expected_step in zip(readings, expected, strict=True):
+        assert step == pytest.approx(expected_step, rel=1e-5, abs=1e-6)
+    assert distance(resumed, weights) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_another_layout_loads_is_to_the_bit_what_was_saved(folder, tmp_path, dtype):
+    """Weights, master weights and moments; by saving again at once."""
+    first, second = tmp_path / "first" / "version-000008", tmp_path / "second" / "version-000008"
+    train_and_save(folder, first, grid=(2, 1, 2), dtype=dtype)
+    load_and_train(folder, first, again=second, grid=(1, 2, 1), dtype=dtype)
+    (stored,) = run_ranks(rank_side.stored_tensors, make_recipe(folder), [first, second])
+    assert_identical(*stored)
+    for kind in ("param", "exp_avg", "exp_avg_sq"):
+        tensors = [tensor for name, tensor in stored[0].items() if name.startswith(f"optimizer.state.{kind}.")]
+        assert tensors
+        assert all(np.abs(tensor).max() > 0 for tensor in tensors)
+
+
+def test_weight_decay_is_the_recipes_not_the_checkpoints(folder, tmp_path):
+    target = tmp_path / "version-000008"
+    train_and_save(folder, target)
+    kept, decayed = (ranks_of(rank_side.load_and_train, folder, target, AFTER[:1], weight_decay=decay)[0] for decay in (0.0, 0.5))
+    before, plain, smaller = assemble([kept[1]]), assemble([kept[3]]), assemble([decayed[3]])
+    (rate,) = {reading.value for reading in kept[2][0].readings if reading.metric.name == "learner/lr"}
+    for name, tensor in before.items():
+        share = 0.5 if tensor.ndim > 1 else 0.0
+        np.testing.assert_allclose(plain[name] - smaller[name], rate * share * tensor, atol=1e-6)
+
+
+def test_version_0_can_be_saved_and_trained_from(folder, tmp_path):
+    target, batches = tmp_path / "version-000000", AFTER[:1]
+    ((_, expected, weights),) = ranks_of(rank_side.train_and_save, folder, [], target, batches)
+    ((version, _, reports, resumed),) = ranks_of(rank_side.load_and_train, folder, target, batches)
+    assert version == 0
+    assert [r.value for r in reports[0].readings][:-1] == [r.value for r in expected[0].readings][:-1]
+    assert_identical(assemble([resumed]), assemble([weights]))
+
+
+def test_random_streams_go_on(folder, tmp_path):
+    for after, later, resumed in ranks_of(rank_side.random_numbers, folder, tmp_path / "version-000000", grid=(1, 2, 1)):
+        assert resumed == after != later
+
+
+def truncate(target):
+    path = target / "__0_0.distcp"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(target):
+    path = target / "__1_0.distcp"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def copies(sound, tmp_path):
+    """Makes damaged copies of the sound checkpoint, by name."""
+
+    def make(name, damage):
+        target = tmp_path / name
+        shutil.copytree(sound, target)
+        damage(target)
+        return target
+
+    return make
+
+
+def test_damage_is_named_on_all_ranks_and_changes_nothing(folder, sound, copies):
+    damages = {
+        "truncated": (truncate, "__0_0.distcp has "),
+        "flipped": (flip, "__1_0.distcp does not have the checksum"),
+        "removed": (lambda target: (target / "__1_0.distcp").unlink(), "__1_0.distcp cannot be read (No such file"),
+        "no-index": (lambda target: (target / ".metadata").unlink(), ".metadata cannot be read (No such file"),
+        "no-manifest": (lambda target: (target / "checkpoint.json").unlink(), "checkpoint.json cannot be read (No such file"),
+        "garbage": (lambda target: (target / "checkpoint.json").write_text('{"version": 8'), "checkpoint.json is not a manifest"),
+        "absent": (shutil.rmtree, "checkpoint.json cannot be read (No such file"),
+    }
+    sources = [copies(name, damage) for name, (damage, _) in damages.items()]
+    by_rank = ranks_of(rank_side.loads, folder, [*sources, sound], grid=(1, 1, 2))
+    *failed, loaded = [list(outcomes) for outcomes in zip(*by_rank, strict=True)]
+    start = assemble([outcome[2] for outcome in failed[0]])
+    for source, (_, problem), outcomes in zip(sources, damages.values(), failed, strict=True):
+        for kind, text, _ in outcomes:
+            assert kind == "CheckpointDamaged"
+            assert text.startswith(f"checkpoint {source} is damaged: {problem}")
+            assert text.endswith("remove the folder, so that the checkpoint before it is used, or launch anew")
+        assert_identical(assemble([outcome[2] for outcome in outcomes]), start)
+    assert [kind for kind, _, _ in loaded] == ["", ""]
+    assert distance(assemble([outcome[2] for outcome in loaded]), start) > 1e-3
+
+
+def test_another_model_is_refused(folder, sound, tmp_path):
+    other = make_model(tmp_path / "other", num_hidden_layers=2, intermediate_size=64)
+    (((kind, text, _),),) = ranks_of(rank_side.loads, other, [sound])
+    assert kind == "CheckpointMismatch"
+    assert "layers 4 (this run: 2), feed_forward 48 (this run: 64); resume with the model" in text
+    (((kind, text, _),),) = ranks_of(rank_side.loads, folder, [sound], dtype="bfloat16")
+    assert (kind, "dtype float32 (this run: bfloat16)" in text) == ("CheckpointMismatch", True)
+
+
+@pytest.mark.parametrize("limited", [0, 1])
+def test_a_disk_that_refuses_is_named_on_all_ranks_and_training_goes_on(folder, tmp_path, limited):
+    target = tmp_path / "checkpoints" / "version-000000"
+    outcomes = ranks_of(rank_side.save_within, folder, BEFORE[:1], target, 20_000, limited, grid=(1, 2, 1))
+    for kind, text, left in outcomes:
+        assert kind == "CheckpointNotWritten"
+        assert text.startswith(f"{target} could not be written: ")
+        assert text.endswith("make room there, or write elsewhere (run_dir)")
+        assert not left
+    checkpoint_manifest.Manifest.read(target)
+
+
+def test_a_writer_that_is_killed_leaves_no_checkpoint_and_the_next_save_cleans_up(folder, sound, tmp_path):
+    shutil.copytree(sound, tmp_path / sound.name)
+    with pytest.raises(RankFailed, match="exit code -9"):
+        ranks_of(rank_side.die_saving, folder, tmp_path / "version-000009")
+    assert checkpoints.partial_of(tmp_path / "version-000009").is_dir()
+    assert checkpoints.newest(tmp_path) == (8, tmp_path / sound.name)
+    ranks_of(rank_side.load_and_train, folder, tmp_path / sound.name, [], tmp_path / "version-000010")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [sound.name, "version-000010"]
+
+
+def test_a_checkpoint_that_is_there_is_not_overwritten(folder, tmp_path):
+    target = tmp_path / "version-000000"
+    target.mkdir()
+    (target / "precious").touch()
+    with pytest.raises(RankFailed, match=f"CheckpointNotWritten: {target} exists"):
+        ranks_of(rank_side.train_and_save, folder, [], target, AFTER)
+    assert [path.name for path in target.iterdir()] == ["precious"]
+
+
+def test_errors_survive_the_way_between_processes(tmp_path):
+    error = checkpoint_manifest.CheckpointDamaged(tmp_path, "torn")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
