@@ -1,39 +1,155 @@
-"""Advantages: how much better an episode did than its group. Pure functions of tensors."""
+"""Advantages: how much better an episode, or a turn, did than was to be expected. Pure functions of tensors, in float64.
 
+Groups of one, groups whose returns are all equal and batches without spread have advantage exactly 0 where the formula compares
+within them: they say nothing about what to prefer.
+"""
+
+import math
+
+import msgspec
 import torch
 from torch import Tensor
 
-from asyncrl.core.recipe.schema import GrpoAdvantage
+from asyncrl.core.recipe.algorithm import (
+    Advantage,
+    GpgAdvantage,
+    GrpoAdvantage,
+    OpoAdvantage,
+    PassAtKAdvantage,
+    ReinforcePlusPlusAdvantage,
+    RlooAdvantage,
+)
+from learners.segments import Segments
 
 
-def group_relative_advantages(rewards: Tensor, group_index: Tensor, config: GrpoAdvantage) -> Tensor:
-    """Reward minus the group's mean, by the recipe divided by the group's population standard deviation.
+class Returns(msgspec.Struct, frozen=True):
+    """What is compared: episodes by their reward, or turns by what they and later turns brought.
 
-    Groups of one, and groups whose rewards are all equal, have advantage exactly 0: they say nothing about what to prefer.
+    Attributes:
+        values: [u].
+        group: int64 [u], whom each is compared with, numbered from 0.
+        tokens: int64 [u], tokens of each that may enter the loss.
+    """
+
+    values: Tensor
+    group: Tensor
+    tokens: Tensor
+
+
+def advantages(returns: Returns, config: Advantage) -> Tensor:
+    """float32 [u]. The recipe's kind of advantage; formulas and sources stand with each function."""
+    groups = _Groups(returns)
+    match config:
+        case GrpoAdvantage(normalize=normalize):
+            result = groups.standardised() if normalize == "mean_std" else groups.centred()
+        case RlooAdvantage():
+            result = _leave_one_out(groups)
+        case ReinforcePlusPlusAdvantage(baseline=baseline):
+            result = batch_normalised(groups.centred() if baseline == "group" else groups.values, returns.tokens)
+        case OpoAdvantage():
+            result = _length_weighted(groups)
+        case GpgAdvantage():
+            result = _scaled_for_groups_without_spread(groups)
+        case PassAtKAdvantage(k=k, success=success):
+            result = pass_at_k_advantages(returns.values, returns.group, k, success)
+    return result.float()
+
+
+def against_greedy(values: Tensor, greedy: Tensor) -> Tensor:
+    """float32 [u], reward less that of the greedy episode of the same task (ReMax, Li et al. 2023, arXiv:2310.10505)."""
+    return (values.double() - greedy.double()).float()
+
+
+def decoupled_advantages(rewards: Tensor, weights: Tensor, group: Tensor, tokens: Tensor) -> Tensor:
+    """float32 [u]. Each reward is standardised within its group, then their weighted sum over the batch.
+
+    Standardising the sum instead gives different combinations of rewards the same advantage.
 
     Args:
-        rewards: [rows] final reward of each episode.
-        group_index: int64 [rows], group of each episode, numbered from 0.
+        rewards: [u, k], several rewards of each episode.
+        weights: [k].
+        group, tokens: as in :class:`Returns`.
 
-    Returns:
-        float32 [rows]. Computed in float64.
-
-    Source: Shao et al. 2024, arXiv:2402.03300; without the division Liu et al. 2025, arXiv:2503.20783.
+    Source: GDPO, Liu et al. 2026, arXiv:2601.05242.
     """
-    rewards = rewards.double()
-    groups = int(group_index.max()) + 1 if len(group_index) else 0
-    count = torch.bincount(group_index, minlength=groups).double()
+    columns = [_Groups(Returns(column, group, tokens)).standardised() for column in rewards.double().unbind(1)]
+    return batch_normalised(torch.stack(columns, 1) @ weights.double(), tokens).float()
 
-    def group_mean(values: Tensor) -> Tensor:
-        return (torch.zeros(groups, dtype=torch.float64).index_add_(0, group_index, values) / count)[group_index]
 
-    def group_extreme(which: str) -> Tensor:
-        return torch.zeros(groups, dtype=torch.float64).scatter_reduce_(0, group_index, rewards, which, include_self=False)
+def batch_normalised(values: Tensor, tokens: Tensor) -> Tensor:
+    """float64 [u], less the mean and over the standard deviation, both over all tokens of the batch (Hu et al. 2025,
+    arXiv:2501.03262); 0 where nothing varies."""
+    values, share = values.double(), tokens.double() / tokens.sum().clamp(min=1)
+    counted = values[tokens > 0]
+    if not len(counted) or counted.max() == counted.min():
+        return torch.zeros_like(values)
+    centred = values - (share * values).sum()
+    return centred / (share * centred.square()).sum().sqrt()
 
-    advantages = rewards - group_mean(rewards)
-    if config.normalize == "mean_std":
-        deviation = group_mean(advantages.square()).sqrt()
-        advantages = advantages / torch.where(deviation > 0, deviation, 1.0)
-    # Asked of the extremes, which are exact: rounding in the mean can give equal rewards a tiny spread, and dividing by it noise.
-    varies = (group_extreme("amax") > group_extreme("amin"))[group_index]
-    return torch.where(varies, advantages, 0.0).float()
+
+def pass_at_k_advantages(values: Tensor, group: Tensor, k: int, success: float) -> Tensor:
+    """float64 [u], mean advantage of the sets of ``k`` that each episode is in, a set's reward being whether one succeeds.
+
+    Of a group of ``n`` with ``f`` failures, ``m = 1 - C(f, k) / C(n, k)`` and ``s = sqrt(m * (1 - m))`` are mean and deviation
+    over its sets. A success has ``(1 - m) / s``, a failure ``(1 - m - C(f - 1, k - 1) / C(n - 1, k - 1)) / s``. Groups smaller
+    than ``k`` have 0, and so have those of which every set, or none, succeeds.
+
+    Source: Chen et al. 2025, arXiv:2508.10751.
+    """
+    succeeded = values >= success
+    result = torch.zeros(len(values), dtype=torch.float64)
+    counts, failures = torch.bincount(group).tolist(), torch.bincount(group, weights=(~succeeded).double()).tolist()
+    for number, (n, f) in enumerate(zip(counts, map(int, failures), strict=True)):
+        mean = 1.0 - math.comb(f, k) / math.comb(n, k) if n >= k else 0.0
+        if 0.0 < mean < 1.0:
+            deviation = math.sqrt(mean * (1.0 - mean))
+            failed = (1.0 - mean - math.comb(f - 1, k - 1) / math.comb(n - 1, k - 1)) / deviation
+            result[(group == number) & succeeded] = (1.0 - mean) / deviation
+            result[(group == number) & ~succeeded] = failed
+    return result
+
+
+def _leave_one_out(groups: "_Groups") -> Tensor:
+    """Less the mean of the others of the group (Ahmadian et al. 2024, arXiv:2402.14740)."""
+    size = groups.size[groups.of]
+    return groups.centred() * size / (size - 1).clamp(min=1)
+
+
+def _length_weighted(groups: "_Groups") -> Tensor:
+    """Less the group's mean weighted by tokens (Hao et al. 2025, arXiv:2505.23585)."""
+    tokens = groups.tokens
+    baseline = groups.segments.sums(tokens * groups.values) / groups.segments.sums(tokens).clamp(min=1)
+    return groups.where_varied(groups.values - baseline[groups.of])
+
+
+def _scaled_for_groups_without_spread(groups: "_Groups") -> Tensor:
+    """Less the group's mean, times all groups over those with spread: the others have no gradient and would dilute the batch's
+    (Chu et al. 2025, arXiv:2504.02546)."""
+    return groups.centred() * len(groups.varies) / groups.varies.sum().clamp(min=1)
+
+
+class _Groups:
+    """Returns by group."""
+
+    def __init__(self, returns: Returns) -> None:
+        self.values, self.of, self.tokens = returns.values.double(), returns.group, returns.tokens.double()
+        self.segments = Segments(self.of, int(self.of.max()) + 1 if len(self.of) else 0)
+        everyone = torch.ones_like(self.of, dtype=torch.bool)
+        self.size = self.segments.sums(everyone.double())
+        # Asked of the extremes, which are exact: rounding in the mean can give equal returns a tiny spread, and dividing by it
+        # noise.
+        self.varies = self.segments.maxima(self.values, everyone) > -self.segments.maxima(-self.values, everyone)
+
+    def where_varied(self, result: Tensor) -> Tensor:
+        return torch.where(self.varies[self.of], result, 0.0)
+
+    def centred(self) -> Tensor:
+        return self.where_varied(self.values - self._means(self.values))
+
+    def standardised(self) -> Tensor:
+        centred = self.values - self._means(self.values)
+        deviation = self._means(centred.square()).sqrt()
+        return self.where_varied(centred / torch.where(deviation > 0, deviation, 1.0))
+
+    def _means(self, values: Tensor) -> Tensor:
+        return (self.segments.sums(values) / self.size)[self.of]

@@ -1,27 +1,115 @@
-"""Corrections for having sampled with another policy than the one being trained. Pure functions of tensors."""
+"""Corrections for having sampled with other policies than the one being trained. Pure functions of tensors.
+
+Three choices that do not depend on one another: which policy anchors the loss's ratio, how the anchor over the behaviour
+probability weighs a token, and what is left out. Nothing here has a gradient, and no ratio is a product over a whole row: its
+variance would grow exponentially with length.
+"""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from asyncrl.core.recipe.schema import NoCorrection, TruncatedImportance
+from asyncrl.core.recipe.algorithm import Correction, MaskBound, RejectDivergence, RejectRatio, TruncateBound
+from learners.kl import divergence
+from learners.loss_tokens import LossTokens
+from learners.segments import Segments
 
 
-def importance_weights(log_ratio: Tensor, config: TruncatedImportance | NoCorrection) -> Tensor:
-    """Weight of each token's loss term, a constant to the gradient.
+class Corrected(NamedTuple):
+    """For each token.
 
-    Token by token, never a product over the row: a product's variance grows exponentially with the row's length.
+    Attributes:
+        logp_anchor: float32, log-probability under the policy that the loss's ratio is formed with.
+        weight: float32, factor of the loss term; at least 0.
+        truncated: bool, its weight would have been larger.
+        masked: bool, left out for a weight out of bounds.
+        rejected: bool, left out by a criterion.
+    """
+
+    logp_anchor: Tensor
+    weight: Tensor
+    truncated: Tensor
+    masked: Tensor
+    rejected: Tensor
+
+
+def correct(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, config: Correction) -> Corrected:
+    """What the correction makes of each token.
 
     Args:
-        log_ratio: float32 [tokens], log of proximal / behaviour probability.
+        logp_theta, logp_proximal: float32 [n], log-probabilities under the policy being optimised and the one before the step.
 
-    Returns:
-        float32 [tokens]: ``min(exp(log_ratio), bound)``, or 1 without a correction.
-
-    Source: the decoupled objective of Hilton et al. 2022, arXiv:2110.00641; truncation as in Espeholt et al. 2018,
-    arXiv:1802.01561.
+    Source: the decoupled objective of Hilton et al. 2022, arXiv:2110.00641; truncation, Espeholt et al. 2018, arXiv:1802.01561;
+    two-sided mask, Ling Team 2025, arXiv:2510.18855; log-linear anchor, Li et al. 2025, arXiv:2512.06547; masking whole
+    sequences, Li et al. 2025, arXiv:2512.23075.
     """
-    match config:
-        case NoCorrection():
-            return torch.ones_like(log_ratio)
-        case TruncatedImportance(bound=bound):
-            return log_ratio.detach().exp().clamp(max=bound)
+    logp_theta, logp_proximal = logp_theta.detach(), logp_proximal.detach()
+    logp_anchor = _anchor(logp_theta, logp_proximal, tokens, config.anchor)
+    # Cleared where masked: what stands there may be anything, and 0 * inf is no zero.
+    to_anchor = torch.where(tokens.mask, logp_anchor - tokens.logp_behaviour, 0.0)
+    to_proximal = torch.where(tokens.mask, logp_proximal - tokens.logp_behaviour, 0.0)
+    rejected = torch.zeros_like(tokens.mask)
+    for criterion in config.reject:
+        rejected |= _rejected(to_proximal, tokens, criterion)
+    weight = _importance(to_anchor, tokens, config.weight)
+    match config.bound:
+        case TruncateBound(upper=upper):
+            return Corrected(logp_anchor, weight.clamp(max=upper), weight > upper, torch.zeros_like(rejected), rejected)
+        case MaskBound(lower=lower, upper=upper):
+            masked = (weight < lower) | (weight > upper)
+            return Corrected(logp_anchor, torch.where(masked, 0.0, weight), torch.zeros_like(rejected), masked, rejected)
+
+
+def _anchor(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, anchor: str) -> Tensor:
+    """A log-linear anchor of a token ``d`` versions old lies ``1 / d`` of the way from the current policy back to behaviour."""
+    match anchor:
+        case "behaviour":
+            return tokens.logp_behaviour
+        case "proximal_log_linear":
+            back = torch.where(tokens.staleness > 0, 1.0 / tokens.staleness.clamp(min=1), 0.0)
+            return logp_theta + back * (tokens.logp_behaviour - logp_theta)
+        case _:
+            return logp_proximal
+
+
+def _importance(log_ratio: Tensor, tokens: LossTokens, level: str) -> Tensor:
+    if level == "none":
+        return torch.ones_like(log_ratio)
+    segments = _segments(tokens, level)
+    if segments is not None:
+        log_ratio = segments.means(log_ratio, tokens.mask)[segments.index]
+    return log_ratio.exp()
+
+
+def _rejected(log_ratio: Tensor, tokens: LossTokens, criterion: RejectRatio | RejectDivergence) -> Tensor:
+    """bool [n]. Ratios are compared as logarithms, so that a sum over a long row cannot overflow."""
+    match criterion:
+        case RejectRatio(level=level, reduce=reduce, lower=lower, upper=upper):
+            low, high = torch.tensor([lower, upper], dtype=log_ratio.dtype, device=log_ratio.device).log()
+            largest = _reduced(log_ratio, tokens, level, reduce)
+            # The other end of the range, for which the extreme token is the smallest.
+            smallest = -_reduced(-log_ratio, tokens, level, reduce)
+            return tokens.mask & ((largest > high) | (smallest < low))
+        case RejectDivergence(estimator=estimator, level=level, reduce=reduce, upper=upper):
+            return tokens.mask & (_reduced(divergence(-log_ratio, estimator), tokens, level, reduce) > upper)
+
+
+def _reduced(values: Tensor, tokens: LossTokens, level: str, reduce: str) -> Tensor:
+    """[n], what each token's segment comes to."""
+    segments = _segments(tokens, level)
+    if segments is None:
+        return values
+    match reduce:
+        case "mean":
+            whole = segments.means(values, tokens.mask)
+        case "sum":
+            whole = segments.sums(torch.where(tokens.mask, values, 0.0))
+        case _:
+            whole = segments.maxima(values, tokens.mask)
+    return whole[segments.index]
+
+
+def _segments(tokens: LossTokens, level: str) -> Segments | None:
+    """None where every token is one of its own."""
+    return {"segment": tokens.turns, "sequence": tokens.rows}.get(level)

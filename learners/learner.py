@@ -17,16 +17,19 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.metrics import Reading
 from asyncrl.core.publication import Shard
+from asyncrl.core.recipe.algorithm import ClipCovLoss, KlCovLoss
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import Trajectory
 from learners import metrics
-from learners.advantages import group_relative_advantages
+from learners.aggregation import denominator, row_shares
+from learners.covariance import draws, single_out
 from learners.losses import policy_loss
 from learners.megatron import cpu_compat
 from learners.micro_batch import MicroBatch, pack
 from learners.observations import observe, readings_of
 from learners.packing import plan
 from learners.rank import RankSpec
+from learners.rating import rate
 from learners.schedule import learning_rate
 from learners.tally import Tally
 
@@ -114,7 +117,8 @@ class Learner:
         if not tokens:
             raise ValueError(f"no token of the {len(batch.rows)} rows for version {batch.version} may enter the loss")
         rate = learning_rate(batch.version, self._recipe.steps, self._recipe.learner)
-        trained = self._trainer.step(self._packed(batch, rows), self._loss(batch, tokens), rate, batch.version)
+        micro_batches = self._with_singled_out(batch, self._packed(batch, rows))
+        trained = self._trainer.step(micro_batches, self._loss(batch), rate, batch.version)
         self.version = PolicyVersion(batch.version + 1)
         seconds = time.perf_counter() - started
         readings = []
@@ -201,12 +205,10 @@ class Learner:
         return plan(batch, self._rank.data, self._recipe.learner.micro_batch_tokens)[self._rank.data_rank]
 
     def _packed(self, batch: Batch, rows: Mapping[tuple[GroupId, int], Trajectory]) -> list[MicroBatch]:
-        groups = {group: index for index, group in enumerate(dict.fromkeys(row.group_id for row in batch.rows))}
-        advantages = group_relative_advantages(
-            torch.tensor([row.reward for row in batch.rows], dtype=torch.float64),
-            torch.tensor([groups[row.group_id] for row in batch.rows]),
-            self._recipe.algorithm.advantage,
-        ).tolist()
+        algorithm = self._recipe.algorithm
+        advantages = rate(batch, algorithm)
+        weights = torch.tensor([row.weight for row in batch.rows], dtype=torch.float64)
+        shares = (weights * row_shares(_loss_tokens(batch), algorithm.aggregation)).tolist()
         packed = []
         for micro_batch in self._micro_batch_rows(batch):
             records = [batch.rows[row] for row in micro_batch]
@@ -218,9 +220,8 @@ class Learner:
                 pack(
                     records,
                     [rows[name] for name in names],
-                    # The weight makes up for a sampler that prefers some groups. It is positive, and a clipped surrogate scales
-                    # with a positive factor of the advantage, so this scales the row's loss terms exactly, whatever clips them.
-                    [record.weight * advantages[row] for record, row in zip(records, micro_batch, strict=True)],
+                    [advantages[row] for row in micro_batch],
+                    [shares[row] for row in micro_batch],
                     batch=batch,
                     sampling=self._recipe.sampling,
                     multiple=self._rank.tensor,
@@ -228,14 +229,36 @@ class Learner:
             )
         return packed
 
-    def _loss(self, batch: Batch, denominator: int) -> Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, Tally]]:
+    def _with_singled_out(self, batch: Batch, packed: list[MicroBatch]) -> list[MicroBatch]:
+        """The same, with the tokens marked that a covariance loss treats apart."""
+        config = self._recipe.algorithm.loss
+        if not isinstance(config, ClipCovLoss | KlCovLoss):
+            return packed
+        singled_out = single_out(
+            torch.cat([part.logp_behaviour for part in packed]),
+            torch.cat([part.advantages for part in packed]),
+            torch.cat([part.mask for part in packed]),
+            draws(batch, self._micro_batch_rows(batch), packed),
+            config,
+            add=self._trainer.added_over_data,
+            gather=self._trainer.gathered_over_data,
+        )
+        marks = singled_out.split([len(part.mask) for part in packed])
+        return [msgspec.structs.replace(part, singled_out=mark) for part, mark in zip(packed, marks, strict=True)]
+
+    def _loss(self, batch: Batch) -> Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, Tally]]:
+        algorithm = self._recipe.algorithm
+        divisor = denominator(_loss_tokens(batch), algorithm.aggregation)
+
         def loss(part: MicroBatch, logp: Tensor, entropy: Tensor) -> tuple[Tensor, Tally]:
-            share, tally = policy_loss(
-                logp, logp.detach(), part.logp_behaviour, part.advantages, part.mask, self._recipe.algorithm, denominator
-            )
-            return share, tally | observe(part, logp.detach(), entropy, _staleness_bound(batch))
+            outcome = policy_loss(logp, logp.detach(), entropy, part.loss_tokens(), algorithm, divisor)
+            return outcome.loss, observe(part, logp.detach(), entropy.detach(), outcome)
 
         return loss
+
+
+def _loss_tokens(batch: Batch) -> Tensor:
+    return torch.tensor([row.loss_tokens for row in batch.rows])
 
 
 def _staleness_bound(batch: Batch) -> int:

@@ -1,78 +1,176 @@
-"""Policy losses: pure functions of tensors, summed so that parts of a batch add up to the batch's loss.
+"""Policy losses: pure functions of tensors, summed so that parts of a batch add up to the batch's loss."""
 
-The denominator is that of the whole batch, fixed before anything is rejected. Micro-batches, packing and data parallelism
-therefore never change the loss or its gradient.
-"""
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from asyncrl.core.recipe.schema import Algorithm
-from learners import metrics
-from learners.corrections import importance_weights
-from learners.tally import Tally, tally_means
+from asyncrl.core.recipe.algorithm import (
+    Algorithm,
+    CispoLoss,
+    ClipCovLoss,
+    DivergenceMaskLoss,
+    GmpoLoss,
+    GspoLoss,
+    KlCovLoss,
+    Loss,
+    PpoClipLoss,
+    ReinforceLoss,
+    SapoLoss,
+)
+from learners.corrections import Corrected, correct
+from learners.kl import OVERFLOW_GUARD
+from learners.loss_tokens import LossTokens
 
-_OVERFLOW_GUARD = 20.0
-"""Log-ratios of diagnostics are held within this, so that one token cannot make a mean infinite."""
+
+class Outcome(NamedTuple):
+    """The loss, and for each token what became of it.
+
+    Attributes:
+        loss: float32 scalar, the part's share of the batch's loss.
+        log_ratio: [n], log of current over anchor probability, 0 where masked.
+        clipped: bool [n], tokens in the loss whose gradient the loss itself has cut.
+        correction: see :class:`.corrections.Corrected`.
+    """
+
+    loss: Tensor
+    log_ratio: Tensor
+    clipped: Tensor
+    correction: Corrected
+
+
+class Surrogate(NamedTuple):
+    """Of each token what is maximised, and whether its gradient was cut."""
+
+    value: Tensor
+    clipped: Tensor
 
 
 def policy_loss(
     logp_theta: Tensor,
     logp_proximal: Tensor,
-    logp_behaviour: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
+    entropy: Tensor,
+    tokens: LossTokens,
     config: Algorithm,
     denominator: float,
-) -> tuple[Tensor, Tally]:
-    """The clipped surrogate around the proximal policy, weighted for the behaviour policy: the decoupled PPO objective.
+) -> Outcome:
+    """``-sum(share * (weight * surrogate + entropy_bonus * entropy)) / denominator`` over the tokens in the mask.
 
-    ``-sum(mask * weight * min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)) / denominator`` with
-    ``ratio = pi_theta / pi_proximal`` and ``weight`` the correction of ``pi_proximal / pi_behaviour``. Only ``logp_theta``
-    receives a gradient.
+    The surrogate is of ``ratio = pi_theta / pi_anchor``, the weight of ``pi_anchor / pi_behaviour``. Rejected tokens add nothing
+    and stay in the denominator. Only ``logp_theta`` and ``entropy`` receive a gradient.
 
     Args:
-        logp_theta, logp_proximal, logp_behaviour: [tokens] log-probabilities (nats) of the sampled tokens under the policy being
-            optimised, the one that bounds the step, and the one that sampled. Ratios are formed in float32.
-        advantages: float32 [tokens].
-        mask: bool [tokens], which tokens enter.
-        denominator: tokens in the loss of the whole batch.
+        logp_theta, logp_proximal: [n], log-probabilities (nats) of the sampled tokens under the policy being optimised and the
+            one before the step. Ratios are formed in float32, and their logarithms held within +-20.
+        entropy: [n], nats.
+        denominator: of the whole batch, see :func:`.aggregation.denominator`.
 
-    Returns:
-        The part's share of the batch's loss (float32 scalar), and the tally of its metrics.
-
-    Source: Schulman et al. 2017, arXiv:1707.06347; decoupled, Hilton et al. 2022, arXiv:2110.00641; asymmetric range, Yu et al.
-    2025, arXiv:2503.14476.
+    Raises:
+        ValueError: if an entropy bonus is asked for and ``entropy`` has no gradient though ``logp_theta`` has.
     """
-
-    def log_ratio(numerator: Tensor, divisor: Tensor) -> Tensor:
-        # Cleared where masked: what stands there may be anything, and 0 * inf is no zero.
-        return torch.where(mask, numerator.float() - divisor.float(), 0.0)
-
-    to_theta = log_ratio(logp_theta, logp_proximal.detach())
-    to_proximal = log_ratio(logp_proximal.detach(), logp_behaviour)
-    ratio = to_theta.exp()
-    clipped = ratio.clamp(1.0 - config.loss.clip_low, 1.0 + config.loss.clip_high)
-    weight = importance_weights(to_proximal, config.correction)
-    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-    terms = -weight * torch.where(mask, surrogate, 0.0)
-
-    held = to_proximal.clamp(-_OVERFLOW_GUARD, _OVERFLOW_GUARD)
-    unbounded = held.exp()
-    per_token = {
-        metrics.POLICY_LOSS: terms,
-        metrics.CLIP_FRACTION: (clipped * advantages < ratio * advantages).float(),
-        metrics.KL_PROXIMAL_THETA: k3(to_theta),
-        metrics.IMPORTANCE_WEIGHT: weight,
-        metrics.TRUNCATED_FRACTION: (weight < unbounded).float(),
-        metrics.RATIO_MEAN: unbounded,
-        metrics.RATIO_SQUARE_MEAN: unbounded.square(),
-        metrics.BEHAVIOUR_K3: k3(to_proximal),
-    }
-    return terms.sum() / denominator, tally_means(per_token, mask)
+    if config.entropy_bonus and logp_theta.requires_grad and not entropy.requires_grad:
+        raise ValueError("the entropy has no gradient, so that algorithm.entropy_bonus would do nothing")
+    logp_theta = logp_theta.float()
+    correction = correct(logp_theta, logp_proximal.float(), tokens, config.correction)
+    # Cleared where masked: what stands there may be anything, and 0 * inf is no zero.
+    log_ratio = torch.where(tokens.mask, logp_theta - correction.logp_anchor, 0.0).clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD)
+    decay = config.correction.trust_region_decay
+    narrowing = decay ** tokens.staleness.float() if decay < 1 else 1.0
+    surrogate = _surrogate(log_ratio, torch.where(tokens.mask, logp_theta, 0.0), tokens, config.loss, narrowing)
+    kept = tokens.mask & ~correction.masked & ~correction.rejected
+    terms = -correction.weight * torch.where(kept, surrogate.value, 0.0)
+    if config.entropy_bonus:
+        terms = terms - config.entropy_bonus * torch.where(tokens.mask, entropy, 0.0)
+    loss = torch.where(tokens.mask, tokens.share * terms, 0.0).sum() / denominator
+    return Outcome(loss, log_ratio.detach(), kept & surrogate.clipped, correction)
 
 
-def k3(log_ratio: Tensor) -> Tensor:
-    """``r - 1 - log r`` of each token; ``r = exp(log_ratio)`` is its probability over that under the policy that sampled it."""
-    held = log_ratio.detach().clamp(-_OVERFLOW_GUARD, _OVERFLOW_GUARD)
-    return held.expm1() - held
+def _surrogate(log_ratio: Tensor, logp: Tensor, tokens: LossTokens, config: Loss, narrowing: Tensor | float) -> Surrogate:
+    """What the loss maximises. ``narrowing`` multiplies the clip range."""
+    advantages = tokens.advantages
+    match config:
+        case PpoClipLoss(clip_low=low, clip_high=high, dual_clip=dual_clip):
+            return _dual(_clip(log_ratio.exp(), advantages, low * narrowing, high * narrowing), advantages, dual_clip)
+        case GspoLoss(clip_low=low, clip_high=high):
+            return _clip(_row_ratio(log_ratio, tokens), advantages, low * narrowing, high * narrowing)
+        case CispoLoss(clip_low=low, clip_high=high):
+            ratio = log_ratio.detach().exp()
+            weight = ratio.clamp(*_range(low * narrowing, high * narrowing))
+            return Surrogate(weight * advantages * logp, torch.zeros_like(tokens.mask))
+        case SapoLoss(tau_positive=positive, tau_negative=negative):
+            tau = torch.where(advantages > 0, positive, negative)
+            gate = 4.0 / tau * torch.sigmoid(tau * (log_ratio.exp() - 1.0))
+            return Surrogate(gate * advantages, torch.zeros_like(tokens.mask))
+        case GmpoLoss(clip=clip):
+            return _geometric_mean(log_ratio, tokens, clip * narrowing)
+        case DivergenceMaskLoss():
+            return _divergence_mask(log_ratio, logp, advantages, config, narrowing)
+        case ClipCovLoss(clip_low=low, clip_high=high):
+            clipped = _clip(log_ratio.exp(), advantages, low * narrowing, high * narrowing)
+            value = torch.where(tokens.singled_out, clipped.value.detach(), clipped.value)
+            return Surrogate(value, clipped.clipped | tokens.singled_out)
+        case KlCovLoss(coefficient=coefficient):
+            penalty = torch.where(tokens.singled_out, coefficient * log_ratio.abs(), 0.0)
+            return Surrogate(log_ratio.exp() * advantages - penalty, torch.zeros_like(tokens.mask))
+        case ReinforceLoss():
+            return Surrogate(advantages * logp, torch.zeros_like(tokens.mask))
+
+
+def _range(low: Tensor | float, high: Tensor | float) -> tuple[Tensor | float, Tensor | float]:
+    return 1.0 - low, 1.0 + high
+
+
+def _clip(ratio: Tensor, advantages: Tensor, low: Tensor | float, high: Tensor | float) -> Surrogate:
+    """``min(ratio * A, clip(ratio, 1 - low, 1 + high) * A)``."""
+    free = ratio * advantages
+    held = ratio.clamp(*_range(low, high)) * advantages
+    return Surrogate(torch.minimum(free, held), held < free)
+
+
+def _dual(surrogate: Surrogate, advantages: Tensor, bound: float) -> Surrogate:
+    """At least ``bound * A`` where the advantage is negative."""
+    if not bound:
+        return surrogate
+    least = bound * advantages
+    below = (advantages < 0) & (surrogate.value < least)
+    return Surrogate(torch.where(below, least, surrogate.value), surrogate.clipped | below)
+
+
+def _row_ratio(log_ratio: Tensor, tokens: LossTokens) -> Tensor:
+    """[n], the geometric mean of the row's ratios, through which each token's own log-probability has its gradient.
+
+    With one advantage a row that sums to the gradient of the mean itself; with one a turn each token answers for its own
+    (GSPO-token).
+    """
+    mean = tokens.rows.means(log_ratio.detach(), tokens.mask)[tokens.rows.index]
+    return mean.exp() * (1.0 + log_ratio - log_ratio.detach())
+
+
+def _geometric_mean(log_ratio: Tensor, tokens: LossTokens, clip: Tensor | float) -> Surrogate:
+    """``A * exp(mean of the row's log-ratios)``, each clipped where it would make the term larger."""
+    up = tokens.advantages > 0
+    held = torch.where(up, torch.minimum(log_ratio, _like(clip, log_ratio)), torch.maximum(log_ratio, -_like(clip, log_ratio)))
+    mean = tokens.rows.means(held, tokens.mask)[tokens.rows.index]
+    return Surrogate(mean.exp() * tokens.advantages, held.detach() != log_ratio.detach())
+
+
+def _divergence_mask(
+    log_ratio: Tensor, logp: Tensor, advantages: Tensor, config: DivergenceMaskLoss, narrowing: Tensor | float
+) -> Surrogate:
+    """``min(ratio, max_ratio) * A * log pi``, the ratio without gradient, of tokens that are not yet too far the way ``A``
+    pushes."""
+    now, before = logp.detach().exp(), (logp - log_ratio).detach().exp()
+    moved = now - before
+    if config.divergence == "tv":
+        distance = moved.abs()
+    else:
+        others = ((1.0 - before).clamp(min=1e-8) / (1.0 - now).clamp(min=1e-8)).log()
+        distance = (1.0 - before) * others - before * log_ratio.detach()
+    up = advantages > 0
+    too_far = torch.where(up, moved > 0, moved < 0) & (distance > torch.where(up, config.high, config.low) * narrowing)
+    weight = log_ratio.detach().exp().clamp(max=config.max_ratio)
+    return Surrogate(torch.where(too_far, 0.0, weight * advantages * logp), too_far)
+
+
+def _like(value: Tensor | float, other: Tensor) -> Tensor:
+    return torch.as_tensor(value, dtype=other.dtype, device=other.device).expand_as(other)

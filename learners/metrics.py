@@ -16,12 +16,16 @@ def _sum(name: str, unit: str, meaning: str) -> Metric:
     return Metric(name, unit, Reduction.SUM, meaning)
 
 
-POLICY_LOSS = _mean("loss/policy", "1", "the loss that was minimised")
+POLICY_LOSS = _sum("loss/policy", "1", "the loss that was minimised")
 ENTROPY = _mean("loss/entropy", "nats", "entropy of the policy's next-token distribution")
 CLIP_FRACTION = _mean("loss/clip_fraction", "1", "share of tokens whose gradient the clip removed")
-KL_PROXIMAL_THETA = _mean("loss/kl_proximal_theta", "nats", "k3 from the proximal policy to the one being optimised")
+KL_ANCHOR_THETA = _mean("loss/kl_anchor_theta", "nats", "k3 from the policy the loss is anchored at to the one being optimised")
 
-IMPORTANCE_WEIGHT = _mean("correction/importance_weight_mean", "1", "importance weight as applied, after truncation")
+IMPORTANCE_WEIGHT = _mean(
+    "correction/importance_weight_mean", "1", "importance weight as applied: truncated, and 0 where rejected"
+)
+MASKED_FRACTION = _mean("correction/masked_fraction", "1", "share of tokens left out for an importance weight out of bounds")
+REJECTED_FRACTION = _mean("correction/rejected_fraction", "1", "share of tokens left out by a rejection criterion")
 TRUNCATED_FRACTION = _mean("correction/truncated_fraction", "1", "share of tokens whose importance weight was truncated")
 RATIO_MEAN = _mean("correction/ratio_mean", "1", "proximal / behaviour probability, not truncated; 1 in expectation")
 RATIO_SQUARE_MEAN = _mean("correction/ratio_square_mean", "1", "square of proximal / behaviour probability, not truncated")
@@ -35,6 +39,7 @@ LOGPROB_GAP = _mean(
     "|learner - engine| log-probability over tokens the version being trained sampled: what the two implementations differ by",
 )
 MISMATCH_K3 = _mean("mismatch/k3", "nats", "k3 from engine to learner over tokens the version being trained sampled")
+BEHAVIOUR_GAP = _mean("kl/behaviour_gap_mean_abs", "nats", "|log of proximal / behaviour probability|")
 BEHAVIOUR_K3 = _mean("kl/behaviour_k3", "nats", "k3 from the behaviour policies to the policy being trained")
 
 STALENESS_MEAN = _mean("staleness/mean", "versions", "version being trained - version that sampled the token")
@@ -46,9 +51,17 @@ GRAD_NORM = _mean("learner/grad_norm", "1", "gradient norm before clipping")
 LEARNING_RATE = _mean("learner/lr", "1", "learning rate of the step")
 TOKENS = _sum("learner/tokens", "tokens", "sampled tokens in the loss")
 TOKENS_MASKED_STALE = _sum("learner/tokens_masked_stale", "tokens", "sampled tokens kept out of the loss for their staleness")
+TOKENS_MASKED_WEIGHT = _sum("learner/tokens_masked_weight", "tokens", "tokens left out for an importance weight out of bounds")
+TOKENS_REJECTED = _sum("learner/tokens_rejected", "tokens", "tokens left out by a rejection criterion")
 STEP_SECONDS = Metric("learner/step_seconds", "s", Reduction.MAX, "wall time of the optimizer step, data preparation included")
 
 
 def tokens_at(staleness: int) -> Metric:
     """One bar of the staleness histogram."""
     return _sum(f"staleness/tokens_at_{staleness}", "tokens", f"tokens in the loss of staleness {staleness}")
+
+
+def by_staleness(metric: Metric, youngest: int, oldest: int) -> Metric:
+    """``metric`` over the tokens of staleness ``youngest`` to ``oldest`` alone."""
+    ages = f"{youngest}" if youngest == oldest else f"{youngest}_to_{oldest}"
+    return Metric(f"{metric.name}_at_{ages}", metric.unit, metric.reduction, f"{metric.meaning}; tokens of staleness {ages}")

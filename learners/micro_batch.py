@@ -10,6 +10,8 @@ from torch import Tensor
 from asyncrl.core.batch import Batch, RowRecord
 from asyncrl.core.recipe.schema import Sampling
 from asyncrl.core.trajectory import Trajectory
+from learners.loss_tokens import LossTokens
+from learners.segments import Segments
 
 _PADDING_TOKEN = 0
 
@@ -26,6 +28,11 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
         logp_behaviour: float32 [n], nats.
         advantages: float32 [n].
         mask: bool [n], false for tokens too old for the loss.
+        share: float32 [n], factor of each token's loss term, see :class:`.loss_tokens.LossTokens`.
+        row, turn: int64 [n], the row and the turn each token is of, numbered from 0 within the micro-batch.
+        rows, turns: how many there are.
+        singled_out: bool [n], tokens that a covariance loss treats apart.
+        max_staleness: the largest that a token in the mask may have.
         staleness: int32 [n], versions between sampling and training.
         in_buffer: int32 [n], the part of the staleness that built up after the row was committed.
     """
@@ -37,8 +44,29 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     logp_behaviour: Tensor
     advantages: Tensor
     mask: Tensor
+    share: Tensor
+    row: Tensor
+    turn: Tensor
+    rows: int
+    turns: int
+    singled_out: Tensor
+    max_staleness: int
     staleness: Tensor
     in_buffer: Tensor
+
+    def loss_tokens(self) -> LossTokens:
+        """The part of this that the loss is a function of."""
+        return LossTokens(
+            logp_behaviour=self.logp_behaviour,
+            advantages=self.advantages,
+            mask=self.mask,
+            share=self.share,
+            staleness=self.staleness,
+            rows=Segments(self.row, self.rows),
+            turns=Segments(self.turn, self.turns),
+            singled_out=self.singled_out,
+            max_staleness=self.max_staleness,
+        )
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same micro-batch on ``device``."""
@@ -53,7 +81,8 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
 def pack(
     records: Sequence[RowRecord],
     rows: Sequence[Trajectory],
-    advantages: Sequence[float],
+    advantages: Sequence[Sequence[float]],
+    shares: Sequence[float],
     *,
     batch: Batch,
     sampling: Sampling,
@@ -63,12 +92,21 @@ def pack(
 
     No rows at all give a micro-batch of padding.
 
+    Args:
+        advantages: of each row one for all its turns, or one a turn.
+        shares: factor of each row's loss terms.
+
     Raises:
-        ValueError: naming the row, if it is not what its record says or its log-probabilities are not of the distribution that
-            ``sampling`` trains.
+        ValueError: naming the row, if it is not what its record says, its advantages are not as many as its turns, a behaviour
+            log-probability is not finite, or log-probabilities are not of the distribution that ``sampling`` trains.
     """
-    for record, row in zip(records, rows, strict=True):
+    for record, row, of_turns in zip(records, rows, advantages, strict=True):
         _check(record, row, batch, sampling)
+        if len(of_turns) not in (1, len(row.turns)):
+            raise ValueError(
+                f"sample {record.sample_index} of group {record.group_id}: {len(of_turns)} advantages for its {len(row.turns)} "
+                "turns; its record must have the reward of each turn"
+            )
     lengths = [len(row) for row in rows]
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     total = int(starts[-1])
@@ -82,14 +120,29 @@ def pack(
     versions = joined([row.versions() for row in rows], np.int32)[sampled]
     row_of_token = np.searchsorted(starts, sampled, side="right") - 1
     committed = np.array([record.committed_version for record in records], np.int32)[row_of_token]
+    # The sampled tokens are exactly those of the turns, in order.
+    turn_lengths = np.array([turn.end - turn.start for row in rows for turn in row.turns], np.int64)
+    turn_of_token = np.repeat(np.arange(len(turn_lengths)), turn_lengths)
+    of_turn = [
+        advantage
+        for row, of_turns in zip(rows, advantages, strict=True)
+        for advantage in (of_turns if len(of_turns) > 1 else [*of_turns] * len(row.turns))
+    ]
     return MicroBatch(
         token_ids=torch.from_numpy(np.pad(token_ids, (0, padding), constant_values=_PADDING_TOKEN)),
         lengths=(*lengths, padding) if padding else tuple(lengths),
         positions=torch.from_numpy(sampled - 1),
         targets=torch.from_numpy(token_ids[sampled]),
         logp_behaviour=torch.from_numpy(joined([row.logprobs for row in rows], np.float32)[sampled]),
-        advantages=torch.from_numpy(np.array(advantages, np.float32)[row_of_token]),
+        advantages=torch.from_numpy(np.array(of_turn, np.float32)[turn_of_token]),
         mask=torch.from_numpy(versions >= batch.oldest_version),
+        share=torch.from_numpy(np.array(shares, np.float32)[row_of_token]),
+        row=torch.from_numpy(row_of_token),
+        turn=torch.from_numpy(turn_of_token),
+        rows=len(rows),
+        turns=len(turn_lengths),
+        singled_out=torch.zeros(len(sampled), dtype=torch.bool),
+        max_staleness=batch.version - batch.oldest_version,
         staleness=torch.from_numpy(batch.version - versions),
         in_buffer=torch.from_numpy(batch.version - committed),
     )
@@ -103,6 +156,9 @@ def _check(record: RowRecord, row: Trajectory, batch: Batch, sampling: Sampling)
     if len(row) != record.length:
         raise ValueError(f"{name}: the payload has {len(row)} tokens, its record says {record.length}")
     row.check()
+    turn_rewards = tuple(turn.reward for turn in row.turns)
+    if record.turn_rewards and record.turn_rewards != turn_rewards:
+        raise ValueError(f"{name}: its turns have the rewards {turn_rewards}, its record says {record.turn_rewards}")
     sampled = row.versions()[row.loss_mask]
     fresh = int((sampled >= batch.oldest_version).sum())
     if fresh != record.loss_tokens:

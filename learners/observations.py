@@ -1,42 +1,39 @@
-"""What a step tells about the data it trained on: staleness by cause, mismatch with the engine, entropy, sample size."""
+"""What a step tells about the data it trained on: staleness by cause, distance to the policies that sampled, what was left
+out."""
 
-import torch
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from asyncrl.core.metrics import Reading, Reduction
 from learners import metrics
-from learners.losses import k3
+from learners.kl import OVERFLOW_GUARD, divergence
+from learners.losses import Outcome
 from learners.micro_batch import MicroBatch
-from learners.tally import Tally, tally_count, tally_means
+from learners.tally import Tally, tally_count, tally_means, tally_total
 
 
-def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, max_staleness: int) -> Tally:
+def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) -> Tally:
     """Tally of one micro-batch.
 
-    The gap between engine and learner is taken over tokens that the version being trained has sampled itself: only there do both
-    sides compute the same number, and only their arithmetic differs.
-
     Args:
-        logp: float32 [n], log-probabilities under the version being trained.
+        logp: float32 [n], log-probabilities under the version being trained, without gradient.
         entropy: float32 [n], nats.
-        max_staleness: number of bars of the staleness histogram, less one.
+        outcome: what the loss made of the micro-batch.
     """
-    trained, stale = batch.mask, ~batch.mask
-    gap = logp - batch.logp_behaviour
-    tally = tally_means(
-        {
-            metrics.ENTROPY: entropy,
-            metrics.STALENESS_MEAN: batch.staleness.float(),
-            metrics.STALENESS_IN_BUFFER: batch.in_buffer.float(),
-            metrics.STALENESS_IN_FLIGHT: (batch.staleness - batch.in_buffer).float(),
-        },
-        trained,
-    )
-    tally |= tally_means({metrics.LOGPROB_GAP: gap.abs(), metrics.MISMATCH_K3: k3(gap)}, trained & (batch.staleness == 0))
-    tally |= tally_count(metrics.TOKENS, trained) | tally_count(metrics.TOKENS_MASKED_STALE, stale)
-    for staleness in range(max_staleness + 1):
-        tally |= tally_count(metrics.tokens_at(staleness), trained & (batch.staleness == staleness))
+    tally = tally_total(metrics.POLICY_LOSS, outcome.loss)
+    tally |= _staleness(batch)
+    tally |= _distances(batch, logp, entropy, outcome)
+    tally |= _left_out(batch, outcome)
     return tally
+
+
+def staleness_buckets(max_staleness: int) -> Iterator[tuple[int, int]]:
+    """0, 1, 2, 3 to 4, 5 to 8 and so on, doubling: first and last staleness of each, up to ``max_staleness``."""
+    youngest, oldest = 0, 0
+    while youngest <= max_staleness:
+        yield youngest, min(oldest, max_staleness)
+        youngest, oldest = oldest + 1, max(2 * oldest, 1)
 
 
 def readings_of(tally: Tally, max_staleness: int) -> list[Reading]:
@@ -50,6 +47,68 @@ def readings_of(tally: Tally, max_staleness: int) -> list[Reading]:
             readings.append(Reading(metric, total / weight, weight))
     seen = [staleness for staleness in range(max_staleness + 1) if tally[metrics.tokens_at(staleness)][0] > 0]
     readings.append(Reading(metrics.STALENESS_MAX, float(max(seen))))
-    ratio, ratio_square = (torch.div(*tally[metric]).item() for metric in (metrics.RATIO_MEAN, metrics.RATIO_SQUARE_MEAN))
-    readings.append(Reading(metrics.EFFECTIVE_SAMPLE_SIZE, ratio**2 / ratio_square))
+    ratio, ratio_square = (tally[metric][0] / tally[metric][1] for metric in (metrics.RATIO_MEAN, metrics.RATIO_SQUARE_MEAN))
+    readings.append(Reading(metrics.EFFECTIVE_SAMPLE_SIZE, (ratio**2 / ratio_square).item()))
     return readings
+
+
+def _staleness(batch: MicroBatch) -> Tally:
+    tally = tally_means(
+        {
+            metrics.STALENESS_MEAN: batch.staleness.float(),
+            metrics.STALENESS_IN_BUFFER: batch.in_buffer.float(),
+            metrics.STALENESS_IN_FLIGHT: (batch.staleness - batch.in_buffer).float(),
+        },
+        batch.mask,
+    )
+    for staleness in range(batch.max_staleness + 1):
+        tally |= tally_count(metrics.tokens_at(staleness), batch.mask & (batch.staleness == staleness))
+    return tally
+
+
+def _distances(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) -> Tally:
+    """How far the policies are from one another, over all and by staleness.
+
+    The gap between engine and learner is taken over tokens that the version being trained has sampled itself: only there do both
+    sides compute the same number, and only their arithmetic differs.
+    """
+    gap = logp - batch.logp_behaviour
+    ratio = gap.clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD).exp()
+    behaviour_k3 = divergence(-gap, "k3")
+    by_age = {
+        metrics.CLIP_FRACTION: outcome.clipped.float(),
+        metrics.RATIO_MEAN: ratio,
+        metrics.BEHAVIOUR_K3: behaviour_k3,
+    }
+    tally = tally_means(
+        {
+            **by_age,
+            metrics.ENTROPY: entropy,
+            metrics.KL_ANCHOR_THETA: divergence(-outcome.log_ratio, "k3"),
+            metrics.RATIO_SQUARE_MEAN: ratio.square(),
+            metrics.BEHAVIOUR_GAP: gap.abs(),
+        },
+        batch.mask,
+    )
+    tally |= tally_means({metrics.LOGPROB_GAP: gap.abs(), metrics.MISMATCH_K3: behaviour_k3}, batch.mask & (batch.staleness == 0))
+    for youngest, oldest in staleness_buckets(batch.max_staleness):
+        aged = batch.mask & (batch.staleness >= youngest) & (batch.staleness <= oldest)
+        tally |= tally_means({metrics.by_staleness(metric, youngest, oldest): value for metric, value in by_age.items()}, aged)
+    return tally
+
+
+def _left_out(batch: MicroBatch, outcome: Outcome) -> Tally:
+    """What the correction did, and how many tokens stayed out of the loss for which cause."""
+    correction = outcome.correction
+    masked, rejected = batch.mask & correction.masked & ~correction.rejected, batch.mask & correction.rejected
+    tally = tally_means(
+        {
+            metrics.IMPORTANCE_WEIGHT: correction.weight * (~rejected).float(),
+            metrics.TRUNCATED_FRACTION: correction.truncated.float(),
+            metrics.MASKED_FRACTION: masked.float(),
+            metrics.REJECTED_FRACTION: rejected.float(),
+        },
+        batch.mask,
+    )
+    tally |= tally_count(metrics.TOKENS, batch.mask) | tally_count(metrics.TOKENS_MASKED_STALE, ~batch.mask)
+    return tally | tally_count(metrics.TOKENS_MASKED_WEIGHT, masked) | tally_count(metrics.TOKENS_REJECTED, rejected)

@@ -26,6 +26,12 @@ def tally_count(metric: Metric, chosen: Tensor) -> Tally:
     return {metric: torch.stack([count, torch.ones_like(count)])}
 
 
+def tally_total(metric: Metric, total: Tensor) -> Tally:
+    """A scalar whose parts add up."""
+    total = total.detach().double()
+    return {metric: torch.stack([total, torch.ones_like(total)])}
+
+
 def add_to(tally: Tally, part: Tally) -> None:
     """Add ``part`` to ``tally`` in place."""
     for metric, sums in part.items():

@@ -21,6 +21,7 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
         committed_version: the clock when the row was committed; splits staleness into in-flight and in-buffer.
         weight: factor of the row's loss terms that makes the sampler unbiased; 1 where the sampler needs none.
         payload: where the trajectory lies.
+        turn_rewards: the environment's reward of each turn.
     """
 
     group_id: GroupId
@@ -32,6 +33,7 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
     committed_version: PolicyVersion
     weight: float
     payload: PayloadRef
+    turn_rewards: tuple[float, ...] = ()
 
 
 class Batch(msgspec.Struct, frozen=True):

@@ -4,15 +4,16 @@ Control and data are apart: the buffer decides over :class:`FinishedSample`, som
 stays in a segment file on the node that made it until a data-parallel rank reads it there.
 """
 
-import msgspec
-import numpy as np
+from collections import Counter
 
-from asyncrl.core.ids import GroupId, PolicyVersion
+import msgspec
+
+from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion
 from asyncrl.core.trajectory import StopReason, Trajectory
 
 
 class PayloadRef(msgspec.Struct, frozen=True, array_like=True):
-    """An encoded trajectory: ``size`` bytes at ``offset`` of file ``segment`` in shard ``shard``'s folder; CRC-32 ``checksum``."""
+    """An encoded trajectory: ``size`` bytes at ``offset`` of file ``segment`` in the folder of ``shard``; CRC-32 ``checksum``."""
 
     shard: int
     segment: str
@@ -29,6 +30,7 @@ class FinishedSample(msgspec.Struct, frozen=True, array_like=True):
         sampled: how many tokens each policy version sampled, oldest version first; never empty of tokens.
         reward: final reward.
         payload: where the trajectory lies.
+        turn_rewards: the environment's reward of each turn.
     """
 
     group_id: GroupId
@@ -38,6 +40,7 @@ class FinishedSample(msgspec.Struct, frozen=True, array_like=True):
     reward: float
     stop_reason: StopReason
     payload: PayloadRef
+    turn_rewards: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, trajectory: Trajectory, payload: PayloadRef) -> "FinishedSample":
@@ -47,15 +50,19 @@ class FinishedSample(msgspec.Struct, frozen=True, array_like=True):
             ValueError: the trajectory is malformed.
         """
         trajectory.check()
-        versions, tokens = np.unique(trajectory.versions()[trajectory.loss_mask], return_counts=True)
+        sampled: Counter[PolicyVersion] = Counter()
+        for span in trajectory.version_spans:
+            if span.version != NOT_SAMPLED:
+                sampled[span.version] += span.end - span.start
         return cls(
             group_id=trajectory.group_id,
             sample_index=trajectory.sample_index,
             length=len(trajectory),
-            sampled=tuple((PolicyVersion(v), n) for v, n in zip(versions.tolist(), tokens.tolist(), strict=True)),
+            sampled=tuple(sorted(sampled.items())),
             reward=trajectory.reward,
             stop_reason=trajectory.stop_reason,
             payload=payload,
+            turn_rewards=tuple(turn.reward for turn in trajectory.turns),
         )
 
     def trainable_tokens(self, oldest_version: PolicyVersion) -> int:

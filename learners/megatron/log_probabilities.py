@@ -20,7 +20,7 @@ def token_log_probabilities(
         group: the ranks that share the vocabulary. All call this together.
 
     Returns:
-        float32 [n] nats, with a gradient; float32 [n] nats, without one.
+        float32 [n] nats each, both with a gradient.
     """
     return _TokenLogProbabilities.apply(logits, targets, temperature, group)
 
@@ -50,15 +50,22 @@ class _TokenLogProbabilities(torch.autograd.Function):
         log_total = total.log()
         probabilities = exponentials.div_(total.unsqueeze(1))
         entropy = log_total - weighted / total
-        ctx.save_for_backward(probabilities, local, is_local)
+        ctx.save_for_backward(probabilities, local, is_local, entropy)
         ctx.temperature, ctx.dtype = temperature, logits.dtype
-        ctx.mark_non_differentiable(entropy)
+        # The entropy's gradient is None where no loss asks for it, and then costs nothing.
+        ctx.set_materialize_grads(False)
         return chosen - log_total, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
-        probabilities, local, is_local = ctx.saved_tensors
-        slope = (grad / ctx.temperature).unsqueeze(1)
+    def backward(ctx: Any, of_logp: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        probabilities, local, is_local, entropy = ctx.saved_tensors
+        if of_logp is None and of_entropy is None:
+            return None, None, None, None
+        slope = (torch.zeros_like(entropy) if of_logp is None else of_logp / ctx.temperature).unsqueeze(1)
         gradient = probabilities * -slope
         gradient.scatter_add_(1, local, torch.where(is_local.unsqueeze(1), slope, 0.0))
+        if of_entropy is not None:
+            # dH / dz = -p * (log p + H)
+            slope = (of_entropy / ctx.temperature).unsqueeze(1)
+            gradient += slope * (torch.special.entr(probabilities) - probabilities * entropy.unsqueeze(1))
         return gradient.to(ctx.dtype), None, None, None

@@ -99,6 +99,21 @@ class Trainer:
             self._optimizer.step_with_ready_grads()
             return TrainedStep(grad_norm, self._reduce(tally) if parallel_state.is_pipeline_last_stage() else None)
 
+    def added_over_data(self, values: Tensor) -> Tensor:
+        """The sum over the data-parallel ranks; all call this together."""
+        with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step):
+            total = values.to(self._device)
+            dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+            return total.cpu()
+
+    def gathered_over_data(self, values: Tensor) -> Tensor:
+        """Those of all data-parallel ranks end to end; all call this together, with as many."""
+        with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step):
+            group = parallel_state.get_data_parallel_group()
+            parts = [torch.empty_like(values, device=self._device) for _ in range(group.size())]
+            dist.all_gather(parts, values.to(self._device), group=group)
+            return torch.cat(parts).cpu()
+
     def shards(self) -> Iterator[Shard]:
         """See :func:`.placement.shards`."""
         return placement.shards(self._policy, self._spec)

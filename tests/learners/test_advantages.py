@@ -1,41 +1,133 @@
+"""Advantages against their formulas, group by group in Python, and for pass@k against every set of k."""
+
+from itertools import combinations
+
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.core.recipe.schema import GrpoAdvantage
-from learners.advantages import group_relative_advantages
+from asyncrl.core.recipe.algorithm import (
+    GpgAdvantage,
+    GrpoAdvantage,
+    OpoAdvantage,
+    PassAtKAdvantage,
+    ReinforcePlusPlusAdvantage,
+    RlooAdvantage,
+)
+from learners.advantages import Returns, advantages, against_greedy, decoupled_advantages, pass_at_k_advantages
 
 GROUPS = st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=6), min_size=1, max_size=5)
+KINDS = [
+    GrpoAdvantage(normalize="mean"),
+    GrpoAdvantage(normalize="mean_std"),
+    RlooAdvantage(),
+    ReinforcePlusPlusAdvantage(baseline="group"),
+    OpoAdvantage(),
+    GpgAdvantage(),
+    PassAtKAdvantage(k=2),
+]
 
 
-def advantages_of(groups, normalize):
-    rewards = torch.tensor([reward for group in groups for reward in group], dtype=torch.float64)
+def returns_of(groups, tokens=None):
     index = torch.tensor([number for number, group in enumerate(groups) for _ in group])
-    return group_relative_advantages(rewards, index, GrpoAdvantage(normalize=normalize)).split([len(group) for group in groups])
+    values = torch.tensor([value for group in groups for value in group], dtype=torch.float64)
+    return Returns(values, index, torch.ones(len(index), dtype=torch.int64) if tokens is None else torch.tensor(tokens))
+
+
+def advantages_of(groups, config, tokens=None):
+    result = advantages(returns_of(groups, tokens), config)
+    assert result.dtype == torch.float32
+    return [part.tolist() for part in result.split([len(group) for group in groups])]
 
 
 @given(GROUPS)
 def test_mean_only_subtracts_each_groups_mean(groups):
-    for group, result in zip(groups, advantages_of(groups, "mean"), strict=True):
-        mean = sum(group) / len(group)
-        assert result.tolist() == pytest.approx([reward - mean for reward in group], abs=1e-4)
+    for group, result in zip(groups, advantages_of(groups, GrpoAdvantage(normalize="mean")), strict=True):
+        assert result == pytest.approx([value - np.mean(group) for value in group], abs=1e-4)
 
 
 def test_mean_std_divides_by_the_population_standard_deviation():
-    (result,) = advantages_of([[0.0, 0.0, 0.0, 1.0]], "mean_std")
-    assert result.tolist() == pytest.approx([-0.25 / 0.1875**0.5] * 3 + [0.75 / 0.1875**0.5])
+    (result,) = advantages_of([[0.0, 0.0, 0.0, 1.0]], GrpoAdvantage())
+    assert result == pytest.approx([-0.25 / 0.1875**0.5] * 3 + [0.75 / 0.1875**0.5])
 
 
-@pytest.mark.parametrize("normalize", ["mean", "mean_std"])
-def test_groups_that_prefer_nothing_have_no_advantage(normalize):
+@given(GROUPS)
+def test_leave_one_out_compares_with_the_others(groups):
+    for group, result in zip(groups, advantages_of(groups, RlooAdvantage()), strict=True):
+        others = [group[:place] + group[place + 1 :] for place in range(len(group))]
+        assert result == pytest.approx([v - np.mean(o) if o else 0.0 for v, o in zip(group, others, strict=True)], abs=1e-4)
+
+
+@pytest.mark.parametrize("config", KINDS)
+def test_groups_that_prefer_nothing_have_no_advantage(config):
     # 0.1 three times has a mean that is not 0.1 in floating point.
-    alone, equal, varied = advantages_of([[3.0], [0.1] * 3, [0.0, 1.0]], normalize)
-    assert alone.tolist() == [0.0]
-    assert equal.tolist() == [0.0] * 3
-    assert varied[1] > 0 > varied[0]
+    alone, equal, varied = advantages_of([[3.0], [0.1] * 3, [0.0, 0.0, 1.0]], config)
+    if not isinstance(config, ReinforcePlusPlusAdvantage):
+        assert alone == [0.0]
+        assert equal == [0.0] * 3
+    assert varied[2] > 0 > varied[1]
 
 
 def test_groups_need_not_be_contiguous():
-    result = group_relative_advantages(torch.tensor([0.0, 10.0, 1.0, 30.0]), torch.tensor([0, 1, 0, 1]), GrpoAdvantage())
-    assert result.tolist() == pytest.approx([-1.0, -1.0, 1.0, 1.0])
+    returns = Returns(torch.tensor([0.0, 10.0, 1.0, 30.0]), torch.tensor([0, 1, 0, 1]), torch.ones(4, dtype=torch.int64))
+    assert advantages(returns, GrpoAdvantage()).tolist() == pytest.approx([-1.0, -1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("baseline", ["none", "group"])
+def test_reinforce_plus_plus_normalises_over_the_tokens_of_the_batch(baseline):
+    groups, tokens = [[1.0, 4.0], [2.0, 2.5, 9.0]], [3, 1, 2, 0, 5]
+    flat = np.array([v - (np.mean(g) if baseline == "group" else 0.0) for g in groups for v in g])
+    of_tokens = np.repeat(flat, tokens)
+    result = advantages_of(groups, ReinforcePlusPlusAdvantage(baseline=baseline), tokens)
+    assert [value for group in result for value in group] == pytest.approx((flat - of_tokens.mean()) / of_tokens.std())
+
+
+def test_a_batch_without_spread_has_no_advantage():
+    assert advantages_of([[0.1] * 3, [0.1] * 2], ReinforcePlusPlusAdvantage()) == [[0.0] * 3, [0.0] * 2]
+    assert advantages_of([[1.0, 2.0]], ReinforcePlusPlusAdvantage(), [5, 0]) == [[0.0, 0.0]]
+
+
+def test_opo_weighs_its_baseline_by_tokens():
+    (result,) = advantages_of([[1.0, 0.0, 0.0]], OpoAdvantage(), [6, 1, 2])
+    assert result == pytest.approx([1 - 6 / 9, -6 / 9, -6 / 9])
+
+
+def test_gpg_makes_up_for_groups_without_spread():
+    assert advantages_of([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]], GpgAdvantage()) == [[1.5, -1.5], [0.0, 0.0], [0.0, 0.0]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=7), st.integers(2, 5))
+def test_pass_at_k_is_the_mean_over_every_set_an_episode_is_in(succeeded, k):
+    values = torch.tensor([float(one) for one in succeeded])
+    result = pass_at_k_advantages(values, torch.zeros(len(values), dtype=torch.int64), k, 1.0).tolist()
+    sets = list(combinations(range(len(succeeded)), k))
+    rewards = np.array([float(any(succeeded[place] for place in members)) for members in sets])
+    if not sets or rewards.std() == 0:
+        assert result == [0.0] * len(succeeded)
+        return
+    standard = (rewards - rewards.mean()) / rewards.std()
+    of_each = [[a for a, members in zip(standard, sets, strict=True) if place in members] for place in range(len(succeeded))]
+    assert result == pytest.approx([np.mean(one) for one in of_each])
+
+
+def test_remax_subtracts_the_greedy_episode():
+    assert against_greedy(torch.tensor([1.0, 0.25]), torch.tensor([0.5, 0.5])).tolist() == [0.5, -0.25]
+
+
+def test_decoupled_rewards_are_standardised_one_by_one():
+    rewards = np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 3.0], [0.0, 5.0], [0.0, 1.0]])
+    groups, tokens, weights = [[0, 1], [2, 3, 4]], np.array([1, 2, 3, 4, 5]), [1.0, 0.5]
+    summed = np.zeros(5)
+    for column, weight in zip(rewards.T, weights, strict=True):
+        for members in groups:
+            spread = column[members].std()
+            if spread:
+                summed[members] += weight * (column[members] - column[members].mean()) / spread
+    of_tokens = np.repeat(summed, tokens)
+    result = decoupled_advantages(
+        torch.tensor(rewards), torch.tensor(weights), torch.tensor([0, 0, 1, 1, 1]), torch.tensor(tokens)
+    )
+    assert result.tolist() == pytest.approx((summed - of_tokens.mean()) / of_tokens.std())

@@ -1,101 +1,375 @@
-"""The loss and its metrics against formulas written token by token in Python's own float64."""
+"""Losses against formulas written token by token in Python's own float64; gradients against differences of those."""
 
 import math
 
+import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from loss_samples import Row, Token, pack_tokens, rows_of_tokens
 
-from asyncrl.core.recipe.schema import Algorithm, NoCorrection, PpoClipLoss, TruncatedImportance
-from learners import metrics
+from asyncrl.core.recipe.algorithm import (
+    Algorithm,
+    CispoLoss,
+    ClipCovLoss,
+    Correction,
+    DivergenceMaskLoss,
+    GmpoLoss,
+    GspoLoss,
+    KlCovLoss,
+    MaskBound,
+    PpoClipLoss,
+    ReinforceLoss,
+    RejectDivergence,
+    RejectRatio,
+    SapoLoss,
+    TruncateBound,
+)
 from learners.losses import policy_loss
 
-TOKEN = st.tuples(st.floats(-8, -0.01), st.floats(-8, -0.01), st.floats(-8, -0.01), st.floats(-3, 3), st.booleans())
-ALGORITHM = Algorithm(loss=PpoClipLoss(clip_low=0.2, clip_high=0.3), correction=TruncatedImportance(bound=2.0))
+PLAIN = Correction(weight="none")
+LOSSES = {
+    "ppo": PpoClipLoss(clip_low=0.2, clip_high=0.3),
+    "dual": PpoClipLoss(clip_low=0.2, clip_high=0.3, dual_clip=2.0),
+    "gspo": GspoLoss(clip_low=0.2, clip_high=0.3),
+    "cispo": CispoLoss(clip_low=0.5, clip_high=1.0),
+    "sapo": SapoLoss(tau_positive=1.0, tau_negative=2.0),
+    "gmpo": GmpoLoss(clip=0.4),
+    "dppo_tv": DivergenceMaskLoss(divergence="tv", low=0.1, high=0.15, max_ratio=3.0),
+    "dppo_kl": DivergenceMaskLoss(divergence="kl", low=0.05, high=0.02, max_ratio=3.0),
+    "clip_cov": ClipCovLoss(clip_low=0.2, clip_high=0.3),
+    "kl_cov": KlCovLoss(coefficient=0.7),
+    "reinforce": ReinforceLoss(),
+}
+CORRECTIONS = [
+    PLAIN,
+    Correction(bound=TruncateBound(upper=2.0)),
+    Correction(weight="segment", bound=MaskBound(lower=0.5, upper=2.0)),
+    Correction(weight="sequence", reject=(RejectRatio(level="segment", reduce="max", lower=0.1, upper=9.0),)),
+    Correction(anchor="proximal_log_linear", reject=(RejectDivergence(level="token", upper=0.4),), trust_region_decay=0.8),
+    Correction(anchor="behaviour", weight="none"),
+]
 
 
-def tensors(tokens, dtype=torch.float32):
-    theta, proximal, behaviour, advantages, mask = zip(*tokens, strict=True)
-    return [torch.tensor(values, dtype=dtype) for values in (theta, proximal, behaviour, advantages)] + [torch.tensor(mask)]
+def held(value, low, high):
+    return min(max(value, low), high)
 
 
-def term(theta, proximal, behaviour, advantage, bound):
-    ratio = math.exp(theta - proximal)
-    weight = 1.0 if bound is None else min(math.exp(proximal - behaviour), bound)
-    return -weight * min(ratio * advantage, min(max(ratio, 0.8), 1.3) * advantage)
+def reference_surrogate(row, at, thetas, anchors, singled, config, decay):
+    """What the loss maximises of token ``at``; lists are of the row."""
+    advantage, narrowing = row.advantage, decay ** row.tokens[at].staleness
+    lr = thetas[at] - anchors[at]
+    ratio = math.exp(lr)
+    ratios = [t - a for t, a, token in zip(thetas, anchors, row.tokens, strict=True) if token.mask]
+    match config:
+        case PpoClipLoss() | ClipCovLoss():
+            clipped = held(ratio, 1 - config.clip_low * narrowing, 1 + config.clip_high * narrowing)
+            value = min(ratio * advantage, clipped * advantage)
+            if isinstance(config, PpoClipLoss) and config.dual_clip and advantage < 0:
+                value = max(value, config.dual_clip * advantage)
+            return value
+        case GspoLoss():
+            s = math.exp(sum(ratios) / len(ratios))
+            return min(s * advantage, held(s, 1 - config.clip_low * narrowing, 1 + config.clip_high * narrowing) * advantage)
+        case CispoLoss():
+            return held(ratio, 1 - config.clip_low * narrowing, 1 + config.clip_high * narrowing) * advantage * thetas[at]
+        case SapoLoss():
+            tau = config.tau_positive if advantage > 0 else config.tau_negative
+            return 4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage
+        case GmpoLoss():
+            sign = 1 if advantage > 0 else -1
+            clip = [config.clip * decay**token.staleness for token in row.tokens if token.mask]
+            logs = [
+                sign * min(sign * value, sign * held(value, -bound, bound)) for value, bound in zip(ratios, clip, strict=True)
+            ]
+            return math.exp(sum(logs) / len(logs)) * advantage
+        case DivergenceMaskLoss():
+            now, before = math.exp(thetas[at]), math.exp(anchors[at])
+            if config.divergence == "tv":
+                distance = abs(now - before)
+            else:
+                distance = before * math.log(before / now) + (1 - before) * math.log((1 - before) / (1 - now))
+            away = now > before if advantage > 0 else now < before
+            if away and distance > (config.high if advantage > 0 else config.low) * narrowing:
+                return 0.0
+            return min(ratio, config.max_ratio) * advantage * thetas[at]
+        case KlCovLoss():
+            return ratio * advantage - (config.coefficient * abs(lr) if singled else 0.0)
+        case ReinforceLoss():
+            return advantage * thetas[at]
 
 
-@settings(deadline=None)
-@given(st.lists(TOKEN, min_size=1, max_size=12), st.sampled_from([None, 1.0, 2.0, 5.0]))
-def test_loss_is_the_sum_of_its_terms(tokens, bound):
-    correction = NoCorrection() if bound is None else TruncatedImportance(bound=bound)
-    algorithm = Algorithm(loss=ALGORITHM.loss, correction=correction)
-    loss, tally = policy_loss(*tensors(tokens), algorithm, 7)
-    expected = sum(term(*token[:4], bound) for token in tokens if token[4])
-    assert loss.item() == pytest.approx(expected / 7, rel=1e-4, abs=1e-4)
-    total, weight = tally[metrics.POLICY_LOSS].tolist()
-    assert total == pytest.approx(expected, rel=1e-4, abs=1e-4)
-    assert weight == sum(token[4] for token in tokens)
+def reference_anchor(token, theta, correction):
+    match correction.anchor:
+        case "behaviour":
+            return token.behaviour
+        case "proximal_log_linear":
+            if token.staleness == 0:
+                return theta
+            return theta + (token.behaviour - theta) / token.staleness
+    return token.proximal
 
 
-@settings(deadline=None)
-@given(st.lists(TOKEN, min_size=2, max_size=12), st.data())
-def test_parts_add_up_to_the_whole(tokens, data):
-    cut = data.draw(st.integers(1, len(tokens) - 1))
-    whole, whole_tally = policy_loss(*tensors(tokens), ALGORITHM, 20)
-    parts = [policy_loss(*tensors(part), ALGORITHM, 20) for part in (tokens[:cut], tokens[cut:])]
-    assert sum(loss.item() for loss, _ in parts) == pytest.approx(whole.item(), rel=1e-5, abs=1e-6)
-    for metric, sums in whole_tally.items():
-        assert (parts[0][1][metric] + parts[1][1][metric]).tolist() == pytest.approx(sums.tolist(), rel=1e-5, abs=1e-6)
+def reference_loss(rows, config, denominator, singled=None):
+    decay = config.correction.trust_region_decay
+    total, place = 0.0, 0
+    for row in rows:
+        thetas = [token.theta for token in row.tokens]
+        anchors = [reference_anchor(token, token.theta, config.correction) for token in row.tokens]
+        for at, token in enumerate(row.tokens):
+            if token.mask:
+                weight = reference_weight(row, at, anchors, config.correction)
+                if weight and not reference_rejected(row, at, config.correction):
+                    out = singled is not None and bool(singled[place])
+                    total -= row.share * weight * reference_surrogate(row, at, thetas, anchors, out, config.loss, decay)
+            place += 1
+    return total / denominator
 
 
-def gradient(theta, advantage, proximal=-1.0, behaviour=-1.0):
-    logp = torch.tensor([theta], requires_grad=True)
-    token = [torch.tensor([proximal]), torch.tensor([behaviour]), torch.tensor([advantage]), torch.tensor([True])]
-    policy_loss(logp, *token, ALGORITHM, 1)[0].backward()
-    return logp.grad.item()
+def alike(row, at, level):
+    """Places of the tokens in the loss that are treated together with ``at``."""
+    if level == "token":
+        return [at]
+    return [i for i, t in enumerate(row.tokens) if t.mask and (level == "sequence" or t.turn == row.tokens[at].turn)]
 
 
-def test_gradient_vanishes_where_the_clip_says_so_and_nowhere_else():
-    high, low, inside = -1.0 + math.log(1.5), -1.0 + math.log(0.5), -1.0 + math.log(1.25)
-    assert gradient(high, advantage=1.0) == 0.0
-    assert gradient(high, advantage=-1.0) == pytest.approx(1.5)
-    assert gradient(low, advantage=-1.0) == 0.0
-    assert gradient(low, advantage=1.0) == pytest.approx(-0.5)
+def reference_weight(row, at, anchors, correction):
+    if correction.weight == "none":
+        return 1.0
+    places = alike(row, at, correction.weight)
+    weight = math.exp(sum(anchors[i] - row.tokens[i].behaviour for i in places) / len(places))
+    if isinstance(correction.bound, TruncateBound):
+        return min(weight, correction.bound.upper)
+    return weight if correction.bound.lower <= weight <= correction.bound.upper else 0.0
+
+
+def reference_rejected(row, at, correction):
+    reduce = {"mean": lambda v: sum(v) / len(v), "sum": sum, "max": max}
+    for criterion in correction.reject:
+        logs = [row.tokens[i].proximal - row.tokens[i].behaviour for i in alike(row, at, criterion.level)]
+        if isinstance(criterion, RejectRatio):
+            largest, smallest = reduce[criterion.reduce](logs), -reduce[criterion.reduce]([-value for value in logs])
+            if math.exp(largest) > criterion.upper or math.exp(smallest) < criterion.lower:
+                return True
+        else:
+            estimate = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: math.exp(d) - 1 - d}[criterion.estimator]
+            if reduce[criterion.reduce]([estimate(d) for d in logs]) > criterion.upper:
+                return True
+    return False
+
+
+def margins(rows, config):
+    """How close to an edge, where rounding decides, any comparison of the correction comes."""
+    correction = config.correction
+    for row in rows:
+        anchors = [reference_anchor(token, token.theta, correction) for token in row.tokens]
+        for at, token in enumerate(row.tokens):
+            if not token.mask:
+                continue
+            places = alike(row, at, correction.weight if correction.weight != "none" else "token")
+            weight = math.exp(sum(anchors[i] - row.tokens[i].behaviour for i in places) / len(places))
+            bound = correction.bound
+            edges = [bound.upper] if isinstance(bound, TruncateBound) else [bound.lower, bound.upper]
+            yield from (abs(weight - edge) for edge in edges)
+            shifted = [
+                reference_rejected(
+                    row, at, msgspec.structs.replace(correction, reject=tuple(nudged(c, f) for c in correction.reject))
+                )
+                for f in (1 - 1e-4, 1 + 1e-4)
+            ]
+            yield float(shifted[0] == shifted[1])
+
+
+def nudged(criterion, factor):
+    if isinstance(criterion, RejectRatio):
+        return msgspec.structs.replace(criterion, lower=criterion.lower / factor, upper=criterion.upper * factor)
+    return msgspec.structs.replace(criterion, upper=criterion.upper * factor)
+
+
+def loss_of(rows, config, denominator, singled=None):
+    theta, proximal, tokens = pack_tokens(rows, singled)
+    theta.requires_grad_()
+    outcome = policy_loss(theta, proximal, torch.zeros_like(theta), tokens, config, denominator)
+    return theta, outcome
+
+
+@settings(deadline=None, max_examples=60)
+@given(rows_of_tokens(), st.sampled_from(list(LOSSES)), st.sampled_from(CORRECTIONS), st.data())
+def test_every_loss_with_every_correction_is_the_sum_of_its_terms(rows, name, correction, data):
+    config = Algorithm(loss=LOSSES[name], correction=correction)
+    assume(min(margins(rows, config), default=1.0) > 1e-4)
+    count = sum(len(row.tokens) for row in rows)
+    singled = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    assume(not (isinstance(config.loss, DivergenceMaskLoss)) or far_from_the_divergence_edge(rows, config))
+    _, outcome = loss_of(rows, config, 7, singled)
+    assert outcome.loss.item() == pytest.approx(reference_loss(rows, config, 7, singled), rel=2e-4, abs=2e-4)
+
+
+def far_from_the_divergence_edge(rows, config):
+    near = []
+    for factor in (1 - 1e-3, 1 + 1e-3):
+        loss = msgspec.structs.replace(config.loss, low=config.loss.low * factor, high=config.loss.high * factor)
+        near.append(reference_loss(rows, msgspec.structs.replace(config, loss=loss), 1))
+    return near[0] == near[1]
+
+
+SMOOTH = [name for name in LOSSES if name not in ("cispo", "dppo_tv", "dppo_kl", "gspo", "clip_cov", "reinforce")]
+
+
+@settings(deadline=None, max_examples=40)
+@given(rows_of_tokens(), st.sampled_from(SMOOTH))
+def test_gradients_are_the_differences_of_the_formula(rows, name):
+    config = Algorithm(loss=LOSSES[name], correction=PLAIN)
+    theta, outcome = loss_of(rows, config, 3)
+    outcome.loss.backward()
+    expected = differences(rows, config)
+    for one, (below, above) in zip(theta.grad.tolist(), expected, strict=True):
+        # Both sides of a corner count, where there is one.
+        assert min(below, above) - 1e-3 <= one <= max(below, above) + 1e-3
+
+
+def differences(rows, config, step=1e-5):
+    """Slopes of the formula below and above each token's log-probability."""
+    base = reference_loss(rows, config, 3)
+    slopes = []
+    for number, row in enumerate(rows):
+        for at in range(len(row.tokens)):
+            moved = [reference_loss(nudge(rows, number, at, shift), config, 3) for shift in (-step, step)]
+            slopes.append(((base - moved[0]) / step, (moved[1] - base) / step))
+    return slopes
+
+
+def nudge(rows, number, at, shift):
+    tokens = list(rows[number].tokens)
+    tokens[at] = msgspec.structs.replace(tokens[at], theta=tokens[at].theta + shift)
+    return [*rows[:number], msgspec.structs.replace(rows[number], tokens=tuple(tokens)), *rows[number + 1 :]]
+
+
+@settings(deadline=None, max_examples=30)
+@given(rows_of_tokens())
+def test_a_row_of_gspo_has_the_gradient_of_the_geometric_mean(rows):
+    """Summed over the row; each token of the straight-through form has as much of it as any other."""
+    config = Algorithm(loss=GspoLoss(clip_low=0.5, clip_high=1.0), correction=PLAIN)
+    theta, outcome = loss_of(rows, config, 3)
+    outcome.loss.backward()
+    assert torch.isfinite(theta.grad).all()
+    for part, row, slopes in zip(
+        theta.grad.split([len(row.tokens) for row in rows]), rows, rowwise(differences(rows, config), rows), strict=True
+    ):
+        low, high = sum(min(pair) for pair in slopes), sum(max(pair) for pair in slopes)
+        assert low - 1e-3 <= part.sum().item() <= high + 1e-3
+        inside = [value for value, token in zip(part.tolist(), row.tokens, strict=True) if token.mask]
+        assert max(inside, default=0) - min(inside, default=0) < 1e-5
+
+
+def rowwise(values, rows):
+    values = iter(values)
+    return [[next(values) for _ in row.tokens] for row in rows]
+
+
+def one_token(theta, advantage, loss, behaviour=-1.0, correction=PLAIN, staleness=0, singled=None):
+    """Gradient and outcome of a single token whose proximal log-probability is -1, with denominator 1."""
+    rows = [Row((Token(theta, -1.0, behaviour, True, staleness, 0),), advantage)]
+    logp, outcome = loss_of(rows, Algorithm(loss=loss, correction=correction), 1, singled)
+    outcome.loss.backward()
+    return logp.grad.item(), outcome
+
+
+HIGH, LOW, INSIDE = -1.0 + math.log(1.5), -1.0 + math.log(0.5), -1.0 + math.log(1.25)
+
+
+def test_the_clip_cuts_the_gradient_where_it_says_so_and_nowhere_else():
+    ppo = LOSSES["ppo"]
+    gradient, outcome = one_token(HIGH, 1.0, ppo)
+    assert gradient == 0.0
+    assert outcome.clipped.all()
+    assert one_token(HIGH, -1.0, ppo)[0] == pytest.approx(1.5)
+    assert one_token(LOW, -1.0, ppo)[0] == 0.0
+    assert one_token(LOW, 1.0, ppo)[0] == pytest.approx(-0.5)
     # Between 1 + clip_low and 1 + clip_high: the range is asymmetric.
-    assert gradient(inside, advantage=1.0) == pytest.approx(-1.25)
+    assert one_token(INSIDE, 1.0, ppo)[0] == pytest.approx(-1.25)
+
+
+def test_dual_clip_bounds_what_a_bad_token_costs():
+    gradient, outcome = one_token(-1.0 + math.log(3.0), -1.0, LOSSES["dual"])
+    assert gradient == 0.0
+    assert outcome.loss.item() == pytest.approx(2.0)
+    assert one_token(-1.0 + math.log(1.9), -1.0, LOSSES["dual"])[0] == pytest.approx(1.9)
+
+
+def test_cispo_bounds_the_weight_and_never_cuts_the_gradient():
+    assert one_token(HIGH, 1.0, CispoLoss(clip_high=0.2))[0] == pytest.approx(-1.2)
+    assert one_token(LOW, 1.0, CispoLoss(clip_high=0.2))[0] == pytest.approx(-0.5)
+
+
+def test_a_divergence_mask_cuts_only_what_moves_further_away():
+    tv = DivergenceMaskLoss(low=0.05, high=0.05)
+    assert one_token(HIGH, 1.0, tv)[0] == 0.0
+    assert one_token(HIGH, -1.0, tv)[0] == pytest.approx(1.5)
+    assert one_token(LOW, -1.0, tv)[0] == 0.0
+    assert one_token(LOW, 1.0, tv)[0] == pytest.approx(-0.5)
+
+
+def test_singled_out_tokens():
+    singled = torch.tensor([True])
+    assert one_token(-1.0, 1.0, ClipCovLoss(), singled=singled)[0] == 0.0
+    assert one_token(-1.0, 1.0, ClipCovLoss())[0] == pytest.approx(-1.0)
+    assert one_token(INSIDE, 1.0, KlCovLoss(coefficient=2.0), singled=singled)[0] == pytest.approx(-1.25 + 2.0)
+
+
+def test_the_trust_region_narrows_with_staleness():
+    narrow = Correction(weight="none", trust_region_decay=0.5)
+    assert one_token(INSIDE, 1.0, LOSSES["ppo"], correction=narrow)[0] == pytest.approx(-1.25)
+    assert one_token(INSIDE, 1.0, LOSSES["ppo"], correction=narrow, staleness=1)[0] == 0.0
 
 
 def test_importance_weight_scales_the_gradient_and_is_truncated():
-    on_policy = gradient(-1.0, advantage=1.0)
-    assert gradient(-1.0, 1.0, behaviour=-1.0 - math.log(1.5)) == pytest.approx(1.5 * on_policy)
-    assert gradient(-1.0, 1.0, behaviour=-6.0) == pytest.approx(2.0 * on_policy)
+    truncated = Correction(bound=TruncateBound(upper=2.0))
+    on_policy = one_token(-1.0, 1.0, LOSSES["ppo"])[0]
+    assert one_token(-1.0, 1.0, LOSSES["ppo"], -1.0 - math.log(1.5), truncated)[0] == pytest.approx(1.5 * on_policy)
+    assert one_token(-1.0, 1.0, LOSSES["ppo"], -6.0, truncated)[0] == pytest.approx(2.0 * on_policy)
 
 
-def test_masked_tokens_change_nothing_whatever_stands_there():
-    tokens = [(-1.0, -1.2, -0.9, 1.0, True), (-2.0, -1.9, -2.2, -1.0, True)]
-    clean, clean_tally = policy_loss(*tensors(tokens), ALGORITHM, 2)
-    logp, *rest = tensors([*tokens, (math.nan, -1.0, -math.inf, 3.0, False)])
-    logp.requires_grad_()
-    loss, tally = policy_loss(logp, *rest, ALGORITHM, 2)
-    loss.backward()
-    assert loss.item() == clean.item()
-    assert logp.grad[2] == 0.0
-    assert torch.isfinite(logp.grad).all()
-    assert all(torch.equal(tally[metric], sums) for metric, sums in clean_tally.items())
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_masked_tokens_change_nothing_whatever_stands_there(name, correction):
+    config = Algorithm(loss=LOSSES[name], correction=correction)
+    good = Row((Token(-1.0, -1.2, -0.9, True, 1, 0), Token(-2.0, -1.9, -2.2, True, 0, 0)), 1.0)
+    broken = Token(math.nan, -1.0, -math.inf, False, 9, 0)
+    _, clean = loss_of([good], config, 2)
+    theta, outcome = loss_of([msgspec.structs.replace(good, tokens=(*good.tokens, broken)), Row((broken,), 3.0)], config, 2)
+    outcome.loss.backward()
+    assert outcome.loss.item() == clean.loss.item()
+    assert theta.grad[2:].tolist() == [0.0, 0.0]
+    assert torch.isfinite(theta.grad).all()
 
 
-def test_on_policy_every_ratio_is_one():
-    logp = torch.tensor([-0.5, -3.0, -1.0])
-    _, tally = policy_loss(logp, logp, logp, torch.ones(3), torch.ones(3, dtype=torch.bool), ALGORITHM, 3)
-    mean = {metric: (sums[0] / sums[1]).item() for metric, sums in tally.items()}
-    assert mean[metrics.POLICY_LOSS] == -1.0
-    assert mean[metrics.IMPORTANCE_WEIGHT] == mean[metrics.RATIO_MEAN] == mean[metrics.RATIO_SQUARE_MEAN] == 1.0
-    zero = (metrics.CLIP_FRACTION, metrics.TRUNCATED_FRACTION, metrics.KL_PROXIMAL_THETA, metrics.BEHAVIOUR_K3)
-    assert [mean[metric] for metric in zero] == [0.0] * 4
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_tokens_at_all_are_a_loss_of_zero(name):
+    theta, outcome = loss_of([], Algorithm(loss=LOSSES[name]), 5)
+    outcome.loss.backward()
+    assert outcome.loss.item() == 0.0
+    assert len(theta.grad) == 0
 
 
-def test_one_hopeless_token_keeps_the_diagnostics_finite():
-    _, tally = policy_loss(*tensors([(-0.1, -0.1, -400.0, 1.0, True)]), ALGORITHM, 1)
-    assert all(torch.isfinite(sums).all() for sums in tally.values())
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_hopeless_token_keeps_loss_and_gradient_finite(name, advantage):
+    row = Row((Token(-0.1, -400.0, -1.0, True, 0, 0), Token(-300.0, -0.1, -500.0, True, 2, 1)), advantage)
+    theta, outcome = loss_of([row], Algorithm(loss=LOSSES[name]), 1)
+    outcome.loss.backward()
+    assert torch.isfinite(outcome.loss)
+    assert torch.isfinite(theta.grad).all()
+
+
+def test_the_entropy_bonus_is_per_token_and_needs_a_gradient():
+    rows = [Row((Token(-1.0, -1.0, -1.0, True, 0, 0), Token(-1.0, -1.0, -1.0, False, 0, 0)), 1.0, 0.5)]
+    theta, proximal, tokens = pack_tokens(rows)
+    theta.requires_grad_()
+    entropy = torch.tensor([0.7, 0.9], requires_grad=True)
+    config = Algorithm(entropy_bonus=0.1)
+    policy_loss(theta, proximal, entropy, tokens, config, 4).loss.backward()
+    assert entropy.grad.tolist() == pytest.approx([-0.5 * 0.1 / 4, 0.0])
+    with pytest.raises(ValueError, match="entropy has no gradient"):
+        policy_loss(theta, proximal, entropy.detach(), tokens, config, 4)

@@ -17,8 +17,10 @@ def packed(multiple=1, take=12, **changes):
     payload = [rows[record.group_id, record.sample_index] for record in records]
     if changes:
         payload[0] = msgspec.structs.replace(payload[0], **changes)
-    advantages = [float(number) for number in range(take)]
-    return records, payload, pack(records, payload, advantages, batch=batch, sampling=SAMPLING, multiple=multiple)
+    # One for the whole row, or one a turn, in turn.
+    advantages = [[float(number)] if number % 2 else [float(number), number + 0.5] for number in range(take)]
+    shares = [1.0 + number for number in range(take)]
+    return records, payload, pack(records, payload, advantages, shares, batch=batch, sampling=SAMPLING, multiple=multiple)
 
 
 def test_every_sampled_token_is_predicted_from_the_token_before_it():
@@ -28,15 +30,20 @@ def test_every_sampled_token_is_predicted_from_the_token_before_it():
     for number, (record, row) in enumerate(zip(records, rows, strict=True)):
         versions = row.versions()
         expected += [
-            (start + place - 1, row.token_ids[place], row.logprobs[place], number, 5 - versions[place])
-            for place in np.flatnonzero(row.loss_mask)
+            (start + place - 1, row.token_ids[place], row.logprobs[place], 5 - versions[place], number, turn, 1 + number)
+            + ((number + turn / 2) if number % 2 == 0 else number,)
+            for turn, (begin, end, _) in enumerate(msgspec.structs.astuple(one) for one in row.turns)
+            for place in range(begin, end)
         ]
         start += record.length
-    columns = (batch.positions, batch.targets, batch.logp_behaviour, batch.advantages, batch.staleness)
+    columns = (batch.positions, batch.targets, batch.logp_behaviour, batch.staleness, batch.row, batch.turn - 2 * batch.row)
+    columns += (batch.share, batch.advantages)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == [tuple(map(float, token)) for token in expected]
     assert torch.equal(batch.mask, batch.staleness <= 1)
     assert batch.mask.sum() == sum(record.loss_tokens for record in records)
     assert batch.lengths == tuple(record.length for record in records)
+    assert (batch.rows, batch.turns, batch.max_staleness) == (12, 24, 1)
+    assert not batch.singled_out.any()
 
 
 def test_padding_is_a_row_of_its_own():
@@ -72,8 +79,8 @@ def test_a_payload_of_other_lengths_versions_or_numbers_is_refused():
     record = batch.rows[0]
     row = rows[record.group_id, record.sample_index]
 
-    def attempt(record=record, row=row, batch=batch):
-        pack([record], [row], [0.0], batch=batch, sampling=SAMPLING, multiple=1)
+    def attempt(record=record, row=row, batch=batch, advantages=(0.0,)):
+        pack([record], [row], [advantages], [1.0], batch=batch, sampling=SAMPLING, multiple=1)
 
     attempt()
     with pytest.raises(ValueError, match="its record says 99"):
@@ -84,3 +91,10 @@ def test_a_payload_of_other_lengths_versions_or_numbers_is_refused():
         attempt(batch=msgspec.structs.replace(batch, version=4))
     with pytest.raises(ValueError, match="not finite"):
         attempt(row=msgspec.structs.replace(row, logprobs=np.full_like(row.logprobs, np.nan)))
+    with pytest.raises(ValueError, match="not finite"):
+        attempt(row=msgspec.structs.replace(row, logprobs=np.where(row.loss_mask, -np.inf, 0).astype(np.float32)))
+    with pytest.raises(ValueError, match="3 advantages for its 2 turns"):
+        attempt(advantages=(0.0, 1.0, 2.0))
+    attempt(record=msgspec.structs.replace(record, turn_rewards=(0.0, 0.0)))
+    with pytest.raises(ValueError, match="its record says"):
+        attempt(record=msgspec.structs.replace(record, turn_rewards=(0.0, 1.0)))

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import FileTasks, NoCorrection, Recipe
+from asyncrl.core.recipe.algorithm_rules import ALGORITHM_RULES
+from asyncrl.core.recipe.schema import FileTasks, Recipe
 
 Rule = Callable[[Recipe], Iterator[RecipeError]]
 
@@ -17,16 +18,6 @@ def broken_rules(recipe: Recipe) -> Iterator[RecipeError]:
     """An error for every rule that the recipe breaks."""
     for rule in _RULES:
         yield from rule(recipe)
-
-
-def _stale_tokens_need_a_correction(recipe: Recipe) -> Iterator[RecipeError]:
-    stale = recipe.buffer.max_staleness
-    if stale > 0 and isinstance(recipe.algorithm.correction, NoCorrection):
-        yield RecipeError(
-            "algorithm.correction.kind",
-            f"none with buffer.max_staleness {stale} would train stale tokens as if they were fresh",
-            "set it to truncated_importance, or buffer.max_staleness and buffer.pipeline_depth to 0",
-        )
 
 
 def _the_pace_keeps_the_bound(recipe: Recipe) -> Iterator[RecipeError]:
@@ -125,7 +116,7 @@ def _waiting_for_episodes_outlasts_them(recipe: Recipe) -> Iterator[RecipeError]
 
 
 _RULES: tuple[Rule, ...] = (
-    _stale_tokens_need_a_correction,
+    *ALGORITHM_RULES,
     _the_pace_keeps_the_bound,
     _a_turn_fits_the_context,
     _an_episode_fits_a_micro_batch,

@@ -2,19 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
-Count = Annotated[int, Meta(ge=1)]
-NonNegative = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
-Positive = Annotated[float, Meta(gt=0)]
-Text = Annotated[str, Meta(min_length=1)]
-FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every part of a recipe: immutable, keyword-only, unknown keys refused."""
+from asyncrl.core.recipe.algorithm import Algorithm
+from asyncrl.core.recipe.section import Count, FileName, NonNegative, Positive, Seconds, Section, Text
 
 
 class Model(Section, frozen=True):
@@ -257,58 +248,6 @@ class Buffer(Section, frozen=True):
     shards: Count = 1
     max_attempts: Count = 3
     max_failures: Count = 64
-
-
-class GrpoAdvantage(Section, frozen=True, tag_field="kind", tag="grpo"):
-    """Group-relative advantage (Shao et al. 2024, arXiv:2402.03300).
-
-    Attributes:
-        normalize: ``mean_std`` divides by the group's standard deviation; ``mean`` only subtracts the mean (Liu et al. 2025,
-            arXiv:2503.20783).
-    """
-
-    normalize: Literal["mean", "mean_std"] = "mean_std"
-
-
-class PpoClipLoss(Section, frozen=True, tag_field="kind", tag="ppo_clip"):
-    """Clipped surrogate (Schulman et al. 2017, arXiv:1707.06347) with an asymmetric range (Yu et al. 2025, arXiv:2503.14476).
-
-    Attributes:
-        clip_low: the ratio is clipped below at ``1 - clip_low``.
-        clip_high: the ratio is clipped above at ``1 + clip_high``.
-    """
-
-    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
-    clip_high: Positive = 0.28
-
-
-class TruncatedImportance(Section, frozen=True, tag_field="kind", tag="truncated_importance"):
-    """Token-level importance weight ``min(pi_proximal / pi_behaviour, bound)`` on a decoupled objective (Hilton et al. 2022,
-    arXiv:2110.00641).
-
-    Attributes:
-        bound: the weight never exceeds this.
-    """
-
-    bound: Annotated[float, Meta(ge=1)] = 2.0
-
-
-class NoCorrection(Section, frozen=True, tag_field="kind", tag="none"):
-    """No importance correction: right only for ``max_staleness: 0``."""
-
-
-class Algorithm(Section, frozen=True):
-    """The mathematics of the update.
-
-    Attributes:
-        advantage: what each token of an episode is credited with.
-        loss: the surrogate that the optimizer descends.
-        correction: how the loss makes up for tokens that an older policy sampled.
-    """
-
-    advantage: GrpoAdvantage = GrpoAdvantage()
-    loss: PpoClipLoss = PpoClipLoss()
-    correction: TruncatedImportance | NoCorrection = TruncatedImportance()
 
 
 class Learner(Section, frozen=True):

@@ -1,0 +1,315 @@
+"""The mathematics of the update, as a recipe spells it. Formulas and sources: docs/algorithms.md."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.core.recipe.section import Count, Positive, Section
+
+Share = Annotated[float, Meta(gt=0, lt=1)]
+UpToOne = Annotated[float, Meta(gt=0, le=1)]
+AtLeastOne = Annotated[float, Meta(ge=1)]
+
+
+class GrpoAdvantage(Section, frozen=True, tag_field="kind", tag="grpo"):
+    """Reward relative to its group (Shao et al. 2024, arXiv:2402.03300).
+
+    Attributes:
+        normalize: ``mean_std`` divides by the group's standard deviation; ``mean`` only subtracts the mean (Liu et al. 2025,
+            arXiv:2503.20783).
+    """
+
+    normalize: Literal["mean", "mean_std"] = "mean_std"
+
+
+class RlooAdvantage(Section, frozen=True, tag_field="kind", tag="rloo"):
+    """Reward less the mean of the *other* episodes of its group: leave one out (Ahmadian et al. 2024, arXiv:2402.14740)."""
+
+
+class ReinforcePlusPlusAdvantage(Section, frozen=True, tag_field="kind", tag="reinforce_plus_plus"):
+    """Reward normalised by mean and standard deviation over all tokens of the batch (Hu et al. 2025, arXiv:2501.03262).
+
+    Attributes:
+        baseline: ``none``, or ``group`` to subtract the group's mean first.
+    """
+
+    baseline: Literal["none", "group"] = "none"
+
+
+class OpoAdvantage(Section, frozen=True, tag_field="kind", tag="opo"):
+    """Reward less the group's mean weighted by length, the baseline of least variance (Hao et al. 2025, arXiv:2505.23585)."""
+
+
+class GpgAdvantage(Section, frozen=True, tag_field="kind", tag="gpg"):
+    """Reward less the group's mean, enlarged for the groups that have no spread (Chu et al. 2025, arXiv:2504.02546)."""
+
+
+class PassAtKAdvantage(Section, frozen=True, tag_field="kind", tag="pass_at_k"):
+    """Advantage of an episode as a member of ``k`` of which one must succeed (Chen et al. 2025, arXiv:2508.10751).
+
+    Attributes:
+        k: episodes of one try.
+        success: an episode with at least this reward has succeeded.
+    """
+
+    k: Annotated[int, Meta(ge=2)] = 4
+    success: float = 1.0
+
+
+Advantage = GrpoAdvantage | RlooAdvantage | ReinforcePlusPlusAdvantage | OpoAdvantage | GpgAdvantage | PassAtKAdvantage
+
+
+class EpisodeCredit(Section, frozen=True, tag_field="kind", tag="episode"):
+    """Every token of an episode has the advantage of its final reward."""
+
+
+class TurnCredit(Section, frozen=True, tag_field="kind", tag="turn"):
+    """Every turn has an advantage of its own: of the rewards from it onwards, among the turns of the group in the same place.
+
+    Attributes:
+        discount: of a reward one turn later.
+    """
+
+    discount: UpToOne = 1.0
+
+
+class PpoClipLoss(Section, frozen=True, tag_field="kind", tag="ppo_clip"):
+    """Clipped surrogate (Schulman et al. 2017, arXiv:1707.06347) with an asymmetric range (Yu et al. 2025, arXiv:2503.14476).
+
+    Attributes:
+        clip_low: the ratio is clipped below at ``1 - clip_low``.
+        clip_high: the ratio is clipped above at ``1 + clip_high``.
+        dual_clip: where the advantage is negative the ratio counts for at most this (Ye et al. 2020, arXiv:1912.09729); 0 is off.
+    """
+
+    clip_low: Share = 0.2
+    clip_high: Positive = 0.28
+    dual_clip: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class GspoLoss(Section, frozen=True, tag_field="kind", tag="gspo"):
+    """Clipped surrogate of the whole row's ratio, its geometric mean over tokens (Zheng et al. 2025, arXiv:2507.18071).
+
+    Attributes:
+        clip_low: the ratio is clipped below at ``1 - clip_low``.
+        clip_high: the ratio is clipped above at ``1 + clip_high``.
+    """
+
+    clip_low: Share = 3e-4
+    clip_high: Positive = 4e-4
+
+
+class CispoLoss(Section, frozen=True, tag_field="kind", tag="cispo"):
+    """The log-probability, weighted by a clipped ratio that has no gradient, so that no token loses its own (MiniMax 2025,
+    arXiv:2506.13585).
+
+    Attributes:
+        clip_low: the weight is at least ``1 - clip_low``; 1 leaves it unbounded below.
+        clip_high: the weight is at most ``1 + clip_high``.
+    """
+
+    clip_low: UpToOne = 1.0
+    clip_high: Positive = 4.0
+
+
+class SapoLoss(Section, frozen=True, tag_field="kind", tag="sapo"):
+    """A smooth gate in place of the clip: ``4 / tau * sigmoid(tau * (ratio - 1))`` (Gao et al. 2025, arXiv:2511.20347).
+
+    Attributes:
+        tau_positive: steepness where the advantage is positive.
+        tau_negative: steepness where it is not.
+    """
+
+    tau_positive: Positive = 1.0
+    tau_negative: Positive = 1.05
+
+
+class GmpoLoss(Section, frozen=True, tag_field="kind", tag="gmpo"):
+    """Geometric mean over the row of ratios clipped token by token (Zhao et al. 2025, arXiv:2507.20673).
+
+    Attributes:
+        clip: log-ratios are clipped to ``[-clip, clip]``.
+    """
+
+    clip: Positive = 0.4
+
+
+class DivergenceMaskLoss(Section, frozen=True, tag_field="kind", tag="dppo"):
+    """Tokens moving away from the anchor beyond a divergence of their two-way distribution (this token or another) lose their
+    gradient (Qi et al. 2026, arXiv:2602.04879).
+
+    Attributes:
+        divergence: ``tv`` is the difference of the probabilities, ``kl`` that from the anchor to the policy, nats.
+        low: largest divergence where the advantage is not positive.
+        high: largest divergence where it is.
+        max_ratio: the ratio that weighs the log-probability never exceeds this.
+    """
+
+    divergence: Literal["tv", "kl"] = "tv"
+    low: Positive = 0.2
+    high: Positive = 0.2
+    max_ratio: AtLeastOne = 20.0
+
+
+class ClipCovLoss(Section, frozen=True, tag_field="kind", tag="clip_cov"):
+    """Clipped surrogate in which some tokens of high covariance between log-probability and advantage, which drive entropy down,
+    lose their gradient (Cui et al. 2025, arXiv:2505.22617).
+
+    Attributes:
+        clip_low: the ratio is clipped below at ``1 - clip_low``.
+        clip_high: the ratio is clipped above at ``1 + clip_high``.
+        share: of the batch's tokens that lose it, chosen at random among those between ``low`` and ``high``.
+        low: smallest covariance of a token that may.
+        high: largest covariance of a token that may.
+    """
+
+    clip_low: Share = 0.2
+    clip_high: Positive = 0.28
+    share: UpToOne = 2e-4
+    low: float = 1.0
+    high: float = 5.0
+
+
+class KlCovLoss(Section, frozen=True, tag_field="kind", tag="kl_cov"):
+    """Unclipped surrogate with a penalty on the tokens of highest covariance between log-probability and advantage (Cui et al.
+    2025, arXiv:2505.22617).
+
+    Attributes:
+        share: of the batch's tokens that are penalised.
+        coefficient: of the penalty, the absolute log-ratio.
+    """
+
+    share: UpToOne = 2e-3
+    coefficient: Positive = 1.0
+
+
+class ReinforceLoss(Section, frozen=True, tag_field="kind", tag="reinforce"):
+    """The log-probability times the advantage, without ratio or clip (Williams 1992)."""
+
+
+Loss = PpoClipLoss | GspoLoss | CispoLoss | SapoLoss | GmpoLoss | DivergenceMaskLoss | ClipCovLoss | KlCovLoss | ReinforceLoss
+
+
+class TokenMean(Section, frozen=True, tag_field="kind", tag="token_mean"):
+    """The mean over all tokens of the batch (Yu et al. 2025, arXiv:2503.14476)."""
+
+
+class SequenceMeanTokenSum(Section, frozen=True, tag_field="kind", tag="sequence_mean_token_sum"):
+    """Each row's sum, then the mean over rows."""
+
+
+class SequenceMeanTokenMean(Section, frozen=True, tag_field="kind", tag="sequence_mean_token_mean"):
+    """Each row's mean, then the mean over rows (Shao et al. 2024, arXiv:2402.03300)."""
+
+
+class ConstantAggregation(Section, frozen=True, tag_field="kind", tag="constant"):
+    """Each row's sum over a constant, then the mean over rows, which favours no length (Liu et al. 2025, arXiv:2503.20783).
+
+    Attributes:
+        tokens: the constant; the most tokens that an episode may sample is usual.
+    """
+
+    tokens: Count
+
+
+Aggregation = TokenMean | SequenceMeanTokenSum | SequenceMeanTokenMean | ConstantAggregation
+
+
+class TruncateBound(Section, frozen=True, tag_field="kind", tag="truncate"):
+    """A weight above the bound is the bound (Espeholt et al. 2018, arXiv:1802.01561).
+
+    Attributes:
+        upper: the bound.
+    """
+
+    upper: AtLeastOne = 2.0
+
+
+class MaskBound(Section, frozen=True, tag_field="kind", tag="mask"):
+    """What weighs more or less than the bounds is left out of the loss (IcePop, Ling Team 2025, arXiv:2510.18855).
+
+    Attributes:
+        lower: smallest weight that is trained.
+        upper: largest weight that is trained.
+    """
+
+    lower: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    upper: AtLeastOne = 5.0
+
+
+Level = Literal["token", "segment", "sequence"]
+
+
+class RejectRatio(Section, frozen=True, tag_field="kind", tag="ratio"):
+    """Leave out what is much more or less probable under the policy being trained than when it was sampled.
+
+    Attributes:
+        level: what is left out together: a ``token``, a ``segment`` (turn) or a ``sequence`` (row).
+        reduce: of the log-ratios of its tokens; ``max`` asks that every one be in range.
+        lower: smallest ratio that is trained, that is ``exp`` of the reduced log-ratio.
+        upper: largest ratio that is trained.
+    """
+
+    level: Level = "sequence"
+    reduce: Literal["mean", "sum", "max"] = "mean"
+    lower: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    upper: AtLeastOne = 2.0
+
+
+class RejectDivergence(Section, frozen=True, tag_field="kind", tag="divergence"):
+    """Leave out what has a large estimated KL divergence from the policy that sampled it to the one being trained.
+
+    Attributes:
+        estimator: Schulman's, with ``r`` the trained over the sampling probability: ``k1`` is ``-log r``, ``k2``
+            ``(log r)**2 / 2``, ``k3`` ``r - 1 - log r``.
+        level: what is left out together: a ``token``, a ``segment`` (turn) or a ``sequence`` (row).
+        reduce: of its tokens' estimates.
+        upper: largest divergence that is trained, nats.
+    """
+
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    level: Level = "sequence"
+    reduce: Literal["mean", "sum", "max"] = "mean"
+    upper: Positive = 0.1
+
+
+class Correction(Section, frozen=True):
+    """How the loss makes up for tokens that an older policy sampled. The default suits ``max_staleness`` 1 to 4; for more see the
+    config group ``correction: far``.
+
+    Attributes:
+        anchor: the policy that the loss's ratio is formed with: ``behaviour``, the one that sampled; ``proximal_recomputed``, the
+            one before the step (Hilton et al. 2022, arXiv:2110.00641); ``proximal_log_linear``, one version back, interpolated
+            between the two by staleness (Li et al. 2025, arXiv:2512.06547).
+        weight: importance weight of anchor over behaviour, of each ``token``, ``segment`` (turn) or ``sequence`` (row); the
+            latter two are geometric means over tokens, since a product's variance grows exponentially with length.
+        bound: keeps the weight's variance finite.
+        reject: whatever any of these criteria names stays out of the loss.
+        trust_region_decay: the loss's clip range is multiplied by this once for each version of a token's staleness.
+    """
+
+    anchor: Literal["behaviour", "proximal_recomputed", "proximal_log_linear"] = "proximal_recomputed"
+    weight: Literal["none", "token", "segment", "sequence"] = "token"
+    bound: TruncateBound | MaskBound = TruncateBound()
+    reject: tuple[RejectRatio | RejectDivergence, ...] = ()
+    trust_region_decay: UpToOne = 1.0
+
+
+class Algorithm(Section, frozen=True):
+    """The mathematics of the update.
+
+    Attributes:
+        advantage: how much better than expected an episode did.
+        credit: how that is shared out over the episode.
+        loss: the surrogate that the optimizer descends.
+        aggregation: how the tokens' terms become one number; always over the whole batch.
+        correction: how the loss makes up for tokens that an older policy sampled.
+        entropy_bonus: coefficient of the policy's entropy, which is added to what is maximised.
+    """
+
+    advantage: Advantage = GrpoAdvantage()
+    credit: EpisodeCredit | TurnCredit = EpisodeCredit()
+    loss: Loss = PpoClipLoss()
+    aggregation: Aggregation = TokenMean()
+    correction: Correction = Correction()
+    entropy_bonus: Annotated[float, Meta(ge=0)] = 0.0

@@ -1,0 +1,143 @@
+"""Rules of the algorithm section: combinations that would silently train on something else than the user means."""
+
+from collections.abc import Callable, Iterator
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.algorithm import (
+    ClipCovLoss,
+    Correction,
+    EpisodeCredit,
+    GmpoLoss,
+    KlCovLoss,
+    MaskBound,
+    OpoAdvantage,
+    PassAtKAdvantage,
+    PpoClipLoss,
+    ReinforceLoss,
+    ReinforcePlusPlusAdvantage,
+    RejectRatio,
+    SapoLoss,
+)
+from asyncrl.core.recipe.schema import Recipe
+
+
+def _stale_tokens_need_a_correction(recipe: Recipe) -> Iterator[RecipeError]:
+    stale, correction = recipe.buffer.max_staleness, recipe.algorithm.correction
+    if stale > 0 and correction.weight == "none" and correction.anchor != "behaviour":
+        yield RecipeError(
+            "algorithm.correction.weight",
+            f"none with buffer.max_staleness {stale} would train stale tokens as if they were fresh",
+            "set it to token, algorithm.correction.anchor to behaviour, or buffer.max_staleness and buffer.pipeline_depth to 0",
+        )
+
+
+def _the_behaviour_anchor_is_the_correction(recipe: Recipe) -> Iterator[RecipeError]:
+    correction = recipe.algorithm.correction
+    if correction.anchor == "behaviour" and correction.weight != "none":
+        yield RecipeError(
+            "algorithm.correction.weight",
+            f"{correction.weight} weighs anchor over behaviour probability, which with anchor behaviour is always 1",
+            "set it to none, or algorithm.correction.anchor to proximal_recomputed",
+        )
+
+
+def _a_bound_bounds_a_weight(recipe: Recipe) -> Iterator[RecipeError]:
+    correction = recipe.algorithm.correction
+    if correction.weight == "none" and correction.bound != Correction().bound:
+        yield RecipeError(
+            "algorithm.correction.bound",
+            "there is no weight to bound with algorithm.correction.weight none",
+            "take it out, set algorithm.correction.weight to token, or name a criterion in algorithm.correction.reject",
+        )
+
+
+def _an_anchor_needs_a_ratio(recipe: Recipe) -> Iterator[RecipeError]:
+    anchor = recipe.algorithm.correction.anchor
+    if isinstance(recipe.algorithm.loss, ReinforceLoss) and anchor != "proximal_recomputed":
+        yield RecipeError(
+            "algorithm.correction.anchor",
+            f"{anchor} anchors a ratio, and algorithm.loss of kind reinforce has none, so it would correct for nothing",
+            "set it to proximal_recomputed, or algorithm.loss.kind to cispo",
+        )
+
+
+def _a_decaying_trust_region_is_a_clip_range(recipe: Recipe) -> Iterator[RecipeError]:
+    loss = recipe.algorithm.loss
+    if recipe.algorithm.correction.trust_region_decay < 1 and isinstance(loss, ReinforceLoss | SapoLoss | KlCovLoss):
+        kind = type(loss).__struct_config__.tag
+        yield RecipeError(
+            "algorithm.correction.trust_region_decay",
+            f"algorithm.loss of kind {kind} has no clip range to narrow",
+            "set it to 1, or algorithm.loss.kind to ppo_clip",
+        )
+
+
+def _one_advantage_for_a_loss_of_whole_rows(recipe: Recipe) -> Iterator[RecipeError]:
+    if isinstance(recipe.algorithm.loss, GmpoLoss) and not isinstance(recipe.algorithm.credit, EpisodeCredit):
+        yield RecipeError(
+            "algorithm.credit.kind",
+            "turn gives the tokens of a row several advantages, and algorithm.loss of kind gmpo needs one for the whole row",
+            "set it to episode, or algorithm.loss.kind to gspo",
+        )
+
+
+def _advantages_that_need_whole_episodes(recipe: Recipe) -> Iterator[RecipeError]:
+    advantage = recipe.algorithm.advantage
+    of_episodes = OpoAdvantage | PassAtKAdvantage | ReinforcePlusPlusAdvantage
+    if isinstance(advantage, of_episodes) and not isinstance(recipe.algorithm.credit, EpisodeCredit):
+        yield RecipeError(
+            "algorithm.credit.kind",
+            f"turn does not go with algorithm.advantage of kind {type(advantage).__struct_config__.tag}, which rates episodes",
+            "set it to episode, or algorithm.advantage.kind to grpo, rloo or gpg",
+        )
+
+
+def _a_try_fits_the_group(recipe: Recipe) -> Iterator[RecipeError]:
+    advantage, size = recipe.algorithm.advantage, recipe.batch.group_size
+    if isinstance(advantage, PassAtKAdvantage) and advantage.k > size:
+        yield RecipeError(
+            "algorithm.advantage.k",
+            f"{advantage.k} episodes cannot be chosen from a group of batch.group_size {size}",
+            f"set it to at most {size}, or batch.group_size to at least {advantage.k}",
+        )
+
+
+def _ranges_are_not_empty(recipe: Recipe) -> Iterator[RecipeError]:
+    loss = recipe.algorithm.loss
+    if isinstance(loss, ClipCovLoss) and loss.low >= loss.high:
+        yield RecipeError(
+            "algorithm.loss.low", f"{loss.low:g} is not below algorithm.loss.high {loss.high:g}", f"set it below {loss.high:g}"
+        )
+    correction = recipe.algorithm.correction
+    ranges = [(f"reject[{number}]", one) for number, one in enumerate(correction.reject) if isinstance(one, RejectRatio)]
+    for place, one in [("bound", correction.bound), *ranges]:
+        if isinstance(one, MaskBound | RejectRatio) and one.lower == one.upper:
+            yield RecipeError(
+                f"algorithm.correction.{place}.lower",
+                f"{one.lower:g} to {one.upper:g} leaves nothing to train",
+                "set it lower, or upper higher",
+            )
+
+
+def _a_dual_clip_is_beyond_the_clip(recipe: Recipe) -> Iterator[RecipeError]:
+    loss = recipe.algorithm.loss
+    if isinstance(loss, PpoClipLoss) and 0 < loss.dual_clip <= 1 + loss.clip_high:
+        yield RecipeError(
+            "algorithm.loss.dual_clip",
+            f"{loss.dual_clip:g} is not above 1 + algorithm.loss.clip_high {loss.clip_high:g}",
+            "set it to 3, or to 0 for none",
+        )
+
+
+ALGORITHM_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
+    _stale_tokens_need_a_correction,
+    _the_behaviour_anchor_is_the_correction,
+    _a_bound_bounds_a_weight,
+    _an_anchor_needs_a_ratio,
+    _a_decaying_trust_region_is_a_clip_range,
+    _one_advantage_for_a_loss_of_whole_rows,
+    _advantages_that_need_whole_episodes,
+    _a_try_fits_the_group,
+    _ranges_are_not_empty,
+    _a_dual_clip_is_beyond_the_clip,
+)

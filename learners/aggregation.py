@@ -1,0 +1,41 @@
+"""How the terms of tokens become one loss: always over the whole batch.
+
+The denominator and each row's share follow from the rows' token counts before anything is rejected. Micro-batches, packing and
+data parallelism therefore never change the loss or its gradient: the parts' sums add up to it.
+"""
+
+import torch
+from torch import Tensor
+
+from asyncrl.core.recipe.algorithm import (
+    Aggregation,
+    ConstantAggregation,
+    SequenceMeanTokenMean,
+    SequenceMeanTokenSum,
+    TokenMean,
+)
+
+
+def row_shares(loss_tokens: Tensor, config: Aggregation) -> Tensor:
+    """float64 [rows], the factor of each row's terms.
+
+    Args:
+        loss_tokens: int64 [rows], tokens of each row of the whole batch that may enter the loss.
+    """
+    match config:
+        case SequenceMeanTokenMean():
+            return 1.0 / loss_tokens.clamp(min=1).double()
+        case TokenMean() | SequenceMeanTokenSum() | ConstantAggregation():
+            return torch.ones_like(loss_tokens, dtype=torch.float64)
+
+
+def denominator(loss_tokens: Tensor, config: Aggregation) -> int:
+    """What the batch's sum is divided by. Rows without a token in the loss count for nothing, as if they were not there."""
+    rows = int((loss_tokens > 0).sum())
+    match config:
+        case TokenMean():
+            return int(loss_tokens.sum())
+        case SequenceMeanTokenSum() | SequenceMeanTokenMean():
+            return rows
+        case ConstantAggregation(tokens=tokens):
+            return rows * tokens

@@ -1,0 +1,59 @@
+"""Generalised advantage estimation over packed rows. Pure functions of tensors.
+
+Only sampled tokens are here, end to end: the step after the last token of a turn is the first token of the row's next turn,
+whatever a tool wrote in between.
+"""
+
+import torch
+from torch import Tensor
+
+
+def discounted_sums(values: Tensor, decay: Tensor) -> Tensor:
+    """``s[t] = values[t] + decay[t] * s[t + 1]``, in a logarithmic number of steps.
+
+    Args:
+        values: [n].
+        decay: [n]; 0 at the last token of a row, which keeps rows apart.
+    """
+    sums, decay, reach = values.clone(), decay.clone(), 1
+    while reach < len(sums):
+        # What stands ``reach`` further on already sums as many values as this does: together they sum twice as many.
+        ahead = sums[reach:] * decay[:-reach]
+        decay = torch.cat([decay[:-reach] * decay[reach:], decay.new_zeros(reach)])
+        sums = torch.cat([sums[:-reach] + ahead, sums[-reach:]])
+        reach *= 2
+    return sums
+
+
+def generalised_advantages(
+    values: Tensor, rewards: Tensor, row: Tensor, discount: float, lambdas: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Advantages, and the returns that the critic learns.
+
+    ``A[t] = delta[t] + discount * lambda * A[t + 1]`` with ``delta[t] = r[t] + discount * V[t + 1] - V[t]``. The value after the
+    last token of a row is 0: an episode that was cut off counts as ended.
+
+    Args:
+        values: [n], the critic's value of the state in which each token was sampled.
+        rewards: [n], reward that each token's action brought.
+        row: int64 [n], not decreasing.
+        lambdas: [n], see :func:`length_adaptive_lambdas`, or all equal.
+
+    Source: Schulman et al. 2016, arXiv:1506.02438.
+    """
+    goes_on = torch.cat([row[1:] == row[:-1], row.new_zeros(min(1, len(row)), dtype=torch.bool)])
+    following = torch.where(goes_on, torch.roll(values, -1), 0.0)
+    deltas = rewards + discount * following - values
+    advantages = discounted_sums(deltas, discount * lambdas * goes_on)
+    return advantages, advantages + values
+
+
+def length_adaptive_lambdas(tokens: Tensor, alpha: float) -> Tensor:
+    """``1 - 1 / (alpha * tokens)``, at least 0: the longer the row, the further back its reward is felt.
+
+    Args:
+        tokens: [n], sampled tokens of each token's row.
+
+    Source: Yue et al. 2025, arXiv:2504.05118.
+    """
+    return (1.0 - 1.0 / (alpha * tokens.double())).clamp(min=0.0).float()

@@ -1,0 +1,68 @@
+"""Estimators of a KL divergence from samples, and the control of its coefficient. Pure functions.
+
+All are of ``KL(p || q)`` from tokens that ``p`` sampled, given ``log p - log q`` of each (Schulman 2020, "Approximating KL
+divergence").
+"""
+
+from typing import Literal
+
+from torch import Tensor
+
+KlEstimator = Literal["k1", "abs", "k2", "k3"]
+
+OVERFLOW_GUARD = 20.0
+"""Log-ratios are held within this before they are exponentiated, so that one token cannot make a sum infinite."""
+
+
+def divergence(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
+    """Estimate of each token.
+
+    ``k1`` is ``d``, unbiased and of either sign; ``abs`` is ``|d|``; ``k2`` is ``d**2 / 2``; ``k3`` is ``exp(-d) - 1 + d``,
+    unbiased and never negative. With ``d = log p - log q``.
+
+    Args:
+        log_ratio: [n], ``log p - log q`` of tokens that ``p`` sampled.
+    """
+    match estimator:
+        case "k1":
+            return log_ratio
+        case "abs":
+            return log_ratio.abs()
+        case "k2":
+            return log_ratio.square() / 2
+        case "k3":
+            held = log_ratio.clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD)
+            return (-held).expm1() + held
+
+
+def straight_through(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
+    """The value of ``estimator`` with the gradient of ``k2``, which in expectation is that of the divergence itself.
+
+    ``k1`` has a gradient of expectation 0, and that of ``k3`` is of the reversed divergence: neither lowers ``KL(p || q)`` when
+    used as a loss (Tang and Munos 2025, arXiv:2506.09477).
+    """
+    surrogate = divergence(log_ratio, "k2")
+    return divergence(log_ratio.detach(), estimator) + surrogate - surrogate.detach()
+
+
+def kl_in_reward(turn_ends: Tensor, rewards: Tensor, log_ratio: Tensor, coefficient: float) -> Tensor:
+    """[n], the reward of each token: minus ``coefficient`` times its ``k1``, and at ``turn_ends`` also what the environment gave.
+
+    Args:
+        turn_ends: int64 [turns], the last sampled token of each turn.
+        rewards: [turns].
+        log_ratio: [n], log of current over reference probability.
+    """
+    return (-coefficient * log_ratio.detach()).index_add(0, turn_ends, rewards.to(log_ratio.dtype))
+
+
+def adapted_coefficient(coefficient: float, observed: float, target: float, horizon: float) -> float:
+    """The coefficient of the next step, moved towards keeping the divergence at ``target`` nats.
+
+    Args:
+        horizon: steps over which the coefficient may change about ``exp(0.2)``-fold.
+
+    Source: Ziegler et al. 2019, arXiv:1909.08593, section 2.2.
+    """
+    error = min(max(observed / target - 1.0, -0.2), 0.2)
+    return coefficient * (1.0 + error / horizon)

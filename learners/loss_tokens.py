@@ -1,0 +1,32 @@
+"""What is known of each sampled token before the forward pass, as the loss needs it."""
+
+import msgspec
+from torch import Tensor
+
+from learners.segments import Segments
+
+
+class LossTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """``n`` sampled tokens of packed whole rows.
+
+    Attributes:
+        logp_behaviour: float32 [n], nats; finite.
+        advantages: float32 [n].
+        mask: bool [n], which tokens may enter the loss; the batch's denominator counts these.
+        share: float32 [n], factor of each token's loss term: its row's share in the aggregation, times what makes the sampler
+            unbiased.
+        staleness: int [n], versions between sampling and training.
+        rows, turns: the row, and the turn, that each token is of.
+        singled_out: bool [n], tokens that a covariance loss treats apart.
+        max_staleness: the largest staleness a token in the mask may have.
+    """
+
+    logp_behaviour: Tensor
+    advantages: Tensor
+    mask: Tensor
+    share: Tensor
+    staleness: Tensor
+    rows: Segments
+    turns: Segments
+    singled_out: Tensor
+    max_staleness: int

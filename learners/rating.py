@@ -1,0 +1,50 @@
+"""What each row of a batch is credited with: from the batch's records alone, and so the same on every rank."""
+
+import torch
+
+from asyncrl.core.batch import Batch
+from asyncrl.core.recipe.algorithm import Algorithm, EpisodeCredit, TurnCredit
+from learners.advantages import Returns, advantages
+from learners.credit import turn_groups, turn_places, turn_returns
+
+
+def rate(batch: Batch, config: Algorithm) -> list[list[float]]:
+    """Advantages of each row of the batch: one for the whole row, or one a turn.
+
+    Raises:
+        ValueError: if turns are to be credited and a row's record has no turn rewards.
+    """
+    match config.credit:
+        case EpisodeCredit():
+            return [[advantage] for advantage in _of_episodes(batch, config)]
+        case TurnCredit(discount=discount):
+            return _of_turns(batch, config, discount)
+
+
+def _groups(batch: Batch) -> list[int]:
+    number = {group: index for index, group in enumerate(dict.fromkeys(row.group_id for row in batch.rows))}
+    return [number[row.group_id] for row in batch.rows]
+
+
+def _of_episodes(batch: Batch, config: Algorithm) -> list[float]:
+    returns = Returns(
+        torch.tensor([row.reward for row in batch.rows], dtype=torch.float64),
+        torch.tensor(_groups(batch)),
+        torch.tensor([row.loss_tokens for row in batch.rows]),
+    )
+    return advantages(returns, config.advantage).tolist()
+
+
+def _of_turns(batch: Batch, config: Algorithm, discount: float) -> list[list[float]]:
+    for record in batch.rows:
+        if not record.turn_rewards:
+            raise ValueError(f"sample {record.sample_index} of group {record.group_id} has no turn rewards to give credit for")
+    counts = [len(record.turn_rewards) for record in batch.rows]
+    row = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    rewards = torch.tensor([reward for record in batch.rows for reward in record.turn_rewards], dtype=torch.float64)
+    returns = Returns(
+        turn_returns(rewards, row, discount),
+        turn_groups(torch.tensor(_groups(batch))[row], turn_places(row)),
+        torch.ones(len(row), dtype=torch.int64),
+    )
+    return [part.tolist() for part in advantages(returns, config.advantage).split(counts)]

@@ -1,0 +1,31 @@
+"""Reductions over the stretches that packed tokens belong to: rows, or turns within them. No padding, no loop over rows."""
+
+import msgspec
+import torch
+from torch import Tensor
+
+
+class Segments(msgspec.Struct, frozen=True):
+    """A partition of ``n`` tokens.
+
+    Attributes:
+        index: int64 [n], the segment of each token.
+        count: number of segments; those above the largest index are empty.
+    """
+
+    index: Tensor
+    count: int
+
+    def sums(self, values: Tensor) -> Tensor:
+        """[count], the sum of each segment's ``values`` ([n]); 0 of an empty one."""
+        return values.new_zeros(self.count).index_add(0, self.index, values)
+
+    def means(self, values: Tensor, chosen: Tensor) -> Tensor:
+        """[count], the mean of ``values`` ([n]) over each segment's ``chosen`` tokens (bool [n]); 0 where it has none."""
+        number = self.sums(chosen.to(values.dtype))
+        return self.sums(torch.where(chosen, values, 0.0)) / number.clamp(min=1.0)
+
+    def maxima(self, values: Tensor, chosen: Tensor) -> Tensor:
+        """[count], the largest of ``values`` ([n]) over each segment's ``chosen`` tokens; minus infinity where it has none."""
+        lowest = values.new_full((self.count,), -torch.inf)
+        return lowest.scatter_reduce(0, self.index, torch.where(chosen, values, -torch.inf), "amax")

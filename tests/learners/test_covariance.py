@@ -1,0 +1,69 @@
+"""The choice of tokens does not depend on which rank has which."""
+
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.core.recipe.algorithm import ClipCovLoss, KlCovLoss
+from learners.covariance import single_out
+
+RANDOM = np.random.default_rng(3)
+TOKENS = 60
+LOGP = torch.from_numpy(RANDOM.uniform(-6, 0, TOKENS))
+ADVANTAGES = torch.from_numpy(RANDOM.normal(0, 2, TOKENS))
+DRAW = torch.from_numpy(RANDOM.random(TOKENS))
+MASK = torch.from_numpy(RANDOM.random(TOKENS) < 0.8)
+
+
+def chosen_by_ranks(config, cuts):
+    """Which tokens are singled out when ranks hold consecutive parts; each collective hears all ranks, one thread each."""
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import Barrier
+
+    parts = list(zip(*(column.tensor_split(cuts) for column in (LOGP, ADVANTAGES, MASK, DRAW)), strict=True))
+    barrier, posted = Barrier(len(parts)), [None] * len(parts)
+
+    def rank(number):
+        def heard(values):
+            posted[number] = values
+            barrier.wait(10)
+            everybody = list(posted)
+            barrier.wait(10)
+            return everybody
+
+        return single_out(
+            *parts[number], config, add=lambda values: torch.stack(heard(values)).sum(0), gather=lambda v: torch.cat(heard(v))
+        )
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return torch.cat(list(pool.map(rank, range(len(parts)))))
+
+
+def covariances():
+    logp, advantages = LOGP[MASK].numpy(), ADVANTAGES[MASK].numpy()
+    return (LOGP.numpy() - logp.mean()) * (ADVANTAGES.numpy() - advantages.mean())
+
+
+@pytest.mark.parametrize("cuts", [[], [20], [0, 5, 59]])
+def test_kl_cov_takes_the_highest_of_the_whole_batch(cuts):
+    chosen = chosen_by_ranks(KlCovLoss(share=0.1), cuts)
+    number = int(0.1 * MASK.sum())
+    highest = sorted(np.where(MASK, covariances(), -np.inf), reverse=True)[:number]
+    assert sorted(covariances()[chosen.numpy()], reverse=True) == pytest.approx(highest)
+
+
+@pytest.mark.parametrize("cuts", [[], [20], [0, 5, 59]])
+def test_clip_cov_draws_among_those_in_range(cuts):
+    config = ClipCovLoss(share=0.05, low=0.5, high=5.0)
+    chosen = chosen_by_ranks(config, cuts)
+    assert torch.equal(chosen, chosen_by_ranks(config, []))
+    assert chosen.sum() == int(0.05 * MASK.sum())
+    assert all(0.5 < value < 5.0 for value in covariances()[chosen.numpy()])
+    assert not (chosen & ~MASK).any()
+
+
+def test_all_that_qualify_are_taken_where_they_are_few():
+    assert chosen_by_ranks(ClipCovLoss(share=1.0, low=4.0, high=6.0), [30]).sum() == sum(
+        4.0 < value < 6.0 for value, inside in zip(covariances(), MASK, strict=True) if inside
+    )
+    assert not chosen_by_ranks(ClipCovLoss(share=0.5, low=1e6, high=2e6), [30]).any()

@@ -1,0 +1,116 @@
+"""Credit by turn and generalised advantages, against loops over each row."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.payload import PayloadRef
+from asyncrl.core.recipe.algorithm import Algorithm, EpisodeCredit, GrpoAdvantage, RlooAdvantage, TurnCredit
+from learners.credit import turn_groups, turn_places, turn_returns
+from learners.gae import discounted_sums, generalised_advantages, length_adaptive_lambdas
+from learners.rating import rate
+
+ROWS = st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=9), min_size=0, max_size=5)
+
+
+def index_of(rows):
+    return torch.tensor([number for number, row in enumerate(rows) for _ in row], dtype=torch.int64)
+
+
+def flat(rows):
+    return torch.tensor([value for row in rows for value in row], dtype=torch.float64)
+
+
+@settings(deadline=None)
+@given(ROWS, st.sampled_from([1.0, 0.9, 0.0]))
+def test_a_turn_is_credited_with_what_came_from_it_on(rows, discount):
+    expected = [
+        sum(discount**later * value for later, value in enumerate(row[start:])) for row in rows for start in range(len(row))
+    ]
+    assert turn_returns(flat(rows), index_of(rows), discount).tolist() == pytest.approx(expected)
+
+
+@given(ROWS)
+def test_places_count_from_each_rows_first_turn(rows):
+    assert turn_places(index_of(rows)).tolist() == [place for row in rows for place in range(len(row))]
+
+
+def test_turns_are_compared_in_the_same_place_of_the_same_group():
+    groups = turn_groups(torch.tensor([0, 0, 0, 1, 0]), torch.tensor([0, 1, 0, 0, 1]))
+    assert groups[0] == groups[2]
+    assert groups[1] == groups[4]
+    assert len(set(groups.tolist())) == 3
+
+
+@settings(deadline=None)
+@given(ROWS, st.sampled_from([1.0, 0.9]), st.sampled_from([1.0, 0.95, 0.0]), st.randoms(use_true_random=False))
+def test_generalised_advantages_are_those_of_a_loop_backwards(rows, discount, smoothing, random):
+    values = [[random.uniform(-2, 2) for _ in row] for row in rows]
+    expected = []
+    for rewards, of_row in zip(rows, values, strict=True):
+        ahead, next_value, backwards = 0.0, 0.0, []
+        for reward, value in zip(reversed(rewards), reversed(of_row), strict=True):
+            ahead = reward + discount * next_value - value + discount * smoothing * ahead
+            next_value = value
+            backwards.append(ahead)
+        expected += backwards[::-1]
+    row = index_of(rows)
+    lambdas = torch.full((len(row),), smoothing, dtype=torch.float64)
+    advantages, returns = generalised_advantages(flat(values), flat(rows), row, discount, lambdas)
+    assert advantages.tolist() == pytest.approx(expected, abs=1e-9)
+    assert returns.tolist() == pytest.approx([a + v for a, v in zip(expected, flat(values).tolist(), strict=True)], abs=1e-9)
+
+
+def test_longer_rows_look_further_back():
+    lambdas = length_adaptive_lambdas(torch.tensor([1, 40, 400]), alpha=0.05)
+    assert lambdas.tolist() == pytest.approx([0.0, 0.5, 0.95])
+
+
+def test_a_long_row_costs_few_steps_and_stays_exact():
+    values = torch.ones(10_000, dtype=torch.float64)
+    decay = torch.full_like(values, 0.999)
+    assert discounted_sums(values, decay)[0].item() == pytest.approx((1 - 0.999**10_000) / 0.001)
+
+
+def record(group, sample, turn_rewards):
+    return RowRecord(
+        group_id=GroupId(group),
+        task_id=TaskId("t"),
+        sample_index=sample,
+        length=20,
+        loss_tokens=10,
+        reward=sum(turn_rewards),
+        committed_version=PolicyVersion(0),
+        weight=1.0,
+        payload=PayloadRef(0, "", 0, 0, 0),
+        turn_rewards=turn_rewards,
+    )
+
+
+BATCH = Batch(
+    PolicyVersion(0),
+    PolicyVersion(0),
+    (record(7, 0, (0.0, 1.0)), record(7, 1, (0.5,)), record(3, 0, (1.0, 0.0, 2.0)), record(3, 1, (0.0, 0.0))),
+)
+
+
+def test_a_batch_is_rated_by_episode():
+    config = Algorithm(advantage=GrpoAdvantage(normalize="mean"), credit=EpisodeCredit())
+    assert rate(BATCH, config) == [[0.25], [-0.25], [1.5], [-1.5]]
+
+
+def test_a_batch_is_rated_by_turn():
+    config = Algorithm(advantage=RlooAdvantage(), credit=TurnCredit(discount=0.5))
+    # Returns: 0.5, 1 | 0.5 | 1.5, 1, 2 | 0, 0. Second turn of group 7 and third of group 3 have nobody to compare with.
+    assert rate(BATCH, config) == [[0.0, 0.0], [0.0], [1.5, 1.0, 0.0], [-1.5, -1.0]]
+
+
+def test_turns_without_rewards_are_refused():
+    batch = Batch(PolicyVersion(0), PolicyVersion(0), (record(7, 0, ()),))
+    with pytest.raises(ValueError, match="sample 0 of group 7 has no turn rewards"):
+        rate(batch, Algorithm(credit=TurnCredit()))
+    assert np.isfinite(rate(batch, Algorithm())).all()
