@@ -287,7 +287,7 @@ class PayloadStore:
         self._emptied.discard(segment)
 
     def _punch(self, file: int, merged: Iterable[tuple[int, int, int, int]]) -> None:
-        """Give back the pages that nobody needs since ``[start, end)`` became part of the freed ``[merged_start, merged_end)``."""
+        """Give back the pages nobody needs since ``[start, end)`` became part of the freed ``[merged_start, merged_end)``."""
         for start, end, merged_start, merged_end in merged:
             first = max(start // PAGE, -(-merged_start // PAGE)) * PAGE
             behind = min(-(-end // PAGE), merged_end // PAGE) * PAGE
