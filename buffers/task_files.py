@@ -105,7 +105,8 @@ def find_files(root: Path, split: str, place: str) -> list[Path]:
         RecipeError: there is nothing, or it cannot be told which split is meant.
     """
     if not root.exists():
-        raise RecipeError(place, f"there is no {root}", _SUPPORTED)
+        here = "" if root.is_absolute() else f" in {Path.cwd()}"
+        raise RecipeError(place, f"there is no {root}{here}", _SUPPORTED)
     if root.is_file():
         if split:
             raise RecipeError(f"{place}.split", f"{root} is a single file, without a split {split!r}", "leave it out")

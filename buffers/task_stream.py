@@ -57,6 +57,7 @@ class TaskStream:
     """See the module.
 
     Attributes:
+        sources: where the tasks come from.
         position: how many tasks were drawn.
         skipped: malformed rows that were left out, by source.
 
@@ -72,6 +73,7 @@ class TaskStream:
     def __init__(self, sources: Sequence[TaskSource], seed: int, curriculum: Curriculum | None = None) -> None:
         if not sources or not all(len(source.tasks) for source in sources):
             raise RecipeError("tasks", "there is not a single task", "give at least one in each source")
+        self.sources = tuple(sources)
         self.position = 0
         self.skipped: Mapping[str, int] = {source.name: source.skipped for source in sources}
         self._seed = seed

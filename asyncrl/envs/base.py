@@ -70,4 +70,4 @@ class Environment(ABC):
     def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:
         """Up to ``count`` tasks of ``split`` (``train`` or ``evaluation``), a pure function of its arguments; the splits share no
         task. ``options`` are the constructor's. Environments whose tasks come from files need not define it."""
-        raise NotImplementedError(f"{cls.__name__} makes no tasks of its own; set tasks.kind to jsonl and name the files")
+        raise NotImplementedError(f"{cls.__name__} makes no tasks of its own; set tasks.kind to files and name some")

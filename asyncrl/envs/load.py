@@ -42,7 +42,7 @@ def make_tasks(spec: schema.Environment, split: str, count: int, seed: int) -> S
     """Tasks that the environment of a recipe makes itself; see :meth:`Environment.make_tasks`.
 
     Raises:
-        RecipeError: no such environment, its options do not fit, or it makes no tasks.
+        RecipeError: no such environment, its options do not fit, it makes no tasks, or raises while it makes them.
     """
     environment = environment_class(spec.name)
     options = _checked_options(spec, environment)
@@ -50,8 +50,12 @@ def make_tasks(spec: schema.Environment, split: str, count: int, seed: int) -> S
         return environment.make_tasks(split, count, seed, **options)
     except NotImplementedError as error:
         raise RecipeError(
-            "tasks.kind", f"environment {spec.name!r} makes no tasks of its own", "use `jsonl` and name files"
+            "tasks.kind", f"environment {spec.name!r} makes no tasks of its own", "use `files` and name some"
         ) from error
+    except Exception as error:
+        # The environment is the user's: whatever it raises is theirs to mend.
+        problem = f"make_tasks of {spec.name!r} raised {type(error).__name__}: {error}"
+        raise RecipeError(_NAME, problem, "mend it, or set tasks.kind to `files` and name some") from error
 
 
 def environment_class(name: str) -> type[Environment]:

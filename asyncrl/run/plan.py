@@ -4,16 +4,17 @@ Making a plan also checks what a recipe alone cannot tell: that its model, its t
 estimate, meant to tell a run that fits from one that does not.
 """
 
+from collections.abc import Iterator, Sequence
+
 import msgspec
 import psutil
 
-from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import JsonLinesTasks, Recipe
-from asyncrl.envs.base import Environment
-from asyncrl.envs.load import environment_class, load_environment
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.envs.load import load_environment
 from asyncrl.run.model_shape import ModelShape, read_shape
-from asyncrl.run.tasks import load_tasks
+from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.units import memory, quantity
+from buffers.task_stream import TaskSource
 
 DRIVER_BYTES = 500 << 20
 """Ray's and MLflow's clients."""
@@ -52,11 +53,28 @@ class Processes(msgspec.Struct, frozen=True):
     what: str
 
 
+class Source(msgspec.Struct, frozen=True):
+    """A source of tasks, read and checked.
+
+    Attributes:
+        split: what its tasks are for.
+        name: see :func:`buffers.task_stream.source_names`.
+        tasks: how many.
+        skipped: rows that are no task.
+    """
+
+    split: Split
+    name: str
+    tasks: int
+    skipped: int
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """See the module.
 
     Attributes:
         processes: in the order in which experience travels through them.
+        sources: of the tasks, training first.
         ranks: of the learner: tensor x pipeline x data parallel.
         parameters: of the model.
         episodes_per_step: what one optimizer step trains on.
@@ -69,6 +87,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     processes: tuple[Processes, ...]
+    sources: tuple[Source, ...]
     ranks: int
     parameters: int
     episodes_per_step: int
@@ -93,7 +112,6 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
         RecipeError: the model, the tasks or the environment that the recipe names are not there, or do not go together.
     """
     load_environment(recipe.environment)
-    _find_tasks(recipe)
     shape = read_shape(recipe)
     learner = recipe.learner
     ranks = learner.tensor_parallel * learner.pipeline_parallel * learner.data_parallel
@@ -101,6 +119,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
     episodes = recipe.batch.groups_per_step * recipe.batch.group_size
     plan = Plan(
         processes=_processes(recipe, shape, ranks, outstanding),
+        sources=tuple(_find_tasks(recipe)),
         ranks=ranks,
         parameters=shape.parameters,
         episodes_per_step=episodes,
@@ -115,13 +134,14 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
     return msgspec.structs.replace(plan, remarks=_remarks(recipe, shape, plan))
 
 
-def _find_tasks(recipe: Recipe) -> None:
-    if isinstance(recipe.tasks, JsonLinesTasks):
-        load_tasks(recipe, "train")
-        load_tasks(recipe, "evaluation")
-    elif environment_class(recipe.environment.name).make_tasks.__func__ is Environment.make_tasks.__func__:
-        problem = f"environment {recipe.environment.name!r} makes no tasks of its own"
-        raise RecipeError("tasks.kind", problem, "define make_tasks, or use `jsonl` and name files")
+def _find_tasks(recipe: Recipe) -> Iterator[Source]:
+    """Every source, read whole, and the curriculum, asked for its first weights."""
+    splits: tuple[tuple[Split, Sequence[TaskSource]], ...] = (
+        ("train", make_task_stream(recipe).sources),
+        ("evaluation", load_sources(recipe, "evaluation")),
+    )
+    for split, sources in splits:
+        yield from (Source(split, source.name, len(source.tasks), source.skipped) for source in sources)
 
 
 def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) -> tuple[Processes, ...]:

@@ -11,9 +11,9 @@ from asyncrl.run.units import memory, quantity
 
 
 def plan_view(plan: Plan, recipe: Recipe) -> RenderableType:
-    """Processes and memory, batch arithmetic, and the remarks."""
+    """Processes and memory, tasks, batch arithmetic, and the remarks."""
     remarks = [Text(f"Note: {remark}", "yellow") for remark in plan.remarks]
-    return Group(_processes(plan), Text(), _arithmetic(plan, recipe), *remarks)
+    return Group(_processes(plan), Text(), _tasks(plan), Text(), _arithmetic(plan, recipe), *remarks)
 
 
 def _processes(plan: Plan) -> Table:
@@ -27,6 +27,17 @@ def _processes(plan: Plan) -> Table:
     table.add_column("what", footer=free)
     for process in plan.processes:
         table.add_row(process.role, str(process.count), memory(process.each_bytes), process.what)
+    return table
+
+
+def _tasks(plan: Plan) -> Table:
+    table = Table(title="Tasks", title_justify="left", border_style="dim", box=box.ROUNDED)
+    table.add_column("for")
+    table.add_column("source", overflow="fold")
+    table.add_column("tasks", justify="right")
+    table.add_column("malformed rows left out", justify="right")
+    for source in plan.sources:
+        table.add_row(source.split, source.name, f"{source.tasks:,}", f"{source.skipped:,}" if source.skipped else "none")
     return table
 
 

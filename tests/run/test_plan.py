@@ -1,13 +1,16 @@
 import json
+import sys
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import compose
 from asyncrl.run.model_shape import read_shape
-from asyncrl.run.plan import Machine, make_plan
+from asyncrl.run.plan import Machine, Source, make_plan
 from asyncrl.run.plan_view import plan_view
 
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
@@ -122,12 +125,70 @@ def test_a_config_that_is_no_model_s_is_refused(tmp_path):
         make_plan(compose("quickstart", [f"model.path={tmp_path}"]), ROOMY)
 
 
+def of_files(*overrides: str, train: str, evaluation: str) -> Recipe:
+    sources = [f"+tasks.train=[{train}]", f"+tasks.evaluation=[{evaluation}]"]
+    return compose("quickstart", ["~tasks", "+tasks.kind=files", *sources, *overrides])
+
+
+def test_every_source_of_tasks_is_read_and_counted(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1"}\n{"prompt": \n{"prompt": "2+2"}\n')
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["a", "b", None]}), tmp_path / "b.parquet")
+    train = f"{{path: {tmp_path}/a.jsonl}}, {{path: {tmp_path}/b.parquet, prompt_key: question}}"
+    (tmp_path / "c.jsonl").write_text('{"prompt": "3+3"}')
+    evaluation = f"{{path: {tmp_path}/c.jsonl}}"
+    recipe = of_files("+tasks.on_malformed=skip", train=train, evaluation=evaluation)
+    plan = make_plan(recipe, ROOMY)
+    assert plan.sources == (
+        Source("train", "a.jsonl", 2, 1),
+        Source("train", "b.parquet", 2, 1),
+        Source("evaluation", "c.jsonl", 1, 0),
+    )
+    with pytest.raises(RecipeError, match=r"a\.jsonl:2 is no JSON object") as caught:
+        make_plan(of_files(train=train, evaluation=evaluation), ROOMY)
+    assert caught.value.place == "tasks.train[0]"
+
+
 def test_task_files_must_be_there(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1"}')
-    overrides = ["~tasks", "+tasks.kind=jsonl", f"+tasks.train={tmp_path}/train.jsonl", f"+tasks.evaluation={tmp_path}/no.jsonl"]
     with pytest.raises(RecipeError) as caught:
-        make_plan(compose("quickstart", overrides), ROOMY)
-    assert caught.value.place == "tasks.evaluation"
+        make_plan(of_files(train=f"{{path: {tmp_path}/train.jsonl}}", evaluation=f"{{path: {tmp_path}/no.jsonl}}"), ROOMY)
+    assert caught.value.place == "tasks.evaluation[0]"
+
+
+def test_the_curriculum_must_be_there(tmp_path):
+    for name in ("train", "held_out"):
+        (tmp_path / f"{name}.jsonl").write_text('{"prompt": "1+1"}')
+    files = {"train": f"{{path: {tmp_path}/train.jsonl}}", "evaluation": f"{{path: {tmp_path}/held_out.jsonl}}"}
+    with pytest.raises(RecipeError) as caught:
+        make_plan(of_files("+tasks.curriculum.name=no_such_module:Ladder", **files), ROOMY)
+    assert caught.value.place == "tasks.curriculum.name"
+
+
+MADE = {
+    "[]": "returned []",
+    "None": "returned None",
+    "[{'prompt': 'a'}]": "returned {'prompt': 'a'} at 0",
+    "[Task(id=1, prompt='a')]": "returned Task(id=1, prompt='a', data={}) at 0",
+    "[Task(id='1', prompt='a'), Task(id='1', prompt='b')]": "two tasks of one id",
+    "[][0]": "raised IndexError",
+}
+
+
+@pytest.mark.parametrize(("made", "told"), MADE.items())
+def test_what_an_environment_makes_is_checked(tmp_path, monkeypatch, made, told):
+    (tmp_path / "my_world.py").write_text(
+        "from asyncrl.core.task import Task\n"
+        "from asyncrl.envs.calculator import Calculator\n"
+        "class World(Calculator):\n"
+        "    @classmethod\n"
+        "    def make_tasks(cls, split, count, seed, **options):\n"
+        f"        return {made}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_world", raising=False)
+    with pytest.raises(RecipeError) as caught:
+        make_plan(compose("quickstart", ["environment.name=my_world:World"]), ROOMY)
+    assert told in str(caught.value)
 
 
 def test_the_view_tells_processes_memory_and_arithmetic():
@@ -136,5 +197,14 @@ def test_the_view_tells_processes_memory_and_arithmetic():
     with console.capture() as captured:
         console.print(plan_view(make_plan(recipe, Machine(2 << 30, 1 << 30, 2)), recipe))
     text = captured.get()
-    for told in ("a vLLM engine", "a Megatron rank", "1.0 GiB free of 2.0 GiB here", "groups of", "never over 4", "Note: about"):
+    for told in (
+        "a vLLM engine",
+        "a Megatron rank",
+        "1.0 GiB free of 2.0 GiB here",
+        "groups of",
+        "never over 4",
+        "Note: about",
+        "generated",
+        "3,000",
+    ):
         assert told in text
