@@ -1,0 +1,40 @@
+"""From ``module:Class`` in a recipe to the class: how code of the user's own comes in."""
+
+import importlib
+import os
+import sys
+
+from asyncrl.core.errors import RecipeError
+
+
+def load_class(name: str, place: str) -> type:
+    """The class that ``name`` means; its module is looked for where Python looks, and last in the current folder.
+
+    Args:
+        name: ``module:Class``.
+        place: key of the recipe to blame, e.g. ``buffer.sampler.name``.
+
+    Raises:
+        RecipeError: there is no such thing, or its module cannot be imported.
+    """
+    module_name, _, class_name = name.partition(":")
+    if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+        raise RecipeError(place, f"{name!r} names no class", "write it as `module:Class`")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # last, so that a file that happens to lie here hides no library
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        # The module is the user's: whatever it raises while it is imported is theirs to mend.
+        problem = f"importing module {module_name!r} failed with {type(error).__name__}: {error}"
+        raise RecipeError(place, problem, f"mend the module, or make it importable from {here}") from error
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type):
+        problem = "is no class" if found is not None else "does not exist"
+        classes = sorted(
+            key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name
+        )
+        remedy = f"name one of {', '.join(classes)}" if classes else f"define it in {module.__file__}"
+        raise RecipeError(place, f"{class_name!r} of module {module_name} {problem}", remedy)
+    return found

@@ -1,0 +1,141 @@
+"""What others do, to compare with: staleness controlled by admission alone.
+
+Groups are issued by the same pace as the real buffer's, and whatever is finished is trained in the order in which it was
+finished, with all its tokens. Nothing looks at how old they are. Only the simulation uses it.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.errors import FailureKind
+from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.recipe.schema import Recipe, ZeroVarianceFilter
+from asyncrl.core.ticket import Ticket
+from buffers.task_stream import TaskStream
+
+
+class _Group(msgspec.Struct):
+    ticket: Ticket
+    worker: WorkerId
+    finished: dict[int, FinishedSample] = {}
+
+
+class AdmissionOnly:
+    """See the module; the methods are those of :class:`buffers.simulation.Buffer`. Failed samples lose their whole group."""
+
+    def __init__(self, recipe: Recipe, tasks: TaskStream) -> None:
+        self._size, self._tasks = recipe.batch.group_size, tasks
+        self._most = (recipe.buffer.pipeline_depth + 1) * recipe.batch.groups_per_step
+        self._filters = any(isinstance(chosen, ZeroVarianceFilter) for chosen in recipe.buffer.filters)
+        self._issued = 0
+        self._running: dict[GroupId, _Group] = {}
+        self._ready: deque[_Group] = deque()
+        self._again: deque[Ticket] = deque()
+        self._taken: dict[PolicyVersion, list[_Group]] = {}
+        self._freed: list[PayloadRef] = []
+        self.version = PolicyVersion(0)
+
+    def room(self) -> int:
+        """By pace, groups being trained included."""
+        return self._most - len(self._running) - len(self._ready) - sum(map(len, self._taken.values()))
+
+    def lease(self, worker: WorkerId, limit: int, now: float) -> list[Ticket]:
+        """What failed comes first, under the same group id."""
+        tickets = []
+        for _ in range(min(limit, self.room())):
+            if self._again:
+                ticket = msgspec.structs.replace(self._again.popleft(), version=self.version)
+            else:
+                ticket = Ticket(GroupId(self._issued), self._tasks.next().task, tuple(range(self._size)), 0, self.version)
+                self._issued += 1
+            self._running[ticket.group_id] = _Group(ticket, worker)
+            tickets.append(ticket)
+        return tickets
+
+    def commit(self, samples: Sequence[FinishedSample], now: float) -> None:
+        """A group that is whole is ready, or left out."""
+        for sample in samples:
+            group = self._running.get(sample.group_id)
+            if group is None:
+                self._freed.append(sample.payload)
+                continue
+            group.finished[sample.sample_index] = sample
+            if len(group.finished) == self._size:
+                del self._running[sample.group_id]
+                if self._filters and len({finished.reward for finished in group.finished.values()}) == 1:
+                    self._free(group)
+                else:
+                    self._ready.append(group)
+
+    def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
+        """The group is issued again."""
+        if group_id in self._running:
+            group = self._running.pop(group_id)
+            attempt = group.ticket.attempt + (kind is FailureKind.DATA)
+            self._free(group)
+            self._again.append(msgspec.structs.replace(group.ticket, attempt=attempt))
+
+    def lost(self, worker: WorkerId) -> None:
+        """Its groups are issued again."""
+        for group_id in [group_id for group_id, group in self._running.items() if group.worker == worker]:
+            self.fail(group_id, 0, FailureKind.INFRASTRUCTURE, "")
+
+    def unwanted(self, worker: WorkerId, running: Sequence[GroupId]) -> list[GroupId]:
+        """Nothing is ever stopped."""
+        return []
+
+    def has_stale(self, version: PolicyVersion) -> bool:
+        """Nothing is ever stale."""
+        return False
+
+    def expire(self, version: PolicyVersion) -> None:
+        """Nothing is ever stale."""
+
+    def takeable(self, version: PolicyVersion, groups: int) -> bool:
+        """Whether enough is ready."""
+        return len(self._ready) >= groups
+
+    def take(self, version: PolicyVersion, groups: int) -> Batch:
+        """First finished, first trained; every token counts."""
+        self._taken[version] = [self._ready.popleft() for _ in range(groups)]
+        rows = [
+            RowRecord(
+                group_id=sample.group_id,
+                task_id=group.ticket.task.id,
+                sample_index=sample.sample_index,
+                length=sample.length,
+                loss_tokens=sample.length,
+                reward=sample.reward,
+                committed_version=sample.sampled[-1][0],
+                weight=1.0,
+                payload=sample.payload,
+            )
+            for group in self._taken[version]
+            for sample in group.finished.values()
+        ]
+        return Batch(version, PolicyVersion(0), tuple(rows))
+
+    def trained(self, version: PolicyVersion) -> None:
+        """Payload is freed with the checkpoint."""
+
+    def advance(self, version: PolicyVersion) -> None:
+        """What was trained by an earlier version is no longer outstanding."""
+        self.version = version
+        for trained in [trained for trained in self._taken if trained < version]:
+            for group in self._taken.pop(trained):
+                self._free(group)
+
+    def checkpointed(self, version: PolicyVersion) -> None:
+        """Nothing is kept for redoing."""
+
+    def drain_freed(self) -> list[PayloadRef]:
+        """Payload nobody needs any more."""
+        freed, self._freed = self._freed, []
+        return freed
+
+    def _free(self, group: _Group) -> None:
+        self._freed += [sample.payload for sample in group.finished.values()]

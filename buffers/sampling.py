@@ -1,0 +1,258 @@
+"""Which of the ready groups are trained next, and how their loss terms are weighed.
+
+What always holds: a sampler is a pure function of its arguments (all randomness comes from ``rng``); ``n`` different ready groups
+are sampled; a group is consumed by the training that uses up its last permitted use, and not before.
+"""
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Protocol, cast
+
+import msgspec
+
+from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.plug_in import load_class
+from asyncrl.core.recipe.schema import (
+    CustomSampler,
+    FifoSampler,
+    FileTasks,
+    FreshestSampler,
+    PrioritisedSampler,
+    Recipe,
+    StratifiedSampler,
+)
+from buffers.ready import Ready, ReadyGroup
+from buffers.systematic import inclusion_probabilities, systematic_hits
+from buffers.task_stream import source_names
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """What is trained next.
+
+    Attributes:
+        sampled: the groups, in the order in which they are handed out.
+        consumed: those of them that are not kept to be trained again.
+        weights: factor of each sampled group's loss terms, parallel to ``sampled``; 1 where the sampler needs none.
+    """
+
+    sampled: tuple[GroupId, ...]
+    consumed: tuple[GroupId, ...]
+    weights: tuple[float, ...]
+
+
+class Sampler(Protocol):
+    """What a sampler must have."""
+
+    def sample(self, ready: Ready, n: int, version: PolicyVersion, rng: random.Random) -> Selection:
+        """Choose ``n`` of the ready groups.
+
+        Args:
+            ready: a mapping from group id to :class:`~buffers.ready.ReadyGroup`, oldest group first; never changed by a sampler.
+            n: from 0 to ``len(ready)``.
+            version: the policy version that will be trained.
+            rng: seeded from the recipe's seed and ``version``; the only randomness a sampler may use.
+        """
+        ...
+
+
+class BadSelection(AsyncRLError):
+    """A sampler of the user's own chose what cannot be handed out."""
+
+
+def make_sampler(recipe: Recipe) -> Sampler:
+    """The sampler of ``recipe.buffer``.
+
+    Raises:
+        RecipeError: a sampler of the user's own cannot be loaded, or has no ``sample``.
+    """
+    max_reuse = recipe.buffer.max_reuse
+    match recipe.buffer.sampler:
+        case FifoSampler():
+            return Fifo(max_reuse)
+        case FreshestSampler():
+            return Freshest(max_reuse)
+        case PrioritisedSampler() as options:
+            return Prioritised(options, max_reuse)
+        case StratifiedSampler():
+            weights = _source_weights(recipe)
+            return Stratified(weights, max_reuse) if weights else Fifo(max_reuse)
+        case CustomSampler() as options:
+            return Checked(_load(options), options.name, max_reuse)
+
+
+class Fifo:
+    """Oldest group first."""
+
+    def __init__(self, max_reuse: int) -> None:
+        self._max_reuse = max_reuse
+
+    def sample(self, ready: Ready, n: int, version: PolicyVersion, rng: random.Random) -> Selection:
+        """See :class:`Sampler`."""
+        return _plain(ready, ready.oldest(n), self._max_reuse)
+
+
+class Freshest:
+    """The groups with the newest tokens; among equals, those whose oldest token is newest, then the newest group."""
+
+    def __init__(self, max_reuse: int) -> None:
+        self._max_reuse = max_reuse
+
+    def sample(self, ready: Ready, n: int, version: PolicyVersion, rng: random.Random) -> Selection:
+        """See :class:`Sampler`."""
+        newest_first = sorted(ready.values(), key=lambda g: (g.newest_sampled, g.oldest_sampled, g.group_id), reverse=True)
+        return _plain(ready, [group.group_id for group in newest_first[:n]], self._max_reuse)
+
+
+class Prioritised:
+    """Probability proportional to priority, without replacement, and weights that make up for it.
+
+    Priorities follow Schaul et al. 2016, "Prioritized Experience Replay" (arXiv:1511.05952); there, transitions are drawn with
+    replacement and the correction is annealed. Here the inclusion probabilities ``pi`` are exact (:mod:`buffers.systematic`) and
+    so are the weights ``n / (N * pi)``: the mean of ``weight * x`` over the ``n`` sampled groups is an unbiased estimate of the
+    mean of ``x`` over all ``N`` ready ones (Horvitz and Thompson 1952, "A generalization of sampling without replacement from a
+    finite universe"). Groups lie on the line oldest first, so a sample is also spread evenly over the ages.
+    """
+
+    _RESOLUTION = 2**32
+    """Priorities are rounded to this many steps of the largest, which makes the rest exact."""
+
+    def __init__(self, options: PrioritisedSampler, max_reuse: int) -> None:
+        self._options, self._max_reuse = options, max_reuse
+
+    def sample(self, ready: Ready, n: int, version: PolicyVersion, rng: random.Random) -> Selection:
+        """See :class:`Sampler`."""
+        if n == 0:
+            return Selection((), (), ())
+        groups = list(ready.values())
+        probabilities = inclusion_probabilities(self.sizes(groups, version), n)
+        sizes = _common_integers(probabilities)
+        hits = systematic_hits(sizes, n, rng.randrange(sum(sizes)))
+        sampled = [(group.group_id, p) for group, p, hit in zip(groups, probabilities, hits, strict=True) if hit]
+        chosen = tuple(group_id for group_id, _ in sampled)
+        weights = tuple(float(n / (len(groups) * p)) for _, p in sampled)
+        return Selection(chosen, _used_up(ready, chosen, self._max_reuse), weights)
+
+    def sizes(self, groups: Sequence[ReadyGroup], version: PolicyVersion) -> list[int]:
+        """Priorities as integers from 1 to ``2**32``; logarithms keep large exponents and great ages from overflowing."""
+        options = self._options
+        logs = [
+            options.exponent * math.log(group.advantage + options.floor)
+            + (version - group.oldest_sampled) * math.log(options.staleness_decay)
+            for group in groups
+        ]
+        largest = max(logs)
+        return [max(1, round(math.exp(log - largest) * self._RESOLUTION)) for log in logs]
+
+
+class Stratified:
+    """Each task source gets its share of the ``n`` groups, rounded down or up; oldest group first within each.
+
+    Which shares are rounded up moves on with the version (a systematic sample whose start takes steps of the golden ratio), so
+    that over versions each source gets its share without any state to keep. Where a source has too few, the oldest of the others
+    fill in.
+
+    Args:
+        weights: of each source, by name; sources that are not named are only used to fill in.
+    """
+
+    _GOLDEN = 2654435769
+    """``2**32`` divided by the golden ratio, odd: multiples of it are spread evenly over ``2**32``."""
+
+    def __init__(self, weights: Mapping[str, float], max_reuse: int) -> None:
+        self._sources = tuple(weights)
+        self._sizes = _common_integers([Fraction(weight) for weight in weights.values()])
+        self._max_reuse = max_reuse
+
+    def sample(self, ready: Ready, n: int, version: PolicyVersion, rng: random.Random) -> Selection:
+        """See :class:`Sampler`."""
+        left = self.quotas(n, version)
+        chosen, passed_over = [], []
+        for group in ready.values():
+            if left.get(group.source, 0):
+                left[group.source] -= 1
+                chosen.append(group.group_id)
+                if len(chosen) == n:
+                    break
+            else:
+                passed_over.append(group.group_id)
+        filled = chosen + passed_over[: n - len(chosen)]
+        return _plain(ready, sorted(filled), self._max_reuse)
+
+    def quotas(self, n: int, version: PolicyVersion) -> dict[str, int]:
+        """How many of ``n`` groups each source is to give at ``version``; their sum is ``n``."""
+        start = version * self._GOLDEN % 2**32 * sum(self._sizes) // 2**32
+        return dict(zip(self._sources, systematic_hits(self._sizes, n, start), strict=True))
+
+
+class Checked:
+    """A sampler of the user's own, whose answers are checked before anything is done with them."""
+
+    def __init__(self, sampler: Sampler, name: str, max_reuse: int) -> None:
+        self._sampler, self._name, self._max_reuse = sampler, name, max_reuse
+
+    def sample(self, ready: Ready, n: int, version: PolicyVersion, rng: random.Random) -> Selection:
+        """See :class:`Sampler`.
+
+        Raises:
+            BadSelection: the answer breaks the contract.
+        """
+        selection = self._sampler.sample(ready, n, version, rng)
+        if problem := self._problem(selection, ready, n):
+            raise BadSelection(f"buffer.sampler {self._name}: {problem}; see buffers.sampling.Selection for what is right")
+        return selection
+
+    def _problem(self, selection: object, ready: Ready, n: int) -> str:
+        if not isinstance(selection, Selection):
+            return f"sample returned {type(selection).__name__}, not a Selection"
+        sampled = set(selection.sampled)
+        if len(selection.sampled) != n or len(sampled) != n:
+            return f"{n} different groups were wanted, {len(selection.sampled)} were sampled, {len(sampled)} of them different"
+        if unknown := sorted(sampled - ready.keys()):
+            return f"groups {unknown} were sampled and are not ready"
+        if stray := sorted(set(selection.consumed) - sampled):
+            return f"groups {stray} were consumed and not sampled"
+        used_up = set(_used_up(ready, selection.sampled, self._max_reuse))
+        if kept := sorted(used_up - set(selection.consumed)):
+            return f"groups {kept} would be kept beyond buffer.max_reuse {self._max_reuse}; consume them"
+        if len(selection.weights) != n or not all(math.isfinite(w) and w >= 0 for w in selection.weights):
+            return f"weights must be {n} finite numbers of at least 0, got {selection.weights}"
+        return ""
+
+
+def _plain(ready: Ready, sampled: Iterable[GroupId], max_reuse: int) -> Selection:
+    chosen = tuple(sampled)
+    return Selection(chosen, _used_up(ready, chosen, max_reuse), (1.0,) * len(chosen))
+
+
+def _used_up(ready: Ready, sampled: Iterable[GroupId], max_reuse: int) -> tuple[GroupId, ...]:
+    return tuple(group_id for group_id in sampled if ready[group_id].uses + 1 >= max_reuse)
+
+
+def _common_integers(numbers: Sequence[Fraction]) -> list[int]:
+    """The numbers times their least common denominator."""
+    denominator = math.lcm(*(number.denominator for number in numbers))
+    return [int(number * denominator) for number in numbers]
+
+
+def _source_weights(recipe: Recipe) -> dict[str, float]:
+    """By name of the source; empty where an environment makes the tasks, which then are of one source."""
+    if not isinstance(recipe.tasks, FileTasks):
+        return {}
+    files = recipe.tasks.train
+    return {name: file.weight for name, file in zip(source_names(files, "tasks.train"), files, strict=True)}
+
+
+def _load(options: CustomSampler) -> Sampler:
+    place = "buffer.sampler.name"
+    loaded = load_class(options.name, place)
+    if not callable(getattr(loaded, "sample", None)):
+        raise RecipeError(place, f"{options.name} has no method `sample`", "define what buffers.sampling.Sampler asks for")
+    try:
+        return cast(Sampler, loaded(**options.options))
+    except TypeError as error:
+        raise RecipeError(
+            "buffer.sampler.options", f"{options.name} refuses them: {error}", "use its own keyword arguments"
+        ) from error

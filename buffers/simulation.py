@@ -1,0 +1,394 @@
+"""A pool of engines and a learner around the real buffer, in simulated time.
+
+Tickets, groups, staleness and the ledger are the code that runs in production; only time, tokens and failures are made up. A run
+is a pure function of its arguments: episodes take time with a heavy tail and are as long as they take, engines install each new
+version at their own moment of its publication, die and come back, environments break. Which version sampled how many tokens of an
+episode follows from when it ran.
+"""
+
+import heapq
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Protocol
+
+import msgspec
+
+from asyncrl.core.batch import Batch
+from asyncrl.core.errors import FailureKind
+from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
+from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.recipe import schema
+from asyncrl.core.task import Task
+from asyncrl.core.ticket import Ticket
+from asyncrl.core.trajectory import StopReason
+from buffers.task_stream import TaskSource, TaskStream
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_SHARD = 0
+
+
+class Buffer(Protocol):
+    """What the pool needs of a replay buffer; see :class:`buffers.replay_buffer.ReplayBuffer`."""
+
+    def room(self) -> int: ...  # noqa: D102
+    def lease(self, worker: WorkerId, limit: int, now: float) -> list[Ticket]: ...  # noqa: D102
+    def commit(self, samples: Sequence[FinishedSample], now: float) -> None: ...  # noqa: D102
+    def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None: ...  # noqa: D102
+    def lost(self, worker: WorkerId) -> None: ...  # noqa: D102
+    def unwanted(self, worker: WorkerId, running: Sequence[GroupId]) -> list[GroupId]: ...  # noqa: D102
+    def has_stale(self, version: PolicyVersion) -> bool: ...  # noqa: D102
+    def expire(self, version: PolicyVersion) -> None: ...  # noqa: D102
+    def takeable(self, version: PolicyVersion, groups: int) -> bool: ...  # noqa: D102
+    def take(self, version: PolicyVersion, groups: int) -> Batch: ...  # noqa: D102
+    def trained(self, version: PolicyVersion) -> None: ...  # noqa: D102
+    def advance(self, version: PolicyVersion) -> None: ...  # noqa: D102
+    def checkpointed(self, version: PolicyVersion) -> None: ...  # noqa: D102
+    def drain_freed(self) -> list[PayloadRef]: ...  # noqa: D102
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """The made-up world. Times are in seconds.
+
+    Attributes:
+        engines: in the pool.
+        slots: episodes an engine runs at once; it leases a group when all its episodes have a slot.
+        shortest: duration of the shortest possible episode.
+        tail: of the Pareto distribution of durations; below 2 its variance is infinite; ``math.inf`` makes all equally long.
+        longest: no episode takes longer, as under ``environment.episode_timeout_s``.
+        tokens_per_second: of one episode, so that slow means long.
+        step: one optimizer step.
+        publish: one weight publication; each engine installs the weights at its own moment of it.
+        engine_life: mean time after which an engine dies.
+        silence: how long after its death its episodes are given up and it comes back.
+        broken: share of episodes whose environment breaks underway.
+        seed: of durations and failures.
+    """
+
+    engines: int
+    slots: int
+    shortest: float
+    tail: float = 1.2
+    longest: float = math.inf
+    tokens_per_second: float = 20.0
+    step: float
+    publish: float
+    engine_life: float = math.inf
+    silence: float = 30.0
+    broken: float = 0.0
+    seed: int = 0
+
+    def duration(self, group_id: GroupId, sample_index: int) -> float:
+        """Of an episode. The same whenever it is issued again: what makes an episode long is its task."""
+        uniform = _uniform(self.seed, group_id, sample_index)
+        return min(self.shortest * (1 - uniform) ** (-1 / self.tail), self.longest)
+
+    def length(self, group_id: GroupId, sample_index: int) -> int:
+        """Of an episode, in sampled tokens; it has no others."""
+        return max(1, round(self.duration(group_id, sample_index) * self.tokens_per_second))
+
+    def breaks(self, group_id: GroupId, sample_index: int, attempt: int) -> bool:
+        """Whether the environment of this attempt breaks."""
+        return _uniform(self.seed, group_id, sample_index, attempt, 1) < self.broken
+
+
+class Observer(Protocol):
+    """Who wants to see what happens in the pool."""
+
+    def issued(self, ticket: Ticket, now: float) -> None:
+        """A ticket was leased; it may be one that was issued before."""
+        ...
+
+    def took(self, batch: Batch, samples: Sequence[FinishedSample]) -> None:
+        """The learner takes a batch, of which row ``i`` is ``samples[i]``."""
+        ...
+
+
+Reward = Callable[[Task, int, PolicyVersion], float]
+"""Of the sample with this index of a group of this task, whose first token this version sampled."""
+
+
+class Varied:
+    """Rewards 0 and 1 in turn within a group, but for a share of tasks whose groups have no variance, for a filter to leave out."""
+
+    def __init__(self, without_variance: float, seed: int = 0) -> None:
+        self._share, self._seed = without_variance, seed
+
+    def __call__(self, task: Task, sample_index: int, version: PolicyVersion) -> float:
+        """See :data:`Reward`."""
+        return 0.0 if _uniform(self._seed, task.data["number"]) < self._share else float(sample_index % 2)
+
+
+class Pool:
+    """Engines, learner and buffer; :meth:`run` lets time pass.
+
+    Attributes:
+        now: seconds since the start.
+        step: optimizer steps done.
+        learner_idle: seconds the learner waited for a batch, or for a publication to end before it could begin the next.
+        stored: payload that the buffer has not freed yet, by offset.
+
+    Args:
+        recipe: its ``batch`` and ``steps`` are used; the rest of it is the buffer's.
+        buffer: new.
+        shape: of the world.
+        reward: of an episode.
+        observers: who is told.
+    """
+
+    def __init__(
+        self, recipe: schema.Recipe, buffer: Buffer, shape: Shape, reward: Reward, observers: Sequence[Observer] = ()
+    ) -> None:
+        self._buffer, self._shape, self._reward, self._observers = buffer, shape, reward, observers
+        self._batch, self._steps = recipe.batch, recipe.steps
+        self._renews = recipe.buffer.on_stale == "drop"
+        self._rng = random.Random(shape.seed)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = count()
+        self._offsets = count()
+        self._engines = [_Engine(number, shape.slots, number * _GOLDEN % 1 * shape.publish) for number in range(shape.engines)]
+        self._idle = dict.fromkeys(self._engines)
+        self._publications: list[float] = []
+        self._publishing = False
+        self._waiting_since: float | None = 0.0
+        self._trained_ahead = False
+        self.now = 0.0
+        self.step = 0
+        self.learner_idle = 0.0
+        self.stored: dict[int, FinishedSample] = {}
+        self._next_death()
+
+    @property
+    def done(self) -> bool:
+        """Whether the last step was done."""
+        return self.step == self._steps
+
+    def run(self, until: float = math.inf) -> None:
+        """Let time pass to ``until``, or to the end of the last step.
+
+        Raises:
+            RuntimeError: nothing is left that could happen, and the last step was not done.
+        """
+        self._settle()
+        while not self.done:
+            if not self._events:
+                raise RuntimeError(f"the pool stands still at step {self.step} of {self._steps}, {self.now:g} s after its start")
+            if self._events[0][0] > until:
+                self.now = until
+                return
+            self.now, _, happen = heapq.heappop(self._events)
+            happen()
+            self._settle()
+
+    def _at(self, seconds_from_now: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + seconds_from_now, next(self._serial), happen))
+
+    def _settle(self) -> None:
+        """Whoever waits goes on if it can: the learner first, then engines with free slots."""
+        if self._waiting_since is not None and not self._trained_ahead:
+            self._try_to_take()
+        for ref in self._buffer.drain_freed():
+            del self.stored[ref.offset]
+        while self._idle and self._buffer.room() > 0:
+            engine = next(iter(self._idle))
+            tickets = self._buffer.lease(engine.worker, engine.free // self._batch.group_size, self.now)
+            for ticket in tickets:
+                self._begin(engine, ticket)
+            self._note_slots(engine)
+
+    # Engines
+
+    def _begin(self, engine: "_Engine", ticket: Ticket) -> None:
+        for observer in self._observers:
+            observer.issued(ticket, self.now)
+        for index in ticket.samples:
+            episode = _Episode(engine, ticket, index, self.now)
+            engine.running[ticket.group_id, index] = episode
+            duration = self._shape.duration(ticket.group_id, index)
+            if self._shape.breaks(ticket.group_id, index, ticket.attempt):
+                self._at(duration / 2, episode_ends(self._break, episode))
+            else:
+                self._at(duration, episode_ends(self._finish, episode))
+
+    def _finish(self, episode: "_Episode") -> None:
+        ticket, index = episode.ticket, episode.index
+        length = self._shape.length(ticket.group_id, index)
+        sampled = tuple(self._sampled(episode, length))
+        sample = FinishedSample(
+            group_id=ticket.group_id,
+            sample_index=index,
+            length=length,
+            sampled=sampled,
+            reward=self._reward(ticket.task, index, sampled[0][0]),
+            stop_reason=StopReason.ENVIRONMENT_DONE,
+            payload=PayloadRef(_SHARD, "", next(self._offsets), 9 * length, 0),
+        )
+        self.stored[sample.payload.offset] = sample
+        self._end(episode)
+        self._buffer.commit([sample], self.now)
+
+    def _sampled(self, episode: "_Episode", length: int) -> Iterator[tuple[PolicyVersion, int]]:
+        """Tokens by version: those sampled between the moments at which the engine installed it and the next one."""
+        installed, duration = episode.engine.installed_after, self.now - episode.began
+        first = bisect_right(self._publications, episode.began - installed)
+        last = bisect_right(self._publications, self.now - installed)
+        done = 0
+        for version in range(first, last + 1):
+            if version == last:
+                so_far = length
+            else:
+                so_far = int(length * (self._publications[version] + installed - episode.began) / duration)
+            if so_far > done:
+                yield PolicyVersion(version), so_far - done
+            done = so_far
+
+    def _break(self, episode: "_Episode") -> None:
+        self._end(episode)
+        self._buffer.fail(episode.ticket.group_id, episode.index, FailureKind.DATA, "the simulated environment broke")
+
+    def _end(self, episode: "_Episode") -> None:
+        del episode.engine.running[episode.ticket.group_id, episode.index]
+        self._note_slots(episode.engine)
+
+    def _note_slots(self, engine: "_Engine") -> None:
+        if engine.alive and engine.free >= self._batch.group_size:
+            self._idle[engine] = None
+        else:
+            self._idle.pop(engine, None)
+
+    def _next_death(self) -> None:
+        if math.isfinite(self._shape.engine_life):
+            self._at(self._rng.expovariate(self._shape.engines / self._shape.engine_life), self._die)
+
+    def _die(self) -> None:
+        engine = self._rng.choice(self._engines)
+        if engine.alive:
+            engine.alive = False
+            engine.running.clear()
+            self._note_slots(engine)
+            self._at(self._shape.silence, lambda: self._come_back(engine))
+        self._next_death()
+
+    def _come_back(self, engine: "_Engine") -> None:
+        self._buffer.lost(engine.worker)
+        engine.lives += 1
+        engine.alive = True
+        self._note_slots(engine)
+
+    # Learner
+
+    def _try_to_take(self) -> None:
+        version, groups = PolicyVersion(self.step), self._batch.groups_per_step
+        if self._buffer.has_stale(version):
+            self._buffer.expire(version)
+        if not self._buffer.takeable(version, groups):
+            return
+        assert self._waiting_since is not None
+        self.learner_idle += self.now - self._waiting_since
+        self._waiting_since = None
+        batch = self._buffer.take(version, groups)
+        samples = [self.stored[row.payload.offset] for row in batch.rows]
+        for observer in self._observers:
+            observer.took(batch, samples)
+        self._at(self._shape.step, self._step_ends)
+
+    def _step_ends(self) -> None:
+        self._buffer.trained(PolicyVersion(self.step))
+        self.step += 1
+        self._buffer.checkpointed(PolicyVersion(self.step))
+        self._waiting_since = self.now
+        self._trained_ahead = True
+        self._try_to_publish()
+
+    def _try_to_publish(self) -> None:
+        """Never more than one publication is on the way: the learner is at most one version ahead of the clock."""
+        if self._trained_ahead and not self._publishing:
+            self._trained_ahead = False
+            self._publishing = True
+            self._publications.append(self.now)
+            version = PolicyVersion(self.step)
+            self._at(self._shape.publish, lambda: self._published(version))
+
+    def _published(self, version: PolicyVersion) -> None:
+        self._publishing = False
+        self._buffer.advance(version)
+        if self._renews:
+            for engine in self._engines:
+                self._renew(engine)
+        self._try_to_publish()
+
+    def _renew(self, engine: "_Engine") -> None:
+        unwanted = set(self._buffer.unwanted(engine.worker, sorted({group_id for group_id, _ in engine.running})))
+        for key in [key for key in engine.running if key[0] in unwanted]:
+            del engine.running[key]
+        self._note_slots(engine)
+
+
+class _Engine:
+    """One engine; ``running`` holds its episodes by group and index."""
+
+    def __init__(self, number: int, slots: int, installed_after: float) -> None:
+        self._number, self._slots = number, slots
+        self.installed_after = installed_after
+        """Seconds from the start of a publication to the moment at which this engine has the new weights."""
+        self.running: dict[tuple[GroupId, int], _Episode] = {}
+        self.alive = True
+        self.lives = 0
+
+    @property
+    def worker(self) -> WorkerId:
+        return WorkerId(f"engine-{self._number}/{self.lives}")
+
+    @property
+    def free(self) -> int:
+        return self._slots - len(self.running)
+
+
+class _Episode:
+    """One running episode. It still runs as long as its engine holds this very object."""
+
+    __slots__ = ("began", "engine", "index", "ticket")
+
+    def __init__(self, engine: _Engine, ticket: Ticket, index: int, began: float) -> None:
+        self.engine, self.ticket, self.index, self.began = engine, ticket, index, began
+
+    @property
+    def runs(self) -> bool:
+        return self.engine.running.get((self.ticket.group_id, self.index)) is self
+
+
+def episode_ends(how: Callable[[_Episode], None], episode: _Episode) -> Callable[[], None]:
+    """An event that does nothing if the episode has been stopped before."""
+    return lambda: how(episode) if episode.runs else None
+
+
+def simulated_tasks(number: int, seed: int) -> TaskStream:
+    """``number`` tasks of one source."""
+    tasks = [Task(id=TaskId(f"task-{i}"), prompt="", data={"number": i}) for i in range(number)]
+    return TaskStream([TaskSource("simulated", tasks)], seed)
+
+
+def simulated_recipe(steps: int, batch: schema.Batch, buffer: schema.Buffer, seed: int = 0) -> schema.Recipe:
+    """A recipe of which only what the buffer reads means something."""
+    return schema.Recipe(
+        name="simulated",
+        steps=steps,
+        model=schema.Model(path="simulated"),
+        environment=schema.Environment(name="simulated"),
+        batch=batch,
+        buffer=buffer,
+        seed=seed,
+    )
+
+
+def _uniform(*key: int) -> float:
+    """In [0, 1), a pure function of the key: SplitMix64 (Steele, Lea and Flood 2014) over its parts."""
+    mixed = 0
+    for part in key:
+        mixed = (mixed ^ part) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        mixed ^= mixed >> 31
+    return (mixed >> 11) * 2.0**-53

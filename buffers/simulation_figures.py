@@ -1,0 +1,99 @@
+"""What is measured in a simulated pool: how stale the tokens of the losses are, and whether short episodes are favoured."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from asyncrl.core.batch import Batch
+from asyncrl.core.errors import LedgerError
+from asyncrl.core.ids import GroupId
+from asyncrl.core.payload import FinishedSample
+from asyncrl.core.ticket import Ticket
+from buffers.simulation import Shape
+
+
+class StalenessTally:
+    """Tokens by staleness, recomputed from when they were sampled and not from what the buffer says.
+
+    Attributes:
+        in_loss: tokens that entered a loss, by staleness.
+        masked: tokens of trained rows that did not.
+        rows: trained.
+    """
+
+    def __init__(self) -> None:
+        self.in_loss: Counter[int] = Counter()
+        self.masked = 0
+        self.rows = 0
+
+    def issued(self, ticket: Ticket, now: float) -> None:
+        """Nothing to see."""
+
+    def took(self, batch: Batch, samples: Sequence[FinishedSample]) -> None:
+        """Count the tokens of a batch.
+
+        Raises:
+            LedgerError: a row's ``loss_tokens`` are not its tokens of ``batch.oldest_version`` or newer.
+        """
+        for row, sample in zip(batch.rows, samples, strict=True):
+            counted = 0
+            for version, tokens in sample.sampled:
+                if version >= batch.oldest_version:
+                    self.in_loss[batch.version - version] += tokens
+                    counted += tokens
+            if counted != row.loss_tokens:
+                raise LedgerError(
+                    f"sample {row.sample_index} of group {row.group_id} counts {row.loss_tokens} tokens at version "
+                    f"{batch.version}; {counted} were sampled by version {batch.oldest_version} or newer"
+                )
+            self.masked += sample.length - counted
+            self.rows += 1
+
+    @property
+    def mean(self) -> float:
+        """Of the staleness of a token in a loss."""
+        return sum(staleness * tokens for staleness, tokens in self.in_loss.items()) / self.in_loss.total()
+
+    @property
+    def max(self) -> int:
+        """The largest staleness of a token in a loss."""
+        return max(self.in_loss)
+
+    def share_over(self, bound: int) -> float:
+        """Share of the tokens in the losses that are older than ``bound``."""
+        return sum(tokens for staleness, tokens in self.in_loss.items() if staleness > bound) / self.in_loss.total()
+
+
+class Cohort:
+    """Episodes of the groups first issued before ``until``: how long they are, and how long those of them are that were trained.
+
+    A cohort, because at the end of a run the long ones among the last groups issued are still being generated.
+
+    Attributes:
+        issued_lengths: of every episode of every group, by group.
+        trained_lengths: of the episodes that were trained, by group.
+    """
+
+    def __init__(self, shape: Shape, until: float) -> None:
+        self._shape, self._until = shape, until
+        self.issued_lengths: dict[GroupId, list[int]] = {}
+        self.trained_lengths: dict[GroupId, list[int]] = {}
+
+    def issued(self, ticket: Ticket, now: float) -> None:
+        """Note a group the first time it is issued."""
+        if now < self._until and ticket.group_id not in self.issued_lengths:
+            self.issued_lengths[ticket.group_id] = [self._shape.length(ticket.group_id, index) for index in ticket.samples]
+
+    def took(self, batch: Batch, samples: Sequence[FinishedSample]) -> None:
+        """Note what is trained."""
+        for sample in samples:
+            if sample.group_id in self.issued_lengths:
+                self.trained_lengths.setdefault(sample.group_id, []).append(sample.length)
+
+    @property
+    def bias(self) -> float:
+        """Mean length of the trained episodes over that of the issued ones: 1 if neither short nor long ones are favoured."""
+        return _mean(self.trained_lengths) / _mean(self.issued_lengths)
+
+
+def _mean(lengths: dict[GroupId, list[int]]) -> float:
+    return sum(map(sum, lengths.values())) / sum(map(len, lengths.values()))
