@@ -44,8 +44,8 @@ class JournalDamaged(AsyncRLError):
     def __init__(self, file: Path, offset: int, problem: str) -> None:
         self.file, self.offset, self.problem = file, offset, problem
         super().__init__(
-            f"{file} is damaged at offset {offset:,}: {problem}; restore the file from a backup, or, to give up what was recorded "
-            f"there and since, move it and all later files of {file.parent} away and resume again"
+            f"{file} is damaged at offset {offset:,}: {problem}; restore the file from a backup, or, to give up what was "
+            f"recorded there and since, move it and all later files of {file.parent} away and resume again"
         )
 
     def __reduce__(self) -> tuple[type, tuple[Path, int, str]]:

@@ -1,7 +1,7 @@
 """A buffer as it was when its process ended, however it ended.
 
-What always holds after a recovery: every change that anybody was told of has happened; nobody holds a ticket, and what was running
-is issued again without counting as a failure; every row held can be read; nothing that nobody needs takes space.
+What always holds after a recovery: every change that anybody was told of has happened; nobody holds a ticket, and what was
+running is issued again without counting as a failure; every row held can be read; nothing that nobody needs takes space.
 """
 
 from collections.abc import Iterable, Mapping
@@ -146,7 +146,7 @@ def _rebuild(
 
 def _by_shard(refs: Iterable[PayloadRef], stores: Mapping[int, Store]) -> dict[int, list[PayloadRef]]:
     by_shard: dict[int, list[PayloadRef]] = {shard: [] for shard in stores}
-    for ref in refs:
+    for ref in dict.fromkeys(refs):
         by_shard[ref.shard].append(ref)
     return by_shard
 
@@ -175,7 +175,8 @@ class _Identity(msgspec.Struct, frozen=True):
             keys = sorted({key for key, _ in changed})
             told = ", ".join(f"{key} was {before.get(key, 'not there')} and is {now.get(key, 'not there')}" for key in keys)
             raise JournalOfAnotherRun(
-                f"{folder} was written with another recipe: {told}; resume with the recipe the run began with, or launch a new run"
+                f"{folder} was written with another recipe: {told}; "
+                "resume with the recipe the run began with, or launch a new run"
             )
         if self.tasks != recorded.tasks:
             raise JournalOfAnotherRun(
