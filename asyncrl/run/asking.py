@@ -10,8 +10,8 @@ from ray.exceptions import RayActorError, RayTaskError
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, ProcessDied
 
-PAUSE_CHECK_S = 5.0
-"""How often a buffer that has not answered is asked whether it waits for its disk."""
+PAUSE_CHECK_S = 10.0
+"""How often a buffer that has not answered is asked whether it waits for its disk; a lease that waits for a ticket takes less."""
 
 T = TypeVar("T")
 

@@ -73,21 +73,24 @@ class Place:
         generator: that works here, or is coming up.
         up: it has the newest weights and takes part in everything.
         coming_up: the successor's start, since the first one died.
+        death: how the last one that was up died.
     """
 
     def __init__(self, generator: Generator) -> None:
         self.generator = generator
         self.up = False
         self.coming_up: asyncio.Task[None] | None = None
+        self.death = ""
         self._past = self._latest = _NOTHING
 
     def counted(self, statistics: GeneratorStatistics) -> None:
         """What the generator here has counted."""
         self._latest = statistics
 
-    def vacate(self) -> None:
-        """The generator here died. Harmless the second time."""
-        self.up = False
+    def vacate(self, death: str) -> None:
+        """The generator here died. Harmless the second time: what is said first of a death is its cause."""
+        if self.up:
+            self.up, self.death = False, death
         self._past, self._latest = self.counters, _NOTHING
 
     @property

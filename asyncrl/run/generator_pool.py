@@ -94,14 +94,15 @@ class GeneratorPool:
             except ProcessDied as death:
                 self._died(place, death)
                 if not self._stopping.is_set():
-                    await self._replace(place, death)
+                    await self._replace(place)
 
-    async def _replace(self, place: Place, death: ProcessDied) -> None:
+    async def _replace(self, place: Place) -> None:
         """Returns when the successor is up, or when the pool is stopped: evaluations may still want it then."""
         gone = place.generator.worker
         await self._report_lost(gone)
         place.generator = self._make(next(self._numbers))
-        self._note(f"{death}. Its episodes are issued again, and {place.generator.worker} takes its place")
+        logger.warning("%s", place.death)
+        self._note(f"{place.death}. Its episodes are issued again, and {place.generator.worker} takes its place")
         place.coming_up = asyncio.create_task(self._bring_up(place, gone), name=f"{place.generator.worker} coming up")
         place.coming_up.add_done_callback(lambda _: self._changed.set())
         stopping = asyncio.create_task(self._stopping.wait())
@@ -218,10 +219,9 @@ class GeneratorPool:
 
     def _died(self, place: Place, death: ProcessDied) -> None:
         """The generator at ``place`` is gone, or its engine is: what is left of it is ended, and so does its :meth:`run`."""
-        if place.up:
-            logger.warning("%s", death)
-        self._last_death = str(death)
-        place.vacate()
+        worker, why = place.generator.worker, str(death)
+        place.vacate(why if why.startswith(worker) else f"{worker}: {why}")
+        self._last_death = place.death
         place.generator.kill()
 
     def _check_alive(self) -> None:

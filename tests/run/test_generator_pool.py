@@ -203,6 +203,7 @@ async def test_a_generator_whose_engine_died_is_ended_and_replaced() -> None:
         await shop.pool.install(publication(1))
         await shop.until(lambda: "generator-2 runs" in shop.log)
     assert "generator-0 lost" in shop.log
+    assert shop.notes[0].startswith("generator-0: the vLLM engine died while version 1 was installed.")
     assert shop.made[2].loaded == [1]
 
 
