@@ -70,7 +70,7 @@ def _read_source(
         )
     if tasks.skipped:
         rows = len(tasks) + tasks.skipped
-        logger.warning("%s: skipped %d malformed rows of %d: %s", place, tasks.skipped, rows, tasks.told())
+        logger.warning("%s: %d of %d rows skipped as malformed: %s", place, tasks.skipped, rows, tasks.told())
     digest = blake2b("".join(found.rows.digest for found in files).encode(), digest_size=16).hexdigest()
     return TaskSource(name, tasks, file.weight, tasks.skipped, digest)
 

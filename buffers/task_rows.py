@@ -116,7 +116,7 @@ class TaskRows:
     def told(self) -> str:
         """The first malformed rows, and how many more there are."""
         more = self.skipped - len(self._problems)
-        return "; ".join(self._problems) + (f"; and {more} more malformed rows" if more else "")
+        return "; ".join(self._problems) + (f"; and {more} more" if more else "")
 
 
 def why_no_prompt(prompt: object) -> str:

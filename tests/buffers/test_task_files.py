@@ -227,10 +227,10 @@ def test_skipped_rows_are_logged_the_first_by_name_and_all_by_number(tmp_path, c
     with caplog.at_level(logging.WARNING):
         read(path, on_malformed="skip")
     (told,) = caplog.messages
-    assert told.startswith("tasks.train[0]: skipped 9 malformed rows of 10: ")
+    assert told.startswith("tasks.train[0]: 9 of 10 rows skipped as malformed: ")
     assert f"{path}:3" in told
     assert f"{path}:4" not in told
-    assert told.endswith("and 6 more malformed rows")
+    assert told.endswith("and 6 more")
 
 
 @pytest.mark.parametrize("on_malformed", ["refuse", "skip"])
