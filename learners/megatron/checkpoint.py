@@ -3,15 +3,12 @@
 Always holds: a checkpoint appears under its name whole or not at all; it is the state at the call of :func:`start_saving`,
 however much is trained while it is written; ranks in any layout can load it, and in the same layout training goes on to the bit
 as it would have. The learning rate is a function of the version, so the version is all there is to save of a schedule.
-
-A thread of each rank writes one file. Megatron's own writer would fork processes out of one that has threads (Ray's and torch's)
-and start a server process for their results.
 """
 
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,29 +17,22 @@ import msgspec
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, tensor_parallel
-from megatron.core.dist_checkpointing.core import CheckpointingConfig, CheckpointingException, save_config
+from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedStateDict
-from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
-from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
-from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_plan
 from megatron.core.optimizer import ChainedOptimizer
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, SerializationFormat, _write_item
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
-from torch.distributed.checkpoint.storage import WriteResult
 
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
 from learners import checkpoint_manifest, checkpoints
 from learners.checkpoint_manifest import CheckpointDamaged, Grid, Manifest, ModelShape, StoredFile
+from learners.megatron import optimizer_state
+from learners.megatron.checkpoint_writer import PlannedSave, Written
 from learners.megatron.model import PolicyModel
 from learners.megatron.model_config import PolicyConfig
 from learners.rank import RankSpec
 
 _T = TypeVar("_T")
-_BACKEND, _BACKEND_VERSION = "torch_dist", 1
 
 
 class CheckpointNotWritten(AsyncRLError):
@@ -60,13 +50,6 @@ class LearnerState(msgspec.Struct, frozen=True):
     def grid(self) -> Grid:
         """The layout of the ranks."""
         return Grid(self.spec.tensor, self.spec.pipeline, self.spec.data)
-
-
-class Written(msgspec.Struct, frozen=True):
-    """What one rank wrote: its file, if it had anything to write, and where in it each part lies."""
-
-    parts: list[WriteResult]
-    files: list[StoredFile]
 
 
 def shape_of(config: PolicyConfig) -> ModelShape:
@@ -90,7 +73,7 @@ def shape_of(config: PolicyConfig) -> ModelShape:
 class Saving:
     """A checkpoint that is being written. Made by :func:`start_saving`; :meth:`finish` is collective and called once."""
 
-    def __init__(self, target: Path, manifest: Manifest, strategy: "_PlannedSave", written: Future[Written]) -> None:
+    def __init__(self, target: Path, manifest: Manifest, strategy: PlannedSave, written: Future[Written]) -> None:
         self._target, self._manifest, self._strategy, self._written = target, manifest, strategy, written
 
     def finish(self, seconds: float) -> None:
@@ -116,14 +99,13 @@ class Saving:
         except TimeoutError as error:
             remedy = "the disk is slow or does not answer; write elsewhere (run_dir), or raise deadlines.step"
             raise DeadlineExceeded(f"learner rank {dist.get_rank()}", f"writing {self._target}", seconds, remedy) from error
-        except (OSError, RuntimeError) as error:  # torch turns some of what a full disk raises into its own error
+        except (OSError, RuntimeError) as error:
             raise _not_written(self._target, error) from error
 
     def _complete(self, partial: Path, written: list[Written]) -> None:
         """On the first rank: what needs the results of all, the manifest last; then the name."""
         try:
             self._strategy.complete([part.parts for part in written])
-            save_config(CheckpointingConfig(_BACKEND, _BACKEND_VERSION), str(partial))
             theirs = [file for part in written for file in part.files]
             known = {file.name for file in theirs}
             ours = [StoredFile.of(path) for path in sorted(partial.iterdir()) if path.name not in known]
@@ -150,7 +132,7 @@ def start_saving(target: Path, state: LearnerState, version: PolicyVersion) -> S
     """
     partial = checkpoints.partial_of(target)
     _agreed(lambda: _prepare(target, partial) if dist.get_rank() == 0 else None)
-    strategy = _PlannedSave()
+    strategy = PlannedSave()
     saved = {**_sharded(state, is_loading=False), "random": _random_streams(state.spec)}
     dist_checkpointing.save(saved, str(partial), sharded_strategy=strategy, async_sharded_save=True)
     manifest = Manifest(version=version, shape=state.shape, grid=state.grid(), files=())
@@ -194,62 +176,10 @@ def load(folder: Path, state: LearnerState) -> PolicyVersion:
         raise CheckpointDamaged(folder, str(error)) from error
     state.model.load_state_dict(loaded["model"])
     for number, optimizer in enumerate(state.optimizer.chained_optimizers):
-        _load_optimizer(optimizer, loaded[f"optimizer_{number}"])
+        optimizer_state.load_state(optimizer, loaded[f"optimizer_{number}"])
     if same_layout:
         _set_random_streams(loaded["random"])
     return manifest.version
-
-
-class _PlannedSave(torch_strategy.TorchDistSaveShardedStrategy):
-    """Megatron's format and plan, with the writing left to whoever calls :meth:`write` and :meth:`complete`."""
-
-    def __init__(self) -> None:
-        super().__init__(_BACKEND, _BACKEND_VERSION)
-
-    def async_save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Path) -> AsyncRequest:
-        by_key, _, _ = torch_strategy._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
-        self._writer = _Writer(checkpoint_dir)
-        (_, self._metadata, _), *_ = save_state_dict_async_plan(
-            torch_strategy.mcore_to_pyt_state_dict(by_key),
-            self._writer,
-            planner=torch_strategy.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
-        )
-        return AsyncRequest(None, (), [])
-
-    def write(self) -> Written:
-        """This rank's part; any thread may call it."""
-        return self._writer.write()
-
-    def complete(self, parts: list[list[WriteResult]]) -> None:
-        """Write where all ranks' parts lie; on the first rank."""
-        self._writer.finish(self._metadata, parts)
-
-
-class _Writer(FileSystemWriterAsync):
-    """Copies what one rank saves, and writes the copy into one file."""
-
-    def prepare_write_data(self, plan: SavePlan, planner: SavePlanner) -> None:
-        self._name = f"{plan.storage_data.prefix}0{DEFAULT_SUFFIX}"
-        self._copies = []
-        for item in plan.items:
-            data = planner.resolve_data(item)
-            # An object is a copy already: its pickled bytes.
-            is_tensor = item.type is not WriteItemType.BYTE_IO
-            self._copies.append((item, data.detach().to("cpu", copy=True) if is_tensor else data))
-
-    def write(self) -> Written:
-        if not self._copies:
-            return Written([], [])
-        path = Path(self.checkpoint_dir) / self._name
-        with path.open("wb") as file:
-            parts = [
-                _write_item(self.transforms, file, data, item, self._name, SerializationFormat.TORCH_SAVE)
-                for item, data in self._copies
-            ]
-            file.flush()
-            os.fsync(file.fileno())
-        self._copies = []
-        return Written(parts, [StoredFile.of(path)])
 
 
 def _prepare(target: Path, partial: Path) -> None:
@@ -297,45 +227,9 @@ def _sharded(state: LearnerState, is_loading: bool) -> ShardedStateDict:
     metadata = {"distrib_optim_sharding_type": "fully_reshardable"}
     sharded: ShardedStateDict = {"model": model}
     for number, optimizer in enumerate(state.optimizer.chained_optimizers):
-        _make_state(optimizer)
+        optimizer_state.ensure_state(optimizer)
         sharded[f"optimizer_{number}"] = optimizer.sharded_state_dict(model, is_loading, metadata=metadata)
     return sharded
-
-
-def _make_state(optimizer: DistributedOptimizer) -> None:
-    """Give torch's Adam the state that it would make at its first step; Megatron cannot describe an Adam without any."""
-    inner = optimizer.optimizer
-    if not isinstance(inner, torch.optim.AdamW):
-        return
-    for parameter in _parameters(inner):
-        if not inner.state[parameter]:
-            inner.state[parameter] = {
-                "step": torch.tensor(0.0),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-
-
-def _load_optimizer(optimizer: DistributedOptimizer, loaded: dict[str, Any]) -> None:
-    inner = optimizer.optimizer
-    # The recipe decides these, not the checkpoint.
-    settings = [{key: value for key, value in group.items() if key not in ("params", "step")} for group in inner.param_groups]
-    tensors = loaded.pop("param_state")
-    optimizer.load_state_dict(loaded)
-    for group, setting in zip(inner.param_groups, settings, strict=True):
-        group.update(setting)
-    # Megatron has now given all parameters one and the same step counter, which Adam would then advance once for each of them;
-    # and it would look for the counter among the tensors, where it is not.
-    steps = {parameter: inner.state[parameter].pop("step", None) for parameter in _parameters(inner)}
-    with torch.no_grad():
-        optimizer.load_parameter_state_from_fully_reshardable(tensors)
-    for parameter, step in steps.items():
-        if step is not None:
-            inner.state[parameter]["step"] = step.clone()
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _random_streams(spec: RankSpec) -> ShardedObject:

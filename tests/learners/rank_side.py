@@ -1,9 +1,11 @@
 """What test ranks do; forked from a server that has imported this."""
 
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -73,14 +75,20 @@ def _step(learner: Learner, batch: Batch, rows: Rows) -> StepReport:
 def train_and_save(
     spec: RankSpec, recipe: Recipe, folder: Path, before: Batches, target: Path, after: Batches
 ) -> tuple[list[PlainShard], list[StepReport], list[PlainShard]]:
-    """Train ``before``, start a checkpoint, and train ``after`` while it is written: the weights saved, and what came after."""
+    """Train ``before`` and save while training ``after``, files written after its first step: weights saved, what came after."""
+    from learners.megatron.checkpoint_writer import PlannedSave
+
     learner = Learner(recipe, str(folder), spec)
     for batch, rows in before:
         _step(learner, batch, rows)
     saved = plain_shards(learner)
-    learner.start_checkpoint(target)
-    reports = [_step(learner, batch, rows) for batch, rows in after[:1]]
-    learner.finish_checkpoint()
+    stepped = threading.Event()
+    write = PlannedSave.write
+    with mock.patch.object(PlannedSave, "write", lambda self: stepped.wait() and write(self)):
+        learner.start_checkpoint(target)
+        reports = [_step(learner, batch, rows) for batch, rows in after[:1]]
+        stepped.set()
+        learner.finish_checkpoint()
     reports += [_step(learner, batch, rows) for batch, rows in after[1:]]
     shards = plain_shards(learner)
     learner.close()

@@ -1,0 +1,92 @@
+"""Megatron's checkpoint format, written by one thread of each rank into one file.
+
+Megatron's own writer would fork processes out of one that has threads (Ray's and torch's) and start a server process for their
+results. What is written here are copies, made when the save is planned: training may go on at once.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_plan
+from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, SerializationFormat, _write_item
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+
+from learners.checkpoint_manifest import StoredFile
+
+_BACKEND = CheckpointingConfig("torch_dist", 1)
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What one rank wrote: its file, if it had anything to write, and where in it each part lies."""
+
+    parts: list[WriteResult]
+    files: list[StoredFile]
+
+
+class PlannedSave(torch_strategy.TorchDistSaveShardedStrategy):
+    """Megatron's format and plan, with the writing left to whoever calls :meth:`write` and :meth:`complete`."""
+
+    def __init__(self) -> None:
+        super().__init__(_BACKEND.sharded_backend, _BACKEND.sharded_backend_version)
+
+    def async_save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Path) -> AsyncRequest:
+        """Agree with the other ranks who writes what, and copy this rank's part; what Megatron would schedule is empty."""
+        by_key, _, _ = torch_strategy._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
+        self._writer = _Writer(checkpoint_dir)
+        (_, self._metadata, _), *_ = save_state_dict_async_plan(
+            torch_strategy.mcore_to_pyt_state_dict(by_key),
+            self._writer,
+            planner=torch_strategy.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+        )
+        return AsyncRequest(None, (), [])
+
+    def write(self) -> Written:
+        """This rank's part; any thread may call it.
+
+        Raises:
+            OSError, RuntimeError: if the disk refuses; torch turns some of the former into the latter.
+        """
+        return self._writer.write()
+
+    def complete(self, parts: list[list[WriteResult]]) -> None:
+        """Write where all ranks' parts lie and what the format is; on the first rank.
+
+        Raises:
+            OSError: if the disk refuses.
+        """
+        self._writer.finish(self._metadata, parts)
+        save_config(_BACKEND, str(self._writer.checkpoint_dir))
+
+
+class _Writer(FileSystemWriterAsync):
+    """Copies what one rank saves, and writes the copy into one file."""
+
+    def prepare_write_data(self, plan: SavePlan, planner: SavePlanner) -> None:
+        self._name = f"{plan.storage_data.prefix}0{DEFAULT_SUFFIX}"
+        self._copies = []
+        for item in plan.items:
+            data = planner.resolve_data(item)
+            # An object is a copy already: its pickled bytes.
+            is_tensor = item.type is not WriteItemType.BYTE_IO
+            self._copies.append((item, data.detach().to("cpu", copy=True) if is_tensor else data))
+
+    def write(self) -> Written:
+        if not self._copies:
+            return Written([], [])
+        path = Path(self.checkpoint_dir) / self._name
+        with path.open("wb") as file:
+            parts = [
+                _write_item(self.transforms, file, data, item, self._name, SerializationFormat.TORCH_SAVE)
+                for item, data in self._copies
+            ]
+            file.flush()
+            os.fsync(file.fileno())
+        self._copies = []
+        return Written(parts, [StoredFile.of(path)])

@@ -1,0 +1,46 @@
+"""The state of Megatron's distributed optimizer around torch's Adam: there before the first step, and exact after loading.
+
+Where Adam is TransformerEngine's, Megatron sees to both itself.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+
+def ensure_state(optimizer: DistributedOptimizer) -> None:
+    """Give torch's Adam the state that it would make at its first step; Megatron cannot describe an Adam without any."""
+    inner = optimizer.optimizer
+    if not isinstance(inner, torch.optim.AdamW):
+        return
+    for parameter in _parameters(inner):
+        if not inner.state[parameter]:
+            inner.state[parameter] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+
+def load_state(optimizer: DistributedOptimizer, loaded: dict[str, Any]) -> None:
+    """Take moments, master weights and step counter from what a checkpoint says of ``optimizer``; the recipe decides the rest."""
+    inner = optimizer.optimizer
+    settings = [{key: value for key, value in group.items() if key not in ("params", "step")} for group in inner.param_groups]
+    tensors = loaded.pop("param_state")
+    optimizer.load_state_dict(loaded)
+    for group, setting in zip(inner.param_groups, settings, strict=True):
+        group.update(setting)
+    # Megatron has now given all parameters one and the same step counter, which Adam would then advance once for each of them;
+    # and it would look for the counter among the tensors, where it is not.
+    steps = {parameter: inner.state[parameter].pop("step", None) for parameter in _parameters(inner)}
+    with torch.no_grad():
+        optimizer.load_parameter_state_from_fully_reshardable(tensors)
+    for parameter, step in steps.items():
+        if step is not None:
+            inner.state[parameter]["step"] = step.clone()
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
