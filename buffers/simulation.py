@@ -83,7 +83,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     def duration(self, group_id: GroupId, sample_index: int) -> float:
         """Of an episode. The same whenever it is issued again: what makes an episode long is its task."""
         uniform = _uniform(self.seed, group_id, sample_index)
-        return min(self.shortest * (1 - uniform) ** (-1 / self.tail), self.longest)
+        return min(self.shortest * math.pow(1 - uniform, -1 / self.tail), self.longest)
 
     def length(self, group_id: GroupId, sample_index: int) -> int:
         """Of an episode, in sampled tokens; it has no others."""
@@ -111,7 +111,7 @@ Reward = Callable[[Task, int, PolicyVersion], float]
 
 
 class Varied:
-    """Rewards 0 and 1 in turn within a group, but for a share of tasks whose groups have no variance, for a filter to leave out."""
+    """Rewards 0 and 1 in turn within a group, but for a share of tasks whose groups have no variance, to be filtered."""
 
     def __init__(self, without_variance: float, seed: int = 0) -> None:
         self._share, self._seed = without_variance, seed

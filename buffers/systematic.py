@@ -1,8 +1,8 @@
 """Systematic sampling with probability proportional to size, in exact integer arithmetic.
 
 ``n`` points at equal distances, the first at a random ``start``, are laid over intervals as long as the sizes. What always holds,
-for every start: there are exactly ``n`` hits in all, and interval ``i`` is hit ``n * sizes[i] / sum(sizes)`` times, rounded down or
-up; over all starts, exactly that often on average (Madow 1949, "On the theory of systematic sampling, II").
+for every start: there are exactly ``n`` hits in all, and interval ``i`` is hit ``n * sizes[i] / sum(sizes)`` times, rounded down
+or up; over all starts, exactly that often on average (Madow 1949, "On the theory of systematic sampling, II").
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def systematic_hits(sizes: Sequence[int], n: int, start: int) -> list[int]:
 
 
 def inclusion_probabilities(sizes: Sequence[int], n: int) -> list[Fraction]:
-    """Probability of each unit to be in a sample of ``n`` without replacement: proportional to size, capped at 1; the sum is ``n``.
+    """Probability of each unit to be in a sample of ``n`` without replacement: proportional to size, capped at 1; their sum is n.
 
     Units so large that their share would exceed 1 are in every sample, and the others share what is left (Särndal, Swensson and
     Wretman 1992, "Model Assisted Survey Sampling", section 3.6).
