@@ -4,7 +4,6 @@ Every row is looked at once, when its file is read. What is not a task is named 
 is left out in silence.
 """
 
-import logging
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -13,8 +12,6 @@ from typing import Any, NamedTuple, Protocol
 
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
-
-logger = logging.getLogger(__name__)
 
 NAMED = 3
 """Malformed rows of a source that are told one by one; the others are counted."""
@@ -81,7 +78,7 @@ class TaskRows:
         self._ends = list(accumulate(len(good) for good in self._good))
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> Task:
         if not 0 <= index < len(self):
@@ -90,8 +87,9 @@ class TaskRows:
         good, file = self._good[number], self._files[number]
         position = good[index - self._ends[number] + len(good)]
         row = file.rows.row(position)
-        prompt = row.pop(self._prompt_key)
-        return Task(id=TaskId(self._id(file, position, row.pop(self._id_key, None))), prompt=prompt, data=row)
+        task_id = TaskId(self._id(file, position, row.get(self._id_key)))
+        data = {key: value for key, value in row.items() if key not in (self._prompt_key, self._id_key)}
+        return Task(id=task_id, prompt=row[self._prompt_key], data=data)
 
     def _check(self, file: LabelledFile, taken: set[str]) -> Sequence[int]:
         """Positions of the good rows."""

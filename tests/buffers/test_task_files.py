@@ -158,6 +158,14 @@ def test_columns_can_have_other_names(tmp_path):
         assert task == Task(id="3", prompt="1+1", data={"prompt": "kept", "id": "kept"})
 
 
+def test_the_prompt_can_be_the_id(tmp_path):
+    rows = [{"prompt": "1+1"}, {"prompt": "2+2"}, {"prompt": "1+1"}]
+    for path in (write_jsonl(tmp_path / "a.jsonl", rows), write_parquet(tmp_path / "a.parquet", rows)):
+        source = read(path, on_malformed="skip", id_key="prompt")
+        assert tasks_of(source) == [Task(id=prompt, prompt=prompt) for prompt in ("1+1", "2+2")]
+        assert source.skipped == 1
+
+
 def test_ids_of_several_sources_begin_with_their_names_and_are_unique(tmp_path):
     rows = [{"prompt": "a", "id": 0}, {"prompt": "b"}]
     files = [TaskFile(path=str(write_jsonl(tmp_path / name / "train.jsonl", rows)), weight=2) for name in ("math", "code")]
@@ -241,6 +249,7 @@ def test_a_source_without_a_good_row_is_refused(tmp_path, on_malformed):
     assert "bad.jsonl:1 has no 'prompt'" in str(refusal(tmp_path / "bad.jsonl", on_malformed=on_malformed))
     table = pa.table({"prompt": pa.array([], pa.string())})
     assert "holds no task" in str(refusal(write_parquet(tmp_path / "a.parquet", table), on_malformed=on_malformed))
+    assert "holds no task" in str(refusal(save_to_disk(tmp_path / "saved", _data_files=[]), on_malformed=on_malformed))
 
 
 def test_columns_become_what_json_can_say(tmp_path):
