@@ -56,13 +56,13 @@ class Raising(Fixed):
 @pytest.fixture(autouse=True)
 def module(monkeypatch, tmp_path):
     """What a user writes: a module in the folder that the command is run in."""
-    (tmp_path / "my_curricula.py").write_text(
+    (tmp_path / "curricula_under_test.py").write_text(
         f"{inspect.getsource(Fixed)}\nclass Half:\n    def weights(self):\n        return [1.0]\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    sys.modules.pop("my_curricula", None)
+    sys.modules.pop("curricula_under_test", None)
 
 
 def stream(curriculum):
@@ -70,7 +70,7 @@ def stream(curriculum):
 
 
 def load(**options):
-    return load_curriculum(schema.Curriculum(name="my_curricula:Fixed", options=options), ["a", "b"])
+    return load_curriculum(schema.Curriculum(name="curricula_under_test:Fixed", options=options), ["a", "b"])
 
 
 def test_it_is_made_with_the_names_of_the_sources_and_its_options():
@@ -85,10 +85,10 @@ def test_it_is_made_with_the_names_of_the_sources_and_its_options():
 @pytest.mark.parametrize(
     ("name", "options", "place", "told"),
     [
-        ("my_curricula:Fxed", {}, "tasks.curriculum.name", "Fixed"),
+        ("curricula_under_test:Fxed", {}, "tasks.curriculum.name", "Fixed"),
         ("nowhere:Fixed", {}, "tasks.curriculum.name", "nowhere"),
-        ("my_curricula:Half", {}, "tasks.curriculum.name", "has no observe, state, restore"),
-        ("my_curricula:Fixed", {"speed": 2}, "tasks.curriculum.options", "unexpected keyword argument 'speed'"),
+        ("curricula_under_test:Half", {}, "tasks.curriculum.name", "has no observe, state, restore"),
+        ("curricula_under_test:Fixed", {"speed": 2}, "tasks.curriculum.options", "unexpected keyword argument 'speed'"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(name, options, place, told):
@@ -111,7 +111,7 @@ def test_what_cannot_be_loaded_is_refused(name, options, place, told):
     ],
 )
 def test_bad_weights_are_refused_when_loaded_and_when_drawn(weights, told):
-    with pytest.raises(CurriculumBroken, match=r"curriculum my_curricula:Fixed: weights\(\)") as caught:
+    with pytest.raises(CurriculumBroken, match=r"curriculum curricula_under_test:Fixed: weights\(\)") as caught:
         load(weights=weights)
     assert told in str(caught.value)
     curriculum = load()

@@ -39,8 +39,8 @@ def recipe(tmp_path, monkeypatch):
     (tmp_path / "data" / "sums.jsonl").write_text('{"prompt": "1+1", "id": "a-1"}\nnot a task\n{"prompt": "2+2"}\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_curricula", raising=False)
-    return compose("recipe.yaml")
+    yield compose("recipe.yaml")
+    sys.modules.pop("my_curricula", None)
 
 
 def test_its_sources_are_found_and_counted(recipe):
