@@ -12,7 +12,7 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
 @pytest.mark.parametrize(
     ("sections", "place", "remedy"),
     [
-        ({"algorithm": {"correction": {"kind": "none"}}}, "algorithm.correction.kind", "buffer.max_staleness"),
+        ({"algorithm": {"correction": {"weight": "none"}}}, "algorithm.correction.weight", "buffer.max_staleness"),
         ({"buffer": {"max_staleness": 2, "pipeline_depth": 3}}, "buffer.pipeline_depth", "at most 2"),
         ({"buffer": {"max_staleness": 0}}, "buffer.pipeline_depth", "at most 0"),
         ({"sampling": {"max_turn_tokens": 512}}, "sampling.max_turn_tokens", "below 512"),
@@ -37,7 +37,7 @@ def test_a_contradiction_is_refused_with_a_remedy(sections: dict[str, Any], plac
 @pytest.mark.parametrize(
     "sections",
     [
-        {"algorithm": {"correction": {"kind": "none"}}, "buffer": SYNCHRONOUS},
+        {"algorithm": {"correction": {"weight": "none"}}, "buffer": SYNCHRONOUS},
         {"buffer": {"max_staleness": 1, "pipeline_depth": 1}},
         {"sampling": {"max_turn_tokens": 511}},
         {"learner": {"micro_batch_tokens": 512}},

@@ -274,8 +274,8 @@ class RejectDivergence(Section, frozen=True, tag_field="kind", tag="divergence")
 
 
 class Correction(Section, frozen=True):
-    """How the loss makes up for tokens that an older policy sampled. The default suits ``max_staleness`` 1 to 4; for more see the
-    config group ``correction: far``.
+    """How the loss makes up for tokens that an older policy sampled. The default suits ``max_staleness`` 1 to 4; for more there
+    is ``+correction=far`` on the command line.
 
     Attributes:
         anchor: the policy that the loss's ratio is formed with: ``behaviour``, the one that sampled; ``proximal_recomputed``, the

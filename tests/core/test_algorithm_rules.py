@@ -1,0 +1,78 @@
+from typing import Any
+
+import pytest
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.decode import decode_recipe
+
+RECIPE = {"name": "x", "steps": 3, "model": {"path": "tiny"}, "environment": {"name": "calculator"}}
+
+
+def decode(algorithm: dict[str, Any], **sections: Any) -> Any:
+    return decode_recipe({**RECIPE, "algorithm": algorithm, **sections}).algorithm
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "place", "remedy"),
+    [
+        ({"correction": {"weight": "none"}}, "correction.weight", "set it to token"),
+        ({"correction": {"anchor": "behaviour"}}, "correction.weight", "set it to none"),
+        (
+            {"correction": {"anchor": "behaviour", "weight": "none", "bound": {"kind": "mask"}}},
+            "correction.bound",
+            "take it out",
+        ),
+        (
+            {"loss": {"kind": "reinforce"}, "correction": {"anchor": "proximal_log_linear"}},
+            "correction.anchor",
+            "proximal_recomputed",
+        ),
+        (
+            {"loss": {"kind": "reinforce"}, "correction": {"anchor": "behaviour", "weight": "none"}},
+            "correction.anchor",
+            "proximal_recomputed",
+        ),
+        ({"loss": {"kind": "sapo"}, "correction": {"trust_region_decay": 0.9}}, "correction.trust_region_decay", "ppo_clip"),
+        ({"loss": {"kind": "gmpo"}, "credit": {"kind": "turn"}}, "credit.kind", "gspo"),
+        ({"advantage": {"kind": "opo"}, "credit": {"kind": "turn"}}, "credit.kind", "grpo, rloo or gpg"),
+        ({"advantage": {"kind": "reinforce_plus_plus"}, "credit": {"kind": "turn"}}, "credit.kind", "episode"),
+        ({"advantage": {"kind": "pass_at_k", "k": 9}}, "advantage.k", "at most 8"),
+        ({"loss": {"kind": "clip_cov", "low": 5}}, "loss.low", "below 5"),
+        ({"loss": {"dual_clip": 1.28}}, "loss.dual_clip", "3"),
+        ({"correction": {"bound": {"kind": "mask", "lower": 1, "upper": 1}}}, "correction.bound.lower", "lower"),
+        ({"correction": {"reject": [{"kind": "ratio", "lower": 1, "upper": 1}]}}, "correction.reject[0].lower", "lower"),
+    ],
+)
+def test_a_combination_without_sense_is_refused_with_the_remedy(algorithm: dict[str, Any], place: str, remedy: str):
+    with pytest.raises(RecipeError) as caught:
+        decode(algorithm)
+    assert caught.value.place == f"algorithm.{place}"
+    assert remedy in caught.value.remedy
+    assert not getattr(caught.value, "__notes__", [])
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"correction": {"anchor": "behaviour", "weight": "none"}},
+        {"correction": {"anchor": "proximal_log_linear", "weight": "segment", "trust_region_decay": 0.9}},
+        {"loss": {"kind": "reinforce"}, "aggregation": {"kind": "constant", "tokens": 256}},
+        {"loss": {"kind": "gspo"}, "credit": {"kind": "turn", "discount": 0.9}, "advantage": {"kind": "rloo"}},
+        {"advantage": {"kind": "pass_at_k", "k": 8}, "loss": {"dual_clip": 3}},
+        {
+            "correction": {
+                "weight": "sequence",
+                "bound": {"kind": "mask"},
+                "reject": [{"kind": "ratio"}, {"kind": "divergence", "estimator": "k1", "level": "token"}],
+            }
+        },
+    ],
+)
+def test_sensible_combinations_are_allowed(algorithm: dict[str, Any]):
+    decode(algorithm)
+
+
+def test_no_correction_is_right_without_staleness():
+    assert (
+        decode({"correction": {"weight": "none"}}, buffer={"max_staleness": 0, "pipeline_depth": 0}).correction.weight == "none"
+    )

@@ -1,0 +1,84 @@
+"""However the batch is divided, every algorithm takes the same step; one that only works on one rank would not."""
+
+import msgspec
+import pytest
+import rank_side
+from learner_samples import make_batch, make_model, make_recipe
+from ranks import run_ranks
+
+from asyncrl.core.metrics import combine
+from asyncrl.core.recipe.algorithm import (
+    Algorithm,
+    ClipCovLoss,
+    ConstantAggregation,
+    Correction,
+    GspoLoss,
+    KlCovLoss,
+    MaskBound,
+    ReinforcePlusPlusAdvantage,
+    RejectDivergence,
+    RlooAdvantage,
+    SequenceMeanTokenMean,
+    TurnCredit,
+)
+
+# Behaviour log-probabilities of the sample rows are far from a random model's; loose enough that something is trained.
+LOOSE = MaskBound(lower=0.05, upper=20.0)
+ALGORITHMS = {
+    "turns": Algorithm(
+        advantage=RlooAdvantage(),
+        credit=TurnCredit(discount=0.9),
+        loss=GspoLoss(),
+        aggregation=SequenceMeanTokenMean(),
+        correction=Correction(weight="segment", bound=LOOSE),
+        entropy_bonus=0.01,
+    ),
+    "clip_cov": Algorithm(
+        advantage=ReinforcePlusPlusAdvantage(),
+        loss=ClipCovLoss(share=0.2, low=0.0, high=9.0),
+        aggregation=ConstantAggregation(tokens=30),
+        correction=Correction(anchor="proximal_log_linear", trust_region_decay=0.9),
+    ),
+    "kl_cov": Algorithm(
+        loss=KlCovLoss(share=0.2, coefficient=0.1),
+        correction=Correction(anchor="behaviour", weight="none", reject=(RejectDivergence(level="token", upper=1.0),)),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def step(folder, algorithm, data, micro_batch_tokens):
+    batch, rows = make_batch()
+    rows = {name: with_turn_rewards(row) for name, row in rows.items()}
+    records = tuple(
+        msgspec.structs.replace(one, turn_rewards=tuple(t.reward for t in rows[one.group_id, one.sample_index].turns))
+        for one in batch.rows
+    )
+    recipe = make_recipe(folder, data=data, micro_batch_tokens=micro_batch_tokens)
+    recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
+    batch = msgspec.structs.replace(batch, rows=records)
+    results = run_ranks(rank_side.train, recipe, folder, batch, rows, 1, None, data=data)
+    return combine(reading for reports, _, _ in results for reading in reports[0].readings)
+
+
+def with_turn_rewards(row):
+    first, last = row.turns
+    turns = (
+        msgspec.structs.replace(first, reward=0.5 * (row.sample_index % 3)),
+        msgspec.structs.replace(last, reward=row.reward),
+    )
+    return msgspec.structs.replace(row, turns=turns)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_two_ranks_take_the_step_of_one(folder, name):
+    alone = step(folder, ALGORITHMS[name], 1, 1000)
+    divided = step(folder, ALGORITHMS[name], 2, 64)
+    del alone["learner/step_seconds"], divided["learner/step_seconds"]
+    assert divided == pytest.approx(alone, rel=1e-5, abs=1e-6)
+    assert alone["learner/grad_norm"] > 0
+    assert alone["loss/policy"] != 0

@@ -1,0 +1,108 @@
+"""What a step reports, against counts over the tokens."""
+
+import math
+
+import msgspec
+import pytest
+import torch
+from learner_samples import make_batch
+
+from asyncrl.core.metrics import Reduction
+from asyncrl.core.recipe.algorithm import Algorithm, Correction, MaskBound, RejectRatio
+from asyncrl.core.recipe.schema import Sampling
+from learners.losses import policy_loss
+from learners.micro_batch import pack
+from learners.observations import observe, readings_of, staleness_buckets
+from learners.tally import add_to
+
+
+def micro_batch(take=slice(None), **changes):
+    batch, rows = make_batch()
+    records = batch.rows[take]
+    packed = pack(
+        records,
+        [rows[record.group_id, record.sample_index] for record in records],
+        [[1.0]] * len(records),
+        [1.0] * len(records),
+        batch=batch,
+        sampling=Sampling(temperature=0.8),
+        multiple=1,
+    )
+    return msgspec.structs.replace(packed, **changes)
+
+
+def tally_of(batch, logp, correction=None):
+    outcome = policy_loss(
+        logp, logp, torch.ones_like(logp), batch.loss_tokens(), Algorithm(correction=correction or Correction()), 100
+    )
+    return observe(batch, logp, torch.ones_like(logp), outcome)
+
+
+def readings(tally):
+    return {reading.metric.name: reading.value for reading in readings_of(tally, 1)}
+
+
+def test_on_policy_every_ratio_is_one_and_every_distance_zero():
+    batch = micro_batch()
+    seen = readings(tally_of(batch, batch.logp_behaviour))
+    ones = ("correction/importance_weight_mean", "correction/ratio_mean", "correction/ess", "correction/ratio_mean_at_0")
+    assert [seen[name] for name in ones] == [1.0] * 4
+    zeros = ("loss/clip_fraction", "correction/truncated_fraction", "kl/behaviour_k3", "kl/behaviour_gap_mean_abs", "mismatch/k3")
+    assert [seen[name] for name in zeros] == [0.0] * 5
+    assert seen["loss/policy"] == pytest.approx(-batch.mask.sum().item() / 100)
+
+
+def test_ratio_and_divergence_are_told_by_staleness():
+    batch = micro_batch()
+    shift = torch.where(batch.staleness == 0, math.log(1.5), math.log(3.0))
+    seen = readings(tally_of(batch, batch.logp_behaviour + shift))
+    assert seen["correction/ratio_mean_at_0"] == pytest.approx(1.5, rel=1e-5)
+    assert seen["correction/ratio_mean_at_1"] == pytest.approx(3.0, rel=1e-5)
+    assert seen["kl/behaviour_k3_at_1"] == pytest.approx(2.0 - math.log(3.0), rel=1e-5)
+    assert seen["kl/behaviour_k3"] < seen["kl/behaviour_k3_at_1"]
+    assert seen["mismatch/logprob_gap_mean_abs"] == pytest.approx(math.log(1.5), rel=1e-5)
+    old = (batch.mask & (batch.staleness == 1)).sum().item()
+    assert seen["correction/truncated_fraction"] == pytest.approx(old / batch.mask.sum().item())
+
+
+def test_tokens_left_out_are_counted_by_cause():
+    batch = micro_batch()
+    place = torch.arange(len(batch.mask))
+    logp = batch.logp_behaviour + torch.where(place % 3 == 0, 2.0, torch.where(place % 3 == 1, -4.0, 0.0))
+    correction = Correction(bound=MaskBound(lower=0.5, upper=5.0), reject=(RejectRatio(level="token", lower=0.1, upper=100.0),))
+    seen = readings(tally_of(batch, logp, correction))
+    stale = ~batch.mask
+    assert seen["learner/tokens_masked_stale"] == stale.sum().item() > 0
+    assert seen["learner/tokens_masked_weight"] == (batch.mask & (place % 3 == 0)).sum().item() > 0
+    # Out of bounds too, but counted once: a criterion has named them.
+    assert seen["learner/tokens_rejected"] == (batch.mask & (place % 3 == 1)).sum().item() > 0
+    assert seen["learner/tokens"] == batch.mask.sum().item()
+    kept = seen["learner/tokens"] - seen["learner/tokens_masked_weight"] - seen["learner/tokens_rejected"]
+    assert seen["correction/importance_weight_mean"] == pytest.approx(kept / seen["learner/tokens"])
+
+
+def test_tallies_of_parts_add_up_to_the_whole():
+    whole = tally_of(micro_batch(), micro_batch().logp_behaviour + 0.3)
+    total = {}
+    for take in (slice(0, 5), slice(5, 5), slice(5, None)):
+        part = micro_batch(take)
+        add_to(total, tally_of(part, part.logp_behaviour + 0.3))
+    assert total.keys() == whole.keys()
+    for metric, sums in whole.items():
+        # Only means have a weight.
+        parts = slice(None) if metric.reduction is Reduction.MEAN else slice(0, 1)
+        assert total[metric][parts].tolist() == pytest.approx(sums[parts].tolist(), rel=1e-5, abs=1e-6)
+
+
+def test_one_hopeless_token_keeps_the_readings_finite():
+    batch = micro_batch()
+    tally = tally_of(batch, batch.logp_behaviour + torch.where(torch.arange(len(batch.mask)) == 3, 400.0, 0.0))
+    assert all(math.isfinite(value) for value in readings(tally).values())
+
+
+@pytest.mark.parametrize(
+    ("largest", "buckets"),
+    [(0, [(0, 0)]), (2, [(0, 0), (1, 1), (2, 2)]), (6, [(0, 0), (1, 1), (2, 2), (3, 4), (5, 6)])],
+)
+def test_buckets_double(largest, buckets):
+    assert list(staleness_buckets(largest)) == buckets
