@@ -9,7 +9,7 @@ pauses the run. A plain class on one event loop: transport is put around it else
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -74,12 +74,21 @@ class BufferService:
         self._taking: dict[asyncio.Future[None], PolicyVersion] = {}
         self._pauses = Pauses()
         self._heartbeats = Heartbeats(recipe.deadlines.lease, self._silent)
+        self._losses: Counter[WorkerId] = Counter()
         self._background: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
-        """Tickets for a worker that is at the clock; empty after ``LEASE_WAIT_S`` without one."""
+        """Tickets for a worker that is at the clock; empty after ``LEASE_WAIT_S`` without one.
+
+        A worker that is given up gets none by what it asked for before: a call outlives the process that made it.
+        """
         self._heartbeats.heard(worker)
+        losses = self._losses[worker]
+
+        def allowed() -> bool:
+            return self._losses[worker] == losses and self._may_lease(version)
+
         until = asyncio.get_running_loop().time() + LEASE_WAIT_S
         tickets: list[Ticket] | None = None
         while not tickets:
@@ -89,7 +98,10 @@ class BufferService:
                         await self._lease_possible(version)
             except TimeoutError:
                 return []
-            tickets = await self._do_if(partial(self._may_lease, version), commands.Lease(worker, limit, self._clock()))
+            if self._losses[worker] != losses:
+                self._wake()  # the room that this one was woken for is another's
+                return []
+            tickets = await self._do_if(allowed, commands.Lease(worker, limit, self._clock()))
         return tickets
 
     def _may_lease(self, version: PolicyVersion) -> bool:
@@ -148,6 +160,7 @@ class BufferService:
         Raises:
             BudgetExceeded: it was one too many.
         """
+        self._losses[worker] += 1
         self._heartbeats.forget(worker)
         self._pauses.set(worker, "")
         await self._do(commands.Lost(worker))

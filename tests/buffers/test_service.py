@@ -345,6 +345,21 @@ class TestLostWorkers:
 
         either(scenario)
 
+    def test_one_that_is_lost_gets_nothing_by_what_it_asked_for_before(self, either):
+        """The transport does not take back the waiting request of a process that was killed; its tickets would be nobody's."""
+
+        async def scenario(bench):
+            tickets = await bench.service.lease(A, 0, 100)
+            dead = asyncio.ensure_future(bench.service.lease(B, 0, 1))
+            await asyncio.sleep(0.001)
+            await bench.service.lost(B)
+            await bench.service.lost(A)
+            other = await bench.service.lease(WorkerId("generator-2"), 0, 100)
+            assert await dead == []
+            assert {ticket.group_id for ticket in other} == {ticket.group_id for ticket in tickets}
+
+        either(scenario)
+
     def test_one_that_comes_back_may_hand_in_what_is_still_missing(self, either):
         async def scenario(bench):
             (ticket,) = await bench.service.lease(A, 0, 1)
