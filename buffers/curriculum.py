@@ -18,7 +18,20 @@ Answer = TypeVar("Answer")
 
 
 class CurriculumBroken(AsyncRLError):
-    """A curriculum raised, or answered what makes no sense."""
+    """A curriculum raised, or answered what makes no sense.
+
+    Args:
+        name: of its class, ``module:Class``.
+        problem: what is wrong, with the value seen.
+        remedy: what would be right.
+    """
+
+    def __init__(self, name: str, problem: str, remedy: str) -> None:
+        self.name, self.problem, self.remedy = name, problem, remedy
+        super().__init__(f"curriculum {name}: {problem}; {remedy}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.name, self.problem, self.remedy)
 
 
 class Curriculum(Protocol):
@@ -94,15 +107,14 @@ class CheckedCurriculum:
             raise self._broken(f"{method}() raised {type(error).__name__}: {error}", "mend that class") from error
 
     def _broken(self, problem: str, remedy: str) -> CurriculumBroken:
-        return CurriculumBroken(f"curriculum {self._name}: {problem}; {remedy}")
+        return CurriculumBroken(self._name, problem, remedy)
 
 
 def load_curriculum(spec: schema.Curriculum, sources: Sequence[str]) -> Curriculum:
     """The curriculum that a recipe names, with weights for these sources.
 
     Raises:
-        RecipeError: there is no such class, it lacks a method, or refuses its options.
-        CurriculumBroken: its first weights make no sense.
+        RecipeError: there is no such class, it lacks a method, refuses its options, or its first weights or state make no sense.
     """
     place = "tasks.curriculum.name"
     loaded = load_class(spec.name, place)
@@ -116,6 +128,9 @@ def load_curriculum(spec: schema.Curriculum, sources: Sequence[str]) -> Curricul
         problem = f"{spec.name} refuses sources {tuple(sources)} and options {spec.options}: {type(error).__name__}: {error}"
         raise RecipeError("tasks.curriculum.options", problem, "use what its constructor takes") from error
     checked = CheckedCurriculum(curriculum, len(sources))
-    checked.weights()
-    checked.state()
+    try:
+        checked.weights()
+        checked.state()
+    except CurriculumBroken as error:
+        raise RecipeError(place, f"{error.name}: {error.problem}", error.remedy) from error
     return cast(Curriculum, curriculum)

@@ -1,6 +1,7 @@
 """A curriculum is found by name, and whatever goes wrong in it is an error that names its class."""
 
 import inspect
+import pickle
 import sys
 
 import pytest
@@ -111,7 +112,7 @@ def test_what_cannot_be_loaded_is_refused(name, options, place, told):
     ],
 )
 def test_bad_weights_are_refused_when_loaded_and_when_drawn(weights, told):
-    with pytest.raises(CurriculumBroken, match=r"curriculum curricula_under_test:Fixed: weights\(\)") as caught:
+    with pytest.raises(RecipeError, match=r"tasks\.curriculum\.name: curricula_under_test:Fixed: weights\(\)") as caught:
         load(weights=weights)
     assert told in str(caught.value)
     curriculum = load()
@@ -126,7 +127,7 @@ def test_bad_weights_are_refused_when_loaded_and_when_drawn(weights, told):
 
 @pytest.mark.parametrize("state", [{"x": object()}, {"x": 2**70}, [1, 2]])
 def test_a_state_that_cannot_be_stored_is_refused_before_anything_starts(state):
-    with pytest.raises(CurriculumBroken, match=r"Fixed: state\(\) returned what cannot be stored"):
+    with pytest.raises(RecipeError, match=r"Fixed: state\(\) returned what cannot be stored"):
         load(state=state)
 
 
@@ -144,3 +145,8 @@ def test_what_a_curriculum_raises_names_its_class_and_method(method):
     curriculum.raise_in = method
     with pytest.raises(CurriculumBroken, match=rf"test_curriculum:Raising: {method}\(\) raised KeyError: 'level'"):
         calls[method]()
+
+
+def test_the_error_survives_the_way_between_processes():
+    error = CurriculumBroken("a:B", "weights() returned 0 for every source", "leave one above 0")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
