@@ -321,21 +321,23 @@ def _read_segments(folder: Path, first: int, before: Header, segments: list[int]
         records += found
         if header is not None:
             identity = header.identity
-        if damage is not None:
-            if not last or damage.records_behind:
-                raise JournalDamaged(path, damage.offset, "there is no whole record, but there are some behind it")
-            recovery = Recovery(None, records, len(data) - damage.offset, path.name, (), identity)
-            return _Found(recovery, number, damage.offset if found else 0, position, size + damage.offset)
+        if damage is not None and (damage.records_behind or not last):
+            raise JournalDamaged(path, damage.offset, "there is no whole record, but there are some behind it")
         size += len(data)
         if last:
-            return _Found(Recovery(None, records, identity=identity), number, len(data), position, size)
+            end = len(data) if damage is None else damage.offset
+            if not found:
+                end = 0  # begun, and not even its first record was written
+            cut = len(data) - end
+            recovery = Recovery(None, records, cut, "" if end == len(data) > 0 else path.name, identity=identity)
+            return _Found(recovery, number, end, position, size - cut)
     return _Found(Recovery(None, records, identity=identity), first, 0, position, size)
 
 
 def _mend(folder: Path, found: _Found) -> None:
     """Remove from the folder what recovery left out, so that the journal can go on."""
     recovery = found.recovery
-    if recovery.cut_bytes:
+    if recovery.cut_segment:
         path = folder / recovery.cut_segment
         logger.warning("cut %d torn bytes off the end of %s", recovery.cut_bytes, path)
         if found.end:

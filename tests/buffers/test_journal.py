@@ -1,0 +1,395 @@
+"""The journal: whatever happens to it, what was appended is found, or the loss is said."""
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_disk import filled, mounted
+
+from buffers.disk import DiskFull
+from buffers.frames import UnknownFormat
+from buffers.journal import Journal, JournalDamaged, JournalInUse, read_journal
+
+MARK = b"\xa7RL\x1e"
+"""Begins every record of the format."""
+
+
+def open_journal(folder, segment_bytes=1 << 20, fsync=False, wait_s=0.0, identity=b"run"):
+    return Journal.open(folder, fsync=fsync, segment_bytes=segment_bytes, wait_s=wait_s, identity=identity)
+
+
+def written(folder, records, **options):
+    """A closed journal with ``records`` in it; bytes stand for themselves, a string is a snapshot."""
+    journal, _ = open_journal(folder, **options)
+    for record in records:
+        journal.append(record) if isinstance(record, bytes) else journal.snapshot(record.encode())
+    journal.close()
+    return folder
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "lock"}
+
+
+operations = st.lists(
+    st.one_of(
+        st.binary(max_size=60),
+        st.text(max_size=20),  # a snapshot
+        st.none(),  # the process ends and another one goes on
+    ),
+    max_size=25,
+)
+
+
+@given(operations, st.integers(1, 300))
+@settings(deadline=None, max_examples=60)
+def test_a_recovery_is_the_last_snapshot_and_what_was_appended_since(tmp_path_factory, operations, segment_bytes):
+    folder = tmp_path_factory.mktemp("journal")
+    journal, _ = open_journal(folder, segment_bytes)
+    snapshot, records = None, []
+    for operation in operations:
+        match operation:
+            case bytes():
+                journal.append(operation)
+                records.append(operation)
+            case str():
+                journal.snapshot(operation.encode())
+                snapshot, records = operation.encode(), []
+            case None:
+                journal.close()
+                journal, found = open_journal(folder, segment_bytes)
+                assert (found.snapshot, found.records, found.cut_bytes) == (snapshot, records, 0)
+        found = read_journal(folder)
+        assert (found.snapshot, found.records, found.damaged_snapshots) == (snapshot, records, ())
+        assert journal.records_since_snapshot == len(records)
+    journal.close()
+    assert len(list(folder.glob("*.snapshot"))) <= 2
+
+
+def test_segments_and_snapshots_that_no_recovery_needs_are_removed(tmp_path):
+    written(tmp_path, [b"a" * 90, b"b" * 90, "one", b"c" * 90, b"d" * 90, "two", b"e" * 90, "three", b"f"], segment_bytes=100)
+    assert list(contents(tmp_path)) == ["00000005.log", "00000005.snapshot", "00000006.log", "00000006.snapshot"]
+
+
+def test_a_record_may_be_larger_than_a_segment(tmp_path):
+    written(tmp_path, [b"a" * 1000, b"b", b"c" * 1000], segment_bytes=100)
+    assert read_journal(tmp_path).records == [b"a" * 1000, b"b", b"c" * 1000]
+
+
+def test_what_it_is_the_journal_of_is_told_by_segments_and_snapshots(tmp_path):
+    assert open_and_close(tmp_path / "none").identity is None
+    assert read_journal(written(tmp_path / "a", [b"x"], identity=b"A")).identity == b"A"
+    assert read_journal(written(tmp_path / "b", [b"x", "s"], identity=b"B")).identity == b"B"
+
+
+def open_and_close(folder, **options):
+    journal, found = open_journal(folder, **options)
+    journal.close()
+    return found
+
+
+# --- torn and damaged ends
+
+
+@pytest.mark.parametrize("before", [[], [b"first"], [b"first", "snapshot"], [b"first", "snapshot", b"second"]])
+def test_wherever_the_last_write_was_torn_all_before_it_is_found(tmp_path, before):
+    whole = written(tmp_path / "whole", [*before, b"last" * 5])
+    expected = read_journal(written(tmp_path / "expected", before))
+    segment = sorted(whole.glob("*.log"))[-1].name
+    old = tmp_path / "expected" / segment
+    start = old.stat().st_size if old.exists() else 0
+    end = (whole / segment).stat().st_size
+    for cut in range(start, end):
+        torn = tmp_path / f"torn-{cut}"
+        shutil.copytree(whole, torn)
+        os.truncate(torn / segment, cut)
+        unchanged = contents(torn)
+        seen = read_journal(torn)
+        assert contents(torn) == unchanged, "reading changes nothing"
+        journal, found = open_journal(torn)
+        assert found == seen
+        assert (found.snapshot, found.records) == (expected.snapshot, expected.records)
+        assert found.cut_bytes == cut - start
+        assert found.cut_segment == (segment if cut > start or cut == 0 else "")
+        journal.append(b"goes on")
+        journal.close()
+        assert open_and_close(torn).records == [*expected.records, b"goes on"]
+        assert read_journal(torn).cut_bytes == 0
+        shutil.rmtree(torn)
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_a_damaged_byte_is_cut_at_the_end_and_refused_elsewhere(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("journal")
+    records = [b"%d" % n * 7 for n in range(6)]
+    written(folder, records, segment_bytes=70)
+    segments = sorted(folder.glob("*.log"))
+    assert len(segments) > 2
+    segment = data.draw(st.sampled_from(segments))
+    damaged = bytearray(segment.read_bytes())
+    last_record = damaged.rindex(MARK)
+    at = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[at] ^= data.draw(st.integers(1, 255))
+    segment.write_bytes(damaged)
+    before = contents(folder)
+    if segment == segments[-1] and at >= last_record:
+        found = open_and_close(folder)
+        assert found.records == records[:-1]
+        assert found.cut_segment == segment.name
+    else:
+        with pytest.raises(JournalDamaged) as raised:
+            open_and_close(folder)
+        assert raised.value.file == segment
+        assert raised.value.offset <= at
+        assert contents(folder) == before, "what is refused is left as it is"
+        with pytest.raises(JournalDamaged):
+            read_journal(folder)
+
+
+def test_damage_before_whole_records_names_file_offset_and_remedy(tmp_path):
+    written(tmp_path, [b"a" * 50, b"b" * 50, b"c" * 50])
+    segment = tmp_path / "00000001.log"
+    damaged = bytearray(segment.read_bytes())
+    damaged[damaged.index(b"b" * 50)] ^= 1
+    segment.write_bytes(damaged)
+    offset = damaged.index(b"b" * 49) - 1 - 12
+    with pytest.raises(
+        JournalDamaged, match=rf"00000001.log is damaged at offset {offset}: .*; restore .* move it and all later"
+    ):
+        open_journal(tmp_path)
+
+
+def test_a_run_of_zeros_is_no_record(tmp_path):
+    written(tmp_path, [b"a"])
+    with open(tmp_path / "00000001.log", "ab") as file:
+        file.write(bytes(4096))
+    found = open_and_close(tmp_path)
+    assert (found.records, found.cut_bytes) == ([b"a"], 4096)
+
+
+def test_a_segment_that_is_missing_or_was_cut_is_refused(tmp_path):
+    records = [b"%d" % n * 50 for n in range(6)]
+    one = written(tmp_path / "one", records, segment_bytes=90)
+    (one / "00000003.log").unlink()
+    with pytest.raises(JournalDamaged, match=r"00000003.log is damaged at offset 0: the file is not there, and later ones are"):
+        open_journal(one)
+    two = written(tmp_path / "two", [b"x", b"y", "snapshot", b"z"])
+    (two / "00000001.log").unlink()
+    assert open_and_close(two).records == [b"z"], "the snapshot does without"
+    (two / "00000002.snapshot").unlink()
+    with pytest.raises(JournalDamaged, match=r"00000001.log"):
+        open_journal(two)
+    three = written(tmp_path / "three", records, segment_bytes=200)
+    first = three / "00000001.log"
+    os.truncate(first, first.read_bytes().rindex(MARK))
+    with pytest.raises(JournalDamaged, match=r"00000002.log .* begins with record \d+, not with record \d+ that is next"):
+        open_journal(three)
+
+
+def test_a_journal_of_another_format_is_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("buffers.frames.FORMAT", 9)
+        written(tmp_path, [b"a"])
+    with pytest.raises(UnknownFormat, match=r"format 09, not 01; resume with the version of asyncrl"):
+        open_journal(tmp_path)
+
+
+# --- snapshots
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_snapshot_falls_back_to_the_one_before(tmp_path, damage):
+    written(tmp_path, [b"a", "one", b"b", b"c", "two", b"d"])
+    newest = tmp_path / "00000003.snapshot"
+    whole = newest.read_bytes()
+    newest.write_bytes({"cut": whole[:-1], "flip": whole[:-1] + b"!", "empty": b""}[damage])
+    seen = read_journal(tmp_path)
+    assert (seen.snapshot, seen.records, seen.damaged_snapshots) == (b"one", [b"b", b"c", b"d"], ("00000003.snapshot",))
+    journal, found = open_journal(tmp_path)
+    assert found == seen
+    journal.append(b"e")
+    assert read_journal(tmp_path).records == [b"b", b"c", b"d", b"e"]
+    assert (tmp_path / "00000003.damaged").exists(), "kept for whoever wants to know why"
+    journal.snapshot(b"three")
+    journal.snapshot(b"four")
+    journal.append(b"f")
+    journal.close()
+    assert (read_journal(tmp_path).snapshot, read_journal(tmp_path).records) == (b"four", [b"f"])
+
+
+def test_without_any_whole_snapshot_the_beginning_must_be_there(tmp_path):
+    one = written(tmp_path / "one", [b"a", "one", b"b"])
+    (one / "00000002.snapshot").write_bytes(b"nonsense")
+    assert (read_journal(one).snapshot, read_journal(one).records) == (None, [b"a", b"b"])
+    two = written(tmp_path / "two", [b"a", "one", b"b", "two", b"c", "three"])
+    for path in two.glob("*.snapshot"):
+        path.write_bytes(b"nonsense")
+    with pytest.raises(JournalDamaged, match=r"00000001.log"):
+        open_journal(two)
+
+
+def test_a_snapshot_that_was_being_made_is_forgotten(tmp_path):
+    written(tmp_path, [b"a"])
+    (tmp_path / "00000002.snapshot.making").write_bytes(b"half")
+    journal, found = open_journal(tmp_path)
+    assert (found.snapshot, found.records) == (None, [b"a"])
+    journal.snapshot(b"state")
+    journal.close()
+    assert list(contents(tmp_path)) == ["00000001.log", "00000002.snapshot"]
+
+
+# --- one writer, many readers
+
+HOLDER = (
+    "import sys, time; from pathlib import Path; from buffers.journal import Journal;"
+    "journal, _ = Journal.open(Path(sys.argv[1]), fsync=False, segment_bytes=100); journal.append(b'held');"
+    "print('open', flush=True); time.sleep(float(sys.argv[2])); "
+)
+
+
+def holder(folder, seconds):
+    child = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), str(seconds)], stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"open\n"
+    return child
+
+
+def test_a_second_writer_is_refused_and_told_who_holds_it_and_a_killed_one_is_waited_for(tmp_path):
+    child = holder(tmp_path, 60)
+    try:
+        start = time.monotonic()
+        with pytest.raises(
+            JournalInUse, match=rf"written by process {child.pid}, still after 0.2 s; .* end that process"
+        ) as raised:
+            open_journal(tmp_path, wait_s=0.2)
+        assert time.monotonic() - start >= 0.2
+        assert pickle.loads(pickle.dumps(raised.value)).holder == str(child.pid)
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    assert open_and_close(tmp_path).records == [b"held"]
+    child = holder(tmp_path, 0.5)
+    journal, found = open_journal(tmp_path, wait_s=20)
+    assert found.records == [b"held", b"held"]
+    child.wait()
+    with pytest.raises(JournalInUse, match=f"process {os.getpid()}"):
+        open_journal(tmp_path)
+    journal.close()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from buffers.journal import Journal
+journal, _ = Journal.open(Path(sys.argv[1]), fsync=False, segment_bytes=2000)
+print("open", flush=True)
+for number in range(100_000_000):
+    journal.append(b"%d" % number)
+    if number % 300 == 299:
+        journal.snapshot(b"%d" % (number + 1))
+"""
+
+
+def test_a_reader_does_not_mind_a_writer(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout.readline() == b"open\n"
+        seen = []
+        for _ in range(150):
+            found = read_journal(tmp_path)
+            first = int(found.snapshot or 0)
+            assert [int(record) for record in found.records] == list(range(first, first + len(found.records)))
+            seen.append(first + len(found.records))
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    assert seen == sorted(seen)
+    assert seen[-1] > seen[0] + 300
+    assert read_journal(tmp_path).damaged_snapshots == ()
+
+
+def test_reading_what_is_no_journal(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nothing-here is no journal"):
+        read_journal(tmp_path / "nothing-here")
+
+
+# --- the disk
+
+
+def test_records_that_shall_survive_a_power_cut_wait_for_the_disk(tmp_path, monkeypatch):
+    synced = []
+    real = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda file: synced.append(os.fstat(file).st_size) or real(file))
+    journal, _ = open_journal(tmp_path / "always", fsync=True)
+    journal.append(b"abc")
+    journal.append(b"defg")
+    assert len(synced) == 2
+    assert synced[1] == synced[0] + 12 + 4
+    journal.close()
+    journal, _ = open_journal(tmp_path / "never")
+    journal.append(b"abc")
+    assert len(synced) == 2
+    journal.snapshot(b"state")
+    assert len(synced) == 3, "what replaces records that are removed is always on the disk first"
+    journal.close()
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["in a segment", "at the beginning of one"])
+def test_a_full_disk_leaves_the_journal_as_it_was_and_it_goes_on(tmp_path, begun):
+    with mounted(tmp_path / "small", "tmpfs", "size=1m") as disk:
+        folder = disk / "journal"
+        journal, _ = open_journal(folder, segment_bytes=1 << 20 if begun else 1)
+        journal.append(b"a" * 10)
+        before = contents(folder)
+        with filled(disk, leave=8192):
+            for _ in range(2):
+                with pytest.raises(DiskFull, match="journal is full: 100,"):
+                    journal.append(b"b" * 100_000)
+                assert contents(folder) == before
+                with pytest.raises(DiskFull, match="journal is full"):
+                    journal.snapshot(b"s" * 100_000)
+                assert contents(folder) == before
+            journal.append(b"c")
+        assert (journal.records_since_snapshot, read_journal(folder).records) == (2, [b"a" * 10, b"c"])
+        journal.append(b"b" * 100_000)
+        journal.snapshot(b"s" * 100_000)
+        journal.append(b"d")
+        journal.close()
+        found = open_and_close(folder)
+        assert (found.snapshot, found.records, found.cut_bytes) == (b"s" * 100_000, [b"d"], 0)
+
+
+def test_no_room_for_a_new_file_is_a_full_disk(tmp_path):
+    with mounted(tmp_path / "small", "tmpfs", "size=1m,nr_inodes=5") as disk:
+        journal, _ = open_journal(disk / "journal", segment_bytes=1)
+        journal.append(b"a")
+        (disk / "last").touch()
+        for attempt in (lambda: journal.append(b"b"), lambda: journal.snapshot(b"s")):
+            with pytest.raises(DiskFull):
+                attempt()
+        (disk / "last").unlink()
+        journal.append(b"b")
+        assert read_journal(disk / "journal").records == [b"a", b"b"]
+        journal.close()
+
+
+def test_nothing_can_be_appended_once_it_is_closed(tmp_path):
+    journal, _ = open_journal(tmp_path)
+    journal.append(b"a")
+    journal.close()
+    with pytest.raises(OSError, match="exists"):
+        journal.append(b"b")
+    assert read_journal(tmp_path).records == [b"a"]
+
+
+def test_errors_travel_between_processes():
+    for error in (JournalDamaged(Path("/x"), 5, "bad"), JournalInUse(Path("/x"), "12", 3.0)):
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
