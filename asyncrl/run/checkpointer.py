@@ -18,6 +18,7 @@ from asyncrl.run.live_view import LiveView
 from asyncrl.run.totals import SavedTotals, Totals
 from asyncrl.run.units import memory
 from learners import checkpoints
+from learners.checkpoint_manifest import CheckpointNotWritten
 
 
 class Checkpointer:
@@ -26,6 +27,8 @@ class Checkpointer:
     def __init__(self, recipe: Recipe, folder: RunFolder, cluster: Cluster, totals: Totals, view: LiveView) -> None:
         self._recipe, self._folder, self._cluster, self._totals, self._view = recipe, folder, cluster, totals, view
         self._wanted = isinstance(recipe.buffer.journal, AppendOnlyJournal)
+        self._writing: PolicyVersion | None = None
+        self._overdue = False
         self._checkpoint_bytes = 0
 
     async def resume(self, clock: PolicyVersion) -> PolicyVersion:
@@ -47,21 +50,43 @@ class Checkpointer:
             self._view.note(f"version {clock} had been reached: steps {version + 1} to {clock} are done again from the journal")
         return version
 
-    async def save(self, version: PolicyVersion) -> None:
-        """Make the checkpoint of ``version``, which the learner has just reached."""
-        if not self._wanted:
+    async def begin(self, version: PolicyVersion) -> None:
+        """Begin the checkpoint of ``version``, which the learner has just reached, if one is due; it may train on meanwhile."""
+        due = version % self._recipe.checkpoint.every == 0 or version == self._recipe.steps
+        if not self._wanted or not (due or self._overdue):
             return
         self._folder.checkpoints.mkdir(exist_ok=True)
-        path = checkpoints.path_of(self._folder.checkpoints, version)
         # Before the checkpoint itself: whoever finds that one finds its totals.
         self._totals_file(version).write_bytes(msgspec.json.encode(self._totals.now()))
-        await self._cluster.save_checkpoint(path)
+        self._overdue, self._writing = True, version
+        try:
+            await self._cluster.start_checkpoint(checkpoints.path_of(self._folder.checkpoints, version), version)
+        except CheckpointNotWritten as error:
+            self._not_written(error)
+
+    async def finish(self) -> None:
+        """Wait for the checkpoint that was begun, if any, and let the buffer forget what it has."""
+        if self._writing is None:
+            return
+        version = self._writing
+        try:
+            await self._cluster.finish_checkpoint()
+        except CheckpointNotWritten as error:
+            self._not_written(error)
+            return
+        self._writing, self._overdue = None, False
         await self._cluster.checkpointed(version)
         checkpoints.prune(self._folder.checkpoints, self._recipe.checkpoint.keep)
+        path = checkpoints.path_of(self._folder.checkpoints, version)
         self._checkpoint_bytes = sum(file.stat().st_size for file in path.rglob("*"))
         for totals in self._folder.checkpoints.glob("version-*.json"):
             if not totals.with_suffix("").is_dir():
                 totals.unlink()
+
+    def _not_written(self, error: CheckpointNotWritten) -> None:
+        """The run can do without for now: the buffer keeps what was trained since the last one."""
+        self._writing = None
+        self._view.note(f"{error}; it is tried again after the next step")
 
     async def room(self) -> None:
         """Wait until the disk has room for another step; says so, and goes on by itself."""

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -136,6 +137,28 @@ class Cluster:
     async def buffer_statistics(self) -> BufferStatistics:
         """The buffer's content and ledger."""
         return await self._buffer.call("statistics")
+
+    async def start_checkpoint(self, path: Path, version: PolicyVersion) -> None:
+        """All ranks begin to write their part of the checkpoint at ``version``, and may train on meanwhile."""
+        starting = [r.start_checkpoint.remote(path, version) for r in self._learners]
+        await self._all(starting, f"learner rank to begin {path.name}", self._recipe.deadlines.step, "see its log")
+
+    async def finish_checkpoint(self) -> None:
+        """The checkpoint that was begun is on disk, whole."""
+        finishing = [r.finish_checkpoint.remote() for r in self._learners]
+        seconds = self._recipe.deadlines.step + ANSWER_DEADLINE_S
+        await self._all(finishing, "learner rank to write a checkpoint", seconds, "see its log; raise deadlines.step")
+
+    async def load_checkpoint(self, path: Path) -> None:
+        """All ranks go on from a checkpoint."""
+        loading = [r.restore.remote(path) for r in self._learners]
+        await self._all(
+            loading, f"learner rank to load {path.name}", self._recipe.deadlines.start, "see its log; raise deadlines.start"
+        )
+
+    async def checkpointed(self, version: PolicyVersion) -> None:
+        """Tell the buffer that the learner will not come back to before ``version``."""
+        await self._buffer.call("checkpointed", version)
 
     async def save_model(self) -> None:
         """Export the trained model into the run folder."""

@@ -150,7 +150,7 @@ async def _cluster(
         async with deadline(recipe.deadlines.start, waiter="the driver", owner="Ray to start", remedy=remedy):
             await asyncio.shield(ray_started)
         view.phase(f"Starting {recipe.generators.count} generators and the learner")
-        cluster = Cluster(recipe, folder, model_path, view.note)
+        cluster = Cluster(recipe, folder, model_path, folder.run_id, view.note)
         await cluster.start()
         yield cluster
     finally:

@@ -19,10 +19,14 @@ class PublishTimes(msgspec.Struct, frozen=True):
 
 
 class Publisher:
-    """Owns the order of a publication, and sees to it that what is published is new."""
+    """Owns the order of a publication, and sees to it that what is published is new.
 
-    def __init__(self, cluster: Cluster, totals: Totals) -> None:
-        self._cluster, self._totals = cluster, totals
+    Attributes:
+        clock: the newest version that every engine has acknowledged.
+    """
+
+    def __init__(self, cluster: Cluster, totals: Totals, clock: PolicyVersion) -> None:
+        self._cluster, self._totals, self.clock = cluster, totals, clock
         self._last_fingerprint: int | None = None
 
     async def write(self, version: PolicyVersion, *, must_differ: bool) -> tuple[Publication, float]:
@@ -46,7 +50,8 @@ class Publisher:
         """Have every engine load it and prove that it did, and move the clock."""
         started = time.monotonic()
         await self._cluster.install_weights(publication)
-        if publication.version > 0:
+        if publication.version > self.clock:
             await self._cluster.advance(publication.version)
+            self.clock = publication.version
             self._totals.published()
         return PublishTimes(write_seconds, time.monotonic() - started)

@@ -41,21 +41,23 @@ async def train_pump(
             reports = await cluster.train(batch)
             busy = time.monotonic() - started
             await cluster.mark_trained(batch.version)
+            await checkpointer.finish()  # the one begun a step ago, which was written while this step trained
             readings = [reading for report in reports for reading in report.readings]
             publish_times = await delivering if delivering is not None else None
-            values = {reading.metric.name: reading.value for reading in readings}
-            moved = values["learner/grad_norm"] > 0 and values["learner/lr"] > 0
-            publication, write_seconds = await publisher.write(version, must_differ=moved)
+            write_seconds = 0.0
             if version >= publisher.clock:
+                values = {reading.metric.name: reading.value for reading in readings}
+                moved = values["learner/grad_norm"] > 0 and values["learner/lr"] > 0
+                publication, write_seconds = await publisher.write(version, must_differ=moved)
                 delivering = background.create_task(publisher.deliver(publication, write_seconds))
             await recorder.step(step, batch, readings, busy + write_seconds, publish_times)
-            if step % recipe.checkpoint.every == 0 or step == recipe.steps:
-                await checkpointer.save(version)
+            await checkpointer.begin(version)
             due = step % recipe.evaluation.every == 0 and step < recipe.steps and (evaluating is None or evaluating.done())
             if due and delivering is not None:
                 evaluating = background.create_task(_evaluate_delivered(delivering, evaluator, version))
         if delivering is not None:
             await delivering
+        await checkpointer.finish()
 
 
 async def _evaluate_delivered(delivering: "asyncio.Task[PublishTimes]", evaluator: Evaluator, version: PolicyVersion) -> float:

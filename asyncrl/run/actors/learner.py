@@ -76,12 +76,16 @@ class LearnerActor:
         """Export the model as a Hugging Face folder; a collective call."""
         self._started().save_pretrained(str(folder))
 
-    def checkpoint(self, folder: Path, version: PolicyVersion) -> None:
-        """Write the state at ``version``, which must be the one just trained, to resume from; a collective call."""
+    def start_checkpoint(self, folder: Path, version: PolicyVersion) -> None:
+        """Begin to write the state at ``version``, which must be the one just trained; a collective call."""
         learner = self._started()
         if learner.version != version:
             raise ValueError(f"learner rank {self._rank} is at version {learner.version}, not at {version}")
-        learner.save_checkpoint(folder)
+        learner.start_checkpoint(folder)
+
+    def finish_checkpoint(self) -> None:
+        """Return when the checkpoint that was begun is on disk; a collective call."""
+        self._started().finish_checkpoint()
 
     def restore(self, folder: Path) -> PolicyVersion:
         """Go on from a checkpoint; the version it is of. A collective call."""
