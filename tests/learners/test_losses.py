@@ -311,6 +311,22 @@ def test_a_divergence_mask_cuts_only_what_moves_further_away():
     assert one_token(LOW, 1.0, tv)[0] == pytest.approx(-0.5)
 
 
+@pytest.mark.parametrize(("divergence", "between"), [("tv", 0.1), ("kl", 0.02)])
+def test_a_divergence_mask_has_a_bound_of_its_own_for_each_sign(divergence, between):
+    for low, high in ((between, 9.0), (9.0, between)):
+        loss = DivergenceMaskLoss(divergence=divergence, low=low, high=high)
+        assert (one_token(HIGH, 1.0, loss)[0] == 0.0) == (high == between)
+        assert (one_token(LOW, -1.0, loss)[0] == 0.0) == (low == between)
+
+
+def test_a_rejected_token_adds_nothing_and_is_not_called_clipped():
+    reject = Correction(weight="none", reject=(RejectRatio(level="token", lower=0.9, upper=1.1),))
+    gradient, outcome = one_token(HIGH, 1.0, LOSSES["ppo"], behaviour=-3.0, correction=reject)
+    assert (gradient, outcome.loss.item()) == (0.0, 0.0)
+    assert outcome.correction.rejected.all()
+    assert not outcome.clipped.any()
+
+
 def test_singled_out_tokens():
     singled = torch.tensor([True])
     assert one_token(-1.0, 1.0, ClipCovLoss(), singled=singled)[0] == 0.0
