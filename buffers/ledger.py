@@ -1,40 +1,150 @@
-"""The ledger: every issued group is in exactly one state, and the states always add up to what was issued.
+"""The ledger: every group, trajectory and draw of a task is in exactly one state, and the states add up to what was issued.
 
-The invariant ``issued == sum(counts)`` is checked after every operation in constant time: counters move, nothing is scanned.
-Terminal groups (trained, filtered, expired, failed) leave the ledger's memory and stay in its counters.
+``issued == sum of all states`` is checked after every operation in constant time: counters move, nothing is scanned. What has
+ended stays in the counters alone.
 """
 
-from collections import Counter
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 import msgspec
 
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId
+from buffers.group import Group, GroupState
+
+EXAMPLE_LENGTH = 500
+"""Characters kept of the last example of a reason."""
 
 
-class GroupState(StrEnum):
-    """Where a group is."""
+class TrajectoryState(StrEnum):
+    """Where one episode of a group is."""
 
     RUNNING = "running"
     COMMITTED = "committed"
+    """Finished; its group is not taken yet."""
     TAKEN = "taken"
     TRAINED = "trained"
     FILTERED = "filtered"
     EXPIRED = "expired"
     FAILED = "failed"
+    """Given back, to be issued again."""
+    MISSING = "missing"
+    """Given back, and its group went on, or ended, without it."""
+
+
+class TaskState(StrEnum):
+    """Where one draw of a task is."""
+
+    RUNNING = "running"
+    """It has a group that has not ended."""
+    WAITING = "waiting"
+    """Its group expired; it is issued again before new tasks are drawn."""
+    TRAINED = "trained"
+    FILTERED = "filtered"
 
 
 _NEXT_STATES = {
     GroupState.RUNNING: {GroupState.COMMITTED, GroupState.FILTERED, GroupState.EXPIRED, GroupState.FAILED},
-    GroupState.COMMITTED: {GroupState.TAKEN, GroupState.FILTERED, GroupState.EXPIRED},
-    GroupState.TAKEN: {GroupState.TRAINED},
+    GroupState.FAILED: {GroupState.RUNNING, GroupState.EXPIRED},
+    GroupState.COMMITTED: {GroupState.TAKEN, GroupState.TRAINED, GroupState.EXPIRED, GroupState.FAILED},
+    GroupState.TAKEN: {GroupState.TRAINED, GroupState.COMMITTED, GroupState.EXPIRED},
 }
 """States that are no key here are terminal."""
 
+TERMINAL = frozenset(GroupState) - _NEXT_STATES.keys()
+
+_FINISHED = {
+    GroupState.RUNNING: TrajectoryState.COMMITTED,
+    GroupState.FAILED: TrajectoryState.COMMITTED,
+    GroupState.COMMITTED: TrajectoryState.COMMITTED,
+    GroupState.TAKEN: TrajectoryState.TAKEN,
+    GroupState.TRAINED: TrajectoryState.TRAINED,
+    GroupState.FILTERED: TrajectoryState.FILTERED,
+    GroupState.EXPIRED: TrajectoryState.EXPIRED,
+}
+"""Where the finished episodes of a group in some state are."""
+
+_ABSENT = {
+    state: TrajectoryState.FAILED if state in (GroupState.RUNNING, GroupState.FAILED) else TrajectoryState.MISSING
+    for state in GroupState
+}
+"""Where the episodes are that were given back."""
+
+_TASK = {
+    GroupState.TRAINED: TaskState.TRAINED,
+    GroupState.FILTERED: TaskState.FILTERED,
+    GroupState.EXPIRED: TaskState.WAITING,
+}
+"""Where the task of a group is that has ended."""
+
+State = TypeVar("State", bound=StrEnum)
+
+
+class Tally(Generic[State]):
+    """How many of something are in each state."""
+
+    def __init__(self, what: str, counts: dict[State, int]) -> None:
+        self._what, self._counts = what, counts
+        self.issued = sum(counts.values())
+
+    def add(self, state: State, count: int = 1) -> None:
+        """Issue ``count`` more, in ``state``."""
+        self.issued += count
+        self._counts[state] += count
+
+    def move(self, before: State, after: State, count: int = 1) -> None:
+        """Move ``count`` on.
+
+        Raises:
+            LedgerError: there are not as many; nothing was moved.
+        """
+        counts = self._counts
+        if counts[before] < count:
+            raise LedgerError(
+                f"{count} {self._what} cannot leave {before}: {counts[before]} are there; this is a bug in the buffer"
+            )
+        counts[before] -= count
+        counts[after] += count
+        if sum(counts.values()) != self.issued:
+            raise LedgerError(f"{self.issued} {self._what} issued, {counts} accounted for; this is a bug in the buffer")
+
+    def __getitem__(self, state: State) -> int:
+        return self._counts[state]
+
+
+class TrajectoryCounts(msgspec.Struct, frozen=True):
+    """How many trajectories are in each state; ``issued`` is their sum."""
+
+    issued: int = 0
+    running: int = 0
+    committed: int = 0
+    taken: int = 0
+    trained: int = 0
+    filtered: int = 0
+    expired: int = 0
+    failed: int = 0
+    missing: int = 0
+
+
+class TaskCounts(msgspec.Struct, frozen=True):
+    """How many draws of tasks are in each state; ``issued`` is their sum."""
+
+    issued: int = 0
+    running: int = 0
+    waiting: int = 0
+    trained: int = 0
+    filtered: int = 0
+
 
 class LedgerCounts(msgspec.Struct, frozen=True):
-    """How many groups are in each state; ``issued`` is their sum. ``reasons`` counts why groups left without being trained."""
+    """How many groups are in each state; ``issued`` is their sum.
+
+    Attributes:
+        reasons: how often groups failed, expired or were filtered, by why.
+        examples: the last case of a reason that has more to tell.
+    """
 
     issued: int
     running: int
@@ -45,66 +155,109 @@ class LedgerCounts(msgspec.Struct, frozen=True):
     expired: int
     failed: int
     reasons: dict[str, int]
+    examples: dict[str, str] = {}
+    trajectories: TrajectoryCounts = TrajectoryCounts()
+    tasks: TaskCounts = TaskCounts()
+
+
+class LedgerState(msgspec.Struct):
+    """All of a ledger. ``reasons`` are of a fixed vocabulary, so nothing here grows with the run."""
+
+    groups: dict[GroupState, int] = msgspec.field(default_factory=lambda: dict.fromkeys(GroupState, 0))
+    trajectories: dict[TrajectoryState, int] = msgspec.field(default_factory=lambda: dict.fromkeys(TrajectoryState, 0))
+    tasks: dict[TaskState, int] = msgspec.field(default_factory=lambda: dict.fromkeys(TaskState, 0))
+    reasons: dict[str, int] = {}
+    examples: dict[str, str] = {}
 
 
 class Ledger:
-    """Exactly-once accounting of groups."""
+    """Exactly-once accounting. It counts, and it alone changes the state of a group.
 
-    def __init__(self) -> None:
-        self._issued = 0
-        self._live: dict[GroupId, GroupState] = {}
-        self._counts = dict.fromkeys(GroupState, 0)
-        self._reasons: Counter[str] = Counter()
+    Args:
+        state: owned by the ledger from now on.
+    """
 
-    def issue(self) -> GroupId:
-        """A new group, running."""
-        group_id = GroupId(self._issued)
-        self._issued += 1
-        self._live[group_id] = GroupState.RUNNING
-        self._counts[GroupState.RUNNING] += 1
-        self._check()
+    def __init__(self, state: LedgerState) -> None:
+        self._state = state
+        self.groups = Tally("groups", state.groups)
+        self.trajectories = Tally("trajectories", state.trajectories)
+        self.tasks = Tally("tasks", state.tasks)
+
+    def issue(self, size: int, *, drawn: bool) -> GroupId:
+        """A new group of ``size`` running episodes, of a task that was just ``drawn`` or waited to be issued again."""
+        group_id = GroupId(self.groups.issued)
+        if drawn:
+            self.tasks.add(TaskState.RUNNING)
+        else:
+            self.tasks.move(TaskState.WAITING, TaskState.RUNNING)
+        self.groups.add(GroupState.RUNNING)
+        self.trajectories.add(TrajectoryState.RUNNING, size)
         return group_id
 
-    def move(self, group_id: GroupId, to: GroupState, why: str = "") -> None:
-        """Move a live group on.
+    def issued_again(self, episodes: int) -> None:
+        """Missing episodes of a group that runs again were issued again."""
+        self.trajectories.move(TrajectoryState.FAILED, TrajectoryState.RUNNING, episodes)
+
+    def finished(self) -> None:
+        """An episode of a running group was handed in."""
+        self.trajectories.move(TrajectoryState.RUNNING, TrajectoryState.COMMITTED)
+
+    def given_back(self, episodes: int) -> None:
+        """Episodes of a running group were given back."""
+        self.trajectories.move(TrajectoryState.RUNNING, TrajectoryState.FAILED, episodes)
+
+    def lost(self, group: Group, episodes: int) -> None:
+        """Finished episodes of ``group`` are there no more."""
+        self.trajectories.move(_FINISHED[group.state], _ABSENT[group.state], episodes)
+
+    def move(self, group: Group, to: GroupState, why: str = "", example: str = "") -> None:
+        """Move a group on, and all its episodes with it.
+
+        Args:
+            group: as it is before the move.
+            to: its next state.
+            why: of a fixed vocabulary.
+            example: what ``why`` was in this case.
 
         Raises:
-            LedgerError: the group is not live, or its state does not allow the move.
+            LedgerError: its state does not allow the move.
         """
-        state = self.state(group_id)
-        if to not in _NEXT_STATES[state]:
-            raise LedgerError(f"group {group_id} is {state} and cannot become {to}; allowed: {sorted(_NEXT_STATES[state])}")
-        self._counts[state] -= 1
-        self._counts[to] += 1
-        if to in _NEXT_STATES:
-            self._live[group_id] = to
-        else:
-            del self._live[group_id]
+        state = group.state
+        if to not in _NEXT_STATES.get(state, ()):
+            allowed = ", ".join(sorted(_NEXT_STATES.get(state, ()))) or "nothing, it has ended"
+            raise LedgerError(f"group {group.id} is {state} and cannot become {to}; allowed: {allowed}")
+        self.groups.move(state, to)
+        rows, running = len(group.rows), len(group.open)
+        absent = group.size - rows - running
+        if rows and _FINISHED[state] is not _FINISHED[to]:
+            self.trajectories.move(_FINISHED[state], _FINISHED[to], rows)
+        if absent and _ABSENT[state] is not _ABSENT[to]:
+            self.trajectories.move(_ABSENT[state], _ABSENT[to], absent)
+        if running:
+            self.trajectories.move(TrajectoryState.RUNNING, _FINISHED[to], running)
+        if to in _TASK:
+            self.tasks.move(TaskState.RUNNING, _TASK[to])
+        group.state = to
         if why:
-            self._reasons[f"{to}: {why}"] += 1
-        self._check()
+            self._count_reason(f"{to}: {why}", example)
 
-    def state(self, group_id: GroupId) -> GroupState:
-        """State of a live group.
-
-        Raises:
-            LedgerError: never issued, or already in a terminal state.
-        """
-        state = self._live.get(group_id)
-        if state is None:
-            known = "has ended" if 0 <= group_id < self._issued else "was never issued"
-            raise LedgerError(f"group {group_id} {known}; it cannot be moved or handed in again")
-        return state
-
-    def count(self, state: GroupState) -> int:
-        """Groups in ``state``."""
-        return self._counts[state]
+    def _count_reason(self, reason: str, example: str) -> None:
+        self._state.reasons[reason] = self._state.reasons.get(reason, 0) + 1
+        if example:
+            self._state.examples[reason] = example[:EXAMPLE_LENGTH]
 
     def counts(self) -> LedgerCounts:
         """All counters."""
-        by_state = {state.value: count for state, count in self._counts.items()}
-        return msgspec.convert({"issued": self._issued, "reasons": self._reasons, **by_state}, LedgerCounts)
+        state = self._state
+        return LedgerCounts(
+            issued=self.groups.issued,
+            reasons=dict(state.reasons),
+            examples=dict(state.examples),
+            trajectories=TrajectoryCounts(self.trajectories.issued, **_by_name(state.trajectories)),
+            tasks=TaskCounts(self.tasks.issued, **_by_name(state.tasks)),
+            **_by_name(state.groups),
+        )
 
-    def _check(self) -> None:
-        if sum(self._counts.values()) != self._issued:
-            raise LedgerError(f"{self._issued} groups issued, {self._counts} accounted for; this is a bug in the buffer")
+
+def _by_name(counts: Mapping[State, int]) -> dict[str, int]:
+    return {state.value: count for state, count in counts.items()}

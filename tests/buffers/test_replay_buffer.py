@@ -1,207 +1,458 @@
-"""The buffer: pace, guarantee, oldest first, attempts, and the bound under heavy-tailed durations."""
-
-import heapq
-import random
-from collections import Counter
+"""The buffer: tickets, finished and failed episodes, batches and their redo, payload, snapshots."""
 
 import msgspec
 import pytest
-from rows import row
+from samples import finish, make_buffer, make_recipe, make_tasks, sample
 
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
-from asyncrl.core.recipe.schema import Batch, Buffer, Environment, Model, Recipe
-from asyncrl.core.task import Task
-from asyncrl.core.trajectory import decode
+from asyncrl.core.recipe.schema import ZeroVarianceFilter
+from buffers.group import GroupState
 from buffers.replay_buffer import ReplayBuffer
-from buffers.tasks import TaskSource
+
+INFRASTRUCTURE, DATA = FailureKind.INFRASTRUCTURE, FailureKind.DATA
 
 
-def make_buffer(steps=100, groups_per_step=2, group_size=2, tasks=50, **buffer):
-    recipe = Recipe(
-        name="test",
-        steps=steps,
-        model=Model(path="nowhere"),
-        environment=Environment(name="none"),
-        batch=Batch(groups_per_step=groups_per_step, group_size=group_size),
-        buffer=Buffer(**buffer),
-    )
-    return ReplayBuffer(recipe, TaskSource([Task(id=f"task-{i}", prompt="") for i in range(tasks)], seed=1))
+def step(buffer, version, groups):
+    """Take, train, forget and publish."""
+    batch = buffer.take(version, groups)
+    buffer.trained(version)
+    buffer.checkpointed(version + 1)
+    buffer.advance(version + 1)
+    return batch
 
 
-def finish(buffer, ticket, versions=(0,), **options):
-    buffer.commit([row(ticket, i, versions, **options) for i in range(ticket.size)])
+def groups_of(batch):
+    return list(dict.fromkeys(row.group_id for row in batch.rows))
+
+
+# Pace
 
 
 def test_pace_counts_running_committed_and_the_batch_being_trained():
     buffer = make_buffer(pipeline_depth=1)
-    tickets = buffer.issue(100)
-    assert len(tickets) == 4
+    tickets = buffer.lease("w", 100, 0.0)
+    assert [t.group_id for t in tickets] == [0, 1, 2, 3]
     finish(buffer, tickets[0])
     finish(buffer, tickets[1])
     assert buffer.room() == 0
-    batch = buffer.take(0, 2)
+    buffer.take(0, 2)
     assert buffer.room() == 0, "a batch in training is outstanding until the clock has moved past it"
-    buffer.trained(batch)
+    buffer.trained(0)
+    assert buffer.room() == 0
     buffer.advance(1)
     assert buffer.room() == 2
 
 
 def test_no_more_groups_than_the_run_can_train():
     buffer = make_buffer(steps=1, pipeline_depth=3)
-    assert len(buffer.issue(100)) == 2
+    tickets = buffer.lease("w", 100, 0.0)
+    assert len(tickets) == 2
+    for ticket in tickets:
+        finish(buffer, ticket)
+    step(buffer, 0, 2)
+    assert buffer.room() == 0
+
+
+def test_reuse_needs_fewer_groups_for_the_rest_of_the_run():
+    buffer = make_buffer(steps=2, pipeline_depth=3, max_reuse=2)
+    tickets = buffer.lease("w", 100, 0.0)
+    assert len(tickets) == 2
+    for ticket in tickets:
+        finish(buffer, ticket)
+    assert groups_of(step(buffer, 0, 2)) == groups_of(step(buffer, 1, 2)) == [0, 1]
+    assert buffer.statistics().ledger.trained == 2
+
+
+def test_reuse_never_starves_a_batch_of_different_groups():
+    """With one group left that is good for both remaining trainings, a batch of two still needs another group."""
+    buffer = make_buffer(steps=2, pipeline_depth=2, max_staleness=5, max_reuse=3)
+    tickets = buffer.lease("w", 100, 0.0)
+    assert len(tickets) == 2, "good for six trainings, of which four are wanted"
+    for ticket in tickets:
+        finish(buffer, ticket)
+    step(buffer, 0, 2)
+    assert buffer.room() == 0
+    buffer.drop_lost_payload(list(buffer.live_payload())[:2])
+    assert buffer.statistics().ledger.trained == 1
+    assert buffer.room() == 1
+
+
+def test_a_full_memory_stops_tickets_but_never_the_next_batch():
+    buffer = make_buffer(pipeline_depth=3, groups_per_step=2, capacity_mb=1)
+    first, second = buffer.lease("w", 2, 0.0)
+    finish(buffer, first, size=500_000)
+    assert buffer.statistics().payload_bytes == 1_000_000
+    assert buffer.room() == 0, "the second group is running, and makes the batch whole"
+    buffer.fail(second.group_id, 0, INFRASTRUCTURE, "x")
+    buffer.fail(second.group_id, 1, INFRASTRUCTURE, "x")
+    assert buffer.room() == 1
+    (again,) = buffer.lease("w", 10, 0.0)
+    finish(buffer, again)
+    step(buffer, 0, 2)
+    assert buffer.statistics().payload_bytes == 0
+    assert buffer.room() == 8
+
+
+# Batches
 
 
 def test_oldest_first_and_groups_whole():
-    buffer = make_buffer(pipeline_depth=3, groups_per_step=2)
-    tickets = buffer.issue(4)
-    for ticket in reversed(tickets):
+    buffer = make_buffer(pipeline_depth=3)
+    for ticket in reversed(buffer.lease("w", 4, 0.0)):
         finish(buffer, ticket)
     batch = buffer.take(0, 2)
     assert [(r.group_id, r.sample_index) for r in batch.rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert [decode(p).group_id for p in buffer.payload([(1, 0), (0, 1)])] == [1, 0]
 
 
-def test_incomplete_groups_are_not_handed_out():
+def test_a_record_says_all_of_its_row():
+    buffer = make_buffer(groups_per_step=1, max_staleness=2)
+    (ticket,) = buffer.lease("w", 1, 0.0)
+    for version in (1, 2, 3):
+        buffer.advance(version)
+    rows = [sample(ticket, i, (0, 1, 4), reward=float(i), tokens=5) for i in range(2)]
+    buffer.commit(rows, 0.0)
+    batch = buffer.take(3, 1)
+    assert (batch.version, batch.oldest_version) == (3, 1)
+    record = batch.rows[1]
+    assert (record.task_id, record.length, record.loss_tokens, record.reward) == (ticket.task.id, 18, 10, 1.0)
+    assert (record.committed_version, record.weight, record.payload) == (4, 1.0, rows[1].payload)
+    assert record.turn_rewards == (1.0,)
+    assert buffer.statistics().stale_tokens.masked == 10
+
+
+def test_too_few_groups_are_not_a_batch():
     buffer = make_buffer(groups_per_step=1)
-    (ticket, *_) = buffer.issue(1)
-    buffer.commit([row(ticket, 0)])
-    assert buffer.take(0, 1) is None
-    buffer.commit([row(ticket, 1)])
+    (ticket,) = buffer.lease("w", 1, 0.0)
+    buffer.commit([sample(ticket, 0)], 0.0)
+    assert not buffer.takeable(0, 1)
+    with pytest.raises(LedgerError, match="0 groups are ready; a batch of 1 for version 0 must wait"):
+        buffer.take(0, 1)
+    buffer.commit([sample(ticket, 1)], 0.0)
+    assert buffer.takeable(0, 1)
     assert len(buffer.take(0, 1).rows) == 2
 
 
-def test_masking_counts_only_tokens_within_the_bound():
-    buffer = make_buffer(groups_per_step=1, max_staleness=2, pipeline_depth=1)
-    (ticket, *_) = buffer.issue(1)
-    for version in range(1, 5):
+def test_a_batch_is_the_same_until_a_newer_checkpoint():
+    buffer = make_buffer(groups_per_step=1, pipeline_depth=1, max_staleness=1)
+    for version in (0, 1):
+        (ticket, *_) = buffer.lease("w", 1, 0.0)
+        finish(buffer, ticket, versions=(version,))
+        batch = buffer.take(version, 1)
+        buffer.trained(version)
+        before = buffer.snapshot()
+        assert buffer.takeable(version, 1)
+        assert buffer.take(version, 1) == batch
+        buffer.trained(version)
+        assert buffer.snapshot() == before
+        buffer.advance(version + 1)
         buffer.advance(version)
-    finish(buffer, ticket, versions=(1, 2, 4))
-    batch = buffer.take(4, 1)
-    assert batch.oldest_version == 2
-    assert [r.loss_tokens for r in batch.rows] == [4, 4]
+    assert buffer.drain_freed() == []
+    buffer.checkpointed(1)
+    assert len(buffer.drain_freed()) == 2
+    with pytest.raises(LedgerError, match=r"version 0 is kept no longer.*checkpoint of version 1; begin from that one"):
+        buffer.take(0, 1)
+    buffer.trained(0)
+    buffer.checkpointed(0)
+    assert [row.payload for row in buffer.take(1, 1).rows] == list(buffer.live_payload())
+
+
+def test_a_checkpoint_cannot_be_newer_than_what_was_trained():
+    buffer = make_buffer(groups_per_step=1)
+    finish(buffer, buffer.lease("w", 1, 0.0)[0])
+    buffer.take(0, 1)
+    with pytest.raises(LedgerError, match="batch of version 0 is not trained"):
+        buffer.checkpointed(1)
+    with pytest.raises(LedgerError, match="never handed out"):
+        buffer.trained(1)
+
+
+def test_the_clock_moves_by_one():
+    with pytest.raises(LedgerError, match="moves by one"):
+        make_buffer().advance(2)
+
+
+# Staleness
 
 
 @pytest.mark.parametrize(("on_stale", "expired"), [("mask", 1), ("drop", 2)])
 def test_groups_over_the_bound_expire_and_their_tasks_come_back_first(on_stale, expired):
     buffer = make_buffer(groups_per_step=3, max_staleness=1, pipeline_depth=1, on_stale=on_stale)
-    wholly_old, partly_old, fresh = buffer.issue(3)
+    wholly_old, partly_old, fresh = buffer.lease("w", 3, 0.0)
     finish(buffer, wholly_old, versions=(0, 1))
     finish(buffer, partly_old, versions=(1, 2))
     finish(buffer, fresh, versions=(2, 3))
-    assert buffer.take(3, 3) is None
-    assert buffer.statistics().ledger.expired == expired
-    again = [ticket.task.id for ticket in buffer.issue(expired)]
-    assert again == [wholly_old.task.id, partly_old.task.id][:expired]
+    assert buffer.has_stale(3)
+    assert not buffer.has_stale(1)
+    buffer.expire(3)
+    assert not buffer.has_stale(3)
+    statistics = buffer.statistics()
+    assert (statistics.ledger.expired, statistics.ledger.tasks.waiting) == (expired, expired)
+    assert statistics.stale_tokens.dropped == 8 * expired
+    again = buffer.lease("w", expired, 0.0)
+    assert [t.task.id for t in again] == [wholly_old.task.id, partly_old.task.id][:expired]
+    assert [t.group_id for t in again] == [3, 4][:expired]
 
 
-def test_payload_is_freed_when_trained():
-    buffer = make_buffer(groups_per_step=1)
-    (ticket, *_) = buffer.issue(1)
-    finish(buffer, ticket)
-    assert buffer.statistics().payload_bytes > 0
-    batch = buffer.take(0, 1)
-    buffer.trained(batch)
-    assert buffer.statistics().payload_bytes == 0
-    with pytest.raises(LedgerError, match="is not held"):
-        buffer.payload([(ticket.group_id, 0)])
+def test_under_drop_running_groups_beyond_hope_expire_and_their_worker_hears_of_it():
+    buffer = make_buffer(groups_per_step=2, max_staleness=1, pipeline_depth=1, on_stale="drop")
+    one, two = buffer.lease("w", 2, 0.0)
+    buffer.commit([sample(one, 0)], 0.0)
+    buffer.advance(1)
+    assert buffer.unwanted("w", [0, 1]) == []
+    buffer.advance(2)
+    assert buffer.unwanted("w", [0, 1]) == [0, 1]
+    assert buffer.statistics().ledger.reasons == {"expired: over the staleness bound before it was finished": 2}
+    late = sample(one, 1)
+    buffer.commit([late], 0.0)
+    assert late.payload in buffer.drain_freed()
+    assert buffer.statistics().late_samples == 1
+    buffer.fail(two.group_id, 0, DATA, "too late as well")
+    assert buffer.statistics().failures[DATA] == 0
 
 
-def test_infrastructure_failures_do_not_count_against_the_task():
-    buffer = make_buffer(groups_per_step=1, max_attempts=1)
-    (ticket,) = buffer.issue(1)
-    buffer.fail(ticket.group_id, FailureKind.INFRASTRUCTURE, "engine died")
-    (again,) = buffer.issue(1)
-    assert (again.task, again.attempt) == (ticket.task, 0)
-    assert again.group_id != ticket.group_id
+def test_under_mask_no_running_group_is_beyond_hope():
+    buffer = make_buffer(max_staleness=0, pipeline_depth=0)
+    (ticket, *_) = buffer.lease("w", 1, 0.0)
+    for version in (1, 2, 3):
+        buffer.advance(version)
+    assert buffer.unwanted("w", [ticket.group_id]) == []
+
+
+def test_under_wait_a_batch_waits_for_the_group_that_would_cross_the_bound():
+    buffer = make_buffer(groups_per_step=2, max_staleness=1, pipeline_depth=1, on_stale="wait")
+    tickets = buffer.lease("w", 4, 0.0)
+    for ticket in tickets[1:]:
+        finish(buffer, ticket)
+    assert groups_of(step(buffer, 0, 2)) == [1, 2], "any two may come first: the other two still fit into the last batch"
+    for ticket in buffer.lease("v", 4, 0.0):
+        finish(buffer, ticket, versions=(1,))
+    assert len(buffer._index.ready) == 3
+    assert not buffer.takeable(1, 2), "group 0 was born at version 0 and must be trained at version 1, at most"
+    assert buffer.blockers(1) == [(0, tickets[0].task.id, "w")]
+    finish(buffer, tickets[0], versions=(0, 1))
+    batch = step(buffer, 1, 2)
+    assert sorted(groups_of(batch)) == [0, 3]
+    assert all(row.loss_tokens == sum(t for _, t in ((0, 2), (1, 2))) for row in batch.rows if row.group_id == 0)
+    assert buffer.statistics().stale_tokens.masked == buffer.statistics().stale_tokens.dropped == 0
+
+
+def test_a_group_that_was_trained_is_not_generated_again_when_it_gets_too_old_for_reuse():
+    buffer = make_buffer(groups_per_step=1, max_staleness=1, pipeline_depth=1, max_reuse=2)
+    (first,) = buffer.lease("w", 1, 0.0)
+    finish(buffer, first)
+    step(buffer, 0, 1)
+    assert buffer.statistics().ledger.committed == 1
+    buffer.expire(2)
+    counts = buffer.statistics().ledger
+    assert (counts.trained, counts.expired, counts.tasks.waiting) == (1, 0, 0)
+
+
+# Failures
+
+
+def test_a_failed_group_comes_first_again_with_what_it_has():
+    buffer = make_buffer(group_size=3)
+    first, _ = buffer.lease("w", 2, 0.0)
+    buffer.commit([sample(first, 1)], 0.0)
+    buffer.fail(first.group_id, 0, INFRASTRUCTURE, "engine died")
+    assert buffer.statistics().ledger.running == 2, "one of its episodes is still on the way"
+    buffer.fail(first.group_id, 2, INFRASTRUCTURE, "engine died")
+    counts = buffer.statistics().ledger
+    assert (counts.failed, counts.trajectories.failed, counts.trajectories.committed) == (1, 2, 1)
+    assert counts.reasons == {"failed: infrastructure": 1}
+    assert counts.examples == {"failed: infrastructure": f"task {first.task.id}: engine died"}
+    again, *_ = buffer.lease("v", 2, 0.0)
+    assert (again.group_id, again.samples, again.task, again.attempt) == (first.group_id, (0, 2), first.task, 0)
+    finish(buffer, again)
+    assert buffer.statistics().ledger.committed == 1
+
+
+def test_a_partial_group_is_trained_if_enough_finished():
+    buffer = make_buffer(groups_per_step=1, group_size=3, min_group=2)
+    (ticket, *_) = buffer.lease("w", 1, 0.0)
+    buffer.commit([sample(ticket, 0), sample(ticket, 2)], 0.0)
+    assert not buffer.takeable(0, 1), "the third may still come"
+    buffer.fail(ticket.group_id, 1, DATA, "KeyError")
+    assert [row.sample_index for row in buffer.take(0, 1).rows] == [0, 2]
+    counts = buffer.statistics().ledger.trajectories
+    assert (counts.taken, counts.missing) == (2, 1)
 
 
 def test_a_task_that_breaks_its_environment_is_filtered_and_named():
     buffer = make_buffer(groups_per_step=1, max_attempts=2)
-    (first,) = buffer.issue(1)
-    buffer.fail(first.group_id, FailureKind.DATA, "KeyError")
-    (second,) = buffer.issue(1)
-    assert (second.task, second.attempt) == (first.task, 1)
-    buffer.fail(second.group_id, FailureKind.DATA, "KeyError")
-    assert buffer.statistics().filtered_tasks == (first.task.id,)
-    (third,) = buffer.issue(1)
+    first, *_ = buffer.lease("w", 1, 0.0)
+    rows = sample(first, 0)
+    buffer.commit([rows], 0.0)
+    buffer.fail(first.group_id, 1, DATA, "KeyError")
+    second, *_ = buffer.lease("w", 1, 0.0)
+    assert (second.task, second.attempt, second.samples) == (first.task, 1, (1,))
+    buffer.fail(second.group_id, 1, DATA, "KeyError")
+    statistics = buffer.statistics()
+    assert statistics.filtered_tasks == (first.task.id,)
+    assert (statistics.ledger.filtered, statistics.ledger.tasks.filtered) == (1, 1)
+    assert buffer.drain_freed() == [rows.payload]
+    third, *_ = buffer.lease("w", 1, 0.0)
     assert third.task != first.task
 
 
 def test_too_many_failures_stop_the_run_with_the_reason():
-    buffer = make_buffer(groups_per_step=1, max_failures=1)
-    (ticket,) = buffer.issue(1)
-    buffer.fail(ticket.group_id, FailureKind.INFRASTRUCTURE, "engine died")
-    (ticket,) = buffer.issue(1)
-    with pytest.raises(BudgetExceeded, match=r"2 groups failed \(infrastructure\).*engine died"):
-        buffer.fail(ticket.group_id, FailureKind.INFRASTRUCTURE, "engine died")
+    buffer = make_buffer(groups_per_step=1, max_failures=1, pipeline_depth=1)
+    one, two = buffer.lease("w", 2, 0.0)
+    buffer.fail(one.group_id, 0, INFRASTRUCTURE, "engine died")
+    buffer.fail(one.group_id, 1, INFRASTRUCTURE, "engine died")  # of the same group: one failure
+    with pytest.raises(BudgetExceeded, match=r"2 groups failed \(infrastructure\), more than buffer.max_failures=1.*engine died"):
+        buffer.fail(two.group_id, 0, INFRASTRUCTURE, "engine died")
+    buffer.restart()
+    assert buffer.statistics().failures == {INFRASTRUCTURE: 0, DATA: 0}
 
 
-def test_a_sample_is_taken_in_once():
-    buffer = make_buffer()
-    (ticket, *_) = buffer.issue(1)
-    buffer.commit([row(ticket, 0)])
-    with pytest.raises(LedgerError, match="handed in before"):
-        buffer.commit([row(ticket, 0)])
+def test_what_a_lost_worker_held_is_issued_again():
+    buffer = make_buffer(max_failures=1)
+    one, _ = buffer.lease("w", 2, 0.0)
+    buffer.lease("v", 1, 0.0)
+    buffer.commit([sample(one, 0)], 0.0)
+    buffer.lost("w")
+    buffer.lost("w")
+    assert buffer.statistics().failures[INFRASTRUCTURE] == 1, "one worker is one failure"
+    assert buffer.unwanted("w", [0, 1]) == [0, 1]
+    assert buffer.unwanted("v", [2]) == []
+    again = buffer.lease("v", 2, 0.0)
+    assert [(t.group_id, t.samples) for t in again] == [(0, (1,)), (1, (0, 1))]
+    assert buffer.unwanted("w", [0]) == [0], "another worker has it now"
+    assert buffer.unwanted("v", [0, 1, 2]) == []
 
 
-def test_a_group_without_sampled_tokens_is_a_failed_attempt():
+def test_an_episode_is_taken_in_once():
     buffer = make_buffer(groups_per_step=1)
-    (ticket,) = buffer.issue(1)
-    finish(buffer, ticket, versions=())
-    assert buffer.statistics().ledger.failed == 1
+    (ticket, *_) = buffer.lease("w", 1, 0.0)
+    first, second = sample(ticket, 0), sample(ticket, 0)
+    buffer.commit([first, first, second], 0.0)
+    assert buffer.drain_freed() == [second.payload], "the very same sample again must not free what is held"
+    assert list(buffer.live_payload()) == [first.payload]
+    assert buffer.statistics().late_samples == 2
 
 
-def test_malformed_bytes_are_refused():
-    with pytest.raises(msgspec.DecodeError):
-        make_buffer().commit([b"\xff\xff"])
-
-
-def test_the_clock_moves_by_one():
+def test_a_worker_that_was_given_up_may_still_hand_in_what_is_not_too_old():
     buffer = make_buffer()
-    with pytest.raises(LedgerError, match="moves by one"):
-        buffer.advance(2)
+    (ticket,) = buffer.lease("w", 1, 0.0)
+    buffer.lost("w")
+    buffer.advance(1)
+    (again,) = buffer.lease("v", 1, 0.0)
+    buffer.commit([sample(ticket, 0, versions=(0,)), sample(ticket, 1, versions=(1,))], 0.0)
+    counts = buffer.statistics().ledger.trajectories
+    assert (counts.running, counts.committed) == (1, 1)
+    assert again.samples == (0, 1)
 
 
-@pytest.mark.parametrize("on_stale", ["mask", "drop"])
-@pytest.mark.parametrize(("depth", "bound"), [(0, 0), (1, 1), (2, 3)])
-def test_the_bound_holds_under_heavy_tailed_durations(on_stale, depth, bound):
-    """A simulated pool: durations are Pareto(1.2), weights change under running episodes, some groups fail."""
-    rng = random.Random(depth * 10 + bound)
-    steps, workers, now, version = 60, 6, 0.0, 0
-    buffer = make_buffer(
-        steps=steps, groups_per_step=4, max_staleness=bound, pipeline_depth=depth, on_stale=on_stale, max_failures=10**6
-    )
-    running: list[tuple[float, int, object, int]] = []
-    trained: Counter[str] = Counter()
-    oldest_seen = 0
-    while version < steps:
-        for ticket in buffer.issue(workers - len(running)):
-            heapq.heappush(running, (now + rng.paretovariate(1.2), ticket.group_id, ticket, version))
-        batch = buffer.take(version, 4)
-        if batch is None and buffer.room() and len(running) < workers:
-            continue  # groups expired just now, so there is room for new ones
-        if batch is None:
-            now, _, ticket, began = heapq.heappop(running)
-            if rng.random() < 0.1:
-                buffer.fail(ticket.group_id, FailureKind.INFRASTRUCTURE, "simulated")
-            else:
-                finish(buffer, ticket, versions=tuple(range(began, version + 1)))
-            continue
-        for record in batch.rows:
-            (payload,) = buffer.payload([(record.group_id, record.sample_index)])
-            versions = decode(payload).versions()
-            in_loss = versions[versions >= max(0, batch.oldest_version)]
-            assert len(in_loss) == record.loss_tokens > 0
-            oldest_seen = max(oldest_seen, version - int(in_loss.min()))
-            if on_stale == "drop":
-                assert (versions[versions >= 0] >= version - bound).all()
-            trained[record.task_id] += record.sample_index == 0
-        buffer.trained(batch)
-        version += 1
-        buffer.advance(version)
-    assert oldest_seen <= bound
+def test_a_worker_behind_the_clock_is_named():
+    buffer = make_buffer()
+    buffer.advance(1)
+    (ticket,) = buffer.lease("w", 1, 0.0)
+    with pytest.raises(LedgerError, match="tokens of version 0, but was leased at 1; w must not lease"):
+        buffer.commit([sample(ticket, 0, versions=(0,))], 0.0)
+
+
+@pytest.mark.parametrize(("group_id", "index"), [(5, 0), (-1, 0), (0, 7)])
+def test_an_episode_of_no_ticket_is_refused(group_id, index):
+    buffer = make_buffer()
+    (ticket,) = buffer.lease("w", 1, 0.0)
+    wrong = msgspec.structs.replace(sample(ticket, 0), group_id=group_id, sample_index=index)
+    with pytest.raises(LedgerError, match=f"sample {index} of group {group_id}"):
+        buffer.commit([wrong], 0.0)
+
+
+def test_an_episode_without_sampled_tokens_is_a_failed_attempt():
+    buffer = make_buffer(groups_per_step=1)
+    (ticket, *_) = buffer.lease("w", 1, 0.0)
+    finish(buffer, ticket, versions=())
+    assert buffer.statistics().ledger.reasons == {"failed: data": 1}
+    assert len(buffer.drain_freed()) == 2
+
+
+def test_filtered_groups_are_counted_and_replaced():
+    buffer = make_buffer(groups_per_step=1, pipeline_depth=0, filters=(ZeroVarianceFilter(),))
+    (ticket,) = buffer.lease("w", 9, 0.0)
+    finish(buffer, ticket, reward=1.0)
     counts = buffer.statistics().ledger
-    assert counts.trained == sum(trained.values()) == steps * 4
-    assert counts.issued == counts.trained + counts.failed + counts.expired + counts.running + counts.committed
-    if depth:
-        assert oldest_seen > 0, "the simulation is asynchronous"
+    assert (counts.filtered, counts.reasons) == (1, {"filtered: zero variance": 1})
+    (another,) = buffer.lease("w", 9, 0.0)
+    assert another.task != ticket.task
+    buffer.commit([sample(another, 0, reward=0.0), sample(another, 1, reward=1.0)], 0.0)
+    assert buffer.takeable(0, 1)
+
+
+# Payload and recovery
+
+
+def test_payload_is_freed_when_nobody_needs_it_any_more():
+    buffer = make_buffer(groups_per_step=1)
+    (ticket, *_) = buffer.lease("w", 1, 0.0)
+    finish(buffer, ticket)
+    refs = list(buffer.live_payload())
+    buffer.take(0, 1)
+    buffer.trained(0)
+    statistics = buffer.statistics()
+    assert (statistics.payload_bytes, statistics.kept_batches, statistics.kept_bytes) == (0, 1, 200)
+    assert list(buffer.live_payload()) == refs
+    buffer.checkpointed(1)
+    assert buffer.drain_freed() == refs
+    assert buffer.drain_freed() == []
+    assert buffer.statistics().kept_bytes == 0
+
+
+def test_lost_payload_is_generated_again_or_left_out_of_the_redo():
+    buffer = make_buffer(groups_per_step=1, pipeline_depth=3, max_staleness=3)
+    tickets = buffer.lease("w", 4, 0.0)
+    for ticket in tickets[:3]:
+        finish(buffer, ticket)
+    buffer.commit([sample(tickets[3], 0)], 0.0)
+    step_one = buffer.take(0, 1)
+    buffer.trained(0)
+    buffer.advance(1)
+    taken = buffer.take(1, 1)
+    ready, running = (buffer._state.groups[i] for i in (2, 3))
+    lost = [step_one.rows[0].payload, *(row.payload for row in taken.rows), next(ready.payload()), next(running.payload())]
+    assert buffer.drop_lost_payload(lost) == 5
+    assert buffer.drop_lost_payload(lost) == 0
+    assert [row.sample_index for row in buffer.take(0, 1).rows] == [1]
+    assert not buffer.takeable(1, 1), "nothing of the batch that was being trained is left"
+    counts = buffer.statistics().ledger
+    assert (counts.trained, counts.expired, counts.failed, counts.running) == (1, 1, 1, 1)
+    assert sum(row.payload.size for row in step_one.rows) // 2 == buffer.statistics().kept_bytes
+    (again, *_) = buffer.lease("v", 1, 0.0)
+    assert (again.group_id, again.samples) == (2, (0,))
+    finish(buffer, again, versions=(1,))
+    assert groups_of(buffer.take(1, 1)) == [2]
+    assert buffer.lease("v", 1, 0.0)[0].task == tickets[1].task
+
+
+def test_a_trained_batch_without_any_payload_cannot_be_done_again():
+    buffer = make_buffer(groups_per_step=1)
+    finish(buffer, buffer.lease("w", 1, 0.0)[0])
+    batch = buffer.take(0, 1)
+    buffer.trained(0)
+    with pytest.raises(LedgerError, match="batch of version 0, which must be trained again, were destroyed"):
+        buffer.drop_lost_payload([row.payload for row in batch.rows])
+
+
+def test_other_tasks_than_those_of_the_snapshot_are_refused():
+    data = make_buffer().snapshot()
+    with pytest.raises(LedgerError, match="tasks or the seed"):
+        ReplayBuffer.restore(make_recipe(), make_tasks(tasks=49), data)
+
+
+def test_statistics_tell_what_is_held_and_since_when():
+    buffer = make_buffer(pipeline_depth=2)
+    one, _ = buffer.lease("w", 2, 10.0)
+    buffer.advance(1)
+    buffer.lease("w", 1, 20.0)
+    finish(buffer, one, versions=(0, 1), now=30.0, tokens=500, prompt=24)
+    held = [(h.version, h.state, h.groups, h.since) for h in buffer.statistics().held]
+    assert held == [
+        (0, GroupState.RUNNING, 1, 10.0),
+        (0, GroupState.COMMITTED, 1, 30.0),
+        (1, GroupState.RUNNING, 1, 20.0),
+    ]
+    statistics = buffer.statistics()
+    assert {b: n for b, n in enumerate(statistics.lengths_issued) if n} == {11: 2}
+    assert statistics.tasks_drawn == 3

@@ -1,0 +1,95 @@
+"""The groups that may be trained, oldest first: what a sampler sees of them."""
+
+import heapq
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from asyncrl.core.ids import GroupId, PolicyVersion
+
+
+class ReadyGroup(msgspec.Struct, frozen=True, gc=False):
+    """A complete group.
+
+    Attributes:
+        source: the task source it was drawn from.
+        oldest_sampled, newest_sampled: versions of its tokens.
+        advantage: mean over its rows of ``|reward - mean| / standard deviation``; 0 if all rewards are equal.
+        uses: how often it was trained already.
+    """
+
+    group_id: GroupId
+    source: str
+    oldest_sampled: PolicyVersion
+    newest_sampled: PolicyVersion
+    advantage: float
+    uses: int
+
+
+class Ready(Mapping[GroupId, ReadyGroup]):
+    """A mapping that iterates oldest group id first. :meth:`oldest` looks at no more than it returns."""
+
+    def __init__(self) -> None:
+        self._groups: dict[GroupId, ReadyGroup] = {}
+        # A heap of every ready group, and of some that are gone or there twice: dropped on the way, or when they are the most.
+        self._ids: list[GroupId] = []
+
+    def add(self, group: ReadyGroup) -> None:
+        """A group is ready."""
+        self._groups[group.group_id] = group
+        heapq.heappush(self._ids, group.group_id)
+        if len(self._ids) > 2 * len(self._groups) + 64:
+            self._ids = sorted(self._groups)
+
+    def remove(self, group_id: GroupId) -> None:
+        """A group is ready no more."""
+        del self._groups[group_id]
+        while self._ids and self._ids[0] not in self._groups:
+            heapq.heappop(self._ids)
+
+    def oldest(self, n: int) -> list[GroupId]:
+        """The ``n`` oldest groups, or all if there are fewer."""
+        found: list[GroupId] = []
+        while self._ids and len(found) < n:
+            group_id = heapq.heappop(self._ids)
+            if group_id in self._groups and (not found or found[-1] != group_id):
+                found.append(group_id)
+        for group_id in found:
+            heapq.heappush(self._ids, group_id)
+        return found
+
+    @contextmanager
+    def without(self, group_ids: Collection[GroupId]) -> Iterator["Ready"]:
+        """The same mapping, and as long as the context lasts it lacks these groups."""
+        lacking = [self._groups[group_id] for group_id in group_ids]
+        for group_id in group_ids:
+            self.remove(group_id)
+        try:
+            yield self
+        finally:
+            for group in lacking:
+                self.add(group)
+
+    def __getitem__(self, group_id: GroupId) -> ReadyGroup:
+        return self._groups[group_id]
+
+    def __contains__(self, group_id: object) -> bool:
+        return group_id in self._groups
+
+    def __iter__(self) -> Iterator[GroupId]:
+        return iter(sorted(self._groups))
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+
+def mean_absolute_advantage(rewards: Sequence[float]) -> float:
+    """Mean of ``|reward - mean| / standard deviation`` (of the population); 0 if all rewards are equal."""
+    if min(rewards) == max(rewards):
+        return 0.0
+    mean = sum(rewards) / len(rewards)
+    away = [abs(reward - mean) for reward in rewards]
+    deviation = (sum(distance * distance for distance in away) / len(away)) ** 0.5
+    # Rewards so close together that their squared distances vanish count as equal.
+    return sum(away) / len(away) / deviation if deviation else 0.0

@@ -1,0 +1,71 @@
+"""Everything a replay buffer is, as one value: what a snapshot holds. All else in the buffer is derived from it."""
+
+import msgspec
+
+from asyncrl.core.batch import Batch
+from asyncrl.core.errors import FailureKind
+from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.task import Task
+from buffers.group import Group
+from buffers.ledger import LedgerState
+from buffers.statistics import Held, Observed
+
+
+class Draw(msgspec.Struct, frozen=True, array_like=True):
+    """A task whose group expired, to be issued again; ``attempt`` as in :class:`~buffers.group.Group`."""
+
+    task: Task
+    source: str
+    attempt: int
+
+
+class KeptBatch(msgspec.Struct):
+    """A batch that was handed out and may be asked for again.
+
+    Attributes:
+        groups: those in it, in order.
+        trained: whether the learner has said so.
+    """
+
+    batch: Batch
+    groups: list[GroupId]
+    trained: bool = False
+
+
+class BufferState(msgspec.Struct):
+    """See the module.
+
+    Attributes:
+        version: the clock.
+        now: the last time that was told, seconds since the epoch.
+        groups: that have not ended or are in a kept batch, oldest first.
+        kept: batches handed out since the learner's last checkpoint.
+        last_taken: version of the newest batch handed out; -1 before the first.
+        forgotten: batches of versions before this are kept no more.
+        passing: groups in each batch whose version the clock has not passed.
+        trainings: of groups, handed out so far.
+        waiting_draws: tasks to be issued again, in order.
+        failures: since the run was started or resumed.
+        payload_bytes: of rows of groups that have not ended.
+        kept_bytes: of rows of groups that have ended and are in a kept batch.
+        tasks: state of the stream of tasks; only set in a snapshot.
+        fingerprint: of the stream of tasks; only set in a snapshot.
+    """
+
+    version: PolicyVersion = PolicyVersion(0)
+    now: float = 0.0
+    groups: dict[GroupId, Group] = {}
+    kept: dict[PolicyVersion, KeptBatch] = {}
+    last_taken: PolicyVersion = PolicyVersion(-1)
+    forgotten: PolicyVersion = PolicyVersion(0)
+    passing: dict[PolicyVersion, int] = {}
+    trainings: int = 0
+    waiting_draws: list[Draw] = []
+    failures: dict[FailureKind, int] = msgspec.field(default_factory=lambda: dict.fromkeys(FailureKind, 0))
+    payload_bytes: int = 0
+    kept_bytes: int = 0
+    ledger: LedgerState = msgspec.field(default_factory=LedgerState)
+    held: Held = msgspec.field(default_factory=Held)
+    observed: Observed = msgspec.field(default_factory=Observed)
+    tasks: bytes = b""
+    fingerprint: str = ""

@@ -1,0 +1,51 @@
+"""Buffers, tickets' answers and streams of tasks, made for tests."""
+
+import itertools
+
+from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.recipe.schema import Batch, Buffer, Environment, Model, Recipe
+from asyncrl.core.task import Task
+from asyncrl.core.trajectory import StopReason
+from buffers.replay_buffer import ReplayBuffer
+from buffers.task_stream import TaskSource, TaskStream
+
+_offsets = itertools.count(0, 100)
+
+
+def make_recipe(steps=100, groups_per_step=2, group_size=2, min_group=None, seed=0, **buffer):
+    return Recipe(
+        name="test",
+        steps=steps,
+        model=Model(path="nowhere"),
+        environment=Environment(name="none"),
+        batch=Batch(groups_per_step=groups_per_step, group_size=group_size, min_group=min_group),
+        buffer=Buffer(**buffer),
+        seed=seed,
+    )
+
+
+def make_tasks(tasks=50, source="source"):
+    return TaskStream([TaskSource(source, [Task(id=f"task-{i}", prompt="") for i in range(tasks)])], seed=1)
+
+
+def make_buffer(**recipe):
+    return ReplayBuffer(make_recipe(**recipe), make_tasks())
+
+
+def sample(ticket, index, versions=(0,), reward=0.0, tokens=2, size=100, prompt=3):
+    """An episode of ``ticket`` that each of ``versions`` sampled ``tokens`` of; its payload is like no other's."""
+    return FinishedSample(
+        group_id=ticket.group_id,
+        sample_index=index,
+        length=prompt + tokens * len(versions),
+        sampled=tuple((version, tokens) for version in versions),
+        reward=reward,
+        stop_reason=StopReason.ENVIRONMENT_DONE,
+        payload=PayloadRef(0, "segment", next(_offsets), size, 0),
+        turn_rewards=(reward,),
+    )
+
+
+def finish(buffer, ticket, versions=(0,), now=0.0, **options):
+    """Hand in all episodes of a ticket."""
+    buffer.commit([sample(ticket, index, versions, **options) for index in ticket.samples], now)
