@@ -17,6 +17,10 @@ NAME = "checkpoint.json"
 _READ_BYTES = 4 * 2**20
 
 
+class CheckpointNotWritten(AsyncRLError):
+    """A checkpoint could not be written. Nothing bears its name, and the learner can go on."""
+
+
 class CheckpointDamaged(AsyncRLError):
     """A checkpoint's files are not those that were written.
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint import CheckpointException
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
 from learners import checkpoint_manifest, checkpoints
-from learners.checkpoint_manifest import CheckpointDamaged, Grid, Manifest, ModelShape, StoredFile
+from learners.checkpoint_manifest import CheckpointDamaged, CheckpointNotWritten, Grid, Manifest, ModelShape, StoredFile
 from learners.megatron import optimizer_state
 from learners.megatron.checkpoint_writer import PlannedSave, Written
 from learners.megatron.model import PolicyModel
@@ -33,10 +33,6 @@ from learners.megatron.model_config import PolicyConfig
 from learners.rank import RankSpec
 
 _T = TypeVar("_T")
-
-
-class CheckpointNotWritten(AsyncRLError):
-    """A checkpoint could not be written. Nothing bears its name, and the learner can go on."""
 
 
 class LearnerState(msgspec.Struct, frozen=True):
