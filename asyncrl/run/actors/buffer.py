@@ -1,123 +1,132 @@
-"""The replay buffer as a Ray actor: the plain class, and waiting for it."""
+"""The replay buffer as a Ray actor: the service, the journal beside it, and the first shard of the trajectories."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.errors import DeadlineExceeded, FailureKind
+from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.payload import FinishedSample, PayloadRef
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
-from asyncrl.run.actors.output import route_output
-from asyncrl.run.tasks import load_tasks
+from asyncrl.run.actors.payload_shard import PayloadShardActor, RemotePayloadShard, RemoteStore
+from asyncrl.run.buffer_folder import BufferFolder
+from asyncrl.run.payload import ShardPlace, this_node
+from asyncrl.run.tasks import make_task_stream
+from buffers.journal import Journal
+from buffers.payload import PayloadStore
+from buffers.recovery import Store, recover
 from buffers.replay_buffer import BufferStatistics, ReplayBuffer
-from buffers.tasks import TaskSource
-
-LEASE_WAIT_S = 5.0
-"""A lease request that finds no ticket is answered empty after this long, so that a lost worker's request does not stay."""
+from buffers.service import BufferService
 
 
-class BufferActor:
-    """See :class:`buffers.replay_buffer.ReplayBuffer` for the contract; every change wakes all waiters."""
+class BufferActor(PayloadShardActor):
+    """See :class:`buffers.service.BufferService` for the contract. Nothing may be called before :meth:`ready` has answered.
 
-    def __init__(self, recipe: Recipe, log_file: Path) -> None:
-        route_output(log_file)
-        self._batch_deadline = recipe.deadlines.batch
-        self._groups_per_step = recipe.batch.groups_per_step
-        self._buffer = ReplayBuffer(recipe, TaskSource(load_tasks(recipe, "train"), recipe.seed))
-        self._changed = asyncio.Condition()
-        self._leased_by: dict[GroupId, WorkerId] = {}
+    Args:
+        recipe: the run's.
+        run: the run's folder.
+        run_id: unique among the runs on this host.
+        log_file: for this process; other shards log beside it.
+    """
 
-    async def ready(self) -> None:
-        """Answers once the actor is up and its tasks are loaded."""
+    def __init__(self, recipe: Recipe, run: Path, run_id: str, log_file: Path) -> None:
+        self._folder = BufferFolder.of(recipe, run, run_id)
+        super().__init__(recipe, 0, self._folder.shard(0), log_file)
+        self._recipe, self._log_file = recipe, log_file
+        self._places: list[ShardPlace] = []
+        self._service: BufferService
+
+    async def ready(self) -> str:
+        """Load the tasks and recover what the journal holds; what was recovered, in words, empty for a new run."""
+        self._places = [ShardPlace(0, this_node(), self._folder.shard(0), ray.get_runtime_context().current_actor)]
+        others = _other_nodes()
+        for shard in range(1, self._recipe.buffer.shards):
+            self._places.append(self._start_shard(shard, (this_node(), *others)[shard % (1 + len(others))]))
+        stores: dict[int, PayloadStore | RemoteStore] = {0: self._store}
+        stores |= {place.shard: RemoteStore(place.shard, place.actor) for place in self._places[1:]}
+        buffer, journal, report = await asyncio.to_thread(self._recover, stores)
+
+        def free(refs: Sequence[PayloadRef]) -> None:
+            for shard, store in stores.items():
+                if of_shard := [ref for ref in refs if ref.shard == shard]:
+                    store.free(of_shard)
+
+        self._service = BufferService(self._recipe, buffer, journal=journal, free=free)
+        return report
+
+    def _recover(self, stores: Mapping[int, Store]) -> tuple[ReplayBuffer, Journal | None, str]:
+        tasks = make_task_stream(self._recipe)
+        if self._folder.journal is None:
+            return ReplayBuffer(self._recipe, tasks), None, ""
+        buffer, journal, report = recover(self._recipe, tasks, self._folder.journal, stores)
+        return buffer, journal, str(report)
+
+    def _start_shard(self, shard: int, node: str) -> ShardPlace:
+        folder = self._folder.shard(shard)
+        log_file = self._log_file.with_stem(f"{self._log_file.stem}-shard-{shard}")
+        actor = RemotePayloadShard.options(
+            num_cpus=0, max_concurrency=100, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+        ).remote(self._recipe, shard, folder, log_file)
+        return ShardPlace(shard, node, folder, actor)
+
+    async def shards(self) -> list[ShardPlace]:
+        """Where trajectories are kept."""
+        return self._places
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
-        """Tickets for a worker that is at the clock; empty after ``LEASE_WAIT_S`` without one."""
-        try:
-            await self._wait(lambda: version == self._buffer.version and self._buffer.room() > 0, LEASE_WAIT_S)
-        except TimeoutError:
-            return []
-        tickets = self._buffer.issue(limit)
-        self._leased_by.update({ticket.group_id: worker for ticket in tickets})
-        return tickets
+        """See :meth:`buffers.service.BufferService.lease`."""
+        return await self._service.lease(worker, version, limit)
 
-    async def commit(self, rows: Sequence[bytes]) -> None:
-        """Take in encoded trajectories."""
-        self._buffer.commit(rows)
-        await self._notify()
+    async def commit(self, samples: Sequence[FinishedSample]) -> None:
+        """See :meth:`buffers.service.BufferService.commit`."""
+        await self._service.commit(samples)
 
-    async def fail(self, group_id: GroupId, kind: FailureKind, reason: str) -> None:
-        """Take a failed group back."""
-        self._buffer.fail(group_id, kind, reason)
-        await self._notify()
+    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
+        """See :meth:`buffers.service.BufferService.fail`."""
+        await self._service.fail(group_id, sample_index, kind, reason)
+
+    async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
+        """See :meth:`buffers.service.BufferService.renew`."""
+        return await self._service.renew(worker, running)
+
+    async def lost(self, worker: WorkerId) -> None:
+        """See :meth:`buffers.service.BufferService.lost`."""
+        await self._service.lost(worker)
+
+    async def report_pause(self, worker: WorkerId, message: str) -> None:
+        """See :meth:`buffers.service.BufferService.report_pause`."""
+        await self._service.report_pause(worker, message)
 
     async def take(self, version: PolicyVersion) -> Batch:
-        """The next batch for ``version``.
+        """See :meth:`buffers.service.BufferService.take`."""
+        return await self._service.take(version)
 
-        Raises:
-            DeadlineExceeded: after ``deadlines.batch``, saying what is still running where.
-        """
-        batch: Batch | None = None
-
-        def taken() -> bool:
-            nonlocal batch
-            batch = self._buffer.take(version, self._groups_per_step)
-            if batch is None:
-                self._changed.notify_all()  # groups may have expired, which makes room for tickets
-            return batch is not None
-
-        try:
-            await self._wait(taken, self._batch_deadline)
-        except TimeoutError as error:
-            raise self._batch_overdue(version) from error
-        assert batch is not None
-        await self._notify()
-        return batch
-
-    def _batch_overdue(self, version: PolicyVersion) -> DeadlineExceeded:
-        counts, running = self._buffer.statistics().ledger, self._buffer.running()
-        oldest = "no group is running"
-        if running:
-            where = self._leased_by[running[0].group_id]
-            oldest = f"the oldest running group is {running[0].group_id} (task {running[0].task.id}) on {where}"
-        return DeadlineExceeded(
-            "the learner",
-            f"a batch of {self._groups_per_step} groups for version {version} "
-            f"({counts.committed} committed, {counts.running} running; {oldest}; the clock stands at {self._buffer.version})",
-            self._batch_deadline,
-            "look into that worker's log, shorten environment.episode_timeout_s, or raise deadlines.batch",
-        )
-
-    async def payload(self, rows: Iterable[tuple[GroupId, int]]) -> list[bytes]:
-        """Encoded trajectories of rows that were taken."""
-        return self._buffer.payload(rows)
-
-    async def trained(self, batch: Batch) -> None:
-        """The batch was trained; its payload is freed."""
-        self._buffer.trained(batch)
-        for row in batch.rows:
-            self._leased_by.pop(row.group_id, None)
-        await self._notify()
+    async def trained(self, version: PolicyVersion) -> None:
+        """See :meth:`buffers.service.BufferService.trained`."""
+        await self._service.trained(version)
 
     async def advance(self, version: PolicyVersion) -> None:
-        """Move the clock, which wakes the workers that wait for it."""
-        self._buffer.advance(version)
-        await self._notify()
+        """See :meth:`buffers.service.BufferService.advance`."""
+        await self._service.advance(version)
+
+    async def checkpointed(self, version: PolicyVersion) -> None:
+        """See :meth:`buffers.service.BufferService.checkpointed`."""
+        await self._service.checkpointed(version)
 
     async def statistics(self) -> BufferStatistics:
-        """What is held, and the whole ledger."""
-        return self._buffer.statistics()
+        """See :meth:`buffers.service.BufferService.statistics`."""
+        return await self._service.statistics()
 
-    async def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
-        async with asyncio.timeout(seconds), self._changed:
-            await self._changed.wait_for(condition)
 
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+def _other_nodes() -> list[str]:
+    """Ray's ids of the nodes beside this one, in an order that a restarted cluster keeps."""
+    nodes = [(node["NodeManagerAddress"], node["NodeID"]) for node in ray.nodes() if node["Alive"]]
+    return [node_id for _, node_id in sorted(nodes) if node_id != this_node()]
 
 
 RemoteBuffer = ray.remote(BufferActor)
