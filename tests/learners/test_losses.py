@@ -194,7 +194,7 @@ def loss_of(rows, config, denominator, singled=None):
     return theta, outcome
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=400)
 @given(rows_of_tokens(), st.sampled_from(list(LOSSES)), st.sampled_from(CORRECTIONS), st.data())
 def test_every_loss_with_every_correction_is_the_sum_of_its_terms(rows, name, correction, data):
     config = Algorithm(loss=LOSSES[name], correction=correction)
@@ -217,7 +217,7 @@ def far_from_the_divergence_edge(rows, config):
 SMOOTH = [name for name in LOSSES if name not in ("cispo", "dppo_tv", "dppo_kl", "gspo", "clip_cov", "reinforce")]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=150)
 @given(rows_of_tokens(), st.sampled_from(SMOOTH))
 def test_gradients_are_the_differences_of_the_formula(rows, name):
     config = Algorithm(loss=LOSSES[name], correction=PLAIN)
