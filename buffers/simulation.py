@@ -118,7 +118,11 @@ class Varied:
 
     def __call__(self, task: Task, sample_index: int, version: PolicyVersion) -> float:
         """See :data:`Reward`."""
-        return 0.0 if _uniform(self._seed, task.data["number"]) < self._share else float(sample_index % 2)
+        return float(sample_index % 2) if self.varies(task) else 0.0
+
+    def varies(self, task: Task) -> bool:
+        """Whether groups of this task have variance."""
+        return _uniform(self._seed, task.data["number"]) >= self._share
 
 
 class Pool:
@@ -160,19 +164,15 @@ class Pool:
         self.stored: dict[int, FinishedSample] = {}
         self._next_death()
 
-    @property
-    def done(self) -> bool:
-        """Whether the last step was done."""
-        return self.step == self._steps
-
-    def run(self, until: float = math.inf) -> None:
-        """Let time pass to ``until``, or to the end of the last step.
+    def run(self, until: float = math.inf, step: int | None = None) -> None:
+        """Let time pass to ``until``, or to the end of a step, by default the last.
 
         Raises:
-            RuntimeError: nothing is left that could happen, and the last step was not done.
+            RuntimeError: nothing is left that could happen, and the step was not done.
         """
+        step = self._steps if step is None else step
         self._settle()
-        while not self.done:
+        while self.step < step:
             if not self._events:
                 raise RuntimeError(f"the pool stands still at step {self.step} of {self._steps}, {self.now:g} s after its start")
             if self._events[0][0] > until:

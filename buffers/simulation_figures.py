@@ -8,7 +8,7 @@ from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId
 from asyncrl.core.payload import FinishedSample
 from asyncrl.core.ticket import Ticket
-from buffers.simulation import Shape
+from buffers.simulation import Shape, Varied
 
 
 class StalenessTally:
@@ -64,30 +64,45 @@ class StalenessTally:
 
 
 class Cohort:
-    """Episodes of the groups first issued before ``until``: how long they are, and how long those of them are that were trained.
+    """Episodes of the groups issued until :meth:`close`: how long they are, and how long those of them are that were trained.
 
     A cohort, because at the end of a run the long ones among the last groups issued are still being generated.
 
     Attributes:
-        issued_lengths: of every episode of every group, by group.
-        trained_lengths: of the episodes that were trained, by group.
+        issued_lengths: of every episode of every group.
+        trained_lengths: of the episodes that were trained.
+        varied: groups whose rewards vary, which no filter leaves out.
+        trained: groups that were trained.
     """
 
-    def __init__(self, shape: Shape, until: float) -> None:
-        self._shape, self._until = shape, until
-        self.issued_lengths: dict[GroupId, list[int]] = {}
-        self.trained_lengths: dict[GroupId, list[int]] = {}
+    def __init__(self, shape: Shape, reward: Varied) -> None:
+        self._shape, self._reward = shape, reward
+        self._closed = False
+        self._issued: set[GroupId] = set()
+        self.issued_lengths: list[int] = []
+        self.trained_lengths: list[int] = []
+        self.varied: set[GroupId] = set()
+        self.trained: set[GroupId] = set()
+
+    def close(self) -> None:
+        """Groups issued from now on do not count."""
+        self._closed = True
 
     def issued(self, ticket: Ticket, now: float) -> None:
         """Note a group the first time it is issued."""
-        if now < self._until and ticket.group_id not in self.issued_lengths:
-            self.issued_lengths[ticket.group_id] = [self._shape.length(ticket.group_id, index) for index in ticket.samples]
+        if self._closed or ticket.group_id in self._issued:
+            return
+        self._issued.add(ticket.group_id)
+        self.issued_lengths += [self._shape.length(ticket.group_id, index) for index in ticket.samples]
+        if self._reward.varies(ticket.task):
+            self.varied.add(ticket.group_id)
 
     def took(self, batch: Batch, samples: Sequence[FinishedSample]) -> None:
         """Note what is trained."""
         for sample in samples:
-            if sample.group_id in self.issued_lengths:
-                self.trained_lengths.setdefault(sample.group_id, []).append(sample.length)
+            if sample.group_id in self._issued:
+                self.trained.add(sample.group_id)
+                self.trained_lengths.append(sample.length)
 
     @property
     def bias(self) -> float:
@@ -95,5 +110,5 @@ class Cohort:
         return _mean(self.trained_lengths) / _mean(self.issued_lengths)
 
 
-def _mean(lengths: dict[GroupId, list[int]]) -> float:
-    return sum(map(sum, lengths.values())) / sum(map(len, lengths.values()))
+def _mean(lengths: Sequence[int]) -> float:
+    return sum(lengths) / len(lengths)

@@ -19,6 +19,14 @@ _BUFFER = """\
 Move trajectories from one producer process through the replay buffer to one consumer process, without and
 with a journal; measure their rate, the latency of handing one in, and what the bookkeeping costs."""
 
+_POOL = """\
+Let a pool of engines work through hours of simulated time on the real replay buffer: heavy-tailed durations,
+dying engines, filtered groups. Measures staleness, memory and the CPU time of a group."""
+
+_STALENESS = """\
+Compare what each buffer.on_stale does, and admission control alone, in one simulated world: staleness, the
+lengths that are trained, and how long the learner waits."""
+
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Make ``bench`` known."""
@@ -37,6 +45,21 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     buffer.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
     buffer.set_defaults(run=run_buffer)
+    pool = kinds.add_parser(
+        "pool", help="a simulated pool of engines", description=_POOL, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    pool.add_argument("--engines", metavar="N", type=_count, default=1024, help="in the pool (default 1024)")
+    pool.add_argument("--hours", metavar="N", type=_count, default=24, help="of simulated time (default 24)")
+    pool.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
+    pool.set_defaults(run=run_pool)
+    staleness = kinds.add_parser(
+        "staleness",
+        help="what each on_stale does",
+        description=_STALENESS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    staleness.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
+    staleness.set_defaults(run=run_staleness)
 
 
 def run_loop(arguments: argparse.Namespace) -> ExitCode:
@@ -60,6 +83,29 @@ def run_buffer(arguments: argparse.Namespace) -> ExitCode:
     result = bench_buffer.run(arguments.json, console)
     console.print(bench_buffer.view(result))
     return ExitCode.COMPLETED
+
+
+def run_pool(arguments: argparse.Namespace) -> ExitCode:
+    """Simulate a pool."""
+    from asyncrl.run import bench_pool
+
+    console = Console()
+    console.print(bench_pool.view(bench_pool.run(arguments.engines, arguments.hours, arguments.json, console)))
+    return ExitCode.COMPLETED
+
+
+def run_staleness(arguments: argparse.Namespace) -> ExitCode:
+    """Compare the policies."""
+    from asyncrl.run import bench_staleness
+
+    Console().print(bench_staleness.view(bench_staleness.run(arguments.json)))
+    return ExitCode.COMPLETED
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
 
 
 def _writable_file(text: str) -> Path:

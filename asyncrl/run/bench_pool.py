@@ -1,0 +1,150 @@
+"""A day of a large pool, in simulated time: does the ledger add up, does memory stay flat, what does a group cost?
+
+The buffer, its policy and its ledger are the real ones and check themselves at every operation; the tokens of every batch are
+recounted from when they were sampled. See :mod:`buffers.simulation`.
+"""
+
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from asyncrl.core.errors import LedgerError
+from asyncrl.core.recipe.schema import Batch, Buffer, Recipe, ZeroVarianceFilter
+from buffers.replay_buffer import ReplayBuffer
+from buffers.simulation import Pool, Shape, Varied, simulated_recipe, simulated_tasks
+from buffers.simulation_figures import StalenessTally
+
+HOUR_S = 3600.0
+EPISODES_AN_ENGINE = 32
+"""Eight groups of four."""
+PIPELINE_DEPTH, MAX_STALENESS = 4, 8
+TASKS = 100_000
+
+
+class PoolResult(msgspec.Struct, frozen=True):
+    """What ``asyncrl bench pool`` writes.
+
+    Attributes:
+        groups, trajectories: issued.
+        groups_trained: by ``steps`` optimizer steps.
+        left_out: groups that were not trained, by why.
+        core_us_per_group: CPU time of everything, the simulation included, by the groups issued, in microseconds.
+        rss_first_hour_mb, rss_last_hour_mb: resident memory of the process after the first and the last simulated hour.
+        staleness_mean, staleness_max: of the tokens in the losses, in policy versions; ``bound`` is ``max_staleness``.
+        tokens_masked: share of the trained rows' tokens that were too old for a loss.
+        seconds: it took.
+    """
+
+    simulated_hours: float
+    engines: int
+    groups: int
+    trajectories: int
+    steps: int
+    groups_trained: int
+    left_out: dict[str, int]
+    core_us_per_group: float
+    rss_first_hour_mb: float
+    rss_last_hour_mb: float
+    staleness_mean: float
+    staleness_max: int
+    bound: int
+    tokens_masked: float
+    seconds: float
+
+
+def world(engines: int) -> tuple[Recipe, Shape]:
+    """A busy pool: the learner trains two groups an engine in 180 s, which the pool makes in about as long.
+
+    Episodes take 2 minutes to 2 hours (Pareto with tail 1.2, 7.5 minutes on average) and are as long; a group takes as long as
+    the slowest of its four, 18 minutes on average. An engine dies once a day, one environment in a thousand breaks, and 40 % of
+    the groups are filtered.
+    """
+    groups_per_step = 2 * engines
+    recipe = simulated_recipe(
+        steps=1_000_000,
+        batch=Batch(groups_per_step=groups_per_step, group_size=4),
+        buffer=Buffer(
+            max_staleness=MAX_STALENESS,
+            pipeline_depth=PIPELINE_DEPTH,
+            filters=(ZeroVarianceFilter(),),
+            capacity_mb=1_000_000,
+            max_failures=1_000_000_000,
+        ),
+    )
+    shape = Shape(
+        engines=engines,
+        slots=EPISODES_AN_ENGINE,
+        shortest=120.0,
+        longest=7200.0,
+        step=180.0,
+        publish=10.0,
+        engine_life=24 * HOUR_S,
+        broken=0.001,
+    )
+    return recipe, shape
+
+
+def run(engines: int, hours: int, json_file: Path, console: Console) -> PoolResult:
+    """Let the hours pass, tell ``console`` after each, and write ``json_file``.
+
+    Raises:
+        LedgerError: the accounts do not add up, or a token over the bound entered a loss.
+    """
+    recipe, shape = world(engines)
+    buffer, tally, process = ReplayBuffer(recipe, simulated_tasks(TASKS, recipe.seed)), StalenessTally(), psutil.Process()
+    pool = Pool(recipe, buffer, shape, Varied(0.4), (tally,))
+    began, cpu_began = time.monotonic(), time.process_time()
+    memory = []
+    for hour in range(1, hours + 1):
+        pool.run(until=hour * HOUR_S)
+        _check(pool, buffer, tally)
+        memory.append(process.memory_info().rss / 1e6)
+        ledger = buffer.statistics().ledger
+        console.print(f"hour {hour}: {pool.step} steps, {ledger.issued:,} groups, {memory[-1]:,.0f} MB")
+    cpu_us = (time.process_time() - cpu_began) * 1e6
+    ledger = buffer.statistics().ledger
+    result = PoolResult(
+        simulated_hours=hours,
+        engines=engines,
+        groups=ledger.issued,
+        trajectories=ledger.trajectories.issued,
+        steps=pool.step,
+        groups_trained=ledger.trained,
+        left_out=dict(ledger.reasons),
+        core_us_per_group=cpu_us / ledger.issued,
+        rss_first_hour_mb=memory[0],
+        rss_last_hour_mb=memory[-1],
+        staleness_mean=tally.mean,
+        staleness_max=tally.max,
+        bound=MAX_STALENESS,
+        tokens_masked=tally.masked / (tally.masked + tally.in_loss.total()),
+        seconds=time.monotonic() - began,
+    )
+    json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return result
+
+
+def _check(pool: Pool, buffer: ReplayBuffer, tally: StalenessTally) -> None:
+    if tally.max > MAX_STALENESS:
+        raise LedgerError(f"a token of staleness {tally.max} entered a loss, over the bound {MAX_STALENESS}; a bug in the buffer")
+    needed = {ref.offset for ref in buffer.live_payload()}
+    if needed != pool.stored.keys():
+        raise LedgerError(f"{len(pool.stored)} rows are stored, {len(needed)} are needed; the buffer freed too few or too many")
+
+
+def view(result: PoolResult) -> RenderableType:
+    """The result as a table."""
+    table = Table(title="Simulated pool", title_justify="left", show_header=False, border_style="dim", box=box.ROUNDED)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    table.add_row("issued", f"{result.groups:,} groups, {result.trajectories:,} trajectories")
+    table.add_row("trained", f"{result.groups_trained:,} groups in {result.steps:,} steps")
+    table.add_row("staleness", f"{result.staleness_mean:.2f} mean, {result.staleness_max} max, bound {result.bound}")
+    table.add_row("memory", f"{result.rss_first_hour_mb:,.0f} MB after one hour, {result.rss_last_hour_mb:,.0f} MB at the end")
+    table.add_row("cost", f"{result.core_us_per_group:.0f} us of one core a group, simulation included")
+    return table

@@ -1,0 +1,143 @@
+"""What each ``on_stale`` does to staleness, to the lengths that are trained and to speed, beside admission control alone.
+
+One world for all of them, in simulated time (:mod:`buffers.simulation`): durations with a heavy tail, 40 % of the groups
+filtered, engines that die, environments that break.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+
+from asyncrl.core.recipe.schema import Batch, Buffer, ZeroVarianceFilter
+from buffers.admission_only import AdmissionOnly
+from buffers.replay_buffer import ReplayBuffer
+from buffers.simulation import Pool, Shape, Varied, simulated_recipe, simulated_tasks
+from buffers.simulation_figures import Cohort, StalenessTally
+
+STEPS, GROUPS_PER_STEP, GROUP_SIZE = 1000, 16, 4
+MAX_STALENESS, PIPELINE_DEPTH = 4, 2
+COHORT = 0.8
+"""Share of the steps after which no group counts for the lengths: those issued later may still be running at the end."""
+SHAPE = Shape(
+    engines=32,
+    slots=8,
+    shortest=10.0,
+    longest=3600.0,
+    step=20.0,
+    publish=2.0,
+    engine_life=24 * 3600.0,
+    broken=0.002,
+)
+
+
+class PolicyResult(msgspec.Struct, frozen=True):
+    """One policy's figures.
+
+    Attributes:
+        staleness_mean, staleness_max: of the tokens in the losses, in policy versions.
+        over_bound: share of the tokens in the losses that are older than the bound.
+        masked: share of the trained rows' tokens that were left out of the loss.
+        trained: share of the cohort's groups with variance that were trained.
+        length_ratio: mean length of the trained episodes over that of the issued ones.
+        learner_idle: share of the time in which the learner waited.
+        hours: of simulated time the run took.
+    """
+
+    staleness_mean: float
+    staleness_max: int
+    over_bound: float
+    masked: float
+    trained: float
+    length_ratio: float
+    learner_idle: float
+    hours: float
+
+
+class StalenessResult(msgspec.Struct, frozen=True):
+    """What ``asyncrl bench staleness`` writes."""
+
+    bound: int
+    pipeline_depth: int
+    steps: int
+    admission_only: PolicyResult
+    mask: PolicyResult
+    wait: PolicyResult
+    drop: PolicyResult
+
+
+def run(json_file: Path) -> StalenessResult:
+    """Measure all of them and write ``json_file``."""
+    result = StalenessResult(
+        bound=MAX_STALENESS,
+        pipeline_depth=PIPELINE_DEPTH,
+        steps=STEPS,
+        admission_only=_measure(AdmissionOnly, "mask"),
+        mask=_measure(ReplayBuffer, "mask"),
+        wait=_measure(ReplayBuffer, "wait"),
+        drop=_measure(ReplayBuffer, "drop"),
+    )
+    json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return result
+
+
+def _measure(kind: type[ReplayBuffer] | type[AdmissionOnly], on_stale: Literal["mask", "wait", "drop"]) -> PolicyResult:
+    recipe = simulated_recipe(
+        STEPS,
+        Batch(groups_per_step=GROUPS_PER_STEP, group_size=GROUP_SIZE),
+        Buffer(
+            max_staleness=MAX_STALENESS,
+            pipeline_depth=PIPELINE_DEPTH,
+            on_stale=on_stale,
+            filters=(ZeroVarianceFilter(),),
+            max_failures=1_000_000_000,
+        ),
+    )
+    tasks, varied = simulated_tasks(100_000, recipe.seed), Varied(0.4)
+    tally, cohort = StalenessTally(), Cohort(SHAPE, varied)
+    pool = Pool(recipe, kind(recipe, tasks), SHAPE, varied, (tally, cohort))
+    pool.run(step=int(COHORT * STEPS))
+    cohort.close()
+    pool.run()
+    return PolicyResult(
+        staleness_mean=tally.mean,
+        staleness_max=tally.max,
+        over_bound=tally.share_over(MAX_STALENESS),
+        masked=tally.masked / (tally.masked + tally.in_loss.total()),
+        trained=len(cohort.trained) / len(cohort.varied),
+        length_ratio=cohort.bias,
+        learner_idle=pool.learner_idle / pool.now,
+        hours=pool.now / 3600,
+    )
+
+
+def view(result: StalenessResult) -> RenderableType:
+    """The result as a table."""
+    table = Table(
+        "",
+        "staleness",
+        "max",
+        "over the bound",
+        "masked",
+        "groups trained",
+        "length ratio",
+        "learner idle",
+        "hours",
+        box=box.ROUNDED,
+    )
+    for name in ("admission_only", "mask", "wait", "drop"):
+        figures: PolicyResult = getattr(result, name)
+        shares = (figures.over_bound, figures.masked, figures.trained)
+        table.add_row(
+            name.replace("_", " "),
+            f"{figures.staleness_mean:.2f}",
+            str(figures.staleness_max),
+            *(f"{share:.1%}" for share in shares),
+            f"{figures.length_ratio:.3f}",
+            f"{figures.learner_idle:.0%}",
+            f"{figures.hours:.1f}",
+        )
+    return table
