@@ -1,0 +1,416 @@
+"""The whole buffer as a state machine: workers, a learner and crashes in any order, under every policy.
+
+Beside the buffer runs a model that remembers everything for ever, and, from the first crash on, a twin that was restored from a
+snapshot: both must do and say the same. At the end the run is finished by honest workers, whatever state it was left in, and all
+commands are replayed on a new buffer, which must come out equal to the byte.
+"""
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from samples import make_recipe, make_tasks, sample
+
+from asyncrl.core.errors import FailureKind
+from asyncrl.core.recipe.schema import (
+    FifoSampler,
+    FreshestSampler,
+    PrioritisedSampler,
+    StratifiedSampler,
+    ZeroVarianceFilter,
+)
+from buffers.group import GroupState
+from buffers.index import GroupIndex
+from buffers.ledger import TERMINAL
+from buffers.replay_buffer import ReplayBuffer
+
+WORKERS = ("u", "v", "w")
+LIVE = [state for state in GroupState if state not in TERMINAL]
+TASKS = 10_000
+"""More than a run draws, so that a task that comes twice is one that was issued again."""
+SAMPLERS = st.sampled_from([FifoSampler(), FreshestSampler(), PrioritisedSampler(staleness_decay=0.5), StratifiedSampler()])
+
+
+class BufferMachine(RuleBasedStateMachine):
+    @initialize(
+        data=st.data(),
+        on_stale=st.sampled_from(["mask", "wait", "drop"]),
+        depth=st.integers(0, 2),
+        slack=st.integers(0, 2),
+        groups=st.integers(1, 3),
+        size=st.integers(2, 3),
+        partial=st.booleans(),
+        filters=st.sampled_from([(), (ZeroVarianceFilter(),)]),
+        sampler=SAMPLERS,
+        steps=st.integers(4, 12),
+        bytes_per_row=st.sampled_from([100, 300_000]),
+    )
+    def start(self, data, on_stale, depth, slack, groups, size, partial, filters, sampler, steps, bytes_per_row):
+        self.bound, self.depth, self.on_stale, self.groups, self.size, self.steps = (
+            depth + slack,
+            depth,
+            on_stale,
+            groups,
+            size,
+            steps,
+        )
+        self.max_reuse = data.draw(st.integers(1, min(3, self.bound + 1)), "max_reuse")
+        self.min_group = size - 1 if partial else size
+        self.recipe = make_recipe(
+            steps=steps,
+            groups_per_step=groups,
+            group_size=size,
+            min_group=self.min_group,
+            max_staleness=self.bound,
+            pipeline_depth=depth,
+            on_stale=on_stale,
+            max_reuse=self.max_reuse,
+            filters=filters,
+            sampler=sampler,
+            capacity_mb=1,
+            max_attempts=2,
+            max_failures=10**6,
+        )
+        self.filters, self.bytes_per_row = filters, bytes_per_row
+        self.buffer, self.twin = ReplayBuffer(self.recipe, make_tasks(TASKS)), None
+        self.commands = []
+        self.now = 0.0
+        self.open = {worker: {} for worker in WORKERS}  # group -> (ticket, indexes), as the workers see it
+        self.handed_in = {}  # payload -> sample
+        self.freed = set()
+        self.lost = set()
+        self.tasks = {}  # group -> task
+        self.kept = {}  # version -> batch, of the last checkpoint and later
+        self.uses = Counter()  # of groups
+        self.trained_tasks = set()
+        self.taken = self.trained = 0  # batches
+        self.filtered = 0
+
+    # What is done
+
+    def do(self, name, *args):
+        """A command, to the buffer and its twin."""
+        self.commands.append((name, args))
+        result = getattr(self.buffer, name)(*args)
+        freed = self.buffer.drain_freed()
+        assert len(set(freed)) == len(freed)
+        assert not self.freed & set(freed), "freed twice"
+        self.freed |= set(freed)
+        if self.twin is not None:
+            assert getattr(self.twin, name)(*args) == result
+            assert self.twin.drain_freed() == freed
+        return result
+
+    @rule(worker=st.sampled_from(WORKERS), limit=st.integers(1, 5), seconds=st.floats(0, 100))
+    def lease(self, worker, limit, seconds):
+        room = self.buffer.room()
+        self.now += seconds
+        tickets = self.do("lease", worker, limit, self.now)
+        assert len(tickets) == min(limit, room)
+        for ticket in tickets:
+            assert ticket.version == self.buffer.version
+            assert self.tasks.setdefault(ticket.group_id, ticket.task.id) == ticket.task.id, "a group keeps its task"
+            self.open[worker][ticket.group_id] = (ticket, set(ticket.samples))
+
+    def episodes(self):
+        return [(w, group, index) for w in WORKERS for group in self.open[w] for index in sorted(self.open[w][group][1])]
+
+    def pop(self, worker, group, index):
+        ticket, indexes = self.open[worker][group]
+        indexes.remove(index)
+        if not indexes:
+            del self.open[worker][group]
+        return ticket
+
+    @precondition(lambda self: self.episodes())
+    @rule(data=st.data(), reward=st.sampled_from([0.0, 1.0]), tokens=st.integers(1, 3), early=st.booleans())
+    def commit(self, data, reward, tokens, early):
+        worker, group, index = data.draw(st.sampled_from(self.episodes()), "episode")
+        ticket = self.pop(worker, group, index)
+        # An engine may have the next version a moment before the clock moves.
+        newest = self.buffer.version + (early and self.buffer.version < self.trained)
+        versions = data.draw(st.sets(st.integers(ticket.version, newest), min_size=1), "versions")
+        self.hand_in(sample(ticket, index, tuple(sorted(versions)), reward, tokens, self.bytes_per_row))
+
+    def hand_in(self, finished):
+        self.handed_in[finished.payload] = finished
+        self.do("commit", [finished], self.now)
+
+    @precondition(lambda self: self.handed_in)
+    @rule(data=st.data(), copied=st.booleans())
+    def commit_again(self, data, copied):
+        """A call that is repeated, or an episode that was generated twice."""
+        held = sorted(set(self.buffer.live_payload()), key=lambda ref: ref.offset)
+        if copied:
+            again = data.draw(st.sampled_from(sorted(self.handed_in, key=lambda ref: ref.offset)), "sample")
+            old = self.handed_in[again]
+            if (old.group_id, old.sample_index) in [(g, i) for _, g, i in self.episodes()]:
+                return
+            ticket = type("Ticket", (), {"group_id": old.group_id})
+            before = self.buffer.statistics().late_samples
+            twice = sample(ticket, old.sample_index, tuple(v for v, _ in old.sampled))
+            self.hand_in(twice)
+            assert twice.payload in self.freed
+            assert self.buffer.statistics().late_samples == before + 1
+        elif held:
+            before = self.buffer.snapshot()
+            self.do("commit", [self.handed_in[data.draw(st.sampled_from(held), "sample")]], self.now)
+            assert self.buffer.snapshot() != before, "it was counted"
+
+    @precondition(lambda self: self.episodes())
+    @rule(data=st.data(), kind=st.sampled_from(FailureKind))
+    def fail(self, data, kind):
+        worker, group, index = data.draw(st.sampled_from(self.episodes()), "episode")
+        self.pop(worker, group, index)
+        self.do("fail", group, index, kind, "simulated")
+
+    @rule(worker=st.sampled_from(WORKERS), comes_back=st.booleans())
+    def lose(self, worker, comes_back):
+        """A worker that was silent for too long; one that comes back goes on with what it has until it hears that it must not."""
+        self.do("lost", worker)
+        assert self.buffer.unwanted(worker, list(self.open[worker])) == list(self.open[worker])
+        if not comes_back:
+            self.open[worker] = {}
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def renew(self, worker):
+        for group in self.buffer.unwanted(worker, list(self.open[worker])):
+            del self.open[worker][group]
+
+    @precondition(lambda self: self.taken < self.steps)
+    @rule()
+    def expire(self):
+        stale = self.buffer.has_stale(self.taken)
+        before = self.buffer.snapshot()
+        self.do("expire", self.taken)
+        assert (self.buffer.snapshot() != before) == stale
+        assert not self.buffer.has_stale(self.taken)
+
+    @precondition(lambda self: self.may_take())
+    @rule()
+    def take(self):
+        self.take_batch()
+
+    def may_take(self):
+        """The learner trains one batch at a time, and is at most one version ahead of the clock."""
+        idle = self.taken == self.trained < self.steps and self.taken <= self.buffer.version + 1
+        return idle and self.buffer.takeable(self.taken, self.groups)
+
+    def take_batch(self):
+        version = self.taken
+        batch = self.do("take", version, self.groups)
+        assert (batch.version, batch.oldest_version) == (version, version - self.bound)
+        by_group = {}
+        for row in batch.rows:
+            by_group.setdefault(row.group_id, []).append(row)
+        assert len(by_group) == self.groups
+        assert [row.group_id for row in batch.rows] == [g for g, rows in by_group.items() for _ in rows], "groups are contiguous"
+        for group, rows in by_group.items():
+            self.uses[group] += 1
+            assert self.uses[group] <= self.max_reuse
+            assert len({row.sample_index for row in rows}) == len(rows) >= self.min_group
+            assert not self.filters or len({row.reward for row in rows}) > 1
+            for row in rows:
+                finished = self.handed_in[row.payload]
+                within = sum(n for v, n in finished.sampled if version - v <= self.bound)
+                assert (row.loss_tokens, row.task_id) == (within, self.tasks[group])
+                if self.on_stale != "mask":
+                    assert within == sum(n for _, n in finished.sampled), "trained whole"
+            assert any(row.loss_tokens for row in rows)
+        assert version not in self.kept
+        self.kept[version] = batch
+        self.taken += 1
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def take_again(self, data):
+        version = data.draw(st.sampled_from(sorted(self.kept)), "version")
+        before = self.buffer.snapshot()
+        assert self.buffer.takeable(version, self.groups)
+        assert self.do("take", version, self.groups) == self.kept[version]
+        assert self.buffer.snapshot() == before
+
+    @precondition(lambda self: self.trained < self.taken)
+    @rule()
+    def train(self):
+        version = self.trained
+        self.do("trained", version)
+        self.trained += 1
+        self.trained_tasks |= {row.task_id for row in self.kept[version].rows}
+        before = self.buffer.snapshot()
+        self.do("trained", version)
+        assert self.buffer.snapshot() == before
+
+    @precondition(lambda self: self.buffer.version < self.trained)
+    @rule()
+    def advance(self):
+        self.do("advance", self.buffer.version + 1)
+        before = self.buffer.snapshot()
+        self.do("advance", self.buffer.version)
+        assert self.buffer.snapshot() == before
+
+    @rule(data=st.data())
+    def checkpoint(self, data):
+        version = data.draw(st.integers(0, self.trained), "version")
+        self.do("checkpointed", version)
+        self.kept = {v: batch for v, batch in self.kept.items() if v >= version}
+
+    @rule()
+    def restore(self):
+        """The buffer's process dies, and a new one goes on from the snapshot."""
+        data = self.buffer.snapshot()
+        self.twin = ReplayBuffer.restore(self.recipe, make_tasks(TASKS), data)
+        assert self.twin.snapshot() == data
+        assert self.twin.statistics() == self.buffer.statistics()
+
+    @precondition(lambda self: self.handed_in)
+    @rule(data=st.data(), some=st.booleans())
+    def crash(self, data, some):
+        """All processes die, and of what had not reached the disk, some is gone."""
+        self.do("restart")
+        self.open = {worker: {} for worker in WORKERS}
+        # Some row of each trained batch is left; without one the redo is refused, which is tested elsewhere.
+        safe = {self.kept[v].rows[0].payload for v in self.kept if v < self.trained}
+        held = [ref for ref in sorted(set(self.buffer.live_payload()), key=lambda ref: ref.offset) if ref not in safe]
+        lost = set(data.draw(st.lists(st.sampled_from(held), max_size=3), "lost")) if some and held else set()
+        assert self.do("drop_lost_payload", sorted(lost, key=lambda ref: ref.offset)) == len(lost)
+        self.lost |= lost
+        # What the model knows of kept batches is what the buffer now says: without the rows that are lost, and no others.
+        for version, batch in list(self.kept.items()):
+            rows = tuple(row for row in batch.rows if row.payload not in lost)
+            gone = {row.group_id for row in batch.rows} - {row.group_id for row in rows}
+            if version >= self.trained:
+                self.uses -= Counter(gone)
+            if rows:
+                self.kept[version] = self.buffer.take(version, self.groups)
+                assert self.kept[version].rows == rows
+            else:
+                del self.kept[version]
+                self.taken -= 1
+
+    # What always holds
+
+    @invariant()
+    def the_ledger_is_exact(self):
+        counts = self.buffer.statistics().ledger
+        groups = self.buffer._state.groups
+        assert counts.issued == len(self.tasks) == sum(getattr(counts, state) for state in GroupState)
+        for state in LIVE:
+            assert getattr(counts, state) == sum(group.state is state for group in groups.values())
+        trajectories = counts.trajectories
+        assert trajectories.issued == self.size * counts.issued
+        assert trajectories.issued == sum(getattr(trajectories, f) for f in trajectories.__struct_fields__[1:])
+        assert trajectories.running == sum(len(group.open) for group in groups.values())
+        unready = [g for g in groups.values() if g.state in (GroupState.RUNNING, GroupState.FAILED, GroupState.COMMITTED)]
+        assert trajectories.committed == sum(len(group.rows) for group in unready)
+        tasks = counts.tasks
+        assert tasks.issued == tasks.running + tasks.waiting + tasks.trained + tasks.filtered
+
+    @invariant()
+    def every_task_is_somewhere_once(self):
+        groups = [group for group in self.buffer._state.groups.values() if group.state not in TERMINAL]
+        live = [group.task.id for group in groups]
+        waiting = [draw.task.id for draw in self.buffer._waiting_draws]
+        assert len({*live, *waiting}) == len(live) + len(waiting)
+        counts = self.buffer.statistics().ledger.tasks
+        assert (counts.running, counts.waiting) == (len(live), len(waiting))
+        assert counts.issued == len(set(self.tasks.values())) == self.buffer.statistics().tasks_drawn
+        ended = set(self.tasks.values()) - {*live, *waiting}
+        assert counts.trained == len(ended & self.trained_tasks)
+        assert counts.filtered == len(ended - self.trained_tasks)
+        reused = {group.task.id for group in groups if group.uses}
+        assert not self.trained_tasks & {*live, *waiting} - reused, "what was trained is not generated again"
+
+    @invariant()
+    def payload_is_held_or_freed(self):
+        held = list(self.buffer.live_payload())
+        assert len(set(held)) == len(held)
+        assert not self.freed & set(held)
+        assert set(held) | self.freed == set(self.handed_in)
+        assert {row.payload for batch in self.kept.values() for row in batch.rows} <= set(held), (
+            "what may be trained again is held"
+        )
+        statistics = self.buffer.statistics()
+        assert statistics.payload_bytes + statistics.kept_bytes == sum(ref.size for ref in held)
+        groups = self.buffer._state.groups.values()
+        for group in groups:
+            assert group.state not in TERMINAL or group.kept
+            kept_in = [v for v, batch in self.buffer._state.kept.items() if group.id in batch.groups]
+            assert group.kept == len(kept_in)
+        assert statistics.payload_bytes == sum(group.bytes() for group in groups if group.state not in TERMINAL)
+
+    @invariant()
+    def the_index_finds_what_a_scan_finds(self):
+        fresh = GroupIndex(self.buffer._policy, self.max_reuse)
+        for group in reversed(self.buffer._state.groups.values()):
+            fresh.enter(group)
+        kept = self.buffer._index
+        assert list(kept.ready.items()) == list(fresh.ready.items())
+        assert kept.ready.oldest(2) == list(kept.ready)[:2]
+        assert (kept.supply, kept.returning, kept.oldest_failed()) == (fresh.supply, fresh.returning, fresh.oldest_failed())
+        for name in ("deciding", "unused", "unfinished"):
+            ours, scanned = getattr(kept, name), getattr(fresh, name)
+            assert {v: ours.of(v) for v in ours} == {v: scanned.of(v) for v in scanned}
+            assert ours.oldest() == min(scanned, default=None)
+        assert kept.workers() == fresh.workers()
+        held = Counter((group.birth, group.state) for group in self.buffer._state.groups.values() if group.state in LIVE)
+        assert {(h.version, h.state): h.groups for h in self.buffer.statistics().held} == dict(held)
+
+    @invariant()
+    def the_pace_holds(self):
+        counts = self.buffer.statistics().ledger
+        if self.max_reuse == 1:
+            passing = sum(self.groups for version in range(self.buffer.version, self.taken))
+            assert counts.running + counts.committed + passing <= (self.depth + 1) * self.groups
+
+    @invariant()
+    def under_wait_nothing_is_lost_and_what_must_be_trained_fits(self):
+        if self.on_stale != "wait" or self.lost:
+            return
+        assert self.buffer.statistics().ledger.expired == 0
+        assert self.buffer.statistics().stale_tokens.masked == self.buffer.statistics().stale_tokens.dropped == 0
+        demands = self.buffer._index._demands(self.taken)
+        assert max([n for _, n in demands], default=0) <= self.groups
+
+    def teardown(self):
+        if not hasattr(self, "buffer"):
+            return
+        self.finish_the_run()
+        self.replay()
+
+    def finish_the_run(self):
+        """Nothing that went before keeps honest workers and a learner from ending the run."""
+        for worker in WORKERS:
+            self.lose(worker, comes_back=False)
+        for _ in range(4 * self.steps + 8):
+            while self.buffer.room():
+                self.lease("u", 100, 0.0)
+            for _, group, index in [e for e in self.episodes() if e[1] not in self.buffer.unwanted("u", [e[1]])]:
+                ticket = self.pop("u", group, index)
+                self.hand_in(sample(ticket, index, (self.buffer.version,), float(index), size=self.bytes_per_row))
+            if self.trained < self.taken:
+                self.train()
+            elif self.taken < self.steps and self.buffer.version == self.trained:
+                if self.buffer.has_stale(self.taken):
+                    self.expire()
+                elif self.may_take():
+                    self.take_batch()
+            elif self.buffer.version < self.trained:
+                self.advance()
+            self.the_ledger_is_exact()
+            self.under_wait_nothing_is_lost_and_what_must_be_trained_fits()
+        assert self.trained == self.buffer.version == self.steps
+        self.do("checkpointed", self.steps)
+        assert self.buffer.statistics().kept_bytes == 0
+
+    def replay(self):
+        again = ReplayBuffer(self.recipe, make_tasks(TASKS))
+        for name, args in self.commands:
+            getattr(again, name)(*args)
+            again.drain_freed()
+        assert again.snapshot() == self.buffer.snapshot()
+
+
+BufferMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestBuffer = BufferMachine.TestCase
