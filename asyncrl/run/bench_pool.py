@@ -58,7 +58,7 @@ class PoolResult(msgspec.Struct, frozen=True):
 
 
 def world(engines: int) -> tuple[Recipe, Shape]:
-    """A busy pool: the learner trains two groups an engine in 180 s, which the pool makes in about as long.
+    """A learner that trains two groups an engine in 180 s, and a pool that does not keep up with it.
 
     Episodes take 2 minutes to 2 hours (Pareto with tail 1.2, 7.5 minutes on average) and are as long; a group takes as long as
     the slowest of its four, 18 minutes on average. An engine dies once a day, one environment in a thousand breaks, and 40 % of

@@ -116,28 +116,16 @@ def _measure(kind: type[ReplayBuffer] | type[AdmissionOnly], on_stale: Literal["
 
 def view(result: StalenessResult) -> RenderableType:
     """The result as a table."""
-    table = Table(
-        "",
-        "staleness",
-        "max",
-        "over the bound",
-        "masked",
-        "groups trained",
-        "length ratio",
-        "learner idle",
-        "hours",
-        box=box.ROUNDED,
-    )
-    for name in ("admission_only", "mask", "wait", "drop"):
-        figures: PolicyResult = getattr(result, name)
-        shares = (figures.over_bound, figures.masked, figures.trained)
-        table.add_row(
-            name.replace("_", " "),
-            f"{figures.staleness_mean:.2f}",
-            str(figures.staleness_max),
-            *(f"{share:.1%}" for share in shares),
-            f"{figures.length_ratio:.3f}",
-            f"{figures.learner_idle:.0%}",
-            f"{figures.hours:.1f}",
-        )
+    policies = (result.admission_only, result.mask, result.wait, result.drop)
+    table = Table(box=box.ROUNDED, border_style="dim")
+    for heading in ("", "admission only", "mask", "wait", "drop"):
+        table.add_column(heading, justify="right" if heading else "left")
+    table.add_row("staleness, mean", *(f"{policy.staleness_mean:.2f}" for policy in policies))
+    table.add_row(f"staleness, max (bound {result.bound})", *(str(policy.staleness_max) for policy in policies))
+    table.add_row("loss tokens over the bound", *(f"{policy.over_bound:.1%}" for policy in policies))
+    table.add_row("tokens masked", *(f"{policy.masked:.1%}" for policy in policies))
+    table.add_row("groups trained", *(f"{policy.trained:.1%}" for policy in policies))
+    table.add_row("length trained / issued", *(f"{policy.length_ratio:.3f}" for policy in policies))
+    table.add_row("learner idle", *(f"{policy.learner_idle:.0%}" for policy in policies))
+    table.add_row("simulated hours", *(f"{policy.hours:.1f}" for policy in policies))
     return table

@@ -17,9 +17,9 @@ def test_memory_is_flat_and_the_result_is_written(tmp_path):
     assert msgspec.json.decode((tmp_path / "pool.json").read_bytes(), type=PoolResult) == result
     assert result.staleness_max <= result.bound
     assert result.trajectories == 4 * result.groups
-    # A row weighs some 500 bytes: keeping the rows of the eleven hours would be over 10 MB.
+    # Keeping the records of the rows that were trained in eleven hours would be over 6 MB; the heap's own noise was seen at 1.
     assert result.trajectories > 20_000
-    assert result.rss_last_hour_mb - result.rss_first_hour_mb < 5
+    assert result.rss_last_hour_mb - result.rss_first_hour_mb < 3
     assert "hour 12" in console.file.getvalue()
     console.print(bench_pool.view(result))
     assert f"{result.groups:,} groups" in console.file.getvalue()
