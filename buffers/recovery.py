@@ -93,6 +93,7 @@ def recover(
         JournalOfAnotherRun: ``recipe`` or ``tasks`` are not those that the journal was written with.
         JournalInUse, JournalDamaged, UnknownFormat: the journal cannot be opened.
         DiskFull: there is not even room to record the recovery.
+        LedgerError: so much payload is lost that the learner's batches cannot be made again.
     """
     settings = recipe.buffer.journal
     assert isinstance(settings, AppendOnlyJournal)
@@ -123,10 +124,11 @@ def _rebuild(
     resumed = found.snapshot is not None or bool(found.records)
     rows_lost = 0
     if resumed:
-        # Later commands build on the recovery's own changes, so these are part of the history, too.
+        # Later commands build on the recovery's own changes, so these are part of the history, too. If they are refused, they are
+        # not: the next attempt shall be refused as well. Nobody knows of them yet, so they may be written after they were made.
         command = commands.Recovered(tuple(lost))
-        journal.append(commands.encode(command))
         rows_lost = command.apply(buffer)
+        journal.append(commands.encode(command))
         buffer.drain_freed()
     swept = sum(stores[shard].sweep(refs) for shard, refs in _by_shard(buffer.live_payload(), stores).items())
     statistics = buffer.statistics()

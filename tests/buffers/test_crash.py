@@ -1,0 +1,180 @@
+"""Runs killed with SIGKILL at 200 points, spread over time and over all that is written, and resumed each time."""
+
+import multiprocessing
+import random
+from collections import Counter
+
+import crash_run
+import msgspec
+import pytest
+from crash_run import CHECKPOINT_EVERY, Checkpoint, Kill, Paths, logged
+
+from asyncrl.core.recipe.schema import (
+    Batch,
+    Buffer,
+    Deadlines,
+    Environment,
+    Model,
+    PrioritisedSampler,
+    Recipe,
+    ZeroVarianceFilter,
+)
+from buffers import commands
+from buffers.journal import read_journal
+from buffers.ledger import TERMINAL
+from buffers.payload import PayloadStore
+from buffers.replay_buffer import BufferStatistics, ReplayBuffer
+
+KILLS = 50
+"""Of each of the runs."""
+GROUPS_PER_STEP = 4
+LONGEST_LIFE = 2 * CHECKPOINT_EVERY - 1
+"""Steps of one life, but for the last; it gets at most one checkpoint further."""
+STEPS = (KILLS + 2) * CHECKPOINT_EVERY
+"""So many that no run is complete before it was killed often enough, however fast the machine."""
+
+POINTS = [
+    ("pwritev", ".log", 40, ("before", "torn", "after")),
+    ("pwritev", ".rows", 25, ("before", "torn", "after")),
+    ("pwritev", ".snapshot.making", 2, ("before", "torn", "after")),
+    ("fdatasync", ".snapshot.making", 2, ("before", "after")),
+    ("replace", ".snapshot.making", 2, ("before", "after")),
+    ("unlink", ".log", 2, ("before", "after")),
+    ("unlink", ".rows", 3, ("before", "after")),
+    ("ftruncate", ".rows", 3, ("before", "after")),
+    ("replace", "checkpoint.making", 1, ("before", "after")),
+]
+"""A call, the files it is counted on, how often at most before the kill, and when."""
+
+
+def recipe(**buffer):
+    return Recipe(
+        name="crash",
+        steps=STEPS,
+        model=Model(path="tiny"),
+        environment=Environment(name="calculator"),
+        batch=Batch(groups_per_step=GROUPS_PER_STEP, group_size=3, min_group=buffer.pop("min_group", None)),
+        buffer=Buffer(**{"max_failures": 10_000, "filters": (ZeroVarianceFilter(),), **buffer}),
+        deadlines=Deadlines(batch=30.0, lease=20.0),
+    )
+
+
+RECIPES = {
+    "masked": recipe(max_staleness=1000),
+    "waited for": recipe(max_staleness=2, on_stale="wait"),
+    "reused": recipe(max_staleness=1000, max_reuse=3, sampler=PrioritisedSampler()),
+    "dropped": recipe(max_staleness=1, on_stale="drop"),
+}
+
+
+class Life:
+    """One process of the run."""
+
+    def __init__(self, recipe, folder, kill):
+        self.paths = Paths(folder)
+        self.process = multiprocessing.get_context("fork").Process(target=crash_run.main, args=(recipe, folder, kill))
+        self.process.start()
+
+    def ends(self, seconds):
+        """Whether it ended by itself, complete; it is killed after ``seconds`` at the latest."""
+        self.process.join(seconds)
+        self.process.kill()
+        self.process.join()
+        code = self.process.exitcode
+        assert code in (0, -9), self.paths.error.read_text()
+        return code == 0
+
+
+def kill_point(chance):
+    """What to be killed at, and the longest time to live."""
+    call, suffix, most, moments = chance.choice(POINTS)
+    kill = Kill(chance.randrange(1, LONGEST_LIFE + 1), call, suffix, chance.randint(1, most), chance.choice(moments))
+    return kill, chance.choice([chance.uniform(0.01, 0.15), 1.0])
+
+
+def check_what_is_left(recipe, paths):
+    """What the journal and the payload of a dead run say; nothing that was acknowledged is lost."""
+    found = read_journal(paths.journal)
+    tasks = crash_run.stream()
+    buffer = ReplayBuffer.restore(recipe, tasks, found.snapshot) if found.snapshot is not None else ReplayBuffer(recipe, tasks)
+    commands.replay(found.records, buffer)
+    check_ledger(buffer.statistics())
+    live = list(buffer.live_payload())
+    assert len(set(live)) == len(live)
+    assert PayloadStore(paths.payload).verify(live) == []
+    groups, issued = buffer._state.groups, buffer.statistics().ledger.issued
+    for group_id, index in logged(paths.acknowledged):
+        assert group_id < issued
+        if group_id in groups and groups[group_id].state not in TERMINAL:
+            assert index in groups[group_id].rows, f"sample {index} of group {group_id} was acknowledged and is lost"
+
+
+def check_ledger(statistics: BufferStatistics):
+    ledger = msgspec.to_builtins(statistics.ledger)
+    for counts in (ledger, ledger["trajectories"], ledger["tasks"]):
+        states = [count for state, count in counts.items() if isinstance(count, int) and state != "issued"]
+        assert counts["issued"] == sum(states)
+
+
+def run_to_the_end(recipe, folder, kills, seed=0):
+    """The number of kills it took, of ``kills`` that were meant to be, and how the run ended."""
+    folder.mkdir()
+    chance, paths, killed = random.Random(seed), Paths(folder), 0
+    while True:
+        kill, seconds = kill_point(chance) if killed < kills else (None, 60)
+        if Life(recipe, folder, kill).ends(seconds):
+            break
+        assert killed < kills, "it hangs"
+        killed += 1
+        if paths.journal.exists():
+            check_what_is_left(recipe, paths)
+    statistics = msgspec.json.decode(paths.statistics.read_bytes(), type=BufferStatistics)
+    return killed, msgspec.json.decode(paths.checkpoint.read_bytes(), type=Checkpoint), statistics, paths
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_killed_at_fifty_points_ends_as_if_nothing_had_happened(tmp_path, name):
+    recipe = RECIPES[name]
+    killed, learner, statistics, paths = run_to_the_end(recipe, tmp_path / "killed", KILLS, seed=name)
+    assert killed == KILLS
+    assert all(rows_lost == 0 for _, rows_lost, _ in logged(paths.reports))
+
+    # The learner: each version trained one batch, and whenever it was trained again it was the same.
+    assert [version for version, _ in learner.lineage] == list(range(recipe.steps))
+    weights = {}
+    for version, made in logged(paths.trained):
+        assert weights.setdefault(version, made) == made, f"version {version} was made twice, differently"
+    assert weights[recipe.steps - 1] == learner.weights
+    assert len(logged(paths.trained)) > recipe.steps, "some steps were done again"
+
+    # The buffer: all is accounted for, and no group was trained too often.
+    check_ledger(statistics)
+    uses = Counter(group for _, rows in learner.lineage for group in {group for group, _ in rows})
+    assert uses.total() == recipe.steps * GROUPS_PER_STEP
+    assert max(uses.values()) <= recipe.buffer.max_reuse
+    reusable = statistics.ledger.committed if recipe.buffer.max_reuse > 1 else 0
+    assert statistics.ledger.trained <= len(uses) <= statistics.ledger.trained + reusable
+    assert statistics.tasks_drawn == statistics.ledger.tasks.issued
+    assert PayloadStore(paths.payload).bytes_on_disk() < 50_000, "nothing is left but what the writers had just begun"
+
+    # The tasks: exactly those of a run that nobody killed, which are those that the order of tasks says.
+    if name in ("masked", "waited for"):
+        _, undisturbed, before, _ = run_to_the_end(recipe, tmp_path / "undisturbed", 0)
+        assert trained_tasks(learner) == trained_tasks(undisturbed) == expected_tasks(recipe)
+        for counted in ("issued", "trained", "filtered", "expired", "committed", "running", "failed", "taken"):
+            assert getattr(statistics.ledger, counted) == getattr(before.ledger, counted), counted
+        assert sorted(statistics.filtered_tasks) == sorted(before.filtered_tasks)
+
+
+def trained_tasks(learner):
+    return Counter(task for _, rows in learner.lineage for _, task in {(group, task) for group, task in rows})
+
+
+def expected_tasks(recipe):
+    """The first tasks of the stream that are not left out, as many as the run trains."""
+    tasks, expected = crash_run.stream(), Counter()
+    while expected.total() < recipe.steps * GROUPS_PER_STEP:
+        task = tasks.next().task
+        if not crash_run.all_equal(task.id) and not crash_run.broken(task.id):
+            expected[task.id] += 1
+    return expected
