@@ -14,6 +14,7 @@ from asyncrl.envs.load import load_environment
 from asyncrl.run.model_shape import ModelShape, read_shape
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.units import memory, quantity
+from buffers.sampling import make_sampler
 from buffers.task_stream import TaskSource
 
 DRIVER_BYTES = 500 << 20
@@ -109,9 +110,10 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
     """The plan of a recipe on a machine, by default this one.
 
     Raises:
-        RecipeError: the model, the tasks or the environment that the recipe names are not there, or do not go together.
+        RecipeError: the model, the tasks, the environment or a class that the recipe names are not there, or do not go together.
     """
     load_environment(recipe.environment)
+    make_sampler(recipe)
     shape = read_shape(recipe)
     learner = recipe.learner
     ranks = learner.tensor_parallel * learner.pipeline_parallel * learner.data_parallel
