@@ -49,8 +49,6 @@ class Cluster:
 
     def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, run_id: str, note: Callable[[str], None]) -> None:
         self._recipe, self._folder, self._note = recipe, folder, note
-        learner = recipe.learner
-        ranks = learner.tensor_parallel * learner.pipeline_parallel * learner.data_parallel
         on_gpu = ray.cluster_resources().get("GPU", 0) > 0
         log = folder.logs
         options = RemoteBuffer.options(num_cpus=0, max_concurrency=1000)
@@ -65,7 +63,7 @@ class Cluster:
             RemoteLearner.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
                 recipe, model_path, buffer, rank, run_id, log / f"learner-{rank}.log"
             )
-            for rank in range(ranks)
+            for rank in range(recipe.learner.ranks)
         ]
 
     async def start(self) -> None:

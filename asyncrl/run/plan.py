@@ -115,8 +115,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
     load_environment(recipe.environment)
     make_sampler(recipe)
     shape = read_shape(recipe)
-    learner = recipe.learner
-    ranks = learner.tensor_parallel * learner.pipeline_parallel * learner.data_parallel
+    ranks = recipe.learner.ranks
     outstanding = (recipe.buffer.pipeline_depth + 1) * recipe.batch.groups_per_step
     episodes = recipe.batch.groups_per_step * recipe.batch.group_size
     plan = Plan(
@@ -175,7 +174,9 @@ def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:
     master = 0 if learner.dtype == "float32" else 4
     state = share * (element + 4) + share * (8 + master) // learner.data_parallel
     layers = shape.num_hidden_layers // learner.pipeline_parallel
-    hidden = 17 * shape.hidden_size * layers * element // learner.tensor_parallel
+    # Of a layer that is computed again only the input is kept; one layer at a time has all its activations.
+    kept = layers + 16 if learner.recompute == "full" else 17 * layers
+    hidden = kept * shape.hidden_size * element // learner.tensor_parallel
     logits = 3 * shape.vocab_size * 4 // learner.tensor_parallel
     return state + learner.micro_batch_tokens * (hidden + logits)
 

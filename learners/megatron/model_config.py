@@ -147,6 +147,9 @@ def _transformer_config(source: PreTrainedConfig, learner: Learner) -> Transform
         variable_seq_lengths=learner.pipeline_parallel > 1,
         # Read by dense models too: with variable lengths Megatron refuses the default.
         moe_token_dispatcher_type="alltoall",
+        recompute_granularity=None if learner.recompute == "none" else learner.recompute,
+        recompute_method="uniform" if learner.recompute == "full" else None,
+        recompute_num_layers=1 if learner.recompute == "full" else None,
         # Each of these three gives wrong gradients without an error in some combination with another schedule or with gloo.
         batch_p2p_comm=False,
         overlap_p2p_comm=False,

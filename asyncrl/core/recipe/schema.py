@@ -262,6 +262,8 @@ class Learner(Section, frozen=True):
         dtype: of the parameters used in the forward pass; bfloat16 keeps fp32 master weights.
         micro_batch_tokens: tokens packed into one micro-batch; must hold the longest episode.
         tensor_parallel, pipeline_parallel, data_parallel: ranks along each dimension; their product is the number of ranks.
+        recompute: what the backward pass computes again instead of keeping it in memory: nothing, attention between its
+            projections (``selective``), or whole layers (``full``, about a third more time).
     """
 
     lr: Positive = 1e-6
@@ -274,6 +276,12 @@ class Learner(Section, frozen=True):
     tensor_parallel: Count = 1
     pipeline_parallel: Count = 1
     data_parallel: Count = 1
+    recompute: Literal["none", "selective", "full"] = "none"
+
+    @property
+    def ranks(self) -> int:
+        """Number of learner ranks."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
 
 class Evaluation(Section, frozen=True):

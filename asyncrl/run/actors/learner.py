@@ -38,20 +38,19 @@ class LearnerActor:
     def start(self, address: str, port: int) -> None:
         """Join the other ranks and load the model; a collective call."""
         sizes = self._recipe.learner
-        ranks = sizes.tensor_parallel * sizes.pipeline_parallel * sizes.data_parallel
         self._learner = Learner(
             self._recipe,
             self._model_path,
             RankSpec(
                 rank=self._rank,
-                world_size=ranks,
+                world_size=sizes.ranks,
                 address=address,
                 port=port,
                 tensor=sizes.tensor_parallel,
                 pipeline=sizes.pipeline_parallel,
                 data=sizes.data_parallel,
                 # On a laptop the engines share these cores, and threads waiting for each other there cost more than they do.
-                threads=max(1, (os.cpu_count() or 1) // (ranks + self._recipe.generators.count)),
+                threads=max(1, (os.cpu_count() or 1) // (sizes.ranks + self._recipe.generators.count)),
             ),
         )
 

@@ -1,0 +1,70 @@
+"""What test ranks do to show that a layout computes the same: gradients tensor by tensor, and what they keep in memory."""
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from rank_side import PlainShard, Rows, plain_shards
+
+from asyncrl.core.batch import Batch
+from asyncrl.core.recipe.schema import Recipe
+from learners.learner import Learner, StepReport
+from learners.rank import RankSpec
+
+
+def gradients(
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows
+) -> tuple[StepReport, list[PlainShard], list[Any]]:
+    """One step: its report, and this rank's part of the gradient before clipping, as rectangles of Hugging Face tensors."""
+    learner = Learner(recipe, str(folder), spec)
+    optimizer, chunks = learner._trainer._optimizer, learner._trainer._chunks
+    found: list[PlainShard] = []
+    prepare = optimizer.prepare_grads
+
+    def capture() -> bool:
+        kept = {parameter: parameter.data for chunk in chunks for parameter in chunk.parameters()}
+        for chunk in chunks:
+            for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+                for bucket in buffer.buckets:
+                    _gather(bucket.grad_data, buffer.data_parallel_group)
+        for parameter in kept:
+            parameter.data = parameter.main_grad
+        found.extend(plain_shards(learner))
+        for parameter, weight in kept.items():
+            parameter.data = weight
+        return prepare()
+
+    needed = learner.rows_needed(batch)
+    with mock.patch.object(optimizer, "prepare_grads", capture):
+        report = learner.step(batch, {name: rows[name] for name in needed})
+    learner.close()
+    return report, found, needed
+
+
+def _gather(values: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Complete a buffer of which each rank has summed its own part."""
+    parts = list(values.chunk(group.size()))
+    gathered = [torch.empty_like(part) for part in parts]
+    dist.all_gather(gathered, parts[group.rank()].clone(), group=group)
+    for part, whole in zip(parts, gathered, strict=True):
+        part.copy_(whole)
+
+
+def kept_for_backward(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows) -> tuple[int, list[PlainShard]]:
+    """Elements that the forward passes of a step save for its backward passes, and the weights after it."""
+    learner = Learner(recipe, str(folder), spec)
+    kept = 0
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        if torch._C._current_graph_task_id() == -1:
+            kept += tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        learner.step(batch, rows)
+    shards = plain_shards(learner)
+    learner.close()
+    return kept, shards
