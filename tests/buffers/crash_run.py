@@ -24,7 +24,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode, encode
 from buffers import service as service_module
-from buffers.payload import PayloadReader, PayloadStore, PayloadWriter
+from buffers.payload import DiskFull, PayloadReader, PayloadStore, PayloadWriter
 from buffers.recovery import recover
 from buffers.service import BufferService
 from buffers.task_stream import TaskSource, TaskStream
@@ -42,7 +42,6 @@ class Kill(msgspec.Struct, frozen=True):
     """
 
     step: int
-
     call: str
     suffix: str
     count: int
@@ -65,7 +64,8 @@ class Paths:
     """Files of one run."""
 
     def __init__(self, folder: Path):
-        self.journal, self.payload = folder / "journal", folder / "shard-0"
+        self.buffer = folder / "buffer"
+        self.journal, self.payload = self.buffer / "journal", self.buffer / "shard-0"
         self.checkpoint, self.trained, self.acknowledged = folder / "checkpoint", folder / "trained", folder / "acknowledged"
         self.reports, self.statistics, self.error = folder / "reports", folder / "statistics", folder / "error"
 
@@ -191,10 +191,24 @@ class Run:
             await self.service.fail(ticket.group_id, index, FailureKind.DATA, "the environment broke")
             return
         trajectory = episode(ticket, index, began, self.version)
-        (ref,) = writer.append([encode(trajectory)])
+        (ref,) = await self.kept(worker, encode(trajectory), writer)
         await self.service.commit([FinishedSample.of(trajectory, ref)])
         if self.given_up[worker] == given_up:  # else it may have come too late
             log(self.paths.acknowledged, ticket.group_id, index)
+
+    async def kept(self, worker, payload, writer):
+        paused = False
+        while True:
+            try:
+                refs = writer.append([payload])
+                break
+            except DiskFull as error:
+                paused = True
+                await self.service.report_pause(worker, str(error))
+                await asyncio.sleep(0.01)
+        if paused:
+            await self.service.report_pause(worker, "")
+        return refs
 
     async def learn(self):
         reader, checkpoint = PayloadReader(self.paths.payload), self.checkpoint

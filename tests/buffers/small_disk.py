@@ -1,8 +1,9 @@
 """A real file system of any size, mounted for one test."""
 
+import os
 import shutil
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -26,13 +27,16 @@ def mounted(path, kind, options="defaults"):
 def filled(folder, leave=0):
     """``folder``'s disk with a file on it that leaves only about ``leave`` bytes."""
     ballast = folder / "ballast"
-    with open(ballast, "wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(1 << 16))
-        except OSError:
-            file.truncate(max(0, file.tell() // 4096 * 4096 - leave))
+    fill(ballast)
+    os.truncate(ballast, max(0, ballast.stat().st_size // 4096 * 4096 - leave))
     try:
-        yield
+        yield ballast
     finally:
         ballast.unlink()
+
+
+def fill(ballast):
+    """Let the file grow until there is no room left."""
+    with open(ballast, "ab", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 12))
