@@ -59,7 +59,8 @@ def append_whole(file: int, parts: Sequence[bytes], end: int, *, folder: Path, f
     """
     wanted = sum(map(len, parts))
     try:
-        _write_all(file, parts, end)
+        if len(parts) > _PARTS_PER_CALL or os.pwritev(file, parts, end) < wanted:
+            _write_all(file, parts, end)
         if fsync:
             os.fdatasync(file)
     except OSError as error:

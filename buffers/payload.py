@@ -162,11 +162,13 @@ class PayloadReader:
         return file
 
     def _check(self, ref: PayloadRef, payload: bytes) -> None:
-        where = self._folder / ref.segment
         if len(payload) < ref.size:
-            raise PayloadLost(where, ref.offset, f"{ref.size:,} bytes should be there, {len(payload):,} are")
-        if (checksum := zlib.crc32(payload)) != ref.checksum:
-            raise PayloadLost(where, ref.offset, f"its checksum should be {ref.checksum:08x} and is {checksum:08x}")
+            problem = f"{ref.size:,} bytes should be there, {len(payload):,} are"
+        elif (checksum := zlib.crc32(payload)) != ref.checksum:
+            problem = f"its checksum should be {ref.checksum:08x} and is {checksum:08x}"
+        else:
+            return
+        raise PayloadLost(self._folder / ref.segment, ref.offset, problem)
 
     def close(self) -> None:
         """Close the segments."""

@@ -96,6 +96,8 @@ class BufferService:
                 async with asyncio.timeout_at(until):
                     while not self._may_lease(version):
                         await self._lease_possible(version)
+                        if version < self._buffer.version:
+                            return []  # the clock does not go back; the worker asks again as what it is by now
             except TimeoutError:
                 return []
             if self._losses[worker] != losses:
@@ -109,8 +111,11 @@ class BufferService:
         return version == self._buffer.version and self._buffer.room() > 0
 
     async def _lease_possible(self, version: PolicyVersion) -> None:
-        waiting = self._leasing.setdefault(version, deque())
+        """Wait until there is room at ``version``, or the clock moves past it; one that is behind already waits in vain."""
         woken = asyncio.get_running_loop().create_future()
+        if version < self._buffer.version:
+            await woken
+        waiting = self._leasing.setdefault(version, deque())
         waiting.append(woken)
         try:
             await woken
@@ -316,6 +321,10 @@ class BufferService:
         for woken, version in self._taking.items():
             if not woken.done() and (self._buffer.takeable(version, self._groups_per_step) or self._buffer.has_stale(version)):
                 woken.set_result(None)
+        for passed in [version for version in self._leasing if version < self._buffer.version]:
+            for woken in self._leasing.pop(passed):
+                if not woken.done():
+                    woken.set_result(None)
         waiting = self._leasing.get(self._buffer.version)
         if waiting and self._buffer.room() > 0:
             # Only the first: its own lease wakes the next, if there is room left.

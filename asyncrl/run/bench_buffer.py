@@ -166,7 +166,7 @@ def _produce_and_consume(
             recipe, buffer, settings.tokens, folder / "producer.log"
         )
         consumer = RemoteConsumer.options(num_cpus=0).remote(recipe, buffer, producer, folder / "consumer.log")
-        producing = producer.run.remote(settings.groups_per_step // 4, per_second)
+        producing = producer.run.remote(per_second)
         rows, seconds = ray.get(consumer.run.remote(settings.warm_up, steps), timeout=RUN_DEADLINE_S)
         ray.get(producer.stop.remote(), timeout=RUN_DEADLINE_S)
         waits = ray.get(producing, timeout=RUN_DEADLINE_S)

@@ -173,6 +173,26 @@ class TestLease:
 
         either(scenario)
 
+    def test_a_request_the_clock_moves_past_is_answered_at_once_and_one_that_comes_behind_it_waits(self, either):
+        async def scenario(bench):
+            held = await bench.service.lease(A, 0, 4)
+            async with meanwhile(bench.service.lease(A, 0, 1)) as passed:
+                await bench.service.commit(finished(*held[:2]))
+                await bench.service.take(0)
+                await bench.service.trained(0)
+                assert not passed.done()
+                await bench.service.advance(1)
+                assert await passed == []
+            before = now()
+            async with meanwhile(bench.service.lease(A, 0, 1)) as behind:
+                await bench.service.commit(finished(*held[2:]))
+                assert await behind == []
+            return before, now() - before
+
+        before, waited = either(scenario)
+        assert before < LEASE_WAIT_S
+        assert waited == pytest.approx(LEASE_WAIT_S)
+
     def test_room_goes_to_those_who_wait_one_after_the_other(self, either):
         async def scenario(bench):
             held = await bench.service.lease(A, 0, 4)

@@ -5,9 +5,9 @@ no cost: one trajectory, under many names.
 """
 
 import asyncio
+import gc
 import logging
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,6 @@ from asyncrl.run.desk import RemoteTicketDesk
 from asyncrl.run.payload import PayloadSink, PayloadSource
 
 logger = logging.getLogger(__name__)
-
-LEASES = 4
-"""Requests for tickets that the producer works on side by side, so that it never waits for one."""
 
 
 def trajectory_of(ticket: Ticket, index: int, tokens: int, version: PolicyVersion) -> Trajectory:
@@ -57,59 +54,56 @@ def trajectory_of(ticket: Ticket, index: int, tokens: int, version: PolicyVersio
 
 
 class ProducerActor:
-    """Hands in trajectories of ``tokens`` tokens until stopped."""
+    """Hands in trajectories of ``tokens`` tokens until stopped; asks for tickets as a generator's worker does."""
 
     def __init__(self, recipe: Recipe, buffer: Any, tokens: int, log_file: Path) -> None:
         route_output(log_file)
         self._recipe, self._buffer, self._tokens = recipe, buffer, tokens
         self._worker = WorkerId("producer")
         self._version = PolicyVersion(0)
+        self._asked_as: PolicyVersion | None = None
+        self._changed = asyncio.Event()
         self._stopping = False
-        self._waits: list[float] = []
         self._like: Trajectory | None = None
+        self._waits: list[float] = []
 
-    async def run(self, groups_per_lease: int, per_second: float | None) -> list[float]:
+    async def run(self, per_second: float | None) -> list[float]:
         """Produce until :meth:`stop`; for each trajectory the seconds from handing it in until the buffer had it.
 
         Args:
-            groups_per_lease: asked for at once.
             per_second: how many trajectories; None as fast as they are taken in.
         """
         sink = await PayloadSink.of(self._recipe, self._buffer, self._worker)
         desk = RemoteTicketDesk(BufferHandle(self._buffer, self._worker, logger.warning), self._worker, sink)
-        begin = asyncio.get_running_loop().time()
-        handed_in = 0
-
-        async def serve() -> None:
-            nonlocal handed_in
+        pace = None if per_second is None else _Pace(per_second)
+        gc.freeze()  # as a generator does
+        async with asyncio.TaskGroup() as work:
             while not self._stopping:
-                tickets = await desk.lease(self._worker, self._version, groups_per_lease)
-                async with asyncio.TaskGroup() as commits:
-                    for ticket in tickets:
-                        for index in ticket.samples:
-                            if per_second is not None:
-                                due = begin + handed_in / per_second
-                                await asyncio.sleep(due - asyncio.get_running_loop().time())
-                            handed_in += 1
-                            commits.create_task(self._hand_in(desk, ticket, index))
-
-        async with asyncio.TaskGroup() as serving:
-            for _ in range(LEASES if per_second is None else 1):
-                serving.create_task(serve())
+                self._changed.clear()
+                if self._asked_as != self._version:
+                    self._asked_as = self._version
+                    work.create_task(self._serve(desk, self._version, pace))
+                await self._changed.wait()
         sink.close()
         return self._waits
+
+    async def _serve(self, desk: RemoteTicketDesk, version: PolicyVersion, pace: "_Pace | None") -> None:
+        tickets = await desk.lease(self._worker, version, self._recipe.batch.groups_per_step)
+        if self._asked_as == version:
+            self._asked_as = None
+            self._changed.set()
+        async with asyncio.TaskGroup() as commits:
+            for ticket in tickets:
+                for index in ticket.samples:
+                    if pace is not None:
+                        await pace.next()
+                    commits.create_task(self._hand_in(desk, ticket, index))
 
     async def _hand_in(self, desk: RemoteTicketDesk, ticket: Ticket, index: int) -> None:
         if self._like is None or self._like.version_spans[1].version != self._version:
             self._like = trajectory_of(ticket, 0, self._tokens, self._version)
-        reward = float(index % 2)
-        trajectory = msgspec.structs.replace(
-            self._like,
-            task_id=ticket.task.id,
-            group_id=ticket.group_id,
-            sample_index=index,
-            reward=reward,
-        )
+        name = {"task_id": ticket.task.id, "group_id": ticket.group_id, "sample_index": index, "reward": float(index % 2)}
+        trajectory = msgspec.structs.replace(self._like, **name)
         begin = time.perf_counter()
         await desk.commit(trajectory)
         self._waits.append(time.perf_counter() - begin)
@@ -117,10 +111,25 @@ class ProducerActor:
     async def install(self, version: PolicyVersion) -> None:
         """Sample with ``version`` from now on."""
         self._version = version
+        self._changed.set()
 
     async def stop(self) -> None:
         """Make :meth:`run` return."""
         self._stopping = True
+        self._changed.set()
+
+
+class _Pace:
+    """Lets through ``per_second`` callers a second, evenly."""
+
+    def __init__(self, per_second: float) -> None:
+        self._interval = 1 / per_second
+        self._due = asyncio.get_running_loop().time()
+
+    async def next(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._due = max(self._due + self._interval, now - 1.0)
+        await asyncio.sleep(self._due - now)
 
 
 class ConsumerActor:
@@ -146,11 +155,11 @@ class ConsumerActor:
         if tokens != sum(row.length for row in batch.rows):
             raise AssertionError(f"{tokens} tokens were read, the batch of version {version} says otherwise")
         following = PolicyVersion(version + 1)
-        told: Sequence[Any] = [self._buffer.trained.remote(version), self._buffer.advance.remote(following)]
+        told = [self._producer.install.remote(following), self._buffer.trained.remote(version)]
         if following % self._recipe.checkpoint.every == 0:
-            told = [*told, self._buffer.checkpointed.remote(following)]
-        ray.get(list(told))
-        self._producer.install.remote(following)
+            told.append(self._buffer.checkpointed.remote(following))
+        ray.get(told)
+        ray.get(self._buffer.advance.remote(following))
         return len(batch.rows)
 
 

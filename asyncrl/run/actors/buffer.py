@@ -1,6 +1,7 @@
 """The replay buffer as a Ray actor: the service, the journal beside it, and the first shard of the trajectories."""
 
 import asyncio
+import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -57,6 +58,7 @@ class BufferActor(PayloadShardActor):
                     store.free(of_shard)
 
         self._service = BufferService(self._recipe, buffer, journal=journal, free=free)
+        gc.freeze()  # tasks and modules stay: looking through them again and again would cost more than all bookkeeping
         return report
 
     def _recover(self, stores: Mapping[int, Store]) -> tuple[ReplayBuffer, Journal | None, str]:
