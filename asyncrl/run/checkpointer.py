@@ -1,7 +1,8 @@
 """Checkpoints of a run: the learner's state and the run's totals, one version each, and what they let the buffer forget.
 
-Always holds: the buffer forgets a trained batch only when a checkpoint that has it is complete, so a resumed run can train again
-whatever its newest checkpoint lacks. Without a journal there is nothing to resume, and no checkpoint is made.
+Always holds: the buffer forgets a trained batch only when every checkpoint that is kept has it, so a run can be resumed from any
+of them: should the newest be damaged or gone, from the one before. Without a journal there is nothing to resume, and no
+checkpoint is made.
 """
 
 import asyncio
@@ -75,13 +76,20 @@ class Checkpointer:
             self._not_written(error)
             return
         self._writing, self._overdue = None, False
-        await self._cluster.checkpointed(version)
-        checkpoints.prune(self._folder.checkpoints, self._recipe.checkpoint.keep)
         path = checkpoints.path_of(self._folder.checkpoints, version)
         self._checkpoint_bytes = sum(file.stat().st_size for file in path.rglob("*"))
+        await self._cluster.checkpointed(self._prune())
+
+    def _prune(self) -> PolicyVersion:
+        """Keep the newest checkpoints and their totals only; the version of the oldest that is left."""
+        checkpoints.prune(self._folder.checkpoints, self._recipe.checkpoint.keep)
+        kept = []
         for totals in self._folder.checkpoints.glob("version-*.json"):
-            if not totals.with_suffix("").is_dir():
+            if totals.with_suffix("").is_dir():
+                kept.append(PolicyVersion(int(totals.stem.removeprefix("version-"))))
+            else:
                 totals.unlink()
+        return min(kept)
 
     def _not_written(self, error: CheckpointNotWritten) -> None:
         """The run can do without for now: the buffer keeps what was trained since the last one."""

@@ -1,0 +1,63 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.run import checkpointer as module
+from asyncrl.run.checkpointer import Checkpointer
+from asyncrl.run.compose import compose
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.totals import Totals
+from learners import checkpoints
+
+
+class Learner:
+    """Writes checkpoints as the cluster's ranks do, and remembers what the buffer was told."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[int] = []
+        self._writing = Path()
+
+    async def start_checkpoint(self, path: Path, version: PolicyVersion) -> None:
+        self._writing = path
+
+    async def finish_checkpoint(self) -> None:
+        self._writing.mkdir()
+
+    async def checkpointed(self, version: PolicyVersion) -> None:
+        self.forgotten.append(version)
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+
+
+def make(folder: RunFolder, *overrides: str) -> tuple[Checkpointer, Learner, Notes]:
+    recipe = compose("quickstart", [f"run_dir={folder.path.parent}", *overrides])
+    learner, notes = Learner(), Notes()
+    return Checkpointer(recipe, folder, learner, Totals(), notes), learner, notes  # type: ignore[arg-type]
+
+
+async def run(checkpointer: Checkpointer, steps: int) -> None:
+    for step in range(1, steps + 1):
+        await checkpointer.finish()
+        await checkpointer.begin(PolicyVersion(step))
+    await checkpointer.finish()
+
+
+def test_the_buffer_keeps_what_the_oldest_checkpoint_lacks(folder: RunFolder):
+    checkpointer, learner, _ = make(folder, "steps=20", "checkpoint.every=2", "checkpoint.keep=3")
+    asyncio.run(run(checkpointer, 11))
+    assert learner.forgotten == [2, 2, 2, 4, 6]
+    assert checkpoints.newest(folder.checkpoints) == (10, folder.checkpoints / "version-000010")
+    assert sorted(path.name for path in folder.checkpoints.glob("*.json")) == [f"version-{v:06d}.json" for v in (6, 8, 10)]
