@@ -1,4 +1,6 @@
-"""What a user sees when a run has ended: the reason first, if there is one, and where to look, last."""
+"""What a user sees when a run has ended: the reason first, if there is one, and where to look and how to go on, last."""
+
+import shlex
 
 from rich import box
 from rich.console import RenderableType
@@ -6,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.buffer_folder import journal_of
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status, Summary
 from asyncrl.run.tracking import tracking_uri
@@ -25,6 +28,8 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
         lines.append(_place("Metrics", f"mlflow ui --backend-store-uri {tracking_uri(recipe, folder)}"))
     failed = summary.status is Status.FAILED
     lines.append(_place("Logs", str(folder.logs)) if failed else _place("Run folder", str(folder.path)))
+    if summary.status is not Status.COMPLETED and journal_of(folder.path).is_dir():
+        lines.append(_place("Go on with", f"asyncrl launch --resume {shlex.quote(str(folder.path))}"))
     return lines
 
 
