@@ -6,6 +6,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.decode import decode_recipe
 
 RECIPE = {"name": "x", "steps": 3, "model": {"path": "tiny"}, "environment": {"name": "calculator"}}
+ONE_FILE = [{"path": "a.jsonl"}]
 SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
 
 
@@ -20,9 +21,12 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
         ({"batch": {"group_size": 65}}, "batch.group_size", "at most 64"),
         ({"batch": {"groups_per_step": 3}, "learner": {"data_parallel": 4}}, "batch.groups_per_step", "at least 4"),
         ({"learner": {"warmup_steps": 4}}, "learner.warmup_steps", "at most 3"),
-        ({"tasks": {"kind": "jsonl", "train": "a", "evaluation": "a"}}, "tasks.evaluation", "held-out"),
+        ({"tasks": {"kind": "files", "train": ONE_FILE, "evaluation": ONE_FILE}}, "tasks.evaluation[0].path", "held-out"),
         ({"environment": {"name": "x", "tool_timeout_s": 301}}, "environment.tool_timeout_s", "at most 300"),
         ({"deadlines": {"batch": 299}}, "deadlines.batch", "at least 300"),
+        ({"batch": {"group_size": 4, "min_group": 5}}, "batch.min_group", "at most 4"),
+        ({"buffer": {"filters": [{"kind": "accuracy_window", "low": 2}]}}, "buffer.filters[0].low", "at most 1"),
+        ({"buffer": {"max_staleness": 4, "max_reuse": 6}}, "buffer.max_reuse", "at most 5"),
         ({"deadlines": {"evaluation": 299}}, "deadlines.evaluation", "at least 300"),
     ],
 )
@@ -44,6 +48,9 @@ def test_a_contradiction_is_refused_with_a_remedy(sections: dict[str, Any], plac
         {"batch": {"group_size": 64}},
         {"batch": {"groups_per_step": 4}, "learner": {"data_parallel": 4}},
         {"learner": {"warmup_steps": 3}},
+        {"batch": {"group_size": 4, "min_group": 4}},
+        {"buffer": {"filters": [{"kind": "accuracy_window", "low": 0.5, "high": 0.5}]}},
+        {"buffer": {"max_staleness": 4, "max_reuse": 5}},
         {"environment": {"name": "x", "tool_timeout_s": 300}},
         {"deadlines": {"batch": 300, "evaluation": 300}},
     ],

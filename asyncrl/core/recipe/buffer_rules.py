@@ -1,0 +1,44 @@
+"""Rules of the replay buffer: settings under which no group could ever be trained, or not as often as the user means."""
+
+from collections.abc import Callable, Iterator
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import AccuracyWindowFilter, Recipe
+
+
+def _a_group_can_reach_its_minimum(recipe: Recipe) -> Iterator[RecipeError]:
+    least, size = recipe.batch.min_group, recipe.batch.group_size
+    if least is not None and least > size:
+        yield RecipeError(
+            "batch.min_group",
+            f"{least} finished episodes are more than a group of batch.group_size {size} has, so none would ever be trained",
+            f"set it to at most {size}, or leave it out",
+        )
+
+
+def _a_window_lets_something_through(recipe: Recipe) -> Iterator[RecipeError]:
+    for index, window in enumerate(recipe.buffer.filters):
+        if isinstance(window, AccuracyWindowFilter) and not window.low <= window.high:
+            yield RecipeError(
+                f"buffer.filters[{index}].low",
+                f"{window.low:g} is not at most high {window.high:g}, so every group would be left out",
+                f"set it to at most {window.high:g}, or high to at least {window.low:g}",
+            )
+
+
+def _reuse_stays_within_the_bound(recipe: Recipe) -> Iterator[RecipeError]:
+    uses, bound = recipe.buffer.max_reuse, recipe.buffer.max_staleness
+    if uses > bound + 1:
+        yield RecipeError(
+            "buffer.max_reuse",
+            f"a group is trained once a version, and after {bound + 1} versions all of it is over buffer.max_staleness {bound}: "
+            f"{uses} uses are never reached",
+            f"set it to at most {bound + 1}, or buffer.max_staleness to at least {uses - 1}",
+        )
+
+
+BUFFER_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
+    _a_group_can_reach_its_minimum,
+    _a_window_lets_something_through,
+    _reuse_stays_within_the_bound,
+)
