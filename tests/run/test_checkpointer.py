@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.run import checkpointer as module
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
