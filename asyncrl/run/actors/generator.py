@@ -1,6 +1,7 @@
 """One generator as an asynchronous Ray actor: an engine, its worker, and the way to the buffer."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ class GeneratorActor:
         self._worker = GeneratorWorker(
             self._id, self._recipe, self._engine, ChatFormat.load(self._model_path), environment_factory, desk
         )
+        gc.freeze()  # what is loaded stays: looking through it again and again costs more than encoding what is made
 
     async def run(self) -> None:
         """Generate until :meth:`stop`; an engine failure ends it at once with its reason."""
