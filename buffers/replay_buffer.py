@@ -254,7 +254,7 @@ class ReplayBuffer:
 
     def _settle(self, group: Group, last_failure: str = "") -> None:
         """None of the group's episodes is being generated any more."""
-        if len(group.rows) >= (self._batch.min_group or group.size):
+        if self._has_enough(group):
             self._complete(group)
             return
         if FailureKind.DATA not in group.broken_by:
@@ -264,9 +264,12 @@ class ReplayBuffer:
         if group.attempt < self._limits.max_attempts:
             self._wait_for_missing(group, FailureKind.DATA, last_failure)
             return
-        logger.warning("task %s filtered after %d attempts: %s", group.task.id, group.attempt, last_failure)
+        logger.warning("filtered after %d attempts: %s", group.attempt, last_failure)
         self._state.observed.filtered_tasks.append(group.task.id)
         self._end(group, GroupState.FILTERED, FailureKind.DATA, last_failure)
+
+    def _has_enough(self, group: Group) -> bool:
+        return len(group.rows) >= (self._batch.min_group or group.size)
 
     def _wait_for_missing(self, group: Group, why: str, example: str) -> None:
         birth = group.oldest_row() if group.rows else group.birth
@@ -517,35 +520,39 @@ class ReplayBuffer:
         self._index.enter(group)
         if group.state is GroupState.COMMITTED and not group.uses:
             self._wait_for_missing(group, PAYLOAD_LOST, f"task {group.task.id}")
-        elif group.state is GroupState.COMMITTED and not group.rows:
+        elif group.state is GroupState.COMMITTED and not self._has_enough(group):
             self._end(group, GroupState.TRAINED)
 
     def _cut(self, kept: KeptBatch, lost: set[PayloadRef]) -> None:
-        """Take the lost rows out of a batch, and groups that were never trained and have no row left."""
+        """Take the lost rows out of a batch, and groups of which too little is left if it is not trained yet."""
         state, version = self._state, kept.batch.version
         rows = tuple(row for row in kept.batch.rows if row.payload not in lost)
-        kept.batch = msgspec.structs.replace(kept.batch, rows=rows)
-        if not rows and kept.trained:
+        if kept.trained and not rows:
             raise LedgerError(
                 f"all trajectories of the batch of version {version}, which must be trained again, were destroyed; "
                 "start the run anew, and set buffer.journal.fsync to always if power cuts are to be survived"
             )
-        if kept.trained:
-            return
-        for group_id in list(kept.groups):
-            group = state.groups[group_id]
-            if not group.rows:
-                kept.groups.remove(group_id)
-                group.kept -= 1
-                if group.uses > 1:
-                    self._end(group, GroupState.TRAINED)
-                else:
-                    self._end(group, GroupState.EXPIRED, PAYLOAD_LOST, f"task {group.task.id}")
+        if not kept.trained:
+            cut = {row.group_id for row in kept.batch.rows if row.payload in lost}
+            gone = [group_id for group_id in kept.groups if group_id in cut and not self._has_enough(state.groups[group_id])]
+            rows = tuple(row for row in rows if row.group_id not in gone)
+            for group_id in gone:
+                self._take_out(kept, state.groups[group_id])
+        kept.batch = msgspec.structs.replace(kept.batch, rows=rows)
         if not rows:
             # The learner is to get another batch in its stead.
             del state.kept[version]
-            state.trainings -= state.passing.pop(version, self._batch.groups_per_step)
+            state.trainings -= self._batch.groups_per_step
+            state.passing.pop(version, None)
             state.last_taken = PolicyVersion(version - 1)
+
+    def _take_out(self, kept: KeptBatch, group: Group) -> None:
+        kept.groups.remove(group.id)
+        group.kept -= 1
+        if group.uses > 1:
+            self._end(group, GroupState.TRAINED)
+        else:
+            self._end(group, GroupState.EXPIRED, PAYLOAD_LOST, f"task {group.task.id}")
 
     # Inspection
 

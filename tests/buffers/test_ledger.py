@@ -1,70 +1,135 @@
-"""The ledger as a state machine: whatever order operations come in, every group is in exactly one state."""
+"""The ledger as a state machine: in whatever order operations come, groups, episodes and tasks are in exactly one state each."""
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from asyncrl.core.errors import LedgerError
-from buffers.ledger import GroupState, Ledger
+from asyncrl.core.task import Task
+from buffers.group import Group, GroupState, Row
+from buffers.ledger import EXAMPLE_LENGTH, Ledger, LedgerState, TaskState
 
-TERMINAL = (GroupState.TRAINED, GroupState.FILTERED, GroupState.EXPIRED, GroupState.FAILED)
 ALLOWED = {
     "running": {"committed", "filtered", "expired", "failed"},
-    "committed": {"taken", "filtered", "expired"},
-    "taken": {"trained"},
+    "failed": {"running", "expired"},
+    "committed": {"taken", "trained", "expired", "failed"},
+    "taken": {"trained", "committed", "expired"},
 }
+SIZE = 3
+
+
+def make_group(ledger, drawn=True):
+    group_id = ledger.issue(SIZE, drawn=drawn)
+    return Group(group_id, Task(id=str(group_id), prompt=""), "s", SIZE, 0, 0, 0, "w", list(range(SIZE)), {}, [])
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Drives a ledger beside a plain dictionary that remembers every group for ever."""
+    """Drives a ledger beside groups that say themselves what they are made of."""
 
-    groups = Bundle("groups")
-
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.ledger = Ledger()
-        self.model: dict[int, str] = {}
+        self.state = LedgerState()
+        self.ledger = Ledger(self.state)
+        self.groups = []
+        self.waiting = 0
 
-    @rule(target=groups)
-    def issue(self):
-        group = self.ledger.issue()
-        assert group not in self.model
-        self.model[group] = "running"
-        return group
+    def pick(self, data, state=None):
+        groups = [g for g in self.groups if state in (None, g.state)]
+        return data.draw(st.sampled_from(groups)) if groups else None
 
-    @rule(group=groups, to=st.sampled_from(list(GroupState)))
-    def move(self, group, to):
-        if str(to) in ALLOWED.get(self.model[group], ()):
-            self.ledger.move(group, to, "because")
-            self.model[group] = str(to)
+    @rule()
+    def draw_task(self):
+        self.groups.append(make_group(self.ledger))
+
+    @rule()
+    def issue_task_again(self):
+        if self.waiting:
+            self.groups.append(make_group(self.ledger, drawn=False))
+            self.waiting -= 1
         else:
-            with pytest.raises(LedgerError):
-                self.ledger.move(group, to)
+            with pytest.raises(LedgerError, match="tasks cannot leave waiting"):
+                self.ledger.issue(SIZE, drawn=False)
 
-    @rule(group=consumes(groups))
-    def forget(self, group):
-        """Stop driving a group; it must stay where it is."""
+    @rule(data=st.data(), finished=st.booleans())
+    def end_episode(self, data, finished):
+        group = self.pick(data, GroupState.RUNNING)
+        if group is None or not group.open:
+            return
+        index = group.open.pop()
+        if finished:
+            group.rows[index] = Row(None, 0)
+            self.ledger.finished()
+        else:
+            self.ledger.given_back(1)
+
+    @rule(data=st.data(), to=st.sampled_from(GroupState))
+    def move(self, data, to):
+        group = self.pick(data)
+        if group is None:
+            return
+        before = group.state
+        if to not in ALLOWED.get(before, ()):
+            with pytest.raises(LedgerError, match=f"group {group.id} is {before} and cannot become {to}"):
+                self.ledger.move(group, to)
+            assert group.state is before
+            return
+        if group.open and to in (GroupState.COMMITTED, GroupState.FAILED):
+            return
+        self.ledger.move(group, to, "because" if to is GroupState.EXPIRED else "", "x" * 1000)
+        if to is GroupState.RUNNING:
+            group.open = group.missing()
+            self.ledger.issued_again(len(group.open))
+        elif to is GroupState.EXPIRED:
+            self.waiting += 1
+
+    @rule(data=st.data())
+    def lose_a_row(self, data):
+        group = self.pick(data, GroupState.COMMITTED)
+        if group is not None and group.rows:
+            self.ledger.lost(group, 1)
+            group.rows.popitem()
+
+    @rule()
+    def restore(self):
+        self.ledger = Ledger(self.state)
 
     @invariant()
     def counts_agree(self):
         counts = self.ledger.counts()
         for state in GroupState:
-            assert getattr(counts, state.value) == sum(s == state.value for s in self.model.values())
-        assert counts.issued == len(self.model)
+            assert getattr(counts, state.value) == sum(g.state is state for g in self.groups)
+        assert counts.issued == len(self.groups)
+        trajectories = counts.trajectories
+        assert trajectories.issued == SIZE * len(self.groups)
+        assert trajectories.issued == sum(getattr(trajectories, f) for f in trajectories.__struct_fields__[1:])
+        assert trajectories.running == sum(len(g.open) for g in self.groups if g.state is GroupState.RUNNING)
+        for state in ("taken", "trained"):
+            assert getattr(trajectories, state) == sum(len(g.rows) for g in self.groups if g.state == state)
+        open_states = (GroupState.RUNNING, GroupState.FAILED)
+        assert trajectories.failed == sum(SIZE - len(g.rows) - len(g.open) for g in self.groups if g.state in open_states)
+        tasks = counts.tasks
+        assert tasks.issued == tasks.running + tasks.waiting + tasks.trained + tasks.filtered
+        assert (tasks.waiting, tasks.running) == (self.waiting, sum(g.state in ALLOWED for g in self.groups))
+        assert counts.reasons.get("expired: because", 0) == counts.expired
 
 
 TestLedger = LedgerMachine.TestCase
 
 
-def test_unknown_group_is_named():
-    with pytest.raises(LedgerError, match="group 7 was never issued"):
-        Ledger().move(7, GroupState.COMMITTED)
+def test_what_does_not_add_up_is_refused():
+    state = LedgerState()
+    ledger = Ledger(state)
+    make_group(ledger)
+    state.tasks[TaskState.WAITING] += 1
+    with pytest.raises(LedgerError, match=r"1 tasks issued, .* accounted for; this is a bug"):
+        ledger.issue(SIZE, drawn=False)
 
 
-def test_ended_group_cannot_be_handed_in_again():
-    ledger = Ledger()
-    group = ledger.issue()
-    ledger.move(group, GroupState.FAILED, "infrastructure: engine died")
-    with pytest.raises(LedgerError, match="has ended"):
-        ledger.move(group, GroupState.COMMITTED)
-    assert ledger.counts().reasons == {"failed: infrastructure: engine died": 1}
+def test_a_reason_keeps_its_last_example_and_no_more():
+    ledger = Ledger(LedgerState())
+    for text in ("first", "second" * 1000):
+        group = make_group(ledger)
+        ledger.move(group, GroupState.EXPIRED, "because", text)
+    counts = ledger.counts()
+    assert counts.reasons == {"expired: because": 2}
+    assert counts.examples == {"expired: because": ("second" * 1000)[:EXAMPLE_LENGTH]}

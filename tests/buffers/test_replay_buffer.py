@@ -236,6 +236,21 @@ def test_under_wait_a_batch_waits_for_the_group_that_would_cross_the_bound():
     assert buffer.statistics().stale_tokens.masked == buffer.statistics().stale_tokens.dropped == 0
 
 
+def test_what_a_group_holds_when_it_is_issued_again_still_decides_about_its_deadline():
+    buffer = make_buffer(groups_per_step=1, max_staleness=1, pipeline_depth=1, on_stale="wait")
+    first, second = buffer.lease("w", 2, 0.0)
+    finish(buffer, first)
+    buffer.commit([sample(second, 0)], 0.0)
+    buffer.fail(second.group_id, 1, INFRASTRUCTURE, "engine died")
+    step(buffer, 0, 1)
+    again, new = buffer.lease("w", 2, 0.0)
+    assert (again.group_id, again.samples, again.version) == (second.group_id, (1,), 1)
+    finish(buffer, new, versions=(1,))
+    assert not buffer.takeable(1, 1), "one of the older group's episodes was sampled by version 0"
+    finish(buffer, again, versions=(1,))
+    assert groups_of(buffer.take(1, 1)) == [second.group_id]
+
+
 def test_a_group_that_was_trained_is_not_generated_again_when_it_gets_too_old_for_reuse():
     buffer = make_buffer(groups_per_step=1, max_staleness=1, pipeline_depth=1, max_reuse=2)
     (first,) = buffer.lease("w", 1, 0.0)

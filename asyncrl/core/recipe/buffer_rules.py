@@ -37,8 +37,20 @@ def _reuse_stays_within_the_bound(recipe: Recipe) -> Iterator[RecipeError]:
         )
 
 
+def _without_a_bound_to_cross_nothing_waits(recipe: Recipe) -> Iterator[RecipeError]:
+    on_stale, bound = recipe.buffer.on_stale, recipe.buffer.max_staleness
+    if on_stale != "mask" and bound == 0:
+        yield RecipeError(
+            "buffer.on_stale",
+            f"{on_stale} says what happens to groups about to cross the bound, and in synchronous training "
+            "(buffer.max_staleness 0) every group is trained by the version that began it",
+            "leave it out, or set buffer.max_staleness to at least 1",
+        )
+
+
 BUFFER_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _a_group_can_reach_its_minimum,
     _a_window_lets_something_through,
     _reuse_stays_within_the_bound,
+    _without_a_bound_to_cross_nothing_waits,
 )

@@ -1,0 +1,27 @@
+"""Which complete groups are left out."""
+
+import pytest
+
+from asyncrl.core.recipe.schema import AccuracyWindowFilter, ZeroVarianceFilter
+from buffers.filters import left_out_by
+
+WINDOW = AccuracyWindowFilter(low=0.25, high=0.75)
+
+
+@pytest.mark.parametrize(
+    ("filters", "rewards", "why"),
+    [
+        ((), (1.0, 1.0), ""),
+        ((ZeroVarianceFilter(),), (1.0, 1.0), "zero variance"),
+        ((ZeroVarianceFilter(),), (1.0,), "zero variance"),
+        ((ZeroVarianceFilter(),), (1.0, 0.0), ""),
+        ((WINDOW,), (1.0, 1.0), "mean reward outside the window"),
+        ((WINDOW,), (0.0, 0.0), "mean reward outside the window"),
+        ((WINDOW,), (1.0, 0.0, 0.0, 0.0), ""),
+        ((WINDOW,), (1.0, 1.0, 1.0, 0.0), ""),
+        ((WINDOW, ZeroVarianceFilter()), (0.5, 0.5), "zero variance"),
+        ((ZeroVarianceFilter(), WINDOW), (0.0, 0.0), "zero variance"),
+    ],
+)
+def test_the_first_filter_that_says_no_is_the_reason(filters, rewards, why):
+    assert left_out_by(filters, rewards) == why
