@@ -97,29 +97,37 @@ def recover(
     """
     settings = recipe.buffer.journal
     assert isinstance(settings, AppendOnlyJournal)
-    identity = _Identity.of(recipe, tasks)
     journal, found = Journal.open(
         folder,
         fsync=settings.fsync == "always",
         segment_bytes=settings.segment_mb << 20,
-        identity=msgspec.json.encode(identity),
+        identity=msgspec.json.encode(_Identity.of(recipe, tasks)),
         wait_s=wait_s,
     )
     try:
-        if found.identity is not None:
-            identity.check(msgspec.json.decode(found.identity, type=_Identity), folder)
-        buffer, report = _rebuild(recipe, tasks, journal, found, stores)
+        buffer = rebuild(recipe, tasks, folder, found)
+        report = _begin_anew(buffer, journal, found, stores)
     except BaseException:
         journal.close()
         raise
     return buffer, journal, report
 
 
-def _rebuild(
-    recipe: Recipe, tasks: TaskStream, journal: Journal, found: Recovery, stores: Mapping[int, Store]
-) -> tuple[ReplayBuffer, RecoveryReport]:
+def rebuild(recipe: Recipe, tasks: TaskStream, folder: Path, found: Recovery) -> ReplayBuffer:
+    """The buffer as what was ``found`` in the journal's ``folder`` leaves it. Writes nothing.
+
+    Raises:
+        JournalOfAnotherRun: ``recipe`` or ``tasks`` are not those that the journal was written with.
+    """
+    if found.identity is not None:
+        _Identity.of(recipe, tasks).check(msgspec.json.decode(found.identity, type=_Identity), folder)
     buffer = ReplayBuffer(recipe, tasks) if found.snapshot is None else ReplayBuffer.restore(recipe, tasks, found.snapshot)
     commands.replay(found.records, buffer)
+    return buffer
+
+
+def _begin_anew(buffer: ReplayBuffer, journal: Journal, found: Recovery, stores: Mapping[int, Store]) -> RecoveryReport:
+    """Take back what was handed out, and go on with the payload that is there."""
     lost = [ref for shard, refs in _by_shard(buffer.live_payload(), stores).items() for ref in stores[shard].verify(refs)]
     resumed = found.snapshot is not None or bool(found.records)
     rows_lost = 0
@@ -132,7 +140,7 @@ def _rebuild(
         buffer.drain_freed()
     swept = sum(stores[shard].sweep(refs) for shard, refs in _by_shard(buffer.live_payload(), stores).items())
     statistics = buffer.statistics()
-    report = RecoveryReport(
+    return RecoveryReport(
         resumed=resumed,
         records=len(found.records),
         committed=statistics.ledger.committed,
@@ -143,7 +151,6 @@ def _rebuild(
         swept_bytes=swept,
         damaged_snapshots=found.damaged_snapshots,
     )
-    return buffer, report
 
 
 def _by_shard(refs: Iterable[PayloadRef], stores: Mapping[int, Store]) -> dict[int, list[PayloadRef]]:

@@ -82,6 +82,11 @@ class TaskStream:
         self._shares = shares_of([source.weight for source in sources])
         self._curriculum = None if curriculum is None else CheckedCurriculum(curriculum, len(sources))
 
+    @property
+    def drawn(self) -> Mapping[str, int]:
+        """How many tasks were drawn from each source."""
+        return {order.source.name: order.position for order in self._orders}
+
     def next(self) -> Drawn:
         """The task at ``position``, which moves on.
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 import asyncrl
-from asyncrl.cli import bench, launch
+from asyncrl.cli import bench, buffer, launch
 from asyncrl.cli.outcome import ExitCode
 
 _DESCRIPTION = "Reinforcement learning of language models that act over many turns and call tools, asynchronously."
@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     launch.add_command(commands)
     bench.add_command(commands)
+    buffer.add_command(commands)
     arguments, left = parser.parse_known_args(argv)
     # argparse takes only the first unbroken row of positionals: those behind a flag are left over.
     if any(word.startswith("-") for word in left) or (left and "overrides" not in arguments):

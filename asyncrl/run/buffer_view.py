@@ -1,0 +1,105 @@
+"""A report on a replay buffer as a user sees it."""
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.run.units import duration, memory, percent, quantity
+from buffers.group import GroupState
+from buffers.inspection import BufferReport, LengthBin
+from buffers.ledger import TaskState, TrajectoryState
+
+BAR = 24
+"""Characters of the longest bar."""
+TASKS_NAMED = 5
+"""Filtered tasks that are named; the rest are counted."""
+
+
+def buffer_view(report: BufferReport) -> RenderableType:
+    """Ledger, what is held, why things were left out, lengths, sources, and remarks."""
+    parts: list[RenderableType] = [_ledger(report)]
+    if report.held:
+        parts.append(_held(report))
+    if report.ledger.reasons:
+        parts.append(_reasons(report))
+    if report.lengths:
+        parts.append(_lengths(report.lengths))
+    parts += [_sources(report), *_remarks(report)]
+    return Group(*parts)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", border_style="dim", box=box.ROUNDED)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    return table
+
+
+def _ledger(report: BufferReport) -> Table:
+    ledger = report.ledger
+    states = [*GroupState, TaskState.WAITING, TrajectoryState.MISSING]
+    table = _table(f"Issued by version {report.version}", "", "issued", *(state.value for state in states))
+    for name, counts in (("groups", ledger), ("trajectories", ledger.trajectories), ("tasks drawn", ledger.tasks)):
+        cells = [getattr(counts, state.value, None) for state in states]
+        table.add_row(name, f"{counts.issued:,}", *("" if cell is None else f"{cell:,}" for cell in cells))
+    return table
+
+
+def _held(report: BufferReport) -> Table:
+    table = _table("Held", "born at version", "staleness now", "state", "groups", "oldest for")
+    for held in report.held:
+        table.add_row(str(held.version), str(held.staleness), held.state.value, f"{held.groups:,}", duration(held.age_s))
+    return table
+
+
+def _reasons(report: BufferReport) -> Table:
+    table = _table("Why groups failed, expired or were filtered", "why", "groups", "last case")
+    table.columns[2].justify = "left"
+    for why, count in sorted(report.ledger.reasons.items(), key=lambda item: -item[1]):
+        table.add_row(why, f"{count:,}", Text(report.ledger.examples.get(why, "")))
+    return table
+
+
+def _lengths(lengths: tuple[LengthBin, ...]) -> Table:
+    table = _table("Lengths: finished against trained", "tokens", "finished", "trained", "", "share finished / trained")
+    table.columns[3].justify = table.columns[4].justify = "left"
+    longest = max(max(row.share_issued, row.share_trained) for row in lengths)
+    for row in lengths:
+        bars = Text.assemble((_bar(row.share_issued / longest), "dim"), "\n", (_bar(row.share_trained / longest), "cyan"))
+        shares = f"{percent(row.share_issued)} finished\n{percent(row.share_trained)} trained"
+        table.add_row(f"{row.shortest:,} to {row.longest:,}", f"{row.issued:,}", f"{row.trained:,}", bars, shares)
+    return table
+
+
+def _bar(share: float) -> str:
+    return "█" * round(share * BAR) or ("▏" if share else "")
+
+
+def _sources(report: BufferReport) -> Table:
+    table = _table("Sources of tasks", "source", "drawn", "malformed rows skipped")
+    for source in report.sources:
+        table.add_row(Text(source.name), f"{source.drawn:,}", f"{source.skipped:,}")
+    return table
+
+
+def _remarks(report: BufferReport) -> Iterator[Text]:
+    yield Text(
+        f"Payload: {memory(report.payload_bytes)} held; {report.kept_batches} batches kept until the next checkpoint, "
+        f"with {memory(report.kept_bytes)} more"
+    )
+    stale = report.stale_tokens
+    if stale.masked or stale.dropped:
+        yield Text(
+            f"Over the staleness bound: {quantity(stale.masked)} tokens masked, {quantity(stale.dropped)} dropped", "yellow"
+        )
+    if report.filtered_tasks:
+        named = ", ".join(report.filtered_tasks[:TASKS_NAMED])
+        more = len(report.filtered_tasks) - TASKS_NAMED
+        yield Text(f"Tasks that break their environment: {named}{f' and {more} more' if more > 0 else ''}", "yellow")
+    if report.late_samples:
+        yield Text(f"Handed in when nobody waited for them any more: {report.late_samples:,} episodes")
+    if report.lost_rows:
+        yield Text(f"Destroyed by crashes and generated again: {report.lost_rows:,} rows", "yellow")

@@ -1,0 +1,36 @@
+"""The replay buffer of a run, live or dead, as its journal has it. Reads, and changes nothing."""
+
+import time
+from pathlib import Path
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import AppendOnlyJournal
+from asyncrl.run.buffer_folder import journal_of
+from asyncrl.run.compose import compose
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.tasks import make_task_stream
+from buffers.inspection import BufferReport, inspect
+from buffers.journal import read_journal
+from buffers.recovery import rebuild
+
+
+def inspect_run(run: Path) -> BufferReport:
+    """The report on the run in folder ``run``, now.
+
+    Raises:
+        RecipeError: there is no run, or it keeps no journal, or has not begun one yet.
+        JournalDamaged, JournalOfAnotherRun: what is there cannot be read.
+    """
+    folder = RunFolder.find(run)
+    recipe = compose(str(folder.recipe))
+    if not isinstance(recipe.buffer.journal, AppendOnlyJournal):
+        problem = f"{folder.path} keeps no journal, so what its buffer holds is known to its process only"
+        raise RecipeError("buffer.journal", problem, "launch it with buffer.journal={kind: append_only} to look into it")
+    journal = journal_of(folder.path)
+    try:
+        found = read_journal(journal)
+    except FileNotFoundError as error:
+        problem = f"{folder.path} has no journal in {journal.relative_to(folder.path)}"
+        raise RecipeError("", problem, "wait until the run has started its buffer; it may also have failed before") from error
+    tasks = make_task_stream(recipe)
+    return inspect(rebuild(recipe, tasks, journal, found).statistics(), tasks.drawn, time.time())
