@@ -188,7 +188,8 @@ class Run:
         began = self.version
         await asyncio.sleep(self.chance.expovariate(1000))
         if breaks(ticket.task.id, index, ticket.attempt):
-            await self.service.fail(ticket.group_id, index, FailureKind.DATA, "the environment broke")
+            if self.given_up[worker] == given_up:  # else it would be charged to whoever generates the episode by now
+                await self.service.fail(ticket.group_id, index, FailureKind.DATA, "the environment broke")
             return
         trajectory = episode(ticket, index, began, self.version)
         (ref,) = await self.kept(worker, encode(trajectory), writer)
