@@ -37,30 +37,44 @@ class Checkpointer:
 
         Args:
             clock: of the buffer, as its journal tells.
+
+        Raises:
+            CheckpointNotWritten: not even the totals can be.
         """
         newest = checkpoints.newest(self._folder.checkpoints)
-        if newest is None:
-            if clock > 0:
-                self._totals.resume(SavedTotals(), clock)
-            return PolicyVersion(0)
-        version, path = newest
-        self._view.phase(f"Resuming from the checkpoint of version {version}")
-        await self._cluster.load_checkpoint(path)
-        self._totals.resume(msgspec.json.decode(self._totals_file(version).read_bytes(), type=SavedTotals), clock)
+        version = PolicyVersion(0)
+        if newest is not None:
+            version, path = newest
+            self._view.phase(f"Resuming from the checkpoint of version {version}")
+            await self._cluster.load_checkpoint(path)
+        if clock > 0:
+            await self._resume_totals(version, clock)
         if clock > version:
             self._view.note(f"version {clock} had been reached: steps {version + 1} to {clock} are done again from the journal")
         return version
+
+    async def _resume_totals(self, version: PolicyVersion, clock: PolicyVersion) -> None:
+        """Go on from the totals at ``version``; they are told, should the run be killed again before its next checkpoint."""
+        file, saved = self._totals_file(version), SavedTotals()
+        try:
+            saved = msgspec.json.decode(file.read_bytes(), type=SavedTotals)
+        except (FileNotFoundError, msgspec.MsgspecError) as error:
+            if version > 0:
+                self._view.note(f"{file} cannot be read ({error}): the summary counts from version {version} on")
+        self._totals.resume(saved, clock)
+        await self.room()
+        self._write_totals(version, msgspec.structs.replace(saved, resumes=saved.resumes + 1))
 
     async def begin(self, version: PolicyVersion) -> None:
         """Begin the checkpoint of ``version``, which the learner has just reached, if one is due; it may train on meanwhile."""
         due = version % self._recipe.checkpoint.every == 0 or version == self._recipe.steps
         if not self._wanted or not (due or self._overdue):
             return
-        self._folder.checkpoints.mkdir(exist_ok=True)
-        # Before the checkpoint itself: whoever finds that one finds its totals.
-        self._totals_file(version).write_bytes(msgspec.json.encode(self._totals.now()))
-        self._overdue, self._writing = True, version
+        self._overdue = True
         try:
+            # Before the checkpoint itself: whoever finds that one finds its totals.
+            self._write_totals(version, self._totals.now())
+            self._writing = version
             await self._cluster.start_checkpoint(checkpoints.path_of(self._folder.checkpoints, version), version)
         except CheckpointNotWritten as error:
             self._not_written(error)
@@ -83,13 +97,11 @@ class Checkpointer:
     def _prune(self) -> PolicyVersion:
         """Keep the newest checkpoints and their totals only; the version of the oldest that is left."""
         checkpoints.prune(self._folder.checkpoints, self._recipe.checkpoint.keep)
-        kept = []
         for totals in self._folder.checkpoints.glob("version-*.json"):
-            if totals.with_suffix("").is_dir():
-                kept.append(PolicyVersion(int(totals.stem.removeprefix("version-"))))
-            else:
+            if not totals.with_suffix("").is_dir():
                 totals.unlink()
-        return min(kept)
+        kept = [path.name.removeprefix("version-") for path in self._folder.checkpoints.glob("version-*") if path.is_dir()]
+        return PolicyVersion(min(map(int, kept)))
 
     def _not_written(self, error: CheckpointNotWritten) -> None:
         """The run can do without for now: the buffer keeps what was trained since the last one."""
@@ -109,6 +121,16 @@ class Checkpointer:
         while free_bytes(self._folder.path) < wanted:  # noqa: ASYNC110 - nothing tells that a disk has room again
             await asyncio.sleep(POLL_S)
         self._view.note("The disk has room again")
+
+    def _write_totals(self, version: PolicyVersion, totals: SavedTotals) -> None:
+        file = self._totals_file(version)
+        draft = file.with_name(f".{file.name}")
+        try:
+            file.parent.mkdir(exist_ok=True)
+            draft.write_bytes(msgspec.json.encode(totals))
+            draft.replace(file)
+        except OSError as error:
+            raise CheckpointNotWritten(f"{file} could not be written: {error.strerror}; make room there") from error
 
     def _totals_file(self, version: PolicyVersion) -> Path:
         return checkpoints.path_of(self._folder.checkpoints, version).with_suffix(".json")

@@ -1,4 +1,6 @@
 import asyncio
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ class Learner:
         self.forgotten: list[int] = []
         self._writing = Path()
 
+    async def load_checkpoint(self, path: Path) -> None:
+        assert path.name == "version-000004"
+
     async def start_checkpoint(self, path: Path, version: PolicyVersion) -> None:
         self._writing = path
 
@@ -32,6 +37,9 @@ class Notes:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
+    def phase(self, text: str) -> None:
+        pass
+
     def note(self, text: str) -> None:
         self.lines.append(text)
 
@@ -41,10 +49,10 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
 
 
-def make(folder: RunFolder, *overrides: str) -> tuple[Checkpointer, Learner, Notes]:
-    recipe = compose("quickstart", [f"run_dir={folder.path.parent}", *overrides])
+def make(folder: RunFolder, totals: Totals, *overrides: str) -> tuple[Checkpointer, Learner, Notes]:
+    recipe = compose("quickstart", [f"run_dir={folder.path.parent}", "steps=20", "checkpoint.every=2", *overrides])
     learner, notes = Learner(), Notes()
-    return Checkpointer(recipe, folder, learner, Totals(), notes), learner, notes  # type: ignore[arg-type]
+    return Checkpointer(recipe, folder, learner, totals, notes), learner, notes  # type: ignore[arg-type]
 
 
 async def run(checkpointer: Checkpointer, steps: int) -> None:
@@ -55,8 +63,35 @@ async def run(checkpointer: Checkpointer, steps: int) -> None:
 
 
 def test_the_buffer_keeps_what_the_oldest_checkpoint_lacks(folder: RunFolder):
-    checkpointer, learner, _ = make(folder, "steps=20", "checkpoint.every=2", "checkpoint.keep=3")
+    checkpointer, learner, _ = make(folder, Totals(), "checkpoint.keep=3")
     asyncio.run(run(checkpointer, 11))
     assert learner.forgotten == [2, 2, 2, 4, 6]
     assert checkpoints.newest(folder.checkpoints) == (10, folder.checkpoints / "version-000010")
     assert sorted(path.name for path in folder.checkpoints.glob("*.json")) == [f"version-{v:06d}.json" for v in (6, 8, 10)]
+
+
+def test_a_resume_counts_even_if_there_is_no_checkpoint_before_the_next(folder: RunFolder):
+    checkpointer, _, _ = make(folder, Totals(), "checkpoint.keep=3")
+    asyncio.run(run(checkpointer, 5))
+    for resumes in (1, 2, 3):
+        totals = Totals()
+        again, _, notes = make(folder, totals)
+        assert asyncio.run(again.resume(PolicyVersion(5))) == 4
+        assert totals.now().resumes == resumes
+        assert notes.lines == ["version 5 had been reached: steps 5 to 5 are done again from the journal"]
+
+
+def test_totals_that_cannot_be_written_put_a_checkpoint_off(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
+    checkpointer, learner, notes = make(folder, Totals())
+    real = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    asyncio.run(run(checkpointer, 2))
+    assert learner.forgotten == []
+    assert "No space left on device" in notes.lines[0]
+    monkeypatch.setattr(Path, "write_bytes", real)
+    asyncio.run(run(checkpointer, 1))
+    assert learner.forgotten == [1]
