@@ -303,7 +303,7 @@ def test_a_reader_does_not_mind_a_writer(tmp_path):
     try:
         assert child.stdout.readline() == b"open\n"
         seen = []
-        for _ in range(150):
+        while len(seen) < 150 or seen[-1] <= seen[0] + 600:  # through some snapshots, however slow the disk
             found = read_journal(tmp_path)
             first = int(found.snapshot or 0)
             assert [int(record) for record in found.records] == list(range(first, first + len(found.records)))
@@ -312,7 +312,6 @@ def test_a_reader_does_not_mind_a_writer(tmp_path):
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
     assert seen == sorted(seen)
-    assert seen[-1] > seen[0] + 300
     assert read_journal(tmp_path).damaged_snapshots == ()
 
 
