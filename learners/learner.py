@@ -202,7 +202,10 @@ class Learner:
         self._trainer.close()
 
     def _micro_batch_rows(self, batch: Batch) -> list[list[int]]:
-        return plan(batch, self._rank.data, self._recipe.learner.micro_batch_tokens)[self._rank.data_rank]
+        planned = plan(batch, self._rank.data, self._recipe.learner.micro_batch_tokens)[self._rank.data_rank]
+        # The interleaved schedule goes round its stages with a micro-batch for each; empty ones fill the last round.
+        stages = self._rank.pipeline if self._recipe.learner.virtual_pipeline > 1 else 1
+        return planned + [[] for _ in range(-len(planned) % stages)]
 
     def _packed(self, batch: Batch, rows: Mapping[tuple[GroupId, int], Trajectory]) -> list[MicroBatch]:
         algorithm = self._recipe.algorithm

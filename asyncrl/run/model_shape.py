@@ -107,3 +107,10 @@ def _check_sizes(recipe: Recipe, shape: ModelShape) -> None:
             f"{stages} does not divide the model's {layers} layers",
             f"set it to a divisor of {layers}",
         )
+    chunks, layers = recipe.learner.virtual_pipeline, layers // stages
+    if layers % chunks:
+        raise RecipeError(
+            "learner.virtual_pipeline",
+            f"{chunks} does not divide the {layers} layers of a pipeline stage",
+            f"set it to a divisor of {layers}",
+        )

@@ -8,7 +8,7 @@ as it would have. The learning rate is a function of the version, so the version
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 class LearnerState(msgspec.Struct, frozen=True):
     """What a checkpoint is made of, and loaded into, on one rank."""
 
-    model: PolicyModel
+    chunks: Sequence[PolicyModel]
     optimizer: ChainedOptimizer
     shape: ModelShape
     spec: RankSpec
@@ -170,7 +170,8 @@ def load(folder: Path, state: LearnerState) -> PolicyVersion:
             loaded = dist_checkpointing.load(wanted, str(folder))
     except (CheckpointingException, CheckpointException) as error:
         raise CheckpointDamaged(folder, str(error)) from error
-    state.model.load_state_dict(loaded["model"])
+    for number, chunk in enumerate(state.chunks):
+        chunk.load_state_dict(loaded[f"chunk_{number}"])
     for number, optimizer in enumerate(state.optimizer.chained_optimizers):
         optimizer_state.load_state(optimizer, loaded[f"optimizer_{number}"])
     if same_layout:
@@ -218,10 +219,11 @@ def _flush(path: Path) -> None:
 
 def _sharded(state: LearnerState, is_loading: bool) -> ShardedStateDict:
     """Weights and optimizer, each tensor with its place in the whole."""
-    model = state.model.sharded_state_dict()
+    # Each tensor bears its place in the whole model, so that the names of the chunks stay on this rank.
+    model = {f"chunk_{number}": chunk.sharded_state_dict() for number, chunk in enumerate(state.chunks)}
     # The one format that any layout can load and that resumes exactly: `dp_reshardable` was seen to drift.
     metadata = {"distrib_optim_sharding_type": "fully_reshardable"}
-    sharded: ShardedStateDict = {"model": model}
+    sharded: ShardedStateDict = {**model}
     for number, optimizer in enumerate(state.optimizer.chained_optimizers):
         optimizer_state.ensure_state(optimizer)
         sharded[f"optimizer_{number}"] = optimizer.sharded_state_dict(model, is_loading, metadata=metadata)

@@ -21,11 +21,12 @@ from learners.megatron.attention import PackedAttention
 from learners.megatron.elementwise import gated_silu, rms_norm
 
 
-def block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """The layers of this pipeline stage and the final norm."""
+def block_spec(config: TransformerConfig, chunk: int | None) -> TransformerBlockSubmodules:
+    """The layers of this pipeline stage, or of one of its chunks, and the final norm."""
     if uses_transformer_engine(config):
-        return get_gpt_decoder_block_spec(config, use_transformer_engine=True)
-    return TransformerBlockSubmodules(layer_specs=[_layer_spec(config)] * get_num_layers_to_build(config), layer_norm=RMSNorm)
+        return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=chunk)
+    layers = get_num_layers_to_build(config, chunk)
+    return TransformerBlockSubmodules(layer_specs=[_layer_spec(config)] * layers, layer_norm=RMSNorm)
 
 
 def uses_transformer_engine(config: TransformerConfig) -> bool:

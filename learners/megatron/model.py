@@ -1,5 +1,7 @@
 """The policy on one rank: Megatron's GPT for packed rows, wrapped for data parallelism, with a distributed optimizer."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
@@ -17,18 +19,24 @@ from learners.megatron.row_moves import take_rows
 
 
 class PolicyModel(GPTModel):
-    """One pipeline stage. The last one computes logits where they are asked for and nowhere else."""
+    """One pipeline stage, or one chunk of it. The last one computes logits where they are asked for and nowhere else.
 
-    def __init__(self, config: PolicyConfig) -> None:
+    Args:
+        config: of the whole model.
+        chunk: which of the stage's chunks, in the interleaved schedule; None where a stage is one piece.
+    """
+
+    def __init__(self, config: PolicyConfig, chunk: int | None = None) -> None:
         super().__init__(
             config.transformer,
-            block_spec(config.transformer),
+            block_spec(config.transformer, chunk),
             vocab_size=config.vocabulary,
             max_sequence_length=config.max_positions,
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
             share_embeddings_and_output_weights=config.tied,
             position_embedding_type="rope",
+            vp_stage=chunk,
         )
         self.rotary_pos_emb.inv_freq = config.inverse_frequencies.to(torch.cuda.current_device())
 
@@ -62,34 +70,37 @@ class PolicyModel(GPTModel):
         return F.linear(take_rows(hidden.squeeze(1), positions), weight)
 
 
-def distribute(model: PolicyModel, learner: Learner) -> tuple[DistributedDataParallel, MegatronOptimizer]:
-    """Wrap a model that has its weights already: the optimizer copies them into its fp32 master weights here.
+def build(config: PolicyConfig, learner: Learner) -> list[PolicyModel]:
+    """The chunks of this rank's pipeline stage, in the order in which tokens pass them."""
+    chunks = range(learner.virtual_pipeline) if learner.virtual_pipeline > 1 else [None]
+    return [PolicyModel(config, chunk) for chunk in chunks]
+
+
+def distribute(chunks: Sequence[PolicyModel], learner: Learner) -> tuple[list[DistributedDataParallel], MegatronOptimizer]:
+    """Wrap chunks that have their weights already: the optimizer copies them into its fp32 master weights here.
 
     Returns:
-        The wrapped model, gradients reduced in fp32; and Adam, its state divided over data-parallel ranks.
+        The wrapped chunks, gradients reduced in fp32; and Adam, its state divided over data-parallel ranks.
     """
-    wrapped = DistributedDataParallel(
-        model.config,
-        DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True,
-            use_distributed_optimizer=True,
-            overlap_grad_reduce=False,
-            # Overlapped, the parameters are a step old until the next forward pass; publishing would send the old ones.
-            overlap_param_gather=False,
-        ),
-        model,
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=False,
+        # Overlapped, the parameters are a step old until the next forward pass; publishing would send the old ones.
+        overlap_param_gather=False,
     )
+    wrapped = [DistributedDataParallel(chunk.config, settings, chunk) for chunk in chunks]
     config = OptimizerConfig(
         optimizer="adam",
         lr=learner.lr,
         weight_decay=learner.weight_decay,
         clip_grad=learner.clip_grad,
         bf16=learner.dtype == "bfloat16",
-        params_dtype=model.config.params_dtype,
+        params_dtype=chunks[0].config.params_dtype,
         use_distributed_optimizer=True,
     )
     optimizer = get_megatron_optimizer(
-        config, [wrapped], config_overrides=get_standard_config_overrides(config), use_gloo_process_groups=False
+        config, wrapped, config_overrides=get_standard_config_overrides(config), use_gloo_process_groups=False
     )
     for group in optimizer.param_groups:
         # Megatron leaves this to its own scheduler: norms and biases are not decayed.

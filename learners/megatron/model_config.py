@@ -107,11 +107,19 @@ def _check_divisible(source: PreTrainedConfig, learner: Learner) -> None:
                 f"{learner.tensor_parallel} does not divide the model's {count} {what}",
                 f"choose a divisor of {count}",
             )
-    if source.num_hidden_layers % learner.pipeline_parallel:
+    layers = source.num_hidden_layers
+    if layers % learner.pipeline_parallel:
         raise RecipeError(
             "learner.pipeline_parallel",
-            f"{learner.pipeline_parallel} does not divide the model's {source.num_hidden_layers} layers",
-            f"choose a divisor of {source.num_hidden_layers}",
+            f"{learner.pipeline_parallel} does not divide the model's {layers} layers",
+            f"choose a divisor of {layers}",
+        )
+    layers //= learner.pipeline_parallel
+    if layers % learner.virtual_pipeline:
+        raise RecipeError(
+            "learner.virtual_pipeline",
+            f"{learner.virtual_pipeline} does not divide the {layers} layers of a pipeline stage",
+            f"choose a divisor of {layers}",
         )
 
 
@@ -143,6 +151,7 @@ def _transformer_config(source: PreTrainedConfig, learner: Learner) -> Transform
         use_cpu_initialization=not torch.cuda.is_available(),
         tensor_model_parallel_size=learner.tensor_parallel,
         pipeline_model_parallel_size=learner.pipeline_parallel,
+        virtual_pipeline_model_parallel_size=learner.virtual_pipeline if learner.virtual_pipeline > 1 else None,
         sequence_parallel=learner.tensor_parallel > 1,
         variable_seq_lengths=learner.pipeline_parallel > 1,
         # Read by dense models too: with variable lengths Megatron refuses the default.

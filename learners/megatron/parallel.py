@@ -25,8 +25,8 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def initialise(spec: RankSpec, deadlines: Deadlines, seed: int) -> None:
-    """Meet the other ranks, form Megatron's groups and seed this rank.
+def initialise(spec: RankSpec, deadlines: Deadlines, seed: int, virtual_pipeline: int = 1) -> None:
+    """Meet the other ranks, form Megatron's groups and seed this rank, whose stage holds ``virtual_pipeline`` chunks.
 
     Every later collective is bounded by ``deadlines.step``.
 
@@ -55,6 +55,7 @@ def initialise(spec: RankSpec, deadlines: Deadlines, seed: int) -> None:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=spec.tensor,
             pipeline_model_parallel_size=spec.pipeline,
+            virtual_pipeline_model_parallel_size=virtual_pipeline if virtual_pipeline > 1 else None,
             distributed_timeout_minutes=deadlines.step / 60,
             create_gloo_process_groups=False,
         )

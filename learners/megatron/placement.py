@@ -5,7 +5,7 @@ rectangles published by all ranks cover every tensor exactly once.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -107,13 +107,18 @@ class Placed(msgspec.Struct, frozen=True):
     published: bool
 
 
-def placed(model: PolicyModel, spec: RankSpec) -> Iterator[Placed]:
-    """Every rectangle this rank holds, in the order of the model's parameters.
+def placed(chunks: Sequence[PolicyModel], spec: RankSpec) -> Iterator[Placed]:
+    """Every rectangle this rank holds, in the order of the chunks' parameters.
 
     Raises:
         KeyError: for a parameter without a rule, so that none is forgotten in silence.
     """
-    first_layer = get_transformer_layer_offset(model.config)
+    for chunk in chunks:
+        yield from _placed(chunk, spec)
+
+
+def _placed(model: PolicyModel, spec: RankSpec) -> Iterator[Placed]:
+    first_layer = get_transformer_layer_offset(model.config, model.vp_stage)
     for parameter_name, parameter in model.named_parameters():
         layer = _LAYER_NAME.fullmatch(parameter_name)
         rule = _LAYER_RULES[layer[2]] if layer else _MODEL_RULES[parameter_name]
@@ -132,19 +137,19 @@ def placed(model: PolicyModel, spec: RankSpec) -> Iterator[Placed]:
 
 
 @torch.no_grad()
-def load(model: PolicyModel, spec: RankSpec, tensors: HuggingFaceTensors) -> None:
+def load(chunks: Sequence[PolicyModel], spec: RankSpec, tensors: HuggingFaceTensors) -> None:
     """Fill this rank's parameters, reading no more of each file than they need.
 
     Raises:
         RecipeError: if a tensor is missing or has another shape.
     """
-    for piece in placed(model, spec):
+    for piece in placed(chunks, spec):
         rectangle = tensors.rectangle(piece.name, piece.shape, piece.start, piece.extent)
         piece.local.copy_(rectangle.reshape(piece.local.shape))
 
 
-def shards(model: PolicyModel, spec: RankSpec) -> Iterator[Shard]:
+def shards(chunks: Sequence[PolicyModel], spec: RankSpec) -> Iterator[Shard]:
     """The rectangles this rank publishes, contiguous; some are views of the parameters, so read them before the next step."""
-    for piece in placed(model, spec):
+    for piece in placed(chunks, spec):
         if piece.published:
             yield Shard(piece.name, piece.shape, piece.start, piece.local.reshape(piece.extent).contiguous())

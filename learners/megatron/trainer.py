@@ -20,9 +20,10 @@ from asyncrl.core.recipe.schema import Recipe
 from learners.megatron import checkpoint, hugging_face, parallel, placement
 from learners.megatron.cpu_compat import cuda_means_cpu
 from learners.megatron.log_probabilities import token_log_probabilities
-from learners.megatron.model import PolicyModel, distribute
+from learners.megatron.model import build, distribute
 from learners.megatron.model_config import policy_config
 from learners.megatron.packed_rows import PackedRows
+from learners.megatron.pipeline import communication
 from learners.micro_batch import MicroBatch
 from learners.rank import RankSpec
 from learners.tally import Tally, add_to, summed
@@ -64,15 +65,16 @@ class Trainer:
     def __init__(self, recipe: Recipe, model_path: Path, spec: RankSpec) -> None:
         self._recipe, self._spec, self._source = recipe, spec, model_path
         config = policy_config(model_path, recipe.learner)
-        parallel.initialise(spec, recipe.deadlines, recipe.seed)
+        parallel.initialise(spec, recipe.deadlines, recipe.seed, recipe.learner.virtual_pipeline)
         self._device = parallel.device()
         with parallel.named_wait(spec, "building the model", recipe.deadlines.step), cuda_means_cpu():
-            self._policy = PolicyModel(config)
+            self._chunks = build(config, recipe.learner)
             with hugging_face.HuggingFaceTensors(model_path) as tensors:
-                placement.load(self._policy, spec, tensors)
-            parallel.check_replicas_equal(self._policy)
-            self._model, self._optimizer = distribute(self._policy, recipe.learner)
-        self._state = checkpoint.LearnerState(self._policy, self._optimizer, checkpoint.shape_of(config), spec)
+                placement.load(self._chunks, spec, tensors)
+            for chunk in self._chunks:
+                parallel.check_replicas_equal(chunk)
+            self._wrapped, self._optimizer = distribute(self._chunks, recipe.learner)
+        self._state = checkpoint.LearnerState(self._chunks, self._optimizer, checkpoint.shape_of(config), spec)
         # Gradients are already those of the batch's loss, so the token counts that Megatron collects must not divide them again.
         config.transformer.finalize_model_grads_func = lambda models, _tokens, **options: finalize_model_grads(models, **options)
 
@@ -116,7 +118,7 @@ class Trainer:
 
     def shards(self) -> Iterator[Shard]:
         """See :func:`.placement.shards`."""
-        return placement.shards(self._policy, self._spec)
+        return placement.shards(self._chunks, self._spec)
 
     def save_pretrained(self, folder: Path) -> None:
         """See :func:`.hugging_face.save_pretrained`."""
@@ -161,18 +163,21 @@ class Trainer:
 
             return output, of_logits
 
-        self._model.zero_grad_buffer()
+        for chunk in self._wrapped:
+            chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
-        get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=iter(micro_batches),
-            model=self._model,
-            num_microbatches=len(micro_batches),
-            # Shapes are sent ahead of each tensor, so these two describe none.
-            seq_length=1,
-            micro_batch_size=1,
-            forward_only=False,
-        )
+        with communication(self._chunks[0].config) as arguments:
+            get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=[iter(micro_batches) for _ in self._wrapped],
+                model=self._wrapped,
+                num_microbatches=len(micro_batches),
+                # Shapes are sent ahead of each tensor, so these two describe none.
+                seq_length=1,
+                micro_batch_size=1,
+                forward_only=False,
+                **arguments,
+            )
         return tally
 
     def _reduce(self, tally: Tally) -> Tally | None:

@@ -19,7 +19,7 @@ def gradients(
 ) -> tuple[StepReport, list[PlainShard], list[Any]]:
     """One step: its report, and this rank's part of the gradient before clipping, as rectangles of Hugging Face tensors."""
     learner = Learner(recipe, str(folder), spec)
-    optimizer, chunks = learner._trainer._optimizer, learner._trainer._chunks
+    optimizer, chunks = learner._trainer._optimizer, learner._trainer._wrapped
     found: list[PlainShard] = []
     prepare = optimizer.prepare_grads
 

@@ -3,8 +3,16 @@
 import layout_side
 import numpy as np
 import pytest
+import rank_side
+import torch
 from learner_samples import assemble, make_batch, make_model, make_recipe
 from ranks import run_ranks
+from test_checkpoint import assert_identical, load_and_train, train_and_save
+from test_model_folders import stored
+from test_ranks import distance
+from transformers import AutoModelForCausalLM
+
+from asyncrl.core.metrics import combine
 
 
 @pytest.fixture(scope="module")
@@ -25,3 +33,100 @@ def test_what_is_recomputed_is_not_kept_and_gives_the_same_bits(folder):
         assert kept < share * everything
         for name, tensor in expected.items():
             np.testing.assert_array_equal(weights[name], tensor, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def one_rank(folder):
+    """Readings and gradients of one rank."""
+    return gradients(folder)
+
+
+def gradients(folder, batch=None, *, tensor=1, pipeline=1, data=1, **learner):
+    grid = {"tensor": tensor, "pipeline": pipeline, "data": data}
+    recipe = make_recipe(folder, **grid, clip_grad=1e9, **learner)
+    results = run_ranks(layout_side.gradients, recipe, folder, *(batch or make_batch()), **grid)
+    readings = combine(reading for report, _, _ in results for reading in report.readings)
+    del readings["learner/step_seconds"]
+    return readings, assemble([shards for _, shards, _ in results]), [needed for _, _, needed in results]
+
+
+def assert_same_gradients(left, right):
+    """Tensor by tensor, to 1e-5 of its norm."""
+    assert left.keys() == right.keys()
+    for name, tensor in right.items():
+        assert np.linalg.norm(tensor) > 0
+        assert np.linalg.norm(left[name] - tensor) < 1e-5 * np.linalg.norm(tensor), name
+
+
+LAYOUTS = {
+    "tp2-pp2-dp2": {"tensor": 2, "pipeline": 2, "data": 2},
+    "pp2-vpp2": {"pipeline": 2, "virtual_pipeline": 2},
+    # All rows in one micro-batch: the schedule's round is filled with empty ones.
+    "tp2-pp2-vpp2-full": {"tensor": 2, "pipeline": 2, "virtual_pipeline": 2, "recompute": "full", "micro_batch_tokens": 1000},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_every_layout_has_the_loss_and_gradients_of_one_rank(folder, one_rank, layout):
+    expected, expected_gradients, _ = one_rank
+    readings, found, _ = gradients(folder, **layout)
+    assert readings == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert_same_gradients(found, expected_gradients)
+
+
+def test_one_rank_has_the_gradients_of_plain_hugging_face(folder, one_rank):
+    """Row by row, without packing, in float64. At the first step the ratio to the proximal policy is 1."""
+    batch, rows = make_batch()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    loss, count = 0.0, 0
+    for record in batch.rows:
+        row = rows[record.group_id, record.sample_index]
+        rewards = [other.reward for other in batch.rows if other.group_id == record.group_id]
+        ids = torch.from_numpy(row.token_ids.astype(np.int64))
+        places = torch.from_numpy(np.flatnonzero(row.versions() >= batch.oldest_version))
+        logp = torch.log_softmax(model(ids[None]).logits[0] / 0.8, -1)[places - 1, ids[places]]
+        weight = (logp.detach() - torch.from_numpy(row.logprobs)[places]).exp().clamp(max=2.0)
+        loss -= (weight * logp).sum() * (row.reward - np.mean(rewards)) / (np.std(rewards) or 1.0)
+        count += len(places)
+    (loss / count).backward()
+    assert_same_gradients(one_rank[1], {name: parameter.grad.numpy() for name, parameter in model.named_parameters()})
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+def test_chunks_load_and_publish_the_same_bits(tmp_path, architecture):
+    folder, saved = make_model(tmp_path / "model", architecture), tmp_path / "saved"
+    recipe = make_recipe(folder, pipeline=2, virtual_pipeline=2)
+    results = run_ranks(rank_side.train, recipe, folder, *make_batch(), 0, saved, pipeline=2)
+    whole, expected, written = assemble([shards for _, shards, _ in results]), stored(folder), stored(saved)
+    assert whole.keys() == expected.keys() == written.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(torch.from_numpy(whole[name]).float(), tensor)
+        assert torch.equal(written[name], tensor)
+
+
+def test_chunks_go_on_from_their_checkpoint_to_the_bit_and_others_from_it_closely(folder, tmp_path):
+    target, chunks = tmp_path / "version-000008", {"grid": (1, 2, 1), "virtual_pipeline": 2}
+    saved, expected, weights = train_and_save(folder, target, **chunks)
+    loaded, readings, resumed = load_and_train(folder, target, **chunks)
+    assert_identical(loaded, saved)
+    assert readings == expected
+    assert_identical(resumed, weights)
+    loaded, readings, resumed = load_and_train(folder, target, grid=(2, 1, 1))
+    assert_identical(loaded, saved)
+    assert distance(resumed, weights) < 1e-5
+
+
+def test_chunks_go_on_from_what_other_layouts_wrote(folder, tmp_path):
+    target = tmp_path / "version-000008"
+    saved, _, weights = train_and_save(folder, target, grid=(1, 1, 2))
+    loaded, _, resumed = load_and_train(folder, target, grid=(1, 2, 1), virtual_pipeline=2)
+    assert_identical(loaded, saved)
+    assert distance(resumed, weights) < 1e-5
+
+
+def test_layers_that_the_chunks_do_not_divide_are_refused(tmp_path):
+    folder = make_model(tmp_path)
+    recipe = make_recipe(folder, pipeline=2, virtual_pipeline=3)
+    assert set(run_ranks(rank_side.cannot_start, recipe, folder, pipeline=2)) == {
+        ("RecipeError", "learner.virtual_pipeline: 3 does not divide the 2 layers of a pipeline stage; choose a divisor of 2")
+    }

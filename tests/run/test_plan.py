@@ -104,6 +104,7 @@ def test_remarks_on_what_is_probably_not_meant(model):
         ("learner.tensor_parallel=3", "learner.tensor_parallel"),
         ("generators.tensor_parallel=16", "generators.tensor_parallel"),
         ("learner.pipeline_parallel=3", "learner.pipeline_parallel"),
+        ("learner={pipeline_parallel: 2, virtual_pipeline: 3}", "learner.virtual_pipeline"),
         ("environment.name=calculater", "environment.name"),
     ],
 )

@@ -71,6 +71,16 @@ def _every_rank_gets_a_group(recipe: Recipe) -> Iterator[RecipeError]:
         )
 
 
+def _chunks_are_of_a_pipeline(recipe: Recipe) -> Iterator[RecipeError]:
+    chunks = recipe.learner.virtual_pipeline
+    if chunks > 1 and recipe.learner.pipeline_parallel == 1:
+        yield RecipeError(
+            "learner.virtual_pipeline",
+            f"{chunks} chunks a stage need a pipeline, and learner.pipeline_parallel is 1",
+            "set it to 1, or learner.pipeline_parallel to at least 2",
+        )
+
+
 def _the_warmup_ends(recipe: Recipe) -> Iterator[RecipeError]:
     warmup = recipe.learner.warmup_steps
     if warmup > recipe.steps:
@@ -124,6 +134,7 @@ _RULES: tuple[Rule, ...] = (
     _an_episode_fits_a_micro_batch,
     _a_group_fits_an_engine,
     _every_rank_gets_a_group,
+    _chunks_are_of_a_pipeline,
     _the_warmup_ends,
     _held_out_tasks_are_held_out,
     _a_tool_call_ends_before_its_episode,

@@ -262,6 +262,8 @@ class Learner(Section, frozen=True):
         dtype: of the parameters used in the forward pass; bfloat16 keeps fp32 master weights.
         micro_batch_tokens: tokens packed into one micro-batch; must hold the longest episode.
         tensor_parallel, pipeline_parallel, data_parallel: ranks along each dimension; their product is the number of ranks.
+        virtual_pipeline: model chunks that each pipeline stage holds and computes in turn (interleaved schedule), which shortens
+            the time in which stages wait for each other; needs ``pipeline_parallel`` of at least 2.
         recompute: what the backward pass computes again instead of keeping it in memory: nothing, attention between its
             projections (``selective``), or whole layers (``full``, about a third more time).
     """
@@ -276,6 +278,7 @@ class Learner(Section, frozen=True):
     tensor_parallel: Count = 1
     pipeline_parallel: Count = 1
     data_parallel: Count = 1
+    virtual_pipeline: Count = 1
     recompute: Literal["none", "selective", "full"] = "none"
 
     @property
