@@ -33,6 +33,7 @@ from asyncrl.run.tasks import load_tasks
 from asyncrl.run.totals import SavedTotals, Totals
 from asyncrl.run.tracking import Tracker
 from asyncrl.run.train_pump import train_pump
+from asyncrl.run.watch import ending_with, own_daemons
 from asyncrl.weights.shared_memory import remove_left_behind
 
 logger = logging.getLogger(__name__)
@@ -149,10 +150,11 @@ async def _cluster(
         remedy = "see Ray's own logs; raise deadlines.start, or unset RAY_ADDRESS"
         async with deadline(recipe.deadlines.start, waiter="the driver", owner="Ray to start", remedy=remedy):
             await asyncio.shield(ray_started)
-        view.phase(f"Starting {recipe.generators.count} generators and the learner")
-        cluster = Cluster(recipe, folder, model_path, folder.run_id, view.note)
-        await cluster.start()
-        yield cluster
+        async with ending_with(own_daemons()):
+            view.phase(f"Starting {recipe.generators.count} generators and the learner")
+            cluster = Cluster(recipe, folder, model_path, folder.run_id, view.note)
+            await cluster.start()
+            yield cluster
     finally:
         ending.set()
         await _end(recipe, folder, cluster, ray_started, totals)

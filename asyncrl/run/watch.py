@@ -1,0 +1,56 @@
+"""Processes without which a run cannot go on: their death ends it at once, and is told as what it is.
+
+Ray's daemons are such: their death takes the actors along, and would be told as the death of whichever actor is missed first.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Collection
+
+import psutil
+
+from asyncrl.core.errors import ComponentFailed
+
+RAY_DAEMONS = ("gcs_server", "raylet")
+
+
+def own_daemons() -> list[psutil.Process]:
+    """Ray's daemons that this process started; none where the cluster was there before."""
+    return [process for process in psutil.Process().children() if process.name() in RAY_DAEMONS]
+
+
+@contextlib.asynccontextmanager
+async def ending_with(processes: Collection[psutil.Process]) -> AsyncIterator[None]:
+    """End what is enclosed as soon as one of ``processes`` ends. Linux tells of that; elsewhere nothing is watched.
+
+    Raises:
+        ComponentFailed: one of them ended.
+    """
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    gone: list[str] = []
+
+    def ended(name: str, number: int) -> None:
+        loop.remove_reader(watched[number])
+        if not gone:
+            task.cancel()
+        gone.append(f"{name} (process {number})")
+
+    watched: dict[int, int] = {}
+    try:
+        for process in processes if hasattr(os, "pidfd_open") else ():
+            watched[process.pid] = os.pidfd_open(process.pid)
+            loop.add_reader(watched[process.pid], ended, process.name(), process.pid)
+        try:
+            yield
+        except BaseException as error:  # a task group that was cancelled while it failed raises its failures
+            if not gone:
+                raise
+            task.uncancel()
+            died = f"Ray's {' and '.join(gone)} died, and the run's processes with it; was it killed, or out of memory?"
+            raise ComponentFailed(died) from error
+    finally:
+        for file in watched.values():
+            loop.remove_reader(file)
+            os.close(file)
