@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.errors import AsyncRLError, DeadlineExceeded, FailureKind
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.payload import FinishedSample, PayloadRef
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
@@ -250,13 +250,15 @@ class BufferService:
         return msgspec.structs.replace(self._buffer.statistics(), paused=self._pauses.message)
 
     async def close(self) -> None:
-        """Stop the timers, let the background work end, and close the journal."""
+        """Refuse whatever is asked from now on, let the background work end, and close the journal. Harmless the second time."""
         self._heartbeats.close()
+        self._fail(ComponentFailed("the buffer was closed"))
         if self._background:
             await asyncio.wait(self._background)
         async with self._writing:
-            if self._journal is not None:
-                self._journal.close()
+            journal, self._journal = self._journal, None
+            if journal is not None:
+                journal.close()
 
     async def _do(self, command: Command) -> Any:
         return await self._do_if(lambda: True, command)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import AsyncRLError
@@ -28,6 +29,7 @@ from asyncrl.run.buffer_handle import BufferHandle
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_pool import GeneratorPool
+from asyncrl.run.payload import this_node
 from asyncrl.weights.shared_memory import merge
 from buffers.replay_buffer import BufferStatistics
 from generators.evaluation import EvaluationResult
@@ -51,7 +53,9 @@ class Cluster:
         self._recipe, self._folder, self._note = recipe, folder, note
         on_gpu = ray.cluster_resources().get("GPU", 0) > 0
         log = folder.logs
-        options = RemoteBuffer.options(num_cpus=0, max_concurrency=1000)
+        # Beside the run folder, which holds its journal and need not be on a shared file system.
+        where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
+        options = RemoteBuffer.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=where)
         self._buffer_actor = buffer = options.remote(recipe, folder.path, run_id, log / "buffer.log")
         self._buffer = BufferHandle(buffer, "the driver", note)
 
@@ -166,8 +170,8 @@ class Cluster:
     async def close(self, seconds: float) -> None:
         """Stop the actors in an orderly way within ``seconds``; what does not answer is killed with the cluster."""
         closing = [
-            ask(rank.close.remote(), of="a learner rank to close", by="the driver", seconds=seconds, remedy="it is killed")
-            for rank in self._learners
+            ask(actor.close.remote(), of=f"{name} to close", by="the driver", seconds=seconds, remedy="it is killed")
+            for name, actor in [("the buffer", self._buffer_actor), *(("a learner rank", rank) for rank in self._learners)]
         ]
         for outcome in await asyncio.gather(self._generators.close(seconds), *closing, return_exceptions=True):
             if isinstance(outcome, AsyncRLError):

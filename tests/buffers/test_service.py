@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 import virtual_time
 
-from asyncrl.core.errors import BudgetExceeded, DeadlineExceeded, FailureKind
+from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.payload import FinishedSample, PayloadRef
 from asyncrl.core.recipe.schema import (
@@ -462,3 +462,19 @@ class TestPauses:
             assert (await bench.service.statistics()).paused == ""
 
         either(scenario)
+
+
+def test_a_closed_service_ends_those_who_wait_and_writes_nothing_more(journaled):
+    async def scenario(bench):
+        tickets = await bench.service.lease(A, 0, 1)
+        taking = asyncio.ensure_future(bench.service.take(0))
+        await asyncio.sleep(0.001)
+        await bench.service.close()
+        with pytest.raises(ComponentFailed, match="closed"):
+            await taking
+        before = bench.records()
+        with pytest.raises(ComponentFailed, match="closed"):
+            await bench.service.commit(finished(*tickets))
+        return before == bench.records()
+
+    assert journaled(scenario)

@@ -3,13 +3,18 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.core.recipe.schema import AppendOnlyJournal, Buffer, Environment, Model, Recipe
+from asyncrl.core.payload import FinishedSample
+from asyncrl.core.recipe.schema import AppendOnlyJournal, Batch, Buffer, Environment, Model, NoJournal, Recipe
+from asyncrl.core.trajectory import encode
+from asyncrl.run.actors.bench_buffer import trajectory_of
+from asyncrl.run.actors.buffer import RemoteBuffer
 from asyncrl.run.actors.payload_shard import RemotePayloadShard, RemoteStore
 from asyncrl.run.payload import PayloadSink, PayloadSource, ShardPlace
 from buffers.payload import PayloadLost, PayloadReader
@@ -117,3 +122,35 @@ def test_freed_and_swept_by_the_shard_on_its_node(nodes, shards, tmp_path):
         PayloadSource(shards, nodes[0], "rank").fetch(refs[:1])
     store.sweep([])
     assert written(tmp_path / "shard-2") == 0
+
+
+@pytest.mark.parametrize("journal", [NoJournal(), AppendOnlyJournal()], ids=["memory", "journal"])
+def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
+    buffer_settings = Buffer(journal=journal, shards=3)
+    recipe = msgspec.structs.replace(RECIPE, buffer=buffer_settings, batch=Batch(groups_per_step=2, group_size=2))
+    run_id = f"{tmp_path.name}-two-nodes"
+    where = NodeAffinitySchedulingStrategy(nodes[0], soft=False)
+    buffer = RemoteBuffer.options(num_cpus=0, max_concurrency=100, scheduling_strategy=where).remote(
+        recipe, tmp_path, run_id, tmp_path / "buffer.log"
+    )
+    assert ray.get(buffer.ready.remote()) == ""
+    places = ray.get(buffer.shards.remote())
+    assert [place.node for place in places] == [nodes[0], nodes[1], nodes[0]]
+    assert all(place.folder.is_dir() for place in places)
+
+    written = {}
+    for ticket, node in zip(ray.get(buffer.lease.remote("worker", 0, 2)), nodes, strict=True):
+        trajectories = [trajectory_of(ticket, index, 64, 0) for index in ticket.samples]
+        sink = PayloadSink(recipe.buffer, places, node, "worker")
+        refs = append(sink, ticket.group_id, *map(encode, trajectories))
+        ray.get(buffer.commit.remote([FinishedSample.of(row, ref) for row, ref in zip(trajectories, refs, strict=True)]))
+        written |= {(row.group_id, row.sample_index): encode(row) for row in trajectories}
+
+    batch = ray.get(buffer.take.remote(0))
+    assert {row.payload.shard for row in batch.rows} == {0, 1}
+    fetched = PayloadSource(places, nodes[0], "rank").fetch([row.payload for row in batch.rows])
+    assert dict(zip([(row.group_id, row.sample_index) for row in batch.rows], fetched, strict=True)) == written
+    ray.get(buffer.trained.remote(0))
+    ray.get(buffer.close.remote())
+    assert places[0].folder.parent.is_dir() == (journal != NoJournal())
+    ray.kill(buffer)

@@ -15,8 +15,9 @@ from asyncrl.core.payload import FinishedSample, PayloadRef
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.run.actors.payload_shard import PayloadShardActor, RemotePayloadShard, RemoteStore
+from asyncrl.run.asking import ask
 from asyncrl.run.buffer_folder import BufferFolder
-from asyncrl.run.payload import ShardPlace, this_node
+from asyncrl.run.payload import SHARD_DEADLINE_S, ShardPlace, this_node
 from asyncrl.run.tasks import make_task_stream
 from buffers.journal import Journal
 from buffers.payload import PayloadStore
@@ -40,7 +41,7 @@ class BufferActor(PayloadShardActor):
         super().__init__(recipe, 0, self._folder.shard(0), log_file)
         self._recipe, self._log_file = recipe, log_file
         self._places: list[ShardPlace] = []
-        self._service: BufferService
+        self._started: BufferService | None = None
 
     async def ready(self) -> str:
         """Load the tasks and recover what the journal holds; what was recovered, in words, empty for a new run."""
@@ -48,6 +49,7 @@ class BufferActor(PayloadShardActor):
         others = _other_nodes()
         for shard in range(1, self._recipe.buffer.shards):
             self._places.append(self._start_shard(shard, (this_node(), *others)[shard % (1 + len(others))]))
+        await asyncio.gather(*(self._started_shard(place) for place in self._places[1:]))
         stores: dict[int, PayloadStore | RemoteStore] = {0: self._store}
         stores |= {place.shard: RemoteStore(place.shard, place.actor) for place in self._places[1:]}
         buffer, journal, report = await asyncio.to_thread(self._recover, stores)
@@ -57,7 +59,7 @@ class BufferActor(PayloadShardActor):
                 if of_shard := [ref for ref in refs if ref.shard == shard]:
                     store.free(of_shard)
 
-        self._service = BufferService(self._recipe, buffer, journal=journal, free=free)
+        self._started = BufferService(self._recipe, buffer, journal=journal, free=free)
         gc.freeze()  # tasks and modules stay: looking through them again and again would cost more than all bookkeeping
         return report
 
@@ -75,6 +77,16 @@ class BufferActor(PayloadShardActor):
             num_cpus=0, max_concurrency=100, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
         ).remote(self._recipe, shard, folder, log_file)
         return ShardPlace(shard, node, folder, actor)
+
+    async def _started_shard(self, place: ShardPlace) -> None:
+        of, remedy = f"payload shard {place.shard} to start", f"see the logs beside {self._log_file.name}"
+        await ask(place.actor.verify.remote([]), of=of, by="the buffer", seconds=SHARD_DEADLINE_S, remedy=remedy)
+
+    @property
+    def _service(self) -> BufferService:
+        if self._started is None:
+            raise RuntimeError("the buffer was used before ready()")
+        return self._started
 
     async def shards(self) -> list[ShardPlace]:
         """Where trajectories are kept."""
@@ -123,6 +135,13 @@ class BufferActor(PayloadShardActor):
     async def statistics(self) -> BufferStatistics:
         """See :meth:`buffers.service.BufferService.statistics`."""
         return await self._service.statistics()
+
+    async def close(self) -> None:
+        """End the service; without a journal, remove the trajectories on all nodes, which nobody could make use of any more."""
+        if self._started is not None:
+            await self._started.close()
+        if self._folder.journal is None:
+            await asyncio.gather(self.remove(), *(place.actor.remove.remote() for place in self._places[1:]))
 
 
 def _other_nodes() -> list[str]:

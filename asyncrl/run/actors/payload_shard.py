@@ -1,6 +1,8 @@
 """One shard of the trajectories, on the node that made them: it frees what nobody needs, and serves those on other nodes."""
 
 import asyncio
+import contextlib
+import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ class PayloadShardActor:
 
     def __init__(self, recipe: Recipe, shard: int, folder: Path, log_file: Path) -> None:
         route_output(log_file)
+        self._files = folder
         self._store = PayloadStore(folder)
         self._reader = PayloadReader(folder)
         self._writer = open_writer(recipe.buffer, shard, folder, "elsewhere")
@@ -46,6 +49,12 @@ class PayloadShardActor:
     async def verify(self, refs: Sequence[PayloadRef]) -> list[PayloadRef]:
         """Those of ``refs`` whose bytes are not what was written."""
         return await asyncio.to_thread(self._store.verify, refs)
+
+    async def remove(self) -> None:
+        """Remove the whole shard, and with the last one on its node the folder of them all."""
+        await asyncio.to_thread(shutil.rmtree, self._files, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._files.parent.rmdir()
 
     async def sweep(self, live: Collection[PayloadRef]) -> int:
         """Remove what none of ``live`` refers to."""
