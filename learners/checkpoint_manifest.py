@@ -90,10 +90,22 @@ class StoredFile(msgspec.Struct, frozen=True):
         return cls(path.name, size, checksum)
 
 
+class Progress(msgspec.Struct, frozen=True):
+    """What has moved on since the start of the run, beside the tensors.
+
+    Attributes:
+        version: the policy version the weights are.
+        kl_coefficient: of the divergence from the reference; None where the loss has none.
+    """
+
+    version: PolicyVersion
+    kl_coefficient: float | None = None
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """All that must be known before a checkpoint is loaded."""
 
-    version: PolicyVersion
+    progress: Progress
     shape: ModelShape
     grid: Grid
     files: tuple[StoredFile, ...]

@@ -45,15 +45,16 @@ def straight_through(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
     return divergence(log_ratio.detach(), estimator) + surrogate - surrogate.detach()
 
 
-def kl_in_reward(turn_ends: Tensor, rewards: Tensor, log_ratio: Tensor, coefficient: float) -> Tensor:
-    """[n], the reward of each token: minus ``coefficient`` times its ``k1``, and at ``turn_ends`` also what the environment gave.
+def kl_in_reward(turn_ends: Tensor, rewards: Tensor, divergences: Tensor, coefficient: float) -> Tensor:
+    """[n], the reward of each token: minus ``coefficient`` times its divergence, and at ``turn_ends`` also what the environment
+    gave.
 
     Args:
         turn_ends: int64 [turns], the last sampled token of each turn.
         rewards: [turns].
-        log_ratio: [n], log of current over reference probability.
+        divergences: [n], of each token, see :func:`divergence`.
     """
-    return (-coefficient * log_ratio.detach()).index_add(0, turn_ends, rewards.to(log_ratio.dtype))
+    return (-coefficient * divergences.detach()).index_add(0, turn_ends, rewards.to(divergences.dtype))
 
 
 def adapted_coefficient(coefficient: float, observed: float, target: float, horizon: float) -> float:

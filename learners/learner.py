@@ -1,4 +1,4 @@
-"""The learner on one rank: from a batch of trajectories to one optimizer step, and from its weights to shards.
+"""The learner on one rank: from a batch of trajectories to the next policy version, and from its weights to shards.
 
 What always holds: the step is a function of the batch, the rows and the weights alone; how the batch is divided over
 micro-batches and ranks changes neither the loss nor, up to rounding, the new weights.
@@ -7,29 +7,29 @@ micro-batches and ranks changes neither the loss nor, up to rounding, the new we
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.metrics import Reading
 from asyncrl.core.publication import Shard
-from asyncrl.core.recipe.algorithm import ClipCovLoss, KlCovLoss
+from asyncrl.core.recipe.algorithm import AdaptiveKl, NoKl
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import Trajectory
 from learners import metrics
-from learners.aggregation import denominator, row_shares
-from learners.covariance import draws, single_out
+from learners.checkpoint_manifest import Progress
+from learners.kl import adapted_coefficient
 from learners.losses import policy_loss
 from learners.megatron import cpu_compat
-from learners.micro_batch import MicroBatch, pack
-from learners.observations import observe, readings_of
-from learners.packing import plan
+from learners.micro_batch import MicroBatch
+from learners.mini_batches import order
+from learners.observations import observe, off_policy_steps, over_steps, readings_of
+from learners.preparation import MiniBatch, Preparation
 from learners.rank import RankSpec
-from learners.rating import rate
 from learners.schedule import learning_rate
 from learners.tally import Tally
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """What one optimizer step did.
+    """What training one version into the next did.
 
     Attributes:
         readings: of the whole batch, on one rank of the run; empty on all others, so that combining all ranks' readings gives the
@@ -82,6 +82,8 @@ class Learner:
         from learners.megatron.trainer import Trainer
 
         self._trainer = Trainer(recipe, Path(model_path), rank)
+        self._preparation = Preparation(recipe, rank, self._trainer)
+        self._kl_coefficient = _first_coefficient(recipe)
         self._saving: Saving | None = None
         self.version = PolicyVersion(0)
 
@@ -93,14 +95,14 @@ class Learner:
         Raises:
             RecipeError: if a row is longer than ``learner.micro_batch_tokens``.
         """
-        wanted = [row for micro_batch in self._micro_batch_rows(batch) for row in micro_batch]
-        return [(batch.rows[row].group_id, batch.rows[row].sample_index) for row in wanted]
+        return self._preparation.rows_needed(batch)
 
     def step(self, batch: Batch, rows: Mapping[tuple[GroupId, int], Trajectory]) -> StepReport:
-        """Train ``batch.version`` into the next version by one optimizer step over the batch.
+        """Train ``batch.version`` into the next version by ``algorithm.epochs`` times ``algorithm.minibatches`` optimizer steps.
 
-        With one step a batch the proximal policy, the one the step must stay near, is exactly the policy before the step. Its
-        log-probabilities are those of the forward pass itself, without gradient: no second forward pass is needed.
+        The proximal policy, the one the steps must stay near, is the policy before the first of them. With one step its
+        log-probabilities are those of the forward pass itself, without gradient; with more they are computed ahead, in a forward
+        pass over the batch, if the correction asks for them.
 
         Args:
             batch: the same on all ranks.
@@ -108,27 +110,42 @@ class Learner:
 
         Raises:
             ValueError: if a row is missing or is not what the batch says of it, or no token of the batch may enter the loss.
-            TrainingDiverged: on all ranks, if the gradient is not finite; the weights are then those before the step.
+            TrainingDiverged: on all ranks, if the gradient is not finite; the weights are then those before the optimizer step
+                that would have taken it.
             DeadlineExceeded: if another rank does not take part in time.
             ComponentFailed: if another rank has died.
         """
         started = time.perf_counter()
+        algorithm = self._recipe.algorithm
         tokens = sum(row.loss_tokens for row in batch.rows)
         if not tokens:
             raise ValueError(f"no token of the {len(batch.rows)} rows for version {batch.version} may enter the loss")
         rate = learning_rate(batch.version, self._recipe.steps, self._recipe.learner)
-        micro_batches = self._with_singled_out(batch, self._packed(batch, rows))
-        trained = self._trainer.step(micro_batches, self._loss(batch), rate, batch.version)
+        parts = self._preparation.mini_batches(batch, rows, self._kl_coefficient)
+        tallies, norms = [], []
+        for number in order(batch, len(parts), algorithm.epochs):
+            if not parts[number].denominator:
+                continue
+            loss = self._loss(parts[number], taken=len(norms))
+            trained = self._trainer.step(parts[number].micro_batches, loss, rate, batch.version)
+            norms.append(trained.grad_norm)
+            if trained.tally is not None:
+                tallies.append(trained.tally)
         self.version = PolicyVersion(batch.version + 1)
+        tally = over_steps(tallies, algorithm.epochs) if tallies else None
+        coefficient = self._kl_coefficient
+        self._adapt_kl(tally)
         seconds = time.perf_counter() - started
         readings = []
-        if trained.tally is not None:
+        if tally is not None:
             readings = [
-                *readings_of(trained.tally, _staleness_bound(batch)),
-                Reading(metrics.GRAD_NORM, trained.grad_norm),
+                *readings_of(tally, _staleness_bound(batch)),
+                Reading(metrics.GRAD_NORM, fmean(norms)),
                 Reading(metrics.LEARNING_RATE, rate),
                 Reading(metrics.STEP_SECONDS, seconds),
             ]
+            if not isinstance(algorithm.kl, NoKl):
+                readings.append(Reading(metrics.KL_COEFFICIENT, coefficient))
         return StepReport(readings, seconds, tokens)
 
     def shards(self) -> Iterator[Shard]:
@@ -168,7 +185,7 @@ class Learner:
         """
         if self._saving is not None:
             raise RuntimeError(f"a checkpoint was started before the last one was finished: {folder}")
-        self._saving = self._trainer.start_checkpoint(folder, self.version)
+        self._saving = self._trainer.start_checkpoint(folder, Progress(self.version, self._kl_coefficient or None))
 
     def finish_checkpoint(self) -> None:
         """Return when the checkpoint that was started is complete on disk.
@@ -194,74 +211,45 @@ class Learner:
             CheckpointDamaged: on all ranks, before anything has changed, if a file is missing or not what was written.
             CheckpointMismatch: on all ranks, before anything has changed, if it is of another model.
         """
-        self.version = self._trainer.load_checkpoint(folder)
+        progress = self._trainer.load_checkpoint(folder)
+        self.version = progress.version
+        kl = self._recipe.algorithm.kl
+        if not isinstance(kl, NoKl) and isinstance(kl.control, AdaptiveKl) and progress.kl_coefficient is not None:
+            self._kl_coefficient = progress.kl_coefficient
         return self.version
 
     def close(self) -> None:
         """Leave the group of ranks; call it once, last."""
         self._trainer.close()
 
-    def _micro_batch_rows(self, batch: Batch) -> list[list[int]]:
-        planned = plan(batch, self._rank.data, self._recipe.learner.micro_batch_tokens)[self._rank.data_rank]
-        # The interleaved schedule goes round its stages with a micro-batch for each; empty ones fill the last round.
-        stages = self._rank.pipeline if self._recipe.learner.virtual_pipeline > 1 else 1
-        return planned + [[] for _ in range(-len(planned) % stages)]
+    def _loss(self, part: MiniBatch, taken: int) -> Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, Tally]]:
+        """Of the optimizer step that comes after ``taken`` others on the same batch."""
+        algorithm, coefficient = self._recipe.algorithm, self._kl_coefficient
 
-    def _packed(self, batch: Batch, rows: Mapping[tuple[GroupId, int], Trajectory]) -> list[MicroBatch]:
-        algorithm = self._recipe.algorithm
-        advantages = rate(batch, algorithm)
-        weights = torch.tensor([row.weight for row in batch.rows], dtype=torch.float64)
-        shares = (weights * row_shares(_loss_tokens(batch), algorithm.aggregation)).tolist()
-        packed = []
-        for micro_batch in self._micro_batch_rows(batch):
-            records = [batch.rows[row] for row in micro_batch]
-            names = [(record.group_id, record.sample_index) for record in records]
-            missing = [name for name in names if name not in rows]
-            if missing:
-                raise ValueError(f"rows {missing} of version {batch.version} are missing; fetch all of rows_needed()")
-            packed.append(
-                pack(
-                    records,
-                    [rows[name] for name in names],
-                    [advantages[row] for row in micro_batch],
-                    [shares[row] for row in micro_batch],
-                    batch=batch,
-                    sampling=self._recipe.sampling,
-                    multiple=self._rank.tensor,
-                )
-            )
-        return packed
-
-    def _with_singled_out(self, batch: Batch, packed: list[MicroBatch]) -> list[MicroBatch]:
-        """The same, with the tokens marked that a covariance loss treats apart."""
-        config = self._recipe.algorithm.loss
-        if not isinstance(config, ClipCovLoss | KlCovLoss):
-            return packed
-        singled_out = single_out(
-            torch.cat([part.logp_behaviour for part in packed]),
-            torch.cat([part.advantages for part in packed]),
-            torch.cat([part.mask for part in packed]),
-            draws(batch, self._micro_batch_rows(batch), packed),
-            config,
-            add=self._trainer.added_over_data,
-            gather=self._trainer.gathered_over_data,
-        )
-        marks = singled_out.split([len(part.mask) for part in packed])
-        return [msgspec.structs.replace(part, singled_out=mark) for part, mark in zip(packed, marks, strict=True)]
-
-    def _loss(self, batch: Batch) -> Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, Tally]]:
-        algorithm = self._recipe.algorithm
-        divisor = denominator(_loss_tokens(batch), algorithm.aggregation)
-
-        def loss(part: MicroBatch, logp: Tensor, entropy: Tensor) -> tuple[Tensor, Tally]:
-            outcome = policy_loss(logp, logp.detach(), entropy, part.loss_tokens(), algorithm, divisor)
-            return outcome.loss, observe(part, logp.detach(), entropy.detach(), outcome)
+        def loss(micro_batch: MicroBatch, logp: Tensor, entropy: Tensor) -> tuple[Tensor, Tally]:
+            before = micro_batch.logp_proximal
+            proximal = logp.detach() if before is None else before
+            tokens = micro_batch.loss_tokens()
+            outcome = policy_loss(logp, proximal, entropy, tokens, algorithm, part.denominator, coefficient)
+            tally = observe(micro_batch, proximal, entropy.detach(), outcome)
+            tally |= off_policy_steps(micro_batch, algorithm.optimizer_steps, taken)
+            return outcome.loss, tally
 
         return loss
 
+    def _adapt_kl(self, tally: Tally | None) -> None:
+        """Move the coefficient as all ranks agree, from what the reporting rank has seen."""
+        kl = self._recipe.algorithm.kl
+        if isinstance(kl, NoKl) or not isinstance(kl.control, AdaptiveKl):
+            return
+        total, tokens = (0.0, 1.0) if tally is None else tally[metrics.KL_REFERENCE].tolist()
+        observed = self._trainer.agreed(total / tokens)
+        self._kl_coefficient = adapted_coefficient(self._kl_coefficient, observed, kl.control.target, kl.control.horizon)
 
-def _loss_tokens(batch: Batch) -> Tensor:
-    return torch.tensor([row.loss_tokens for row in batch.rows])
+
+def _first_coefficient(recipe: Recipe) -> float:
+    kl = recipe.algorithm.kl
+    return 0.0 if isinstance(kl, NoKl) else kl.coefficient
 
 
 def _staleness_bound(batch: Batch) -> int:

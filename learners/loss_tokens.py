@@ -19,6 +19,7 @@ class LossTokens(msgspec.Struct, frozen=True, kw_only=True):
         rows, turns: the row, and the turn, that each token is of.
         singled_out: bool [n], tokens that a covariance loss treats apart.
         max_staleness: the largest staleness a token in the mask may have.
+        logp_reference: float32 [n], nats, under the reference policy; None where there is none.
     """
 
     logp_behaviour: Tensor
@@ -30,3 +31,4 @@ class LossTokens(msgspec.Struct, frozen=True, kw_only=True):
     turns: Segments
     singled_out: Tensor
     max_staleness: int
+    logp_reference: Tensor | None = None

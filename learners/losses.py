@@ -13,13 +13,14 @@ from asyncrl.core.recipe.algorithm import (
     GmpoLoss,
     GspoLoss,
     KlCovLoss,
+    KlInLoss,
     Loss,
     PpoClipLoss,
     ReinforceLoss,
     SapoLoss,
 )
 from learners.corrections import Corrected, correct
-from learners.kl import OVERFLOW_GUARD
+from learners.kl import OVERFLOW_GUARD, divergence, straight_through
 from learners.loss_tokens import LossTokens
 
 
@@ -53,20 +54,25 @@ def policy_loss(
     tokens: LossTokens,
     config: Algorithm,
     denominator: float,
+    kl_coefficient: float = 0.0,
 ) -> Outcome:
-    """``-sum(share * (weight * surrogate + entropy_bonus * entropy)) / denominator`` over the tokens in the mask.
+    """``-sum(share * (weight * (surrogate - kl_coefficient * kl) + entropy_bonus * entropy)) / denominator`` over the tokens in
+    the mask.
 
-    The surrogate is of ``ratio = pi_theta / pi_anchor``, the weight of ``pi_anchor / pi_behaviour``. Rejected tokens add nothing
-    and stay in the denominator. Only ``logp_theta`` and ``entropy`` receive a gradient.
+    The surrogate is of ``ratio = pi_theta / pi_anchor``, the weight of ``pi_anchor / pi_behaviour``, the divergence from
+    ``pi_theta`` to the reference; it is weighted too, because older policies sampled what it is estimated from. Rejected tokens
+    add nothing and stay in the denominator. Only ``logp_theta`` and ``entropy`` receive a gradient.
 
     Args:
         logp_theta, logp_proximal: [n], log-probabilities (nats) of the sampled tokens under the policy being optimised and the
             one before the step. Ratios are formed in float32, and their logarithms held within +-20.
         entropy: [n], nats.
         denominator: of the whole batch, see :func:`.aggregation.denominator`.
+        kl_coefficient: of the divergence, where ``config.kl`` puts it in the loss.
 
     Raises:
-        ValueError: if an entropy bonus is asked for and ``entropy`` has no gradient though ``logp_theta`` has.
+        ValueError: if tokens lack the reference that ``config.kl`` asks for; if an entropy bonus is asked for and ``entropy`` has
+            no gradient though ``logp_theta`` has.
     """
     if config.entropy_bonus and logp_theta.requires_grad and not entropy.requires_grad:
         raise ValueError("the entropy has no gradient, so that algorithm.entropy_bonus would do nothing")
@@ -78,11 +84,22 @@ def policy_loss(
     narrowing = decay ** tokens.staleness.float() if decay < 1 else 1.0
     surrogate = _surrogate(log_ratio, torch.where(tokens.mask, logp_theta, 0.0), tokens, config.loss, narrowing)
     kept = tokens.mask & ~correction.masked & ~correction.rejected
-    terms = -correction.weight * torch.where(kept, surrogate.value, 0.0)
+    value = surrogate.value
+    if isinstance(config.kl, KlInLoss):
+        value = value - kl_coefficient * _divergence_from_reference(logp_theta, tokens, config.kl)
+    terms = -correction.weight * torch.where(kept, value, 0.0)
     if config.entropy_bonus:
         terms = terms - config.entropy_bonus * torch.where(tokens.mask, entropy, 0.0)
     loss = torch.where(tokens.mask, tokens.share * terms, 0.0).sum() / denominator
     return Outcome(loss, log_ratio.detach(), kept & surrogate.clipped, correction)
+
+
+def _divergence_from_reference(logp_theta: Tensor, tokens: LossTokens, config: KlInLoss) -> Tensor:
+    if tokens.logp_reference is None:
+        raise ValueError("the tokens have no log-probabilities under the reference policy that algorithm.kl measures from")
+    log_ratio = torch.where(tokens.mask, logp_theta - tokens.logp_reference, 0.0).clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD)
+    estimate = straight_through if config.straight_through else divergence
+    return estimate(log_ratio, config.estimator)
 
 
 def _surrogate(log_ratio: Tensor, logp: Tensor, tokens: LossTokens, config: Loss, narrowing: Tensor | float) -> Surrogate:

@@ -16,7 +16,7 @@ def _sum(name: str, unit: str, meaning: str) -> Metric:
     return Metric(name, unit, Reduction.SUM, meaning)
 
 
-POLICY_LOSS = _sum("loss/policy", "1", "the loss that was minimised")
+POLICY_LOSS = _sum("loss/policy", "1", "the loss that was minimised; the mean over the optimizer steps of the batch")
 ENTROPY = _mean("loss/entropy", "nats", "entropy of the policy's next-token distribution")
 CLIP_FRACTION = _mean("loss/clip_fraction", "1", "share of tokens whose gradient the clip removed")
 KL_ANCHOR_THETA = _mean("loss/kl_anchor_theta", "nats", "k3 from the policy the loss is anchored at to the one being optimised")
@@ -41,19 +41,31 @@ LOGPROB_GAP = _mean(
 MISMATCH_K3 = _mean("mismatch/k3", "nats", "k3 from engine to learner over tokens the version being trained sampled")
 BEHAVIOUR_GAP = _mean("kl/behaviour_gap_mean_abs", "nats", "|log of proximal / behaviour probability|")
 BEHAVIOUR_K3 = _mean("kl/behaviour_k3", "nats", "k3 from the behaviour policies to the policy being trained")
+KL_REFERENCE = _mean(
+    "kl/reference_k3", "nats", "k3 from the policy being trained to the reference, the weights the run began with"
+)
+KL_COEFFICIENT = _mean("kl/coefficient", "1", "what the divergence from the reference is multiplied by")
 
 STALENESS_MEAN = _mean("staleness/mean", "versions", "version being trained - version that sampled the token")
 STALENESS_MAX = Metric("staleness/max", "versions", Reduction.MAX, "largest staleness of a token in the loss")
 STALENESS_IN_FLIGHT = _mean("staleness/in_flight_mean", "versions", "the part that built up while the row was generated")
 STALENESS_IN_BUFFER = _mean("staleness/in_buffer_mean", "versions", "the part that built up while the row waited in the buffer")
+STALENESS_STEPS = _mean(
+    "staleness/optimizer_steps_mean",
+    "steps",
+    "optimizer steps between the weights that sampled the token and those that the step moved: versions as full batches, and the "
+    "steps already taken on this one",
+)
 
-GRAD_NORM = _mean("learner/grad_norm", "1", "gradient norm before clipping")
+GRAD_NORM = _mean("learner/grad_norm", "1", "gradient norm before clipping; the mean over the optimizer steps of the batch")
 LEARNING_RATE = _mean("learner/lr", "1", "learning rate of the step")
 TOKENS = _sum("learner/tokens", "tokens", "sampled tokens in the loss")
 TOKENS_MASKED_STALE = _sum("learner/tokens_masked_stale", "tokens", "sampled tokens kept out of the loss for their staleness")
 TOKENS_MASKED_WEIGHT = _sum("learner/tokens_masked_weight", "tokens", "tokens left out for an importance weight out of bounds")
 TOKENS_REJECTED = _sum("learner/tokens_rejected", "tokens", "tokens left out by a rejection criterion")
-STEP_SECONDS = Metric("learner/step_seconds", "s", Reduction.MAX, "wall time of the optimizer step, data preparation included")
+STEP_SECONDS = Metric(
+    "learner/step_seconds", "s", Reduction.MAX, "wall time of the batch's optimizer steps, data preparation included"
+)
 
 
 def tokens_at(staleness: int) -> Metric:

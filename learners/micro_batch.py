@@ -35,6 +35,9 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
         max_staleness: the largest that a token in the mask may have.
         staleness: int32 [n], versions between sampling and training.
         in_buffer: int32 [n], the part of the staleness that built up after the row was committed.
+        logp_proximal: float32 [n], under the policy before the first step of the batch; None where no step needs it ahead of its
+            own forward pass, and off the last pipeline stage.
+        logp_reference: float32 [n], under the reference policy; None where there is none, and off the last pipeline stage.
     """
 
     token_ids: Tensor
@@ -53,6 +56,8 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     max_staleness: int
     staleness: Tensor
     in_buffer: Tensor
+    logp_proximal: Tensor | None = None
+    logp_reference: Tensor | None = None
 
     def loss_tokens(self) -> LossTokens:
         """The part of this that the loss is a function of."""
@@ -66,6 +71,7 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
             turns=Segments(self.turn, self.turns),
             singled_out=self.singled_out,
             max_staleness=self.max_staleness,
+            logp_reference=self.logp_reference,
         )
 
     def to(self, device: torch.device) -> "MicroBatch":

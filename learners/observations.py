@@ -1,7 +1,7 @@
 """What a step tells about the data it trained on: staleness by cause, distance to the policies that sampled, what was left
 out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from learners import metrics
 from learners.kl import OVERFLOW_GUARD, divergence
 from learners.losses import Outcome
 from learners.micro_batch import MicroBatch
-from learners.tally import Tally, tally_count, tally_means, tally_total
+from learners.tally import Tally, add_to, tally_count, tally_means, tally_total
 
 
 def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) -> Tally:
@@ -24,8 +24,36 @@ def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) 
     tally = tally_total(metrics.POLICY_LOSS, outcome.loss)
     tally |= _staleness(batch)
     tally |= _distances(batch, logp, entropy, outcome)
+    if batch.logp_reference is not None:
+        tally |= tally_means({metrics.KL_REFERENCE: divergence(logp - batch.logp_reference, "k3")}, batch.mask)
     tally |= _left_out(batch, outcome)
     return tally
+
+
+def off_policy_steps(batch: MicroBatch, steps: int, taken: int) -> Tally:
+    """How many optimizer steps old each token is.
+
+    Args:
+        steps: from one version to the next.
+        taken: steps that the version being trained has taken already.
+    """
+    return tally_means({metrics.STALENESS_STEPS: (batch.staleness * steps + taken).float()}, batch.mask)
+
+
+def over_steps(tallies: Sequence[Tally], epochs: float) -> Tally:
+    """Of the whole batch, from those of its optimizer steps: means over all tokens of all steps, counts of one pass over the
+    batch, and the mean of the steps' losses.
+
+    Args:
+        epochs: how often the steps have gone over the batch.
+    """
+    total: Tally = {}
+    for tally in tallies:
+        add_to(total, tally)
+    for metric, sums in total.items():
+        if metric.reduction is not Reduction.MEAN:
+            total[metric] = sums / (len(tallies) if metric is metrics.POLICY_LOSS else epochs)
+    return total
 
 
 def staleness_buckets(max_staleness: int) -> Iterator[tuple[int, int]]:

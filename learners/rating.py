@@ -1,5 +1,6 @@
 """What each row of a batch is credited with: from the batch's records alone, and so the same on every rank."""
 
+import msgspec
 import torch
 
 from asyncrl.core.batch import Batch
@@ -19,6 +20,18 @@ def rate(batch: Batch, config: Algorithm) -> list[list[float]]:
             return [[advantage] for advantage in _of_episodes(batch, config)]
         case TurnCredit(discount=discount):
             return _of_turns(batch, config, discount)
+
+
+def less_penalties(batch: Batch, penalties: list[list[float]], credit: EpisodeCredit | TurnCredit) -> Batch:
+    """The batch with the rewards that ``credit`` looks at less ``penalties``: of each row one, or one a turn."""
+    if isinstance(credit, EpisodeCredit):
+        rows = [msgspec.structs.replace(row, reward=row.reward - one) for row, (one,) in zip(batch.rows, penalties, strict=True)]
+    else:
+        rows = [
+            msgspec.structs.replace(row, turn_rewards=tuple(r - p for r, p in zip(row.turn_rewards, of_row, strict=True)))
+            for row, of_row in zip(batch.rows, penalties, strict=True)
+        ]
+    return msgspec.structs.replace(batch, rows=tuple(rows))
 
 
 def _groups(batch: Batch) -> list[int]:

@@ -23,9 +23,16 @@ from megatron.core.optimizer import ChainedOptimizer
 from torch.distributed.checkpoint import CheckpointException
 
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
-from asyncrl.core.ids import PolicyVersion
 from learners import checkpoint_manifest, checkpoints
-from learners.checkpoint_manifest import CheckpointDamaged, CheckpointNotWritten, Grid, Manifest, ModelShape, StoredFile
+from learners.checkpoint_manifest import (
+    CheckpointDamaged,
+    CheckpointNotWritten,
+    Grid,
+    Manifest,
+    ModelShape,
+    Progress,
+    StoredFile,
+)
 from learners.megatron import optimizer_state
 from learners.megatron.checkpoint_writer import PlannedSave, Written
 from learners.megatron.model import PolicyModel
@@ -115,13 +122,13 @@ class Saving:
             raise _not_written(self._target, error) from error
 
 
-def start_saving(target: Path, state: LearnerState, version: PolicyVersion) -> Saving:
+def start_saving(target: Path, state: LearnerState, progress: Progress) -> Saving:
     """Copy the state to host memory and begin to write it; collective. Training may go on at once.
 
     Args:
         target: the checkpoint, in a folder that all ranks reach; partial checkpoints beside it are removed.
         state: of this rank.
-        version: the policy version the weights are.
+        progress: what the state has come to.
 
     Raises:
         CheckpointNotWritten: on all ranks, if ``target`` exists or its folder cannot be made.
@@ -131,21 +138,21 @@ def start_saving(target: Path, state: LearnerState, version: PolicyVersion) -> S
     strategy = PlannedSave()
     saved = {**_sharded(state, is_loading=False), "random": _random_streams(state.spec)}
     dist_checkpointing.save(saved, str(partial), sharded_strategy=strategy, async_sharded_save=True)
-    manifest = Manifest(version=version, shape=state.shape, grid=state.grid(), files=())
+    manifest = Manifest(progress=progress, shape=state.shape, grid=state.grid(), files=())
     writer = ThreadPoolExecutor(1, "checkpoint")
     saving = Saving(target, manifest, strategy, writer.submit(strategy.write))
     writer.shutdown(wait=False)
     return saving
 
 
-def load(folder: Path, state: LearnerState) -> PolicyVersion:
+def load(folder: Path, state: LearnerState) -> Progress:
     """Put the checkpoint in ``folder`` into ``state``; collective. Every file is read and checked first.
 
     In another layout than it was written in, each rank keeps the random streams it was started with; nothing but the
     initialisation draws from them.
 
     Returns:
-        The version the weights are.
+        What the state has come to.
 
     Raises:
         CheckpointDamaged: on all ranks, if a file is missing or not what was written.
@@ -176,7 +183,7 @@ def load(folder: Path, state: LearnerState) -> PolicyVersion:
         optimizer_state.load_state(optimizer, loaded[f"optimizer_{number}"])
     if same_layout:
         _set_random_streams(loaded["random"])
-    return manifest.version
+    return manifest.progress
 
 
 def _prepare(target: Path, partial: Path) -> None:

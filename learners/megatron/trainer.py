@@ -14,16 +14,18 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Shard
+from asyncrl.core.recipe.algorithm import NoKl
 from asyncrl.core.recipe.schema import Recipe
+from learners.checkpoint_manifest import Progress
 from learners.megatron import checkpoint, hugging_face, parallel, placement
 from learners.megatron.cpu_compat import cuda_means_cpu
-from learners.megatron.log_probabilities import token_log_probabilities
+from learners.megatron.log_probabilities import Predictions
 from learners.megatron.model import build, distribute
 from learners.megatron.model_config import policy_config
 from learners.megatron.packed_rows import PackedRows
 from learners.megatron.pipeline import communication
+from learners.megatron.reference import ReferenceWeights
 from learners.micro_batch import MicroBatch
 from learners.rank import RankSpec
 from learners.tally import Tally, add_to, summed
@@ -75,6 +77,9 @@ class Trainer:
                 parallel.check_replicas_equal(chunk)
             self._wrapped, self._optimizer = distribute(self._chunks, recipe.learner)
         self._state = checkpoint.LearnerState(self._chunks, self._optimizer, checkpoint.shape_of(config), spec)
+        self._reference: ReferenceWeights | None = None
+        if not isinstance(recipe.algorithm.kl, NoKl):
+            self._reference = ReferenceWeights([parameter for chunk in self._chunks for parameter in chunk.parameters()])
         # Gradients are already those of the batch's loss, so the token counts that Megatron collects must not divide them again.
         config.transformer.finalize_model_grads_func = lambda models, _tokens, **options: finalize_model_grads(models, **options)
 
@@ -101,6 +106,42 @@ class Trainer:
             self._optimizer.step_with_ready_grads()
             return TrainedStep(grad_norm, self._reduce(tally) if parallel_state.is_pipeline_last_stage() else None)
 
+    @torch.no_grad()
+    def log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
+        """Of each micro-batch's sampled tokens (float32 [n], nats) under the weights as they are; None off the last stage."""
+        found: list[Tensor] = []
+
+        def keep(_: MicroBatch, logp: Tensor, __: Tensor) -> Tensor:
+            found.append(logp)
+            return logp.new_zeros(())
+
+        with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step), cuda_means_cpu():
+            self._pass(micro_batches, keep, forward_only=True)
+        return found if parallel_state.is_pipeline_last_stage() else [None] * len(micro_batches)
+
+    def reference_log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
+        """As :meth:`log_probabilities`, under the weights this trainer was constructed with.
+
+        Raises:
+            RuntimeError: if the recipe asks for no reference, so that none was kept.
+        """
+        if self._reference is None:
+            raise RuntimeError("no reference policy is kept with algorithm.kl of kind none")
+        with self._reference.in_place():
+            return self.log_probabilities(micro_batches)
+
+    @property
+    def on_last_stage(self) -> bool:
+        """Whether this rank's pipeline stage has the log-probabilities."""
+        return parallel_state.is_pipeline_last_stage()
+
+    def agreed(self, value: float) -> float:
+        """The reporting rank's ``value``, on all ranks; all call this together."""
+        with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step):
+            shared = torch.tensor(value if self._spec.is_reporter else 0.0, dtype=torch.float64, device=self._device)
+            dist.all_reduce(shared)
+            return shared.item()
+
     def added_over_data(self, values: Tensor) -> Tensor:
         """The sum over the data-parallel ranks; all call this together."""
         with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step):
@@ -125,17 +166,18 @@ class Trainer:
         with parallel.named_wait(self._spec, "saving the model", self._recipe.deadlines.step):
             hugging_face.save_pretrained(self.shards(), self._source, folder)
 
-    def start_checkpoint(self, folder: Path, version: PolicyVersion) -> checkpoint.Saving:
+    def start_checkpoint(self, folder: Path, progress: Progress) -> checkpoint.Saving:
         """See :func:`.checkpoint.start_saving`."""
-        with parallel.named_wait(self._spec, f"copying version {version}", self._recipe.deadlines.step), cuda_means_cpu():
-            return checkpoint.start_saving(folder, self._state, version)
+        copying = f"copying version {progress.version}"
+        with parallel.named_wait(self._spec, copying, self._recipe.deadlines.step), cuda_means_cpu():
+            return checkpoint.start_saving(folder, self._state, progress)
 
     def finish_checkpoint(self, saving: checkpoint.Saving) -> None:
         """See :meth:`.checkpoint.Saving.finish`."""
         with parallel.named_wait(self._spec, "writing a checkpoint", self._recipe.deadlines.step):
             saving.finish(self._recipe.deadlines.step)
 
-    def load_checkpoint(self, folder: Path) -> PolicyVersion:
+    def load_checkpoint(self, folder: Path) -> Progress:
         """See :func:`.checkpoint.load`."""
         with parallel.named_wait(self._spec, f"loading {folder}", self._recipe.deadlines.step), cuda_means_cpu():
             return checkpoint.load(folder, self._state)
@@ -147,25 +189,35 @@ class Trainer:
     def _accumulate_gradients(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss) -> Tally:
         """Forward and backward over all micro-batches; the tally of this slice, filled on the last stage."""
         tally: Tally = {}
-        temperature = self._recipe.sampling.temperature
-        no_tokens = torch.zeros((), dtype=torch.int, device=self._device)
 
-        def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Callable[[Tensor], tuple]]:
-            batch = next(batches).to(self._device)
-            output = model(batch.token_ids, PackedRows.of(batch.lengths, self._device), batch.positions)
-
-            def of_logits(logits: Tensor) -> tuple[Tensor, Tensor, None]:
-                group = parallel_state.get_tensor_model_parallel_group()
-                logp, entropy = token_log_probabilities(logits, batch.targets, temperature, group)
-                share, part = loss(batch, logp, entropy)
-                add_to(tally, part)
-                return share, no_tokens, None
-
-            return output, of_logits
+        def of_tokens(batch: MicroBatch, logp: Tensor, entropy: Tensor) -> Tensor:
+            share, part = loss(batch, logp, entropy)
+            add_to(tally, part)
+            return share
 
         for chunk in self._wrapped:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
+        self._pass(micro_batches, of_tokens, forward_only=False)
+        return tally
+
+    def _pass(
+        self, micro_batches: Sequence[MicroBatch], loss: Callable[[MicroBatch, Tensor, Tensor], Tensor], *, forward_only: bool
+    ) -> None:
+        """All micro-batches through the pipeline; ``loss`` is called on the last stage, in their order."""
+        temperature = self._recipe.sampling.temperature
+        no_tokens = torch.zeros((), dtype=torch.int, device=self._device)
+
+        def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Predictions | Tensor, Callable]:
+            batch = next(batches).to(self._device)
+            rows = PackedRows.of(batch.lengths, self._device)
+            output = model(batch.token_ids, rows, batch.positions, batch.targets, temperature)
+
+            def of_predictions(predictions: Predictions) -> tuple[Tensor, Tensor, None]:
+                return loss(batch, predictions.logp, predictions.entropy), no_tokens, None
+
+            return output, of_predictions
+
         with communication(self._chunks[0].config) as arguments:
             get_forward_backward_func()(
                 forward_step_func=forward_step,
@@ -175,10 +227,9 @@ class Trainer:
                 # Shapes are sent ahead of each tensor, so these two describe none.
                 seq_length=1,
                 micro_batch_size=1,
-                forward_only=False,
+                forward_only=forward_only,
                 **arguments,
             )
-        return tally
 
     def _reduce(self, tally: Tally) -> Tally | None:
         group = parallel_state.get_data_parallel_group()

@@ -41,6 +41,9 @@ def decode(algorithm: dict[str, Any], **sections: Any) -> Any:
         ({"loss": {"dual_clip": 1.28}}, "loss.dual_clip", "3"),
         ({"correction": {"bound": {"kind": "mask", "lower": 1, "upper": 1}}}, "correction.bound.lower", "lower"),
         ({"correction": {"reject": [{"kind": "ratio", "lower": 1, "upper": 1}]}}, "correction.reject[0].lower", "lower"),
+        ({"minibatches": 17}, "minibatches", "at most 16"),
+        ({"kl": {"kind": "in_loss", "estimator": "k1", "straight_through": False}}, "kl.estimator", "k2 or k3"),
+        ({"kl": {"kind": "in_loss", "estimator": "abs", "straight_through": False}}, "kl.estimator", "straight_through to true"),
     ],
 )
 def test_a_combination_without_sense_is_refused_with_the_remedy(algorithm: dict[str, Any], place: str, remedy: str):
@@ -59,6 +62,10 @@ def test_a_combination_without_sense_is_refused_with_the_remedy(algorithm: dict[
         {"loss": {"kind": "reinforce"}, "aggregation": {"kind": "constant", "tokens": 256}},
         {"loss": {"kind": "gspo"}, "credit": {"kind": "turn", "discount": 0.9}, "advantage": {"kind": "rloo"}},
         {"advantage": {"kind": "pass_at_k", "k": 8}, "loss": {"dual_clip": 3}},
+        {"minibatches": 16, "epochs": 4},
+        {"kl": {"kind": "in_loss", "estimator": "k1"}},
+        {"kl": {"kind": "in_loss", "estimator": "k3", "straight_through": False}},
+        {"kl": {"kind": "in_reward", "estimator": "k1", "control": {"kind": "adaptive", "target": 0.1}}},
         {
             "correction": {
                 "weight": "sequence",

@@ -204,21 +204,29 @@ def save_twice(spec: RankSpec, recipe: Recipe, folder: Path, target: Path) -> st
     return ""
 
 
-def log_probabilities(spec: RankSpec, logits: np.ndarray, targets: np.ndarray, temperature: float) -> tuple[np.ndarray, ...]:
-    """Log-probabilities, entropies and the gradient with respect to this rank's slice of the logits of
-    ``sum(i * logp_i + i**2 * entropy_i)``."""
+def log_probabilities(
+    spec: RankSpec, hidden: np.ndarray, weight: np.ndarray, targets: np.ndarray, temperature: float, tile: tuple[int, int]
+) -> list[np.ndarray]:
+    """Log-probabilities, entropies and the gradients of ``sum(i * logp_i + i**2 * entropy_i)``: of the hidden states, summed over
+    the ranks, and of this rank's part of the output layer; the same two of ``sum(i * logp_i)`` and of ``sum(i**2 * entropy_i)``."""
     import torch.distributed as dist
 
-    from learners.megatron.log_probabilities import token_log_probabilities
+    from learners.megatron.log_probabilities import Tile, token_log_probabilities
 
     store = dist.TCPStore(spec.address, spec.port, spec.world_size, is_master=spec.rank == 0)
     dist.init_process_group("gloo", store=store, rank=spec.rank, world_size=spec.world_size)
-    mine = torch.from_numpy(logits).chunk(spec.world_size, 1)[spec.rank].clone().requires_grad_()
-    logp, entropy = token_log_probabilities(mine, torch.from_numpy(targets), temperature, dist.group.WORLD)
+    states = torch.from_numpy(hidden).requires_grad_()
+    mine = torch.from_numpy(weight).chunk(spec.world_size)[spec.rank].clone().requires_grad_()
+    logp, entropy = token_log_probabilities(states, mine, torch.from_numpy(targets), temperature, dist.group.WORLD, Tile(*tile))
     number = torch.arange(len(logp))
-    (logp * number + entropy * number**2).sum().backward()
+    results = [logp.detach(), entropy.detach()]
+    of_logp, of_entropy = (logp * number).sum(), (entropy * number**2).sum()
+    for loss in (of_logp + of_entropy, of_logp, of_entropy):
+        states_grad, weight_grad = torch.autograd.grad(loss, (states, mine), retain_graph=True)
+        dist.all_reduce(states_grad)
+        results += [states_grad, weight_grad]
     dist.destroy_process_group()
-    return logp.detach().numpy(), entropy.detach().numpy(), mine.grad.numpy()
+    return [result.numpy() for result in results]
 
 
 def differing_replicas(spec: RankSpec, recipe: Recipe) -> str:
@@ -246,3 +254,23 @@ def abort(spec: RankSpec) -> None:
     if spec.rank == 1:
         os.abort()
     time.sleep(3600)
+
+
+def passes_ahead(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows) -> int:
+    """How many forward passes a step makes to know log-probabilities ahead."""
+    from learners.megatron.trainer import Trainer
+
+    learner = Learner(recipe, str(folder), spec)
+    with mock.patch.object(Trainer, "log_probabilities", autospec=True, side_effect=Trainer.log_probabilities) as ahead:
+        _step(learner, batch, rows)
+    learner.close()
+    return ahead.call_count
+
+
+def train_on(spec: RankSpec, recipe: Recipe, folder: Path, batches: Batches) -> tuple[list[StepReport], list[PlainShard]]:
+    """Train one batch after the other: what came of each, and the weights at the end."""
+    learner = Learner(recipe, str(folder), spec)
+    reports = [_step(learner, batch, rows) for batch, rows in batches]
+    shards = plain_shards(learner)
+    learner.close()
+    return reports, shards

@@ -18,7 +18,9 @@ from asyncrl.core.recipe.algorithm import (
     GmpoLoss,
     GspoLoss,
     KlCovLoss,
+    KlInLoss,
     MaskBound,
+    NoKl,
     PpoClipLoss,
     ReinforceLoss,
     RejectDivergence,
@@ -389,3 +391,36 @@ def test_the_entropy_bonus_is_per_token_and_needs_a_gradient():
     assert entropy.grad.tolist() == pytest.approx([-0.5 * 0.1 / 4, 0.0])
     with pytest.raises(ValueError, match="entropy has no gradient"):
         policy_loss(theta, proximal, entropy.detach(), tokens, config, 4)
+
+
+def test_a_divergence_in_the_loss_is_weighted_as_the_surrogate_is_and_leaves_out_what_it_leaves_out():
+    """Token by token: 0.5 * weight * k3, of the tokens that are kept; its gradient that of k2 if it is to be the divergence's."""
+    row = Row((token(-1.0, -1.5, -2.0), token(-0.5, -0.5, -4.0), token(-2.0, -2.0, -2.0, mask=False)), 1.0, 3.0)
+    theta, proximal, tokens = pack_tokens([row])
+    reference = torch.tensor([-1.2, -0.1, math.nan])
+    tokens = msgspec.structs.replace(tokens, logp_reference=reference)
+    correction = Correction(bound=MaskBound(lower=0.5, upper=5.0))
+    entropy = torch.zeros(3)
+
+    def gradient_and_loss(kl, coefficient):
+        logp = theta.clone().requires_grad_()
+        outcome = policy_loss(logp, proximal, entropy, tokens, Algorithm(correction=correction, kl=kl), 7, coefficient)
+        outcome.loss.backward()
+        return outcome.loss.item(), logp.grad
+
+    none, none_gradient = gradient_and_loss(NoKl(), 0.0)
+    weight, difference = math.exp(0.5), 0.2  # the second token weighs more than 5 and is masked
+    for straight_through, slope in ((True, difference), (False, 1 - math.exp(-difference))):
+        loss, gradient = gradient_and_loss(KlInLoss(straight_through=straight_through), 0.5)
+        assert loss - none == pytest.approx(3.0 * weight * 0.5 * (math.exp(-difference) - 1 + difference) / 7, rel=1e-4)
+        assert (gradient - none_gradient).tolist() == pytest.approx([3.0 * weight * 0.5 * slope / 7, 0.0, 0.0], rel=1e-4)
+
+
+def test_a_divergence_without_a_reference_is_refused():
+    theta, proximal, tokens = pack_tokens([Row((token(-1.0, -1.0, -1.0),), 1.0)])
+    with pytest.raises(ValueError, match="no log-probabilities under the reference"):
+        policy_loss(theta, proximal, torch.zeros(1), tokens, Algorithm(kl=KlInLoss()), 1, 0.1)
+
+
+def token(theta, proximal, behaviour, mask=True):
+    return Token(theta=theta, proximal=proximal, behaviour=behaviour, mask=mask, staleness=0, turn=0)

@@ -295,6 +295,62 @@ class Correction(Section, frozen=True):
     trust_region_decay: UpToOne = 1.0
 
 
+class FixedKl(Section, frozen=True, tag_field="kind", tag="fixed"):
+    """The coefficient stays what it is."""
+
+
+class AdaptiveKl(Section, frozen=True, tag_field="kind", tag="adaptive"):
+    """The coefficient moves so that the divergence stays near a target (Ziegler et al. 2019, arXiv:1909.08593).
+
+    Attributes:
+        target: of the divergence from the reference, nats a token.
+        horizon: policy versions in which the coefficient may change about 1.2-fold.
+    """
+
+    target: Positive = 0.05
+    horizon: Positive = 10.0
+
+
+KlControl = FixedKl | AdaptiveKl
+
+
+class NoKl(Section, frozen=True, tag_field="kind", tag="none"):
+    """The policy may go as far from where it began as it likes."""
+
+
+class KlInLoss(Section, frozen=True, tag_field="kind", tag="in_loss"):
+    """A multiple of the divergence from the weights the run began with is added to the loss (Shao et al. 2024,
+    arXiv:2402.03300).
+
+    Attributes:
+        coefficient: of the divergence; the first, if it is adaptive.
+        estimator: of each token's divergence.
+        straight_through: descend the divergence itself, whatever the estimator's own gradient is (Tang and Munos 2025,
+            arXiv:2506.09477); false is GRPO as published.
+        control: whether the coefficient changes.
+    """
+
+    coefficient: Positive = 1e-3
+    estimator: Literal["k1", "abs", "k2", "k3"] = "k3"
+    straight_through: bool = True
+    control: KlControl = FixedKl()
+
+
+class KlInReward(Section, frozen=True, tag_field="kind", tag="in_reward"):
+    """A multiple of the divergence from the weights the run began with is taken off the reward, before advantages (Ouyang et al.
+    2022, arXiv:2203.02155).
+
+    Attributes:
+        coefficient: of the divergence; the first, if it is adaptive.
+        estimator: of each token's divergence; only ``k1`` and ``k3`` are unbiased.
+        control: whether the coefficient changes.
+    """
+
+    coefficient: Positive = 1e-3
+    estimator: Literal["k1", "abs", "k2", "k3"] = "k1"
+    control: KlControl = FixedKl()
+
+
 class Algorithm(Section, frozen=True):
     """The mathematics of the update.
 
@@ -305,6 +361,9 @@ class Algorithm(Section, frozen=True):
         aggregation: how the tokens' terms become one number; always over the whole batch.
         correction: how the loss makes up for tokens that an older policy sampled.
         entropy_bonus: coefficient of the policy's entropy, which is added to what is maximised.
+        kl: what holds the policy near the weights the run began with.
+        minibatches: optimizer steps in which a batch is trained once, each on whole groups. All but the first are off-policy.
+        epochs: how often a batch is trained, each time in ``minibatches`` steps.
     """
 
     advantage: Advantage = GrpoAdvantage()
@@ -313,3 +372,11 @@ class Algorithm(Section, frozen=True):
     aggregation: Aggregation = TokenMean()
     correction: Correction = Correction()
     entropy_bonus: Annotated[float, Meta(ge=0)] = 0.0
+    kl: NoKl | KlInLoss | KlInReward = NoKl()
+    minibatches: Count = 1
+    epochs: Count = 1
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps from one policy version to the next."""
+        return self.minibatches * self.epochs

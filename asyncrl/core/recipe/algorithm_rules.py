@@ -9,6 +9,7 @@ from asyncrl.core.recipe.algorithm import (
     EpisodeCredit,
     GmpoLoss,
     KlCovLoss,
+    KlInLoss,
     MaskBound,
     OpoAdvantage,
     PassAtKAdvantage,
@@ -129,6 +130,26 @@ def _a_dual_clip_is_beyond_the_clip(recipe: Recipe) -> Iterator[RecipeError]:
         )
 
 
+def _a_divergence_in_the_loss_has_a_gradient(recipe: Recipe) -> Iterator[RecipeError]:
+    kl = recipe.algorithm.kl
+    if isinstance(kl, KlInLoss) and not kl.straight_through and kl.estimator in ("k1", "abs"):
+        yield RecipeError(
+            "algorithm.kl.estimator",
+            f"the gradient of {kl.estimator} does not follow the divergence: that of k1 is 0 in expectation, that of abs a sign",
+            "set it to k2 or k3, or algorithm.kl.straight_through to true",
+        )
+
+
+def _every_mini_batch_gets_a_group(recipe: Recipe) -> Iterator[RecipeError]:
+    groups, parts = recipe.batch.groups_per_step, recipe.algorithm.minibatches
+    if groups < parts:
+        yield RecipeError(
+            "algorithm.minibatches",
+            f"{parts} optimizer steps cannot share batch.groups_per_step {groups} groups, which stay whole",
+            f"set it to at most {groups}, or batch.groups_per_step to at least {parts}",
+        )
+
+
 ALGORITHM_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _stale_tokens_need_a_correction,
     _the_behaviour_anchor_is_the_correction,
@@ -140,4 +161,6 @@ ALGORITHM_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _a_try_fits_the_group,
     _ranges_are_not_empty,
     _a_dual_clip_is_beyond_the_clip,
+    _a_divergence_in_the_loss_has_a_gradient,
+    _every_mini_batch_gets_a_group,
 )

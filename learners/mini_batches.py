@@ -1,0 +1,32 @@
+"""Which rows of a batch each optimizer step trains, and in which order. Pure planning; the same answer on every rank.
+
+What always holds:
+* every row is in exactly one mini-batch, every epoch trains each mini-batch once, and groups stay whole: what a group says about
+  better and worse is said in one step;
+* mini-batches differ by at most one group;
+* mini-batches stay what they are from epoch to epoch, so that a rank needs its own rows and no others; their order is drawn anew;
+* it depends on the batch and the arguments alone, so that a batch trained again after a crash gives the same weights.
+"""
+
+import msgspec
+import numpy as np
+
+from asyncrl.core.batch import Batch
+
+
+def mini_batches(batch: Batch, count: int) -> list[Batch]:
+    """The batch in ``count`` parts, groups dealt at random; some parts are empty if there are fewer groups."""
+    if count == 1:
+        return [batch]
+    groups = list(dict.fromkeys(row.group_id for row in batch.rows))
+    dealt = np.random.default_rng(batch.version).permutation(len(groups))
+    part_of = {groups[group]: place % count for place, group in enumerate(dealt)}
+    return [
+        msgspec.structs.replace(batch, rows=tuple(row for row in batch.rows if part_of[row.group_id] == part))
+        for part in range(count)
+    ]
+
+
+def order(batch: Batch, count: int, epochs: int) -> list[int]:
+    """Numbers of the mini-batches in the order in which they are trained."""
+    return [int(part) for epoch in range(epochs) for part in np.random.default_rng((batch.version, epoch)).permutation(count)]

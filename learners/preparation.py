@@ -1,0 +1,199 @@
+"""From a batch to what its optimizer steps need: micro-batches, what other policies say of their tokens, advantages.
+
+What always holds: all of it is known before the first step and is a function of the batch, its rows, the weights before that step
+and the coefficient of the divergence alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.ids import GroupId
+from asyncrl.core.recipe.algorithm import ClipCovLoss, EpisodeCredit, KlCovLoss, KlInReward, NoKl
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.trajectory import Trajectory
+from learners.aggregation import denominator, row_shares
+from learners.covariance import draws, single_out
+from learners.kl import divergence
+from learners.micro_batch import MicroBatch, pack
+from learners.mini_batches import mini_batches
+from learners.packing import plan
+from learners.rank import RankSpec
+from learners.rating import less_penalties, rate
+
+if TYPE_CHECKING:
+    from learners.megatron.trainer import Trainer
+
+RowName = tuple[GroupId, int]
+"""Group and sample index."""
+
+
+class MiniBatch(NamedTuple):
+    """What one optimizer step trains of this data-parallel slice.
+
+    Attributes:
+        micro_batches: as many as on every other slice.
+        denominator: of the whole mini-batch, see :func:`.aggregation.denominator`; 0 if no token of it may enter the loss.
+    """
+
+    micro_batches: list[MicroBatch]
+    denominator: int
+
+
+class Preparation:
+    """Prepares batches on one rank. :meth:`mini_batches` is collective.
+
+    Args:
+        recipe: of the run.
+        rank: where this rank stands.
+        trainer: asked for what the policies say, and for sums over the data-parallel ranks.
+    """
+
+    def __init__(self, recipe: Recipe, rank: RankSpec, trainer: "Trainer") -> None:
+        self._recipe, self._rank, self._trainer = recipe, rank, trainer
+
+    def rows_needed(self, batch: Batch) -> list[RowName]:
+        """The rows of this data-parallel slice.
+
+        Raises:
+            RecipeError: if a row is longer than ``learner.micro_batch_tokens``.
+        """
+        return [
+            _name(part.rows[row])
+            for part in mini_batches(batch, self._recipe.algorithm.minibatches)
+            for micro_batch in self._planned(part)
+            for row in micro_batch
+        ]
+
+    def mini_batches(self, batch: Batch, rows: Mapping[RowName, Trajectory], kl_coefficient: float) -> list[MiniBatch]:
+        """What each optimizer step trains. Advantages are those of the whole batch.
+
+        Args:
+            kl_coefficient: of the divergence from the reference, where it is taken off the reward.
+
+        Raises:
+            ValueError: if a row is missing or is not what the batch says of it.
+        """
+        algorithm = self._recipe.algorithm
+        parts = mini_batches(batch, algorithm.minibatches)
+        advantages = _by_name(batch, rate(batch, algorithm))
+        packed = [self._with_policies(self._packed(part, rows, advantages)) for part in parts]
+        if isinstance(algorithm.kl, KlInReward) and self._trainer.on_last_stage:
+            packed = self._rated_less_divergence(batch, parts, packed, kl_coefficient)
+        prepared = []
+        for part, micro_batches in zip(parts, packed, strict=True):
+            divisor = denominator(_loss_tokens(part), algorithm.aggregation)
+            prepared.append(MiniBatch(self._with_singled_out(part, micro_batches) if divisor else micro_batches, divisor))
+        return prepared
+
+    def _planned(self, batch: Batch) -> list[list[int]]:
+        planned = plan(batch, self._rank.data, self._recipe.learner.micro_batch_tokens)[self._rank.data_rank]
+        # The interleaved schedule goes round its stages with a micro-batch for each; empty ones fill the last round.
+        stages = self._rank.pipeline if self._recipe.learner.virtual_pipeline > 1 else 1
+        return planned + [[] for _ in range(-len(planned) % stages)]
+
+    def _packed(
+        self, batch: Batch, rows: Mapping[RowName, Trajectory], advantages: Mapping[RowName, Sequence[float]]
+    ) -> list[MicroBatch]:
+        weights = torch.tensor([row.weight for row in batch.rows], dtype=torch.float64)
+        shares = (weights * row_shares(_loss_tokens(batch), self._recipe.algorithm.aggregation)).tolist()
+        packed = []
+        for micro_batch in self._planned(batch):
+            records = [batch.rows[row] for row in micro_batch]
+            names = [_name(record) for record in records]
+            missing = [name for name in names if name not in rows]
+            if missing:
+                raise ValueError(f"rows {missing} of version {batch.version} are missing; fetch all of rows_needed()")
+            packed.append(
+                pack(
+                    records,
+                    [rows[name] for name in names],
+                    [advantages[name] for name in names],
+                    [shares[row] for row in micro_batch],
+                    batch=batch,
+                    sampling=self._recipe.sampling,
+                    multiple=self._rank.tensor,
+                )
+            )
+        return packed
+
+    def _with_policies(self, packed: list[MicroBatch]) -> list[MicroBatch]:
+        """The same, with the log-probabilities under other policies that the steps need and could not compute on their way."""
+        algorithm = self._recipe.algorithm
+        in_correction = algorithm.correction.anchor == "proximal_recomputed" or algorithm.correction.reject
+        if isinstance(algorithm.kl, KlInReward) or (algorithm.optimizer_steps > 1 and in_correction):
+            proximal = self._trainer.log_probabilities(packed)
+            packed = [msgspec.structs.replace(part, logp_proximal=logp) for part, logp in zip(packed, proximal, strict=True)]
+        if not isinstance(algorithm.kl, NoKl):
+            reference = self._trainer.reference_log_probabilities(packed)
+            packed = [msgspec.structs.replace(part, logp_reference=logp) for part, logp in zip(packed, reference, strict=True)]
+        return packed
+
+    def _rated_less_divergence(
+        self, batch: Batch, parts: list[Batch], packed: list[list[MicroBatch]], coefficient: float
+    ) -> list[list[MicroBatch]]:
+        """The same, with the advantages of rewards less each row's, or each turn's, divergence from the reference."""
+        algorithm = self._recipe.algorithm
+        assert isinstance(algorithm.kl, KlInReward)
+        by_row = isinstance(algorithm.credit, EpisodeCredit)
+        counts = [1 if by_row else len(record.turn_rewards) for record in batch.rows]
+        places = dict(zip(map(_name, batch.rows), accumulate(counts, initial=0), strict=False))
+        penalties = torch.zeros(sum(counts), dtype=torch.float64)
+        for records, micro_batch in self._with_records(parts, packed):
+            assert micro_batch.logp_proximal is not None
+            assert micro_batch.logp_reference is not None
+            tokens = divergence((micro_batch.logp_proximal - micro_batch.logp_reference).double().cpu(), algorithm.kl.estimator)
+            segments = micro_batch.loss_tokens().rows if by_row else micro_batch.loss_tokens().turns
+            sums = segments.sums(tokens)
+            for record in records:
+                place, count = places[_name(record)], 1 if by_row else len(record.turn_rewards)
+                penalties[place : place + count], sums = sums[:count], sums[count:]
+        of_units = (coefficient * self._trainer.added_over_data(penalties)).split(counts)
+        penalised = less_penalties(batch, [units.tolist() for units in of_units], algorithm.credit)
+        advantages = _by_name(batch, rate(penalised, algorithm))
+        rated = []
+        for records, micro_batch in self._with_records(parts, packed):
+            units = torch.tensor([one for record in records for one in advantages[_name(record)]])
+            spread = units[micro_batch.row if by_row else micro_batch.turn]
+            rated.append(msgspec.structs.replace(micro_batch, advantages=spread))
+        remaining = iter(rated)
+        return [[next(remaining) for _ in micro_batches] for micro_batches in packed]
+
+    def _with_records(self, parts: list[Batch], packed: list[list[MicroBatch]]) -> Iterator[tuple[list[RowRecord], MicroBatch]]:
+        for part, micro_batches in zip(parts, packed, strict=True):
+            for numbers, micro_batch in zip(self._planned(part), micro_batches, strict=True):
+                yield [part.rows[number] for number in numbers], micro_batch
+
+    def _with_singled_out(self, batch: Batch, packed: list[MicroBatch]) -> list[MicroBatch]:
+        """The same, with the tokens marked that a covariance loss treats apart."""
+        config = self._recipe.algorithm.loss
+        if not isinstance(config, ClipCovLoss | KlCovLoss):
+            return packed
+        singled_out = single_out(
+            torch.cat([part.logp_behaviour for part in packed]),
+            torch.cat([part.advantages for part in packed]),
+            torch.cat([part.mask for part in packed]),
+            draws(batch, self._planned(batch), packed),
+            config,
+            add=self._trainer.added_over_data,
+            gather=self._trainer.gathered_over_data,
+        )
+        marks = singled_out.split([len(part.mask) for part in packed])
+        return [msgspec.structs.replace(part, singled_out=mark) for part, mark in zip(packed, marks, strict=True)]
+
+
+def _name(record: RowRecord) -> RowName:
+    return record.group_id, record.sample_index
+
+
+def _by_name(batch: Batch, of_rows: list[list[float]]) -> dict[RowName, list[float]]:
+    return {_name(record): of_row for record, of_row in zip(batch.rows, of_rows, strict=True)}
+
+
+def _loss_tokens(batch: Batch) -> Tensor:
+    return torch.tensor([row.loss_tokens for row in batch.rows])

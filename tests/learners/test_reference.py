@@ -1,0 +1,128 @@
+"""The reference policy is the one the run began with, on any grid and after a resume; what holds the policy near it does."""
+
+import msgspec
+import numpy as np
+import pytest
+import rank_side
+import torch
+from learner_samples import assemble, make_batch, make_model, make_recipe
+from ranks import run_ranks
+from test_ranks import distance
+from transformers import AutoModelForCausalLM
+
+from asyncrl.core.metrics import combine
+from asyncrl.core.recipe.algorithm import AdaptiveKl, Algorithm, KlInLoss, KlInReward, RlooAdvantage, TurnCredit
+from learners.kl import adapted_coefficient
+
+BATCHES = [make_batch(version) for version in (5, 6)]
+IN_LOSS = Algorithm(kl=KlInLoss(coefficient=0.5))
+IN_REWARD = Algorithm(kl=KlInReward(coefficient=0.5), minibatches=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def run(function, folder, algorithm, *arguments, grid=(1, 1, 1), **learner):
+    tensor, pipeline, data = grid
+    recipe = make_recipe(folder, tensor=tensor, pipeline=pipeline, data=data, **learner)
+    recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
+    return run_ranks(function, recipe, folder, *arguments, tensor=tensor, pipeline=pipeline, data=data)
+
+
+def train(folder, algorithm, batches=BATCHES, **options):
+    """Readings of each step, and the weights at the end."""
+    results = run(rank_side.train_on, folder, algorithm, batches, **options)
+    readings = [combine(r for reports, _ in results for r in reports[step].readings) for step in range(len(batches))]
+    for step in readings:
+        del step["learner/step_seconds"]
+    return readings, assemble([shards for _, shards in results])
+
+
+def test_the_weights_the_run_began_with_are_at_no_distance_and_later_ones_at_the_distance_of_hugging_faces(folder, tmp_path):
+    (first, second), _ = train(folder, IN_LOSS)
+    assert first["kl/reference_k3"] == 0.0
+    ((reports, _, _),) = run(rank_side.train, folder, IN_LOSS, *BATCHES[0], 1, tmp_path / "after")
+    assert reports[0].readings
+    batch, rows = BATCHES[1]
+    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (folder, tmp_path / "after")]
+    estimates = []
+    for record in batch.rows:
+        row = rows[record.group_id, record.sample_index]
+        ids = torch.from_numpy(row.token_ids.astype(np.int64))
+        places = torch.from_numpy(np.flatnonzero(row.versions() >= batch.oldest_version))
+        with torch.no_grad():
+            before, now = (torch.log_softmax(model(ids[None]).logits[0] / 0.8, -1)[places - 1, ids[places]] for model in models)
+        estimates += ((before - now).exp() - 1 - (before - now)).tolist()
+    assert second["kl/reference_k3"] == pytest.approx(np.mean(estimates), rel=1e-3)
+    assert second["kl/coefficient"] == 0.5
+
+
+@pytest.mark.parametrize("algorithm", [IN_LOSS, IN_REWARD], ids=["in_loss", "in_reward"])
+@pytest.mark.parametrize("grid", [(2, 1, 1), (1, 2, 1), (1, 1, 2)], ids=["tp2", "pp2", "dp2"])
+def test_every_grid_sees_the_same_reference(folder, grid, algorithm):
+    expected, weights = train(folder, algorithm, lr=1e-3)
+    readings, divided = train(folder, algorithm, grid=grid, lr=1e-3)
+    for step, expected_step in zip(readings, expected, strict=True):
+        assert step == pytest.approx(expected_step, rel=1e-3, abs=1e-6)
+    assert distance(divided, weights) < 1e-5
+    assert expected[1]["kl/reference_k3"] > 0
+
+
+@pytest.mark.parametrize("kl", [KlInLoss(coefficient=20.0), KlInReward(coefficient=20.0)], ids=["in_loss", "in_reward"])
+def test_it_holds_the_policy_near(folder, kl):
+    free, _ = train(folder, Algorithm(kl=KlInLoss(coefficient=1e-9)), BATCHES * 3, lr=1e-3)
+    held, _ = train(folder, Algorithm(kl=kl), BATCHES * 3, lr=1e-3)
+    assert held[-1]["kl/reference_k3"] < 0.7 * free[-1]["kl/reference_k3"]
+
+
+def test_in_the_reward_it_changes_nothing_before_the_first_step_and_then_the_advantages(folder):
+    plain, first = train(folder, Algorithm(), lr=1e-3)
+    penalised, second = train(folder, msgspec.structs.replace(IN_REWARD, minibatches=1), lr=1e-3)
+    assert penalised[0]["loss/policy"] == plain[0]["loss/policy"]
+    assert abs(penalised[1]["loss/policy"] - plain[1]["loss/policy"]) > 1e-4
+    assert distance(first, second) > 1e-5
+
+
+def test_each_turn_pays_its_own_divergence(folder):
+    batches = [with_turn_rewards(*one) for one in BATCHES]
+    turns = Algorithm(advantage=RlooAdvantage(), credit=TurnCredit(), kl=KlInReward(coefficient=1.0))
+    penalised, _ = train(folder, turns, batches, lr=1e-3)
+    divided, _ = train(folder, turns, batches, grid=(1, 1, 2), lr=1e-3)
+    free, _ = train(folder, msgspec.structs.replace(turns, kl=KlInReward(coefficient=1e-9)), batches, lr=1e-3)
+    assert divided[1] == pytest.approx(penalised[1], rel=1e-3, abs=1e-6)
+    assert penalised[1]["loss/policy"] != pytest.approx(free[1]["loss/policy"], rel=1e-3)
+
+
+def with_turn_rewards(batch, rows):
+    rows = {
+        name: msgspec.structs.replace(
+            row, turns=tuple(msgspec.structs.replace(turn, reward=row.reward * place) for place, turn in enumerate(row.turns))
+        )
+        for name, row in rows.items()
+    }
+    records = tuple(
+        msgspec.structs.replace(r, turn_rewards=tuple(turn.reward for turn in rows[r.group_id, r.sample_index].turns))
+        for r in batch.rows
+    )
+    return msgspec.structs.replace(batch, rows=records), rows
+
+
+@pytest.mark.parametrize("grid", [(1, 1, 1), (1, 2, 1)], ids=["one", "pp2"])
+def test_an_adaptive_coefficient_and_the_reference_survive_a_resume_to_the_bit(folder, tmp_path, grid):
+    control = AdaptiveKl(target=0.01, horizon=2.0)
+    algorithm = Algorithm(kl=KlInReward(coefficient=0.3, control=control))
+    target = tmp_path / "version-000007"
+    after = [make_batch(7), make_batch(8)]
+    trained = run(rank_side.train_and_save, folder, algorithm, BATCHES, target, after, grid=grid)
+    again = run(rank_side.load_and_train, folder, algorithm, target, after, grid=grid)
+    weights, resumed = assemble([result[2] for result in trained]), assemble([result[3] for result in again])
+    for name, tensor in weights.items():
+        np.testing.assert_array_equal(resumed[name], tensor)
+    first, second = (combine(r for result in trained for r in result[1][step].readings) for step in range(2))
+    redone = [combine(r for result in again for r in result[2][step].readings) for step in range(2)]
+    assert [step["kl/coefficient"] for step in redone] == [first["kl/coefficient"], second["kl/coefficient"]]
+    expected = adapted_coefficient(first["kl/coefficient"], first["kl/reference_k3"], control.target, control.horizon)
+    assert second["kl/coefficient"] == pytest.approx(expected)
+    assert first["kl/coefficient"] != 0.3
