@@ -1,71 +1,155 @@
-"""Log-probabilities and entropy from logits whose vocabulary is split over the tensor-parallel ranks."""
+"""Log-probability and entropy straight from hidden states: the output layer and the softmax, one tile at a time.
 
-from typing import Any
+What always holds: no more than a few tiles of logits exist at once, in the forward and in the backward pass, however many tokens
+and however large the vocabulary. Between the two passes four numbers a token are kept; the backward pass multiplies out the
+logits again. Logits are float32 whatever the data type of the weights.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 
-def token_log_probabilities(
-    logits: Tensor, targets: Tensor, temperature: float, group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target under ``softmax(logits / temperature)``, and that distribution's entropy.
+class Tile(NamedTuple):
+    """How many tokens, and how many entries of the vocabulary, are computed at once."""
 
-    No rank holds the logits of the whole vocabulary.
+    tokens: int
+    entries: int
+
+
+_CPU_TILE = Tile(tokens=1024, entries=512)
+"""Fits a core's second-level cache, so that all passes over it but the matrix products' are as good as free."""
+_GPU_TILE = Tile(tokens=8192, entries=8192)
+"""256 MiB: enough work for a GPU to hide what it takes to launch it."""
+
+
+class Predictions(NamedTuple):
+    """Of each sampled token, float32 [n] in nats: its log-probability, and the entropy of the distribution it is of."""
+
+    logp: Tensor
+    entropy: Tensor
+
+
+def token_log_probabilities(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, group: dist.ProcessGroup, tile: Tile | None = None
+) -> Predictions:
+    """Log-probability of each target under ``softmax(hidden @ weight.T / temperature)``, and that distribution's entropy.
 
     Args:
-        logits: [n, vocabulary / group size], this rank's part: its ``group.rank()``-th slice.
+        hidden: [n, hidden], the same on all ranks of ``group``. The gradient this gives it is of this rank's part of the
+            vocabulary only: that of the whole is the sum over the ranks, which ``copy_to_tensor_model_parallel_region`` takes, or
+            the gradient of the gather that undoes sequence parallelism.
+        weight: [vocabulary / group size, hidden], this rank's ``group.rank()``-th part.
         targets: int64 [n], token ids.
         group: the ranks that share the vocabulary. All call this together.
+        tile: what is computed at once; None for what suits the device.
 
     Returns:
-        float32 [n] nats each, both with a gradient.
+        Both with a gradient. The entropy's costs something only where it is asked for.
     """
-    return _TokenLogProbabilities.apply(logits, targets, temperature, group)
+    tile = tile or (_GPU_TILE if hidden.is_cuda else _CPU_TILE)
+    return Predictions(*_TokenLogProbabilities.apply(hidden, weight, targets, temperature, group, tile))
 
 
 class _TokenLogProbabilities(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-        scaled = logits.float() / temperature
-        peak = scaled.amax(-1)
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, group: dist.ProcessGroup, tile: Tile
+    ) -> tuple[Tensor, Tensor]:
+        tokens, entries = len(hidden), len(weight)
+        local = targets - group.rank() * entries
+        # Of each token and each tile of the vocabulary: the largest logit, and, relative to it, the sum of exponentials and the
+        # sum of exponentials times logits.
+        peaks, totals, products = hidden.new_empty(3, -(-entries // tile.entries), tokens, dtype=torch.float32)
+        chosen = hidden.new_zeros(tokens, dtype=torch.float32)
+        for number, columns in enumerate(_ranges(entries, tile.entries)):
+            of_entries = _operand(weight[columns]).t()
+            for rows in _ranges(tokens, tile.tokens):
+                logits = _product(_operand(hidden[rows]), of_entries).div_(temperature)
+                chosen[rows] += _at_targets(logits, local[rows] - columns.start)
+                peak = torch.amax(logits, -1, out=peaks[number, rows])
+                logits -= peak.unsqueeze(1)
+                exponentials = logits.exp()
+                torch.sum(exponentials, -1, out=totals[number, rows])
+                torch.linalg.vecdot(exponentials, logits, out=products[number, rows])
+        peak = peaks.amax(0)
         if group.size() > 1:
             dist.all_reduce(peak, dist.ReduceOp.MAX, group)
-        scaled -= peak.unsqueeze(1)
-        local = targets - group.rank() * logits.size(1)
-        is_local = (local >= 0) & (local < logits.size(1))
-        local = torch.where(is_local, local, 0).unsqueeze(1)
-        exponentials = scaled.exp()
-        sums = torch.stack(
-            [
-                torch.where(is_local, scaled.gather(1, local).squeeze(1), 0.0),
-                exponentials.sum(-1),
-                torch.linalg.vecdot(exponentials, scaled),
-            ]
-        )
+        below = peaks - peak
+        scale = below.exp()
+        sums = torch.stack([chosen, (scale * totals).sum(0), (scale * (products + totals * below)).sum(0)])
         if group.size() > 1:
             dist.all_reduce(sums, group=group)
-        chosen, total, weighted = sums
+        chosen, total, product = sums
         log_total = total.log()
-        probabilities = exponentials.div_(total.unsqueeze(1))
-        entropy = log_total - weighted / total
-        ctx.save_for_backward(probabilities, local, is_local, entropy)
-        ctx.temperature, ctx.dtype = temperature, logits.dtype
-        # The entropy's gradient is None where no loss asks for it, and then costs nothing.
+        entropy = log_total - product / total
+        log_normalizer = peak + log_total
+        ctx.save_for_backward(hidden, weight, local, log_normalizer, entropy)
+        ctx.temperature, ctx.tile = temperature, tile
+        # The entropy's gradient is None where no loss asks for it.
         ctx.set_materialize_grads(False)
-        return chosen - log_total, entropy
+        return chosen - log_normalizer, entropy
 
     @staticmethod
-    def backward(ctx: Any, of_logp: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor | None, None, None, None]:
-        probabilities, local, is_local, entropy = ctx.saved_tensors
+    def backward(ctx: Any, of_logp: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, local, log_normalizer, entropy = ctx.saved_tensors
         if of_logp is None and of_entropy is None:
-            return None, None, None, None
-        slope = (torch.zeros_like(entropy) if of_logp is None else of_logp / ctx.temperature).unsqueeze(1)
-        gradient = probabilities * -slope
-        gradient.scatter_add_(1, local, torch.where(is_local.unsqueeze(1), slope, 0.0))
-        if of_entropy is not None:
-            # dH / dz = -p * (log p + H)
-            slope = (of_entropy / ctx.temperature).unsqueeze(1)
-            gradient += slope * (torch.special.entr(probabilities) - probabilities * entropy.unsqueeze(1))
-        return gradient.to(ctx.dtype), None, None, None
+            return (None,) * 6
+        of_logp = torch.zeros_like(entropy) if of_logp is None else of_logp
+        hidden_grad = torch.zeros_like(hidden, dtype=torch.float32)
+        weight_grad = torch.empty_like(weight)
+        for columns in _ranges(len(weight), ctx.tile.entries):
+            entries = _operand(weight[columns])
+            entries_grad = torch.zeros_like(entries, dtype=torch.float32)
+            for rows in _ranges(len(hidden), ctx.tile.tokens):
+                of_rows = _operand(hidden[rows])
+                logp = _product(of_rows, entries.t()).div_(ctx.temperature).sub_(log_normalizer[rows].unsqueeze(1))
+                gradient = logp.exp()
+                if of_entropy is None:
+                    gradient *= -of_logp[rows].unsqueeze(1)
+                else:
+                    # dH / dz = -p * (log p + H)
+                    slope = of_entropy[rows]
+                    gradient *= logp.mul_(-slope.unsqueeze(1)).sub_((of_logp[rows] + slope * entropy[rows]).unsqueeze(1))
+                _add_at_targets(gradient, local[rows] - columns.start, of_logp[rows])
+                gradient = gradient.to(entries.dtype)
+                _add_product(hidden_grad[rows], gradient, entries)
+                _add_product(entries_grad, gradient.t(), of_rows)
+            weight_grad[columns] = entries_grad.div_(ctx.temperature)
+        return hidden_grad.div_(ctx.temperature).to(hidden.dtype), weight_grad, None, None, None, None
+
+
+def _ranges(length: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+def _operand(matrix: Tensor) -> Tensor:
+    """``matrix`` as it is multiplied: on a GPU in its own data type, on a CPU, which has no mixed product, in float32."""
+    return matrix if matrix.is_cuda else matrix.float()
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Accumulated and returned in float32."""
+    return left @ right if left.dtype is torch.float32 else torch.mm(left, right, out_dtype=torch.float32)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if left.dtype is torch.float32:
+        total.addmm_(left, right)
+    else:
+        total += _product(left, right)
+
+
+def _at_targets(values: Tensor, targets: Tensor) -> Tensor:
+    """[n], of each row the value in the column of its target; 0 where that is in another tile."""
+    inside = (targets >= 0) & (targets < values.size(1))
+    return torch.where(inside, values.gather(1, torch.where(inside, targets, 0).unsqueeze(1)).squeeze(1), 0.0)
+
+
+def _add_at_targets(values: Tensor, targets: Tensor, added: Tensor) -> None:
+    """Add in each row in the column of its target, where that is in this tile."""
+    inside = (targets >= 0) & (targets < values.size(1))
+    values.scatter_add_(1, torch.where(inside, targets, 0).unsqueeze(1), torch.where(inside, added, 0.0).unsqueeze(1))

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -13,13 +12,14 @@ from torch import Tensor
 
 from asyncrl.core.recipe.schema import Learner
 from learners.megatron.layer_spec import block_spec, uses_transformer_engine
+from learners.megatron.log_probabilities import Predictions, token_log_probabilities
 from learners.megatron.model_config import PolicyConfig
 from learners.megatron.packed_rows import PackedRows
 from learners.megatron.row_moves import take_rows
 
 
 class PolicyModel(GPTModel):
-    """One pipeline stage, or one chunk of it. The last one computes logits where they are asked for and nowhere else.
+    """One pipeline stage, or one chunk of it. The last one predicts the sampled tokens and no others.
 
     Args:
         config: of the whole model.
@@ -40,17 +40,21 @@ class PolicyModel(GPTModel):
         )
         self.rotary_pos_emb.inv_freq = config.inverse_frequencies.to(torch.cuda.current_device())
 
-    def forward(self, token_ids: Tensor, packed: PackedRows, positions: Tensor) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, packed: PackedRows, positions: Tensor, targets: Tensor, temperature: float
+    ) -> Predictions | Tensor:
         """One micro-batch through this stage.
 
         Args:
             token_ids: int64 [t].
             packed: how the rows lie in it.
-            positions: int64 [n], without repetition: the tokens whose next-token logits are wanted.
+            positions: int64 [n], without repetition: the tokens before the sampled ones.
+            targets: int64 [n], the sampled tokens.
+            temperature: they were sampled with.
 
         Returns:
-            On the last stage [n, vocabulary / tensor-parallel ranks], this rank's slice of the logits; on the others the hidden
-            states [t, 1, hidden], divided over tensor-parallel ranks along ``t``.
+            On the last stage log-probabilities and entropies of the sampled tokens; on the others the hidden states
+            [t, 1, hidden], divided over tensor-parallel ranks along ``t``.
         """
         embedded = self.embedding(input_ids=token_ids.unsqueeze(0), position_ids=None) if self.pre_process else None
         rotary = None
@@ -65,9 +69,10 @@ class PolicyModel(GPTModel):
             self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else self.output_layer.weight
         )
         if self.config.sequence_parallel:
-            # Each rank's logits give a part of the hidden states' gradient; the gather's own gradient adds these parts up.
+            # Each rank's part of the vocabulary gives a part of the gradient; the gather's own gradient adds these parts up.
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
-        return F.linear(take_rows(hidden.squeeze(1), positions), weight)
+        group = parallel_state.get_tensor_model_parallel_group()
+        return token_log_probabilities(take_rows(hidden.squeeze(1), positions), weight, targets, temperature, group)
 
 
 def build(config: PolicyConfig, learner: Learner) -> list[PolicyModel]:

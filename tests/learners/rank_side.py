@@ -208,7 +208,7 @@ def log_probabilities(
     spec: RankSpec, hidden: np.ndarray, weight: np.ndarray, targets: np.ndarray, temperature: float, tile: tuple[int, int]
 ) -> list[np.ndarray]:
     """Log-probabilities, entropies and the gradients of ``sum(i * logp_i + i**2 * entropy_i)``: of the hidden states, summed over
-    the ranks, and of this rank's part of the output layer; the same two of ``sum(i * logp_i)`` and of ``sum(i**2 * entropy_i)``."""
+    the ranks, and of this rank's part of the output layer; the same two of either sum alone."""
     import torch.distributed as dist
 
     from learners.megatron.log_probabilities import Tile, token_log_probabilities

@@ -174,20 +174,29 @@ def test_bfloat16_keeps_float32_master_weights(folder):
     assert all(np.array_equal(tensor, torch.from_numpy(tensor).bfloat16().double().numpy()) for tensor in often.values())
 
 
-def test_log_probabilities_over_a_divided_vocabulary():
+@pytest.mark.parametrize(("ranks", "tile"), [(1, (4, 5)), (2, (100, 100)), (3, (2, 3))])
+def test_log_probabilities_over_a_divided_vocabulary(ranks, tile):
+    """With logits so large that exponentials overflow in float32, and in tiles that do not divide tokens and vocabulary."""
     random = np.random.default_rng(0)
-    logits = (10 * random.standard_normal((9, 12))).astype(np.float32)
-    targets = random.integers(0, 12, 9)
-    exact = torch.from_numpy(logits).double().requires_grad_()
-    logp = torch.log_softmax(exact / 0.7, -1)
+    hidden, weight = ((6 * random.standard_normal(shape)).astype(np.float32) for shape in ((9, 8), (24, 8)))
+    targets = random.integers(0, 24, 9)
+    states, output = (torch.from_numpy(values).double().requires_grad_() for values in (hidden, weight))
+    logits = states @ output.t() / 0.7
+    assert logits.max() > 200
+    logp = torch.log_softmax(logits, -1)
     chosen = logp[torch.arange(9), torch.from_numpy(targets)]
     entropy = -(logp.exp() * logp).sum(-1)
-    (chosen * torch.arange(9) + entropy * torch.arange(9) ** 2).sum().backward()
-    results = run_ranks(rank_side.log_probabilities, logits, targets, 0.7, tensor=3)
-    for result, entropies, _ in results:
-        np.testing.assert_allclose(result, chosen.detach(), rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(entropies, entropy.detach(), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(np.concatenate([gradient for _, _, gradient in results], 1), exact.grad, rtol=1e-4, atol=1e-5)
+    of_logp, of_entropy = (chosen * torch.arange(9)).sum(), (entropy * torch.arange(9) ** 2).sum()
+    expected = [chosen.detach(), entropy.detach()]
+    for loss in (of_logp + of_entropy, of_logp, of_entropy):
+        expected += torch.autograd.grad(loss, (states, output), retain_graph=True)
+    results = run_ranks(rank_side.log_probabilities, hidden, weight, targets, 0.7, tile, tensor=ranks)
+    for values in results:
+        for number in (0, 1, 2, 4, 6):
+            np.testing.assert_allclose(values[number], expected[number], rtol=2e-4, atol=2e-4)
+    for number in (3, 5, 7):
+        joined = np.concatenate([values[number] for values in results])
+        np.testing.assert_allclose(joined, expected[number], rtol=2e-4, atol=2e-4)
 
 
 def test_a_gradient_that_is_not_finite_stops_every_rank_before_its_weights_move(tmp_path):
