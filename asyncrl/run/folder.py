@@ -27,6 +27,9 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import resolved_yaml
 
+_LOCK_BYTES = 32
+"""Of a lock file: the number of the process that holds it."""
+
 
 class RunFolder:
     """Paths of one run; all absolute. :meth:`create` makes it."""
@@ -83,15 +86,15 @@ class RunFolder:
         """
         file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            before = os.pread(file, 32, 0).decode().strip()
+            before = os.pread(file, _LOCK_BYTES, 0).decode().strip()
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 remedy = "wait for it, or stop it first"
                 raise RecipeError("", f"process {before} is still running {str(self.path)!r}", remedy) from error
             self.run_id_before = self._id_of(int(before)) if before else None
-            os.ftruncate(file, 0)
-            os.pwrite(file, str(os.getpid()).encode(), 0)
+            # Never shorter than it was: what overwrites the number before asks nothing of a disk that is full.
+            os.pwrite(file, str(os.getpid()).encode().ljust(_LOCK_BYTES), 0)
             yield
         finally:
             os.close(file)
