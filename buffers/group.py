@@ -82,6 +82,10 @@ class Group(msgspec.Struct, array_like=True, gc=False):
         """Indexes of the episodes that are neither finished nor being generated."""
         return [index for index in range(self.size) if index not in self.rows and index not in self.open]
 
+    def has_enough(self, min_group: int | None) -> bool:
+        """Whether as many episodes finished as the recipe's ``batch.min_group`` asks for."""
+        return len(self.rows) >= (min_group or self.size)
+
     def payload(self) -> Iterator[PayloadRef]:
         """Where its finished episodes lie."""
         return (row.sample.payload for row in self.rows.values())

@@ -115,9 +115,15 @@ class GroupIndex:
 
     def can_force(self, version: PolicyVersion) -> bool:
         """Whether the groups that must be trained at ``version`` are ready; see :meth:`StalenessPolicy.demands`."""
-        return all(
-            sum(self.unused.count(born) for born in self.unused if born <= birth) >= n for birth, n in self._demands(version)
-        )
+        births, ready = iter(self.unused), 0
+        born = next(births, None)
+        for birth, n in self._demands(version):
+            while born is not None and born <= birth:
+                ready += self.unused.count(born)
+                born = next(births, None)
+            if ready < n:
+                return False
+        return True
 
     def forced(self, version: PolicyVersion) -> list[GroupId]:
         """Groups that the batch of ``version`` must hold, those of the earliest deadline first.

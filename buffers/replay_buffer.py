@@ -11,26 +11,24 @@ always lead to the same state, to the byte. What always holds:
 """
 
 import logging
-import random
-from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
-from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.batch import Batch
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.payload import FinishedSample, PayloadRef
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
+from buffers.batches import Batches
 from buffers.filters import left_out_by
-from buffers.group import Group, GroupState, Row
-from buffers.index import GroupIndex
-from buffers.ledger import TERMINAL, Ledger
+from buffers.group import Group, GroupState
+from buffers.groups import Groups
 from buffers.ready import mean_absolute_advantage
 from buffers.sampling import make_sampler
 from buffers.staleness import Load, StalenessPolicy
-from buffers.state import BufferState, Draw, KeptBatch
+from buffers.state import BufferState
 from buffers.statistics import BufferStatistics
 from buffers.task_stream import TaskStream
 
@@ -38,9 +36,7 @@ __all__ = ["BufferStatistics", "ReplayBuffer"]
 
 logger = logging.getLogger(__name__)
 
-STALE = "over the staleness bound"
 BEYOND_HOPE = "over the staleness bound before it was finished"
-PAYLOAD_LOST = "payload lost in a crash"
 
 
 class ReplayBuffer:
@@ -52,23 +48,18 @@ class ReplayBuffer:
     """
 
     def __init__(self, recipe: Recipe, tasks: TaskStream) -> None:
+        self._recipe, self._tasks = recipe, tasks
         self._batch, self._limits = recipe.batch, recipe.buffer
-        self._wanted = recipe.steps * recipe.batch.groups_per_step
-        self._seed = recipe.seed
         self._policy = StalenessPolicy(recipe.buffer, recipe.batch)
         self._sampler = make_sampler(recipe)
-        self._tasks = tasks
         self._fingerprint = tasks.fingerprint()
-        self._freed: list[PayloadRef] = []
         self._adopt(BufferState())
 
     def _adopt(self, state: BufferState) -> None:
         self._state = state
-        self._ledger = Ledger(state.ledger)
-        self._waiting_draws = deque(state.waiting_draws)
-        self._index = GroupIndex(self._policy, self._limits.max_reuse)
-        for group in state.groups.values():
-            self._index.enter(group)
+        self._groups = Groups(state, self._policy, size=self._batch.group_size, max_reuse=self._limits.max_reuse)
+        self._ledger, self._index = self._groups.ledger, self._groups.index
+        self._batches = Batches(self._recipe, state, self._groups, self._policy, self._sampler)
 
     @property
     def version(self) -> PolicyVersion:
@@ -87,7 +78,7 @@ class ReplayBuffer:
                 passing=sum(state.passing.values()),
                 returning=self._index.returning,
                 supply=self._index.supply,
-                wanted=self._wanted - state.trainings,
+                wanted=self._recipe.steps * self._batch.groups_per_step - state.trainings,
                 payload_bytes=state.payload_bytes,
             )
         )
@@ -101,36 +92,10 @@ class ReplayBuffer:
             now: seconds since the epoch; only ages are computed from it.
         """
         self._state.now = now
-        return [self._issue_again(worker) or self._issue(worker) for _ in range(min(limit, self.room()))]
-
-    def _issue(self, worker: WorkerId) -> Ticket:
-        state, size = self._state, self._batch.group_size
-        if self._waiting_draws:
-            draw = self._waiting_draws.popleft()
-            task, source, attempt = draw.task, draw.source, draw.attempt
-            group_id = self._ledger.issue(size, drawn=False)
-        else:
-            drawn = self._tasks.next()
-            task, source, attempt = drawn.task, drawn.source, 0
-            group_id = self._ledger.issue(size, drawn=True)
-        group = Group(group_id, task, source, size, attempt, state.version, state.version, worker, list(range(size)), {}, [])
-        state.groups[group_id] = group
-        state.held.enter(group.birth, group.state, state.now)
-        self._index.enter(group)
-        return Ticket(group_id, task, tuple(group.open), attempt, state.version)
-
-    def _issue_again(self, worker: WorkerId) -> Ticket | None:
-        group_id = self._index.oldest_failed()
-        if group_id is None:
-            return None
-        group, version = self._state.groups[group_id], self._state.version
-        birth = min(version, group.oldest_row()) if group.rows else version
-        missing = group.missing()
-        self._move(group, GroupState.RUNNING, birth=birth, worker=worker)
-        self._ledger.issued_again(len(missing))
-        group.open, group.version, group.broken_by = missing, version, []
-        group.leases += 1
-        return Ticket(group_id, group.task, tuple(missing), group.attempt, version)
+        return [
+            _ticket(self._groups.issue_again(worker) or self._groups.issue(worker, self._tasks))
+            for _ in range(min(limit, self.room()))
+        ]
 
     def unwanted(self, worker: WorkerId, running: Sequence[GroupId]) -> list[GroupId]:
         """Those of the groups a worker says it is running that nobody waits for, at least not from this worker."""
@@ -154,15 +119,15 @@ class ReplayBuffer:
 
     def _take_in(self, sample: FinishedSample) -> bool:
         """Whether anything was sampled in it."""
-        state, index = self._state, sample.sample_index
-        group = state.groups.get(sample.group_id)
+        index = sample.sample_index
+        group = self._groups.get(sample.group_id)
         if group is None or index not in group.open:
             self._take_in_late(sample, group)
             return True
         if not sample.sampled:
-            self._freed.append(sample.payload)
+            self._groups.freed.append(sample.payload)
             return False
-        oldest, newest = sample.sampled[0][0], sample.sampled[-1][0]
+        oldest = sample.sampled[0][0]
         if oldest < group.version:
             if group.leases == 1:
                 raise LedgerError(
@@ -171,12 +136,8 @@ class ReplayBuffer:
                 )
             self._take_in_late(sample, group)  # from a worker that was given up, and was slower than that
             return True
-        group.open.remove(index)
-        # An engine may have a version a moment before the clock does; what it then finishes was committed no earlier than that.
-        group.rows[index] = Row(sample, max(state.version, newest))
-        state.payload_bytes += sample.payload.size
-        state.observed.lengths_issued.add(sample.length)
-        self._ledger.finished()
+        self._groups.finish_episode(group, sample)
+        self._state.observed.lengths_issued.add(sample.length)
         if not group.open:
             self._settle(group)
         return True
@@ -193,7 +154,7 @@ class ReplayBuffer:
         if row is None:
             observed.lengths_issued.add(sample.length)
         if row is None or row.sample.payload != sample.payload:
-            self._freed.append(sample.payload)
+            self._groups.freed.append(sample.payload)
 
     def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
         """Give an episode back. Nothing happens if nobody waits for it (any more).
@@ -204,7 +165,7 @@ class ReplayBuffer:
         """
         if not 0 <= group_id < self._ledger.groups.issued:
             raise LedgerError(f"group {group_id} was never issued, so its sample {sample_index} cannot fail")
-        group = self._state.groups.get(group_id)
+        group = self._groups.get(group_id)
         if group is None or sample_index not in group.open:
             return
         first = kind not in group.broken_by
@@ -230,7 +191,7 @@ class ReplayBuffer:
     def _give_all_back(self, worker: WorkerId, reason: str) -> int:
         held = sorted(self._index.held_by(worker))
         for group_id in held:
-            group = self._state.groups[group_id]
+            group = self._groups[group_id]
             self._give_back(group, list(group.open), FailureKind.INFRASTRUCTURE, reason)
         return len(held)
 
@@ -254,7 +215,7 @@ class ReplayBuffer:
 
     def _settle(self, group: Group, last_failure: str = "") -> None:
         """None of the group's episodes is being generated any more."""
-        if self._has_enough(group):
+        if group.has_enough(self._batch.min_group):
             self._complete(group)
             return
         if FailureKind.DATA not in group.broken_by:
@@ -266,50 +227,38 @@ class ReplayBuffer:
             return
         logger.warning("filtered after %d attempts: %s", group.attempt, last_failure)
         self._state.observed.filtered_tasks.append(group.task.id)
-        self._end(group, GroupState.FILTERED, FailureKind.DATA, last_failure)
-
-    def _has_enough(self, group: Group) -> bool:
-        return len(group.rows) >= (self._batch.min_group or group.size)
+        self._groups.end(group, GroupState.FILTERED, FailureKind.DATA, last_failure)
 
     def _wait_for_missing(self, group: Group, why: str, example: str) -> None:
         birth = group.oldest_row() if group.rows else group.birth
-        self._move(group, GroupState.FAILED, why, example, birth=birth)
+        self._groups.move(group, GroupState.FAILED, why, example, birth=birth)
 
     def _complete(self, group: Group) -> None:
         rows = [row.sample for row in group.rows.values()]
         rewards = [row.reward for row in rows]
         why = left_out_by(self._limits.filters, rewards)
         if why:
-            self._end(group, GroupState.FILTERED, why)
+            self._groups.end(group, GroupState.FILTERED, why)
         else:
             group.oldest_sampled = min([row.sampled[0][0] for row in rows])
             group.newest_sampled = max([row.sampled[-1][0] for row in rows])
             group.advantage = mean_absolute_advantage(rewards)
-            self._move(group, GroupState.COMMITTED, birth=group.oldest_sampled)
+            self._groups.move(group, GroupState.COMMITTED, birth=group.oldest_sampled)
         self._tasks.observe(group.source, rewards)
 
     # Batches
 
     def has_stale(self, version: PolicyVersion) -> bool:
         """Whether :meth:`expire` for ``version`` would do anything."""
-        return self._index.deciding.has_below(self._policy.oldest_version(version))
+        return self._batches.has_stale(version)
 
     def expire(self, version: PolicyVersion) -> None:
         """Let ready groups go that may not be trained at ``version`` any more; tasks that were never trained are issued again."""
-        for group_id in self._index.deciding.below(self._policy.oldest_version(version)):
-            group = self._state.groups[group_id]
-            if group.uses:
-                self._end(group, GroupState.TRAINED)
-            else:
-                self._state.observed.stale_tokens.dropped += group.sampled_tokens()
-                self._end(group, GroupState.EXPIRED, STALE)
+        self._batches.expire(version)
 
     def takeable(self, version: PolicyVersion, groups: int) -> bool:
         """Whether :meth:`take` answers at once, be it that the batch of ``version`` is no longer to be had."""
-        if version <= self._state.last_taken:
-            return True
-        stale = self._index.deciding.count_below(self._policy.oldest_version(version))
-        return len(self._index.ready) - stale >= groups and self._index.can_force(version)
+        return self._batches.takeable(version, groups)
 
     def take(self, version: PolicyVersion, groups: int) -> Batch:
         """``groups`` ready groups to train at ``version``, chosen by the recipe's sampler; the same ones if asked for again.
@@ -318,43 +267,7 @@ class ReplayBuffer:
             LedgerError: there are too few, or one must be waited for; or the batch is kept no longer.
             BadSelection: a sampler of the user's own does not keep its contract.
         """
-        state = self._state
-        if version in state.kept:
-            return state.kept[version].batch
-        if version <= state.last_taken:
-            raise LedgerError(
-                f"the batch of version {version} is kept no longer, since the learner has a checkpoint of version "
-                f"{state.forgotten}; begin from that one"
-            )
-        self.expire(version)
-        if not self.takeable(version, groups):
-            raise LedgerError(f"{len(self._index.ready)} groups are ready; a batch of {groups} for version {version} must wait")
-        forced = self._index.forced(version)
-        with self._index.ready.without(forced) as ready:
-            chosen = self._sampler.sample(ready, groups - len(forced), version, random.Random(f"{self._seed}/{version}"))
-        consumed = set(chosen.consumed)
-        # What had to be in the batch stands for itself: it was not drawn, and needs no importance weight.
-        weights = dict.fromkeys(forced, 1.0) | dict(zip(chosen.sampled, chosen.weights, strict=True))
-        batch = Batch(version, self._policy.oldest_version(version), tuple(self._hand_out(weights, version, consumed)))
-        state.kept[version] = KeptBatch(batch, list(weights))
-        state.last_taken = version
-        state.trainings += groups
-        if version >= state.version:
-            state.passing[version] = groups
-        return batch
-
-    def _hand_out(self, weights: dict[GroupId, float], version: PolicyVersion, consumed: set[GroupId]) -> Iterator[RowRecord]:
-        oldest_version = self._policy.oldest_version(version)
-        for group_id, weight in weights.items():
-            group = self._state.groups[group_id]
-            uses = group.uses + 1
-            group.consumed = uses >= self._limits.max_reuse or group_id in consumed
-            group.kept += 1
-            self._move(group, GroupState.TAKEN, uses=uses)
-            if group.oldest_sampled < oldest_version:
-                self._state.observed.stale_tokens.masked += _masked_tokens(group, oldest_version)
-            for index in sorted(group.rows):
-                yield _record(group.task.id, group.rows[index], oldest_version, weight)
+        return self._batches.take(version, groups)
 
     def trained(self, version: PolicyVersion) -> None:
         """The batch of ``version`` was trained. Nothing happens the second time.
@@ -362,22 +275,15 @@ class ReplayBuffer:
         Raises:
             LedgerError: it was never handed out.
         """
-        kept = self._state.kept.get(version)
-        if kept is None and version >= self._state.forgotten:
-            raise LedgerError(f"the batch of version {version} was never handed out, so it cannot have been trained")
-        if kept is None or kept.trained:
-            return
-        kept.trained = True
-        lengths = self._state.observed.lengths_trained
-        for group_id in kept.groups:
-            group = self._state.groups[group_id]
-            if group.uses == 1:
-                for row in group.rows.values():
-                    lengths.add(row.sample.length)
-            if group.consumed:
-                self._end(group, GroupState.TRAINED)
-            else:
-                self._move(group, GroupState.COMMITTED)
+        self._batches.trained(version)
+
+    def checkpointed(self, version: PolicyVersion) -> None:
+        """The learner never comes back to before ``version``: its older batches are kept no longer.
+
+        Raises:
+            LedgerError: one of them was not trained.
+        """
+        self._batches.checkpointed(version)
 
     def advance(self, version: PolicyVersion) -> None:
         """Move the clock. Nothing happens if it is there already.
@@ -396,88 +302,20 @@ class ReplayBuffer:
         beyond_hope = self._policy.beyond_hope(version)
         if beyond_hope is not None:
             for group_id in self._index.unfinished.below(beyond_hope):
-                group = state.groups[group_id]
+                group = self._groups[group_id]
                 state.observed.stale_tokens.dropped += group.sampled_tokens()
-                self._end(group, GroupState.EXPIRED, BEYOND_HOPE)
-
-    def checkpointed(self, version: PolicyVersion) -> None:
-        """The learner never comes back to before ``version``: its older batches are kept no longer.
-
-        Raises:
-            LedgerError: one of them was not trained.
-        """
-        state = self._state
-        old = [taken for taken in state.kept if taken < version]
-        for taken in old:
-            if not state.kept[taken].trained:
-                raise LedgerError(
-                    f"a checkpoint of version {version} cannot be, while the batch of version {taken} is not trained"
-                )
-        for taken in old:
-            for group_id in state.kept.pop(taken).groups:
-                self._keep_no_longer(state.groups[group_id])
-        state.forgotten = max(state.forgotten, version)
-
-    def _keep_no_longer(self, group: Group) -> None:
-        group.kept -= 1
-        if not group.kept and group.state in TERMINAL:
-            self._state.kept_bytes -= group.bytes()
-            self._forget(group)
-
-    # The end of a group
-
-    def _move(
-        self,
-        group: Group,
-        to: GroupState,
-        why: str = "",
-        example: str = "",
-        *,
-        birth: PolicyVersion | None = None,
-        uses: int | None = None,
-        worker: WorkerId | None = None,
-    ) -> None:
-        """Move a group on to where ledger, index and statistics agree; what they look at is changed in between."""
-        state, before, born = self._state, group.state, group.birth
-        self._index.leave(group)
-        self._ledger.move(group, to, why, example)
-        if birth is not None:
-            group.birth = birth
-        if uses is not None:
-            group.uses = uses
-        if worker is not None:
-            group.worker = worker
-        if to not in TERMINAL:
-            state.held.enter(group.birth, to, state.now)
-        state.held.leave(born, before)
-        self._index.enter(group)
-
-    def _end(self, group: Group, to: GroupState, why: str = "", example: str = "") -> None:
-        self._move(group, to, why, example)
-        group.open = []
-        size = group.bytes()
-        self._state.payload_bytes -= size
-        if to is GroupState.EXPIRED:
-            self._waiting_draws.append(Draw(group.task, group.source, group.attempt))
-        if group.kept:
-            self._state.kept_bytes += size
-        else:
-            self._forget(group)
-
-    def _forget(self, group: Group) -> None:
-        del self._state.groups[group.id]
-        self._freed.extend(group.payload())
+                self._groups.end(group, GroupState.EXPIRED, BEYOND_HOPE)
 
     # Payload
 
     def drain_freed(self) -> list[PayloadRef]:
         """Payload that nobody needs any more, since the last call."""
-        freed, self._freed = self._freed, []
+        freed, self._groups.freed = self._groups.freed, []
         return freed
 
     def live_payload(self) -> Iterator[PayloadRef]:
         """All payload that is still needed, each once."""
-        return (ref for group in self._state.groups.values() for ref in group.payload())
+        return self._groups.live_payload()
 
     def drop_lost_payload(self, refs: Collection[PayloadRef]) -> int:
         """Go on without the rows whose payload a crash destroyed; how many there were.
@@ -487,72 +325,7 @@ class ReplayBuffer:
         Raises:
             LedgerError: a batch that was trained has no row left.
         """
-        lost = set(refs)
-        dropped = 0
-        for group in list(self._state.groups.values()) if lost else ():
-            gone = [index for index, row in group.rows.items() if row.sample.payload in lost]
-            if gone:
-                dropped += len(gone)
-                self._drop_rows(group, gone)
-        if dropped:
-            for kept in list(self._state.kept.values()):
-                self._cut(kept, lost)
-        self._state.observed.lost_rows += dropped
-        return dropped
-
-    def _drop_rows(self, group: Group, gone: list[int]) -> None:
-        state, ended = self._state, group.state in TERMINAL
-        refs = [group.rows[index].sample.payload for index in gone]
-        self._freed.extend(refs)
-        size = sum(ref.size for ref in refs)
-        if ended:
-            state.kept_bytes -= size
-        else:
-            state.payload_bytes -= size
-            self._ledger.lost(group, len(gone))
-        self._index.leave(group)
-        for index in gone:
-            del group.rows[index]
-        if group.state is GroupState.FAILED and group.rows:
-            state.held.enter(group.oldest_row(), group.state, state.now)
-            state.held.leave(group.birth, group.state)
-            group.birth = group.oldest_row()
-        self._index.enter(group)
-        if group.state is GroupState.COMMITTED and not group.uses:
-            self._wait_for_missing(group, PAYLOAD_LOST, f"task {group.task.id}")
-        elif group.state is GroupState.COMMITTED and not self._has_enough(group):
-            self._end(group, GroupState.TRAINED)
-
-    def _cut(self, kept: KeptBatch, lost: set[PayloadRef]) -> None:
-        """Take the lost rows out of a batch, and groups of which too little is left if it is not trained yet."""
-        state, version = self._state, kept.batch.version
-        rows = tuple(row for row in kept.batch.rows if row.payload not in lost)
-        if kept.trained and not rows:
-            raise LedgerError(
-                f"all trajectories of the batch of version {version}, which must be trained again, were destroyed; "
-                "start the run anew, and set buffer.journal.fsync to always if power cuts are to be survived"
-            )
-        if not kept.trained:
-            cut = {row.group_id for row in kept.batch.rows if row.payload in lost}
-            gone = [group_id for group_id in kept.groups if group_id in cut and not self._has_enough(state.groups[group_id])]
-            rows = tuple(row for row in rows if row.group_id not in gone)
-            for group_id in gone:
-                self._take_out(kept, state.groups[group_id])
-        kept.batch = msgspec.structs.replace(kept.batch, rows=rows)
-        if not rows:
-            # The learner is to get another batch in its stead.
-            del state.kept[version]
-            state.trainings -= self._batch.groups_per_step
-            state.passing.pop(version, None)
-            state.last_taken = PolicyVersion(version - 1)
-
-    def _take_out(self, kept: KeptBatch, group: Group) -> None:
-        kept.groups.remove(group.id)
-        group.kept -= 1
-        if group.uses > 1:
-            self._end(group, GroupState.TRAINED)
-        else:
-            self._end(group, GroupState.EXPIRED, PAYLOAD_LOST, f"task {group.task.id}")
+        return self._batches.drop_lost_payload(set(refs)) if refs else 0
 
     # Inspection
 
@@ -579,7 +352,7 @@ class ReplayBuffer:
 
     def blockers(self, version: PolicyVersion) -> list[tuple[GroupId, TaskId, WorkerId | None]]:
         """What a batch for ``version`` waits for, worst first: group, task and who generates it, None if nobody does."""
-        groups = (self._state.groups[group_id] for group_id in self._index.waited_for())
+        groups = (self._groups[group_id] for group_id in self._index.waited_for())
         return [(g.id, g.task.id, g.worker if g.state is GroupState.RUNNING else None) for g in groups]
 
     # Snapshots
@@ -588,7 +361,7 @@ class ReplayBuffer:
         """Everything but payload that :meth:`drain_freed` has not told yet: the sweep of the payload folder finds that."""
         state = msgspec.structs.replace(
             self._state,
-            waiting_draws=list(self._waiting_draws),
+            waiting_draws=list(self._groups.waiting_draws),
             tasks=self._tasks.state(),
             fingerprint=self._fingerprint,
         )
@@ -615,22 +388,5 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(BufferState)
 
 
-def _masked_tokens(group: Group, oldest_version: PolicyVersion) -> int:
-    rows = group.rows.values()
-    return group.sampled_tokens() - sum(row.sample.trainable_tokens(oldest_version) for row in rows)
-
-
-def _record(task_id: TaskId, row: Row, oldest_version: PolicyVersion, weight: float) -> RowRecord:
-    sample = row.sample
-    return RowRecord(
-        group_id=sample.group_id,
-        task_id=task_id,
-        sample_index=sample.sample_index,
-        length=sample.length,
-        loss_tokens=sample.trainable_tokens(oldest_version),
-        reward=sample.reward,
-        committed_version=row.committed_version,
-        weight=weight,
-        payload=sample.payload,
-        turn_rewards=sample.turn_rewards,
-    )
+def _ticket(group: Group) -> Ticket:
+    return Ticket(group.id, group.task, tuple(group.open), group.attempt, group.version)

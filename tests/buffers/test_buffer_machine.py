@@ -361,7 +361,7 @@ class BufferMachine(RuleBasedStateMachine):
     def every_task_is_somewhere_once(self):
         groups = [group for group in self.buffer._state.groups.values() if group.state not in TERMINAL]
         live = [group.task.id for group in groups]
-        waiting = [draw.task.id for draw in self.buffer._waiting_draws]
+        waiting = [draw.task.id for draw in self.buffer._groups.waiting_draws]
         assert len({*live, *waiting}) == len(live) + len(waiting)
         counts = self.buffer.statistics().ledger.tasks
         assert (counts.running, counts.waiting) == (len(live), len(waiting))

@@ -1,0 +1,209 @@
+"""The batches: which groups are handed out, and the same ones again until the learner has a checkpoint that is newer.
+
+What always holds: no row counts a token older than the staleness bound; no group is handed out more than ``max_reuse`` times; a
+batch that was handed out changes only if a crash destroyed payload of it.
+"""
+
+import random
+from collections.abc import Collection, Iterator
+
+import msgspec
+
+from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.errors import LedgerError
+from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.payload import PayloadRef
+from asyncrl.core.recipe.schema import Recipe
+from buffers.group import Group, GroupState, Row
+from buffers.groups import Groups
+from buffers.sampling import Sampler
+from buffers.staleness import StalenessPolicy
+from buffers.state import BufferState, KeptBatch
+
+STALE = "over the staleness bound"
+PAYLOAD_LOST = "payload lost in a crash"
+
+
+class Batches:
+    """See the module.
+
+    Args:
+        recipe: of the run.
+        state: of the buffer; what concerns batches changes here only.
+        groups: of the buffer.
+        policy: of the buffer.
+        sampler: chooses what nothing forces into a batch.
+    """
+
+    def __init__(self, recipe: Recipe, state: BufferState, groups: Groups, policy: StalenessPolicy, sampler: Sampler) -> None:
+        self._batch, self._max_reuse, self._seed = recipe.batch, recipe.buffer.max_reuse, recipe.seed
+        self._state, self._groups, self._policy, self._sampler = state, groups, policy, sampler
+
+    def has_stale(self, version: PolicyVersion) -> bool:
+        """Whether :meth:`expire` for ``version`` would do anything."""
+        return self._groups.index.deciding.has_below(self._policy.oldest_version(version))
+
+    def expire(self, version: PolicyVersion) -> None:
+        """Let ready groups go that may not be trained at ``version`` any more."""
+        for group_id in self._groups.index.deciding.below(self._policy.oldest_version(version)):
+            group = self._groups[group_id]
+            if group.uses:
+                self._groups.end(group, GroupState.TRAINED)
+            else:
+                self._state.observed.stale_tokens.dropped += group.sampled_tokens()
+                self._groups.end(group, GroupState.EXPIRED, STALE)
+
+    def takeable(self, version: PolicyVersion, groups: int) -> bool:
+        """Whether :meth:`take` answers at once, be it that the batch of ``version`` is no longer to be had."""
+        if version <= self._state.last_taken:
+            return True
+        index = self._groups.index
+        stale = index.deciding.count_below(self._policy.oldest_version(version))
+        return len(index.ready) - stale >= groups and index.can_force(version)
+
+    def take(self, version: PolicyVersion, groups: int) -> Batch:
+        """The batch of ``version``; see :meth:`buffers.replay_buffer.ReplayBuffer.take`."""
+        state, index = self._state, self._groups.index
+        if version in state.kept:
+            return state.kept[version].batch
+        if version <= state.last_taken:
+            raise LedgerError(
+                f"the batch of version {version} is kept no longer, since the learner has a checkpoint of version "
+                f"{state.forgotten}; begin from that one"
+            )
+        self.expire(version)
+        if not self.takeable(version, groups):
+            raise LedgerError(f"{len(index.ready)} groups are ready; a batch of {groups} for version {version} must wait")
+        forced = index.forced(version)
+        with index.ready.without(forced) as ready:
+            chosen = self._sampler.sample(ready, groups - len(forced), version, random.Random(f"{self._seed}/{version}"))
+        consumed = set(chosen.consumed)
+        # What had to be in the batch stands for itself: it was not drawn, and needs no importance weight.
+        weights = dict.fromkeys(forced, 1.0) | dict(zip(chosen.sampled, chosen.weights, strict=True))
+        batch = Batch(version, self._policy.oldest_version(version), tuple(self._hand_out(weights, version, consumed)))
+        state.kept[version] = KeptBatch(batch, list(weights))
+        state.last_taken = version
+        state.trainings += groups
+        if version >= state.version:
+            state.passing[version] = groups
+        return batch
+
+    def _hand_out(self, weights: dict[GroupId, float], version: PolicyVersion, consumed: set[GroupId]) -> Iterator[RowRecord]:
+        oldest_version = self._policy.oldest_version(version)
+        for group_id, weight in weights.items():
+            group = self._groups[group_id]
+            uses = group.uses + 1
+            group.consumed = uses >= self._max_reuse or group_id in consumed
+            group.kept += 1
+            self._groups.move(group, GroupState.TAKEN, uses=uses)
+            if group.oldest_sampled < oldest_version:
+                self._state.observed.stale_tokens.masked += _masked_tokens(group, oldest_version)
+            for index in sorted(group.rows):
+                yield _record(group.task.id, group.rows[index], oldest_version, weight)
+
+    def trained(self, version: PolicyVersion) -> None:
+        """See :meth:`buffers.replay_buffer.ReplayBuffer.trained`."""
+        kept = self._state.kept.get(version)
+        if kept is None and version >= self._state.forgotten:
+            raise LedgerError(f"the batch of version {version} was never handed out, so it cannot have been trained")
+        if kept is None or kept.trained:
+            return
+        kept.trained = True
+        lengths = self._state.observed.lengths_trained
+        for group_id in kept.groups:
+            group = self._groups[group_id]
+            if group.uses == 1:
+                for row in group.rows.values():
+                    lengths.add(row.sample.length)
+            if group.consumed:
+                self._groups.end(group, GroupState.TRAINED)
+            else:
+                self._groups.move(group, GroupState.COMMITTED)
+
+    def checkpointed(self, version: PolicyVersion) -> None:
+        """See :meth:`buffers.replay_buffer.ReplayBuffer.checkpointed`."""
+        state = self._state
+        old = [taken for taken in state.kept if taken < version]
+        for taken in old:
+            if not state.kept[taken].trained:
+                raise LedgerError(
+                    f"a checkpoint of version {version} cannot be, while the batch of version {taken} is not trained"
+                )
+        for taken in old:
+            for group_id in state.kept.pop(taken).groups:
+                self._groups.keep_no_longer(self._groups[group_id])
+        state.forgotten = max(state.forgotten, version)
+
+    def drop_lost_payload(self, lost: Collection[PayloadRef]) -> int:
+        """See :meth:`buffers.replay_buffer.ReplayBuffer.drop_lost_payload`."""
+        dropped = 0
+        for group in self._groups:
+            gone = [index for index, row in group.rows.items() if row.sample.payload in lost]
+            if gone:
+                dropped += len(gone)
+                self._drop_rows(group, gone)
+        if dropped:
+            for kept in list(self._state.kept.values()):
+                self._cut(kept, lost)
+        self._state.observed.lost_rows += dropped
+        return dropped
+
+    def _drop_rows(self, group: Group, gone: list[int]) -> None:
+        self._groups.lose_rows(group, gone)
+        if group.state is GroupState.COMMITTED and not group.uses:
+            birth = group.oldest_row() if group.rows else group.birth
+            self._groups.move(group, GroupState.FAILED, PAYLOAD_LOST, f"task {group.task.id}", birth=birth)
+        elif group.state is GroupState.COMMITTED and not group.has_enough(self._batch.min_group):
+            self._groups.end(group, GroupState.TRAINED)
+
+    def _cut(self, kept: KeptBatch, lost: Collection[PayloadRef]) -> None:
+        """Take the lost rows out of a batch, and groups of which too little is left if it is not trained yet."""
+        state, version = self._state, kept.batch.version
+        rows = tuple(row for row in kept.batch.rows if row.payload not in lost)
+        if kept.trained and not rows:
+            raise LedgerError(
+                f"all trajectories of the batch of version {version}, which must be trained again, were destroyed; "
+                "start the run anew, and set buffer.journal.fsync to always if power cuts are to be survived"
+            )
+        if not kept.trained:
+            cut = {self._groups[row.group_id].id: self._groups[row.group_id] for row in kept.batch.rows if row.payload in lost}
+            gone = [group for group in cut.values() if not group.has_enough(self._batch.min_group)]
+            rows = tuple(row for row in rows if row.group_id not in {group.id for group in gone})
+            for group in gone:
+                self._take_out(kept, group)
+        kept.batch = msgspec.structs.replace(kept.batch, rows=rows)
+        if not rows:
+            # The learner is to get another batch in its stead.
+            del state.kept[version]
+            state.trainings -= self._batch.groups_per_step
+            state.passing.pop(version, None)
+            state.last_taken = PolicyVersion(version - 1)
+
+    def _take_out(self, kept: KeptBatch, group: Group) -> None:
+        kept.groups.remove(group.id)
+        group.kept -= 1
+        if group.uses > 1:
+            self._groups.end(group, GroupState.TRAINED)
+        else:
+            self._groups.end(group, GroupState.EXPIRED, PAYLOAD_LOST, f"task {group.task.id}")
+
+
+def _masked_tokens(group: Group, oldest_version: PolicyVersion) -> int:
+    rows = group.rows.values()
+    return group.sampled_tokens() - sum(row.sample.trainable_tokens(oldest_version) for row in rows)
+
+
+def _record(task_id: TaskId, row: Row, oldest_version: PolicyVersion, weight: float) -> RowRecord:
+    sample = row.sample
+    return RowRecord(
+        group_id=sample.group_id,
+        task_id=task_id,
+        sample_index=sample.sample_index,
+        length=sample.length,
+        loss_tokens=sample.trainable_tokens(oldest_version),
+        reward=sample.reward,
+        committed_version=row.committed_version,
+        weight=weight,
+        payload=sample.payload,
+        turn_rewards=sample.turn_rewards,
+    )

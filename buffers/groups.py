@@ -1,0 +1,173 @@
+"""The groups that have not ended, and those that batches still need: their lives, and the payload they hold.
+
+What always holds: ledger, index and statistics agree about every group, as nothing but :meth:`Groups.move` moves one; payload is
+freed once, when its group has ended and no batch that may be asked for again holds it.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.payload import FinishedSample, PayloadRef
+from buffers.group import Group, GroupState, Row
+from buffers.index import GroupIndex
+from buffers.ledger import TERMINAL, Ledger
+from buffers.staleness import StalenessPolicy
+from buffers.state import BufferState, Draw
+from buffers.task_stream import TaskStream
+
+
+class Groups:
+    """See the module.
+
+    Attributes:
+        ledger: counts them.
+        index: finds them.
+        waiting_draws: tasks of expired groups, to be issued again.
+        freed: payload that nobody needs any more; whoever frees it empties the list.
+
+    Args:
+        state: of the buffer; what concerns groups changes here only.
+        policy: of the buffer.
+        size: episodes a new group is to have.
+        max_reuse: trainings a group is good for.
+    """
+
+    def __init__(self, state: BufferState, policy: StalenessPolicy, *, size: int, max_reuse: int) -> None:
+        self._state, self._size = state, size
+        self.ledger = Ledger(state.ledger)
+        self.index = GroupIndex(policy, max_reuse)
+        self.waiting_draws = deque(state.waiting_draws)
+        self.freed: list[PayloadRef] = []
+        for group in state.groups.values():
+            self.index.enter(group)
+
+    def __getitem__(self, group_id: GroupId) -> Group:
+        return self._state.groups[group_id]
+
+    def __iter__(self) -> Iterator[Group]:
+        """Oldest first. Groups may leave meanwhile."""
+        return iter(list(self._state.groups.values()))
+
+    def get(self, group_id: GroupId) -> Group | None:
+        """None if it has ended, or was never issued."""
+        return self._state.groups.get(group_id)
+
+    def issue(self, worker: WorkerId, tasks: TaskStream) -> Group:
+        """A new group, of the task that waits longest to be issued again, or else of a new one."""
+        state = self._state
+        if self.waiting_draws:
+            draw = self.waiting_draws.popleft()
+            task, source, attempt = draw.task, draw.source, draw.attempt
+            group_id = self.ledger.issue(self._size, drawn=False)
+        else:
+            drawn = tasks.next()
+            task, source, attempt = drawn.task, drawn.source, 0
+            group_id = self.ledger.issue(self._size, drawn=True)
+        indexes = list(range(self._size))
+        group = Group(group_id, task, source, self._size, attempt, state.version, state.version, worker, indexes, {}, [])
+        state.groups[group_id] = group
+        state.held.enter(group.birth, group.state, state.now)
+        self.index.enter(group)
+        return group
+
+    def issue_again(self, worker: WorkerId) -> Group | None:
+        """The oldest failed group, which runs again with what is missing; None if there is none."""
+        group_id = self.index.oldest_failed()
+        if group_id is None:
+            return None
+        group, version = self[group_id], self._state.version
+        birth = min(version, group.oldest_row()) if group.rows else version
+        missing = group.missing()
+        self.move(group, GroupState.RUNNING, birth=birth, worker=worker)
+        self.ledger.issued_again(len(missing))
+        group.open, group.version, group.broken_by = missing, version, []
+        group.leases += 1
+        return group
+
+    def finish_episode(self, group: Group, sample: FinishedSample) -> None:
+        """Hold an episode of a running group."""
+        group.open.remove(sample.sample_index)
+        # An engine may have a version a moment before the clock does; what it then finishes was committed no earlier than that.
+        group.rows[sample.sample_index] = Row(sample, max(self._state.version, sample.sampled[-1][0]))
+        self._state.payload_bytes += sample.payload.size
+        self.ledger.finished()
+
+    def move(
+        self,
+        group: Group,
+        to: GroupState,
+        why: str = "",
+        example: str = "",
+        *,
+        birth: PolicyVersion | None = None,
+        uses: int | None = None,
+        worker: WorkerId | None = None,
+    ) -> None:
+        """Move a group on; what the index looks at is changed in between.
+
+        Raises:
+            LedgerError: its state does not allow the move.
+        """
+        state, before, born = self._state, group.state, group.birth
+        self.index.leave(group)
+        self.ledger.move(group, to, why, example)
+        if birth is not None:
+            group.birth = birth
+        if uses is not None:
+            group.uses = uses
+        if worker is not None:
+            group.worker = worker
+        if to not in TERMINAL:
+            state.held.enter(group.birth, to, state.now)
+        state.held.leave(born, before)
+        self.index.enter(group)
+
+    def end(self, group: Group, to: GroupState, why: str = "", example: str = "") -> None:
+        """A group has ended. If it expired, its task is to be issued again."""
+        self.move(group, to, why, example)
+        group.open = []
+        size = group.bytes()
+        self._state.payload_bytes -= size
+        if to is GroupState.EXPIRED:
+            self.waiting_draws.append(Draw(group.task, group.source, group.attempt))
+        if group.kept:
+            self._state.kept_bytes += size
+        else:
+            self._forget(group)
+
+    def keep_no_longer(self, group: Group) -> None:
+        """One of the batches that hold the group will not be asked for again."""
+        group.kept -= 1
+        if not group.kept and group.state in TERMINAL:
+            self._state.kept_bytes -= group.bytes()
+            self._forget(group)
+
+    def _forget(self, group: Group) -> None:
+        del self._state.groups[group.id]
+        self.freed.extend(group.payload())
+
+    def lose_rows(self, group: Group, indexes: list[int]) -> None:
+        """The payload of finished episodes was destroyed."""
+        state = self._state
+        refs = [group.rows[index].sample.payload for index in indexes]
+        # Where bytes are damaged and not gone, their space is to be given back.
+        self.freed.extend(refs)
+        size = sum(ref.size for ref in refs)
+        if group.state in TERMINAL:
+            state.kept_bytes -= size
+        else:
+            state.payload_bytes -= size
+            self.ledger.lost(group, len(indexes))
+        self.index.leave(group)
+        for index in indexes:
+            del group.rows[index]
+        if group.state is GroupState.FAILED and group.rows:
+            state.held.leave(group.birth, group.state)
+            group.birth = group.oldest_row()
+            state.held.enter(group.birth, group.state, state.now)
+        self.index.enter(group)
+
+    def live_payload(self) -> Iterator[PayloadRef]:
+        """All payload that is still needed, each once."""
+        return (ref for group in self._state.groups.values() for ref in group.payload())
