@@ -19,8 +19,10 @@ from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.run.buffer_folder import remove_payload_in_memory
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.cluster import Cluster, starting_ray
+from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.live_view import LiveView
@@ -62,15 +64,14 @@ def launch_with_totals(recipe: Recipe, folder: RunFolder, view: LiveView) -> tup
     adopt_orphans()
     tracker.start()
     status, reason = asyncio.run(_supervise(recipe, folder, view, totals, tracker))
-    summary = _summarize(recipe, totals, status, reason)
-    summary.write(folder.summary)  # before anything else can go wrong
+    summary = _summarize(recipe, totals, status, reason).recorded(folder.summary)  # before anything else can go wrong
     try:
         tracker.finish(status, TRACKING_FLUSH_S if status is Status.COMPLETED else recipe.deadlines.shutdown / 5)
     except (AsyncRLError, KeyboardInterrupt) as error:
         logger.warning("the last records are not tracked: %s", error or "interrupted")
         if status is Status.COMPLETED:
             summary = msgspec.structs.replace(summary, status=Status.FAILED, reason=str(error) or "interrupted while tracking")
-            summary.write(folder.summary)
+            summary = summary.recorded(folder.summary)
     return summary, totals.now()
 
 
@@ -86,6 +87,7 @@ async def _supervise(recipe: Recipe, folder: RunFolder, view: LiveView, totals: 
         interrupts += 1
         if interrupts > 1:
             remove_left_behind(folder.run_id)
+            remove_payload_in_memory(folder.run_id)
             kill_everything(EXIT_INTERRUPTED)
         view.note(f"Stopping, at most {recipe.deadlines.shutdown:g} s; press Ctrl-C again to kill")
         if not ending.is_set():
@@ -110,6 +112,8 @@ async def _run(
 ) -> None:
     if folder.run_id_before is not None:
         remove_left_behind(folder.run_id_before)
+        remove_payload_in_memory(folder.run_id_before)
+    await wait_for_room(folder.path, ROOM_BYTES, view.note)
     model_path = await resolve_model(recipe, view)
     async with _cluster(recipe, folder, view, str(model_path), totals, ending) as cluster:
         checkpointer = Checkpointer(recipe, folder, cluster, totals, view)
@@ -179,6 +183,7 @@ async def _end(
     for name in await asyncio.to_thread(end_descendants, left):
         logger.warning("%s did not stop and was killed", name)
     remove_left_behind(folder.run_id)
+    remove_payload_in_memory(folder.run_id)
 
 
 def _reason(error: BaseException) -> str:
