@@ -89,7 +89,8 @@ def run(json_file: Path, console: Console, settings: BenchSettings | None = None
     settings = settings or BenchSettings()
     console.print(f"The core, with {settings.core_outstanding:,} groups outstanding")
     core = core_us_per_trajectory(_core_recipe(settings), settings.core_steps)
-    size = len(encode(trajectory_of(Ticket(GroupId(0), Task(TaskId("0"), ""), (0,), 0, PolicyVersion(0)), 0, settings.tokens, 0)))
+    ticket = Ticket(GroupId(0), Task(id=TaskId("0"), prompt=""), (0,), 0, PolicyVersion(0))
+    size = len(encode(trajectory_of(ticket, 0, settings.tokens, PolicyVersion(0))))
     rates = {}
     start_ray()
     try:

@@ -1,0 +1,20 @@
+import msgspec
+from rich.console import Console
+
+from asyncrl.run import bench_buffer
+from asyncrl.run.bench_buffer import BenchSettings, BufferResult
+
+
+def test_a_small_benchmark_goes_all_the_way_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = BenchSettings(
+        tokens=64, groups_per_step=4, group_size=2, warm_up=2, steps=21, latency_steps=3, core_outstanding=100, core_steps=5
+    )
+    file = tmp_path / "buffer.json"
+    result = bench_buffer.run(file, Console(quiet=True), settings)
+    assert msgspec.json.decode(file.read_bytes(), type=BufferResult) == result
+    assert result.journal_off.trajectories_per_s > 0
+    assert result.journal_on.trajectories_per_s > 0
+    assert result.latency_p50_ms <= result.latency_p99_ms
+    assert result.core_us_per_trajectory > 0
+    assert list(tmp_path.iterdir()) == [file]
