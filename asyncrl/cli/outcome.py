@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,24 +67,34 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console) ->
             with LiveView(console, recipe) as view:
                 summary = run(recipe, folder, view)
         except KeyboardInterrupt:
-            summary = Summary(status=Status.INTERRUPTED, reason="stopped by the user")
-            summary.write(folder.summary)
+            summary = Summary(status=Status.INTERRUPTED, reason="stopped by the user").recorded(folder.summary)
         except Exception as error:
             logger.exception("the run failed")
             own = isinstance(error, AsyncRLError)
             reason = str(error) if own else f"unexpected {type(error).__name__}: {error}; see {log.name}"
-            summary = Summary(status=Status.FAILED, reason=reason)
-            summary.write(folder.summary)
+            summary = Summary(status=Status.FAILED, reason=reason).recorded(folder.summary)
     for part in end_view(summary, recipe, folder):
         # Sentences and paths are left in one piece for whoever copies or searches them.
         console.print(part, soft_wrap=isinstance(part, Text))
     return ExitCode[summary.status.name]
 
 
+class _LogFile(logging.FileHandler):
+    """A full disk is no reason to write tracebacks over the live view, or to fail: what waits is written when there is room."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
 @contextmanager
 def _logging_to(file: Path) -> Iterator[None]:
     """All logging and warnings of this process go into a file: the terminal belongs to the live view."""
-    handler = logging.FileHandler(file, encoding="utf-8")
+    handler = _LogFile(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     level = root.level

@@ -5,7 +5,6 @@ of them: should the newest be damaged or gone, from the one before. Without a jo
 checkpoint is made.
 """
 
-import asyncio
 from pathlib import Path
 
 import msgspec
@@ -13,11 +12,10 @@ import msgspec
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
 from asyncrl.run.cluster import Cluster
-from asyncrl.run.disk import POLL_S, ROOM_BYTES, free_bytes
+from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.totals import SavedTotals, Totals
-from asyncrl.run.units import memory
 from learners import checkpoints
 from learners.checkpoint_manifest import CheckpointNotWritten
 
@@ -110,17 +108,7 @@ class Checkpointer:
 
     async def room(self) -> None:
         """Wait until the disk has room for another step; says so, and goes on by itself."""
-        wanted = ROOM_BYTES + self._checkpoint_bytes
-        free = free_bytes(self._folder.path)
-        if free >= wanted:
-            return
-        self._view.note(
-            f"Paused: {memory(free)} are free on the disk of {self._folder.path} and {memory(wanted)} are wanted; "
-            "the run goes on when there is room"
-        )
-        while free_bytes(self._folder.path) < wanted:  # noqa: ASYNC110 - nothing tells that a disk has room again
-            await asyncio.sleep(POLL_S)
-        self._view.note("The disk has room again")
+        await wait_for_room(self._folder.path, ROOM_BYTES + self._checkpoint_bytes, self._view.note)
 
     def _write_totals(self, version: PolicyVersion, totals: SavedTotals) -> None:
         file = self._totals_file(version)

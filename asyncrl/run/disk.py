@@ -1,7 +1,11 @@
 """Room on the run folder's disk: a full disk pauses a run, it does not end it."""
 
+import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
+
+from asyncrl.run.units import memory
 
 ROOM_BYTES = 64 << 20
 """What should be free at any time: MLflow, the logs and the journal all write to the run folder."""
@@ -13,3 +17,17 @@ def free_bytes(folder: Path) -> int:
     """What an ordinary user may still write to the disk of ``folder``."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
+
+
+async def wait_for_room(folder: Path, wanted: int, note: Callable[[str], None]) -> None:
+    """Return when ``wanted`` bytes are free on the disk of ``folder``; a wait is told by ``note``, and its end."""
+    free = free_bytes(folder)
+    if free >= wanted:
+        return
+    note(
+        f"Paused: {memory(free)} are free on the disk of {folder} and {memory(wanted)} are wanted; "
+        "the run goes on when there is room"
+    )
+    while free_bytes(folder) < wanted:  # noqa: ASYNC110 - nothing tells that a disk has room again
+        await asyncio.sleep(POLL_S)
+    note("The disk has room again")

@@ -77,8 +77,22 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     def write(self, path: Path) -> None:
         """Write as JSON. A reader finds the whole file or none, whenever it looks."""
         draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        draft.replace(path)
+        try:
+            draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+
+    def recorded(self, path: Path) -> "Summary":
+        """Write it; what to show then: should the disk refuse, the run has not completed, and the reason says so, too."""
+        try:
+            self.write(path)
+        except OSError as error:
+            problem = f"{path} could not be written: {error.strerror}; make room there"
+            status = Status.FAILED if self.status is Status.COMPLETED else self.status
+            return msgspec.structs.replace(self, status=status, reason="; ".join(filter(None, (self.reason, problem))))
+        return self
 
     @classmethod
     def read(cls, path: Path) -> "Summary":

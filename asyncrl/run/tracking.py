@@ -159,7 +159,7 @@ class Tracker:
         """The MLflow run; a resumed run goes on with the one it had."""
         if self._folder.tracked_as.is_file():
             run_id = self._folder.tracked_as.read_text(encoding="utf-8")
-            client.update_run(run_id, status="RUNNING")
+            self._with_room(partial(client.update_run, run_id, status="RUNNING"))
             self._tracked_step = max((m.step for m in client.get_metric_history(run_id, REWARD.name)), default=-1)
             return run_id
         run_id = self._new_run(client)

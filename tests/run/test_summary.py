@@ -8,7 +8,7 @@ from asyncrl.run.compose import compose
 from asyncrl.run.end_view import end_view
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
-from buffers.ledger import Ledger, LedgerCounts
+from buffers.ledger import Ledger, LedgerCounts, LedgerState
 
 SUMMARY = Summary(
     status=Status.COMPLETED,
@@ -40,6 +40,16 @@ def shown(summary: Summary, folder) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
+def test_a_disk_that_refuses_the_summary_is_told(tmp_path):
+    path = tmp_path / "gone" / "summary.json"
+    told = SUMMARY.recorded(path)
+    assert told.status is Status.FAILED
+    assert told.reason == f"{path} could not be written: No such file or directory; make room there"
+    stopped = Summary(status=Status.INTERRUPTED, reason="stopped by the user").recorded(path)
+    assert stopped.status is Status.INTERRUPTED
+    assert stopped.reason.startswith("stopped by the user; ")
+
+
 def test_the_file_has_these_keys_and_no_others(tmp_path):
     path = tmp_path / "summary.json"
     SUMMARY.write(path)
@@ -56,6 +66,7 @@ def test_the_file_has_these_keys_and_no_others(tmp_path):
         "idle",
         "versions_published",
         "ledger",
+        "resumes",
     ]
     assert read["status"] == "completed"
     assert read["eval"] == {"first": 0.41, "last": 0.95}
@@ -70,8 +81,8 @@ def test_the_file_has_these_keys_and_no_others(tmp_path):
 
 
 def test_it_takes_the_buffer_s_own_counts():
-    ledger = Ledger()
-    ledger.issue()
+    ledger = Ledger(LedgerState())
+    ledger.issue(4, drawn=True)
     summary = msgspec.structs.replace(SUMMARY, ledger=ledger.counts())
     assert json.loads(msgspec.json.encode(summary))["ledger"]["running"] == 1
 
