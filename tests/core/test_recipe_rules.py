@@ -28,6 +28,8 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
         ({"batch": {"group_size": 4, "min_group": 5}}, "batch.min_group", "at most 4"),
         ({"buffer": {"filters": [{"kind": "accuracy_window", "low": 2}]}}, "buffer.filters[0].low", "at most 1"),
         ({"buffer": {"max_staleness": 4, "max_reuse": 6}}, "buffer.max_reuse", "at most 5"),
+        ({"buffer": {**SYNCHRONOUS, "on_stale": "wait"}}, "buffer.on_stale", "at least 1"),
+        ({"buffer": {**SYNCHRONOUS, "on_stale": "drop"}}, "buffer.on_stale", "leave it out"),
         ({"deadlines": {"evaluation": 299}}, "deadlines.evaluation", "at least 300"),
     ],
 )
@@ -43,7 +45,7 @@ def test_a_contradiction_is_refused_with_a_remedy(sections: dict[str, Any], plac
     "sections",
     [
         {"algorithm": {"correction": {"weight": "none"}}, "buffer": SYNCHRONOUS},
-        {"buffer": {"max_staleness": 1, "pipeline_depth": 1}},
+        {"buffer": {"max_staleness": 1, "pipeline_depth": 1, "on_stale": "wait"}},
         {"sampling": {"max_turn_tokens": 511}},
         {"learner": {"micro_batch_tokens": 512}},
         {"batch": {"group_size": 64}},
