@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
 from asyncrl.run.cluster import Cluster
@@ -18,6 +19,10 @@ from asyncrl.run.live_view import LiveView
 from asyncrl.run.totals import SavedTotals, Totals
 from learners import checkpoints
 from learners.checkpoint_manifest import CheckpointNotWritten
+
+
+class CheckpointOfTheFuture(AsyncRLError):
+    """The newest checkpoint is of a version that the buffer has not reached."""
 
 
 class Checkpointer:
@@ -37,12 +42,18 @@ class Checkpointer:
             clock: of the buffer, as its journal tells.
 
         Raises:
+            CheckpointOfTheFuture: the journal has lost what led to it.
             CheckpointNotWritten: not even the totals can be.
         """
         newest = checkpoints.newest(self._folder.checkpoints)
         version = PolicyVersion(0)
         if newest is not None:
             version, path = newest
+            if version > clock + 1:  # a learner is at most one ahead of the clock
+                raise CheckpointOfTheFuture(
+                    f"{path} is of version {version}, and the journal ends at version {clock}, before it; put the journal back, "
+                    f"or move the checkpoints after version {clock + 1} out of {self._folder.checkpoints}, and resume again"
+                )
             self._view.phase(f"Resuming from the checkpoint of version {version}")
             await self._cluster.load_checkpoint(path)
         if clock > 0:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.run.checkpointer import Checkpointer
+from asyncrl.run.checkpointer import Checkpointer, CheckpointOfTheFuture
 from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.totals import Totals
@@ -79,6 +79,17 @@ def test_a_resume_counts_even_if_there_is_no_checkpoint_before_the_next(folder: 
         assert asyncio.run(again.resume(PolicyVersion(5))) == 4
         assert totals.now().resumes == resumes
         assert notes.lines == ["version 5 had been reached: steps 5 to 5 are done again from the journal"]
+
+
+def test_a_journal_that_ends_before_the_newest_checkpoint_is_refused(folder: RunFolder):
+    checkpointer, _, _ = make(folder, Totals(), "checkpoint.keep=3")
+    asyncio.run(run(checkpointer, 5))
+    for clock in (0, 2):
+        with pytest.raises(
+            CheckpointOfTheFuture, match=f"version-000004 is of version 4, and the journal ends at version {clock}"
+        ):
+            asyncio.run(checkpointer.resume(PolicyVersion(clock)))
+    assert asyncio.run(checkpointer.resume(PolicyVersion(3))) == 4
 
 
 def test_totals_that_cannot_be_written_put_a_checkpoint_off(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
