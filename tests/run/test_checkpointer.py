@@ -85,9 +85,7 @@ def test_a_journal_that_ends_before_the_newest_checkpoint_is_refused(folder: Run
     checkpointer, _, _ = make(folder, Totals(), "checkpoint.keep=3")
     asyncio.run(run(checkpointer, 5))
     for clock in (0, 2):
-        with pytest.raises(
-            CheckpointOfTheFuture, match=f"version-000004 is of version 4, and the journal ends at version {clock}"
-        ):
+        with pytest.raises(CheckpointOfTheFuture, match=f"is of version 4, and the journal ends at version {clock}"):
             asyncio.run(checkpointer.resume(PolicyVersion(clock)))
     assert asyncio.run(checkpointer.resume(PolicyVersion(3))) == 4
 
