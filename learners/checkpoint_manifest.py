@@ -66,6 +66,7 @@ class Grid(msgspec.Struct, frozen=True):
     tensor: int
     pipeline: int
     data: int
+    context: int = 1
 
 
 class StoredFile(msgspec.Struct, frozen=True):

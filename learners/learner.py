@@ -71,11 +71,11 @@ class Learner:
     """
 
     def __init__(self, recipe: Recipe, model_path: str, rank: RankSpec) -> None:
-        asked = (recipe.learner.tensor_parallel, recipe.learner.pipeline_parallel, recipe.learner.data_parallel)
-        if (rank.tensor, rank.pipeline, rank.data) != asked:
-            raise ValueError(
-                f"rank {rank.rank} is of a {rank.tensor} x {rank.pipeline} x {rank.data} grid, the recipe's is {asked}"
-            )
+        sizes = recipe.learner
+        asked = (sizes.tensor_parallel, sizes.pipeline_parallel, sizes.data_parallel, sizes.context_parallel)
+        grid = (rank.tensor, rank.pipeline, rank.data, rank.context)
+        if grid != asked:
+            raise ValueError(f"rank {rank.rank} is of a {' x '.join(map(str, grid))} grid, the recipe's is {asked}")
         self._recipe, self._rank = recipe, rank
         # Imported here because installing must come first, and because importing the learner must not change the process.
         cpu_compat.install()

@@ -1,7 +1,7 @@
-"""Where one learner rank stands: its number, the rendezvous of all ranks, and the grid TP x DP x PP they form.
+"""Where one learner rank stands: its number, the rendezvous of all ranks, and the grid TP x CP x DP x PP they form.
 
-Ranks are numbered with tensor parallel fastest, then data, then pipeline, which is Megatron's own order; the ranks of one
-tensor-parallel group are therefore neighbours, normally on one host.
+Ranks are numbered with tensor parallel fastest, then context, then data, then pipeline, which is Megatron's own order; the ranks
+of one tensor-parallel group are therefore neighbours, normally on one host.
 """
 
 import msgspec
@@ -12,10 +12,10 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: number of this rank, from 0.
-        world_size: number of ranks; must be ``tensor * pipeline * data``.
+        world_size: number of ranks; must be ``tensor * pipeline * data * context``.
         address: host of rank 0, reachable from all ranks.
         port: free port on that host, where the ranks meet.
-        tensor, pipeline, data: ranks along each dimension.
+        tensor, pipeline, data, context: ranks along each dimension.
         threads: CPU threads the operators of this rank may use.
 
     Raises:
@@ -29,12 +29,14 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
+    context: int = 1
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if self.tensor * self.pipeline * self.data != self.world_size:
+        if self.tensor * self.pipeline * self.data * self.context != self.world_size:
             raise ValueError(
-                f"tensor {self.tensor} x pipeline {self.pipeline} x data {self.data} is not world_size {self.world_size}"
+                f"tensor {self.tensor} x pipeline {self.pipeline} x data {self.data} x context {self.context} is not world_size "
+                f"{self.world_size}"
             )
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} is outside 0..{self.world_size - 1}")
@@ -49,14 +51,24 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def data_rank(self) -> int:
         """Place among the replicas: which slice of the batch this rank trains."""
-        return self.rank // self.tensor % self.data
+        return self.rank // (self.tensor * self.context) % self.data
+
+    @property
+    def context_rank(self) -> int:
+        """Place among the ranks that divide the tokens of each row."""
+        return self.rank // self.tensor % self.context
 
     @property
     def pipeline_rank(self) -> int:
         """Pipeline stage."""
-        return self.rank // (self.tensor * self.data)
+        return self.rank // (self.tensor * self.context * self.data)
+
+    @property
+    def is_first_replica(self) -> bool:
+        """Of the ranks that hold the same weights, the one that speaks for them."""
+        return self.data_rank == self.context_rank == 0
 
     @property
     def is_reporter(self) -> bool:
         """True on exactly one rank of the run: the one whose readings stand for all (last stage, first of everything else)."""
-        return self.pipeline_rank == self.pipeline - 1 and self.tensor_rank == 0 and self.data_rank == 0
+        return self.pipeline_rank == self.pipeline - 1 and self.tensor_rank == 0 and self.is_first_replica

@@ -76,7 +76,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         processes: in the order in which experience travels through them.
         sources: of the tasks, training first.
-        ranks: of the learner: tensor x pipeline x data parallel.
+        ranks: of the learner, all dimensions of parallelism multiplied.
         parameters: of the model.
         episodes_per_step: what one optimizer step trains on.
         episodes_in_all: what the whole run trains on.
@@ -151,6 +151,8 @@ def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) 
     weights = shape.parameters * engine_bytes
     learner = recipe.learner
     layout = f"tensor {learner.tensor_parallel}, pipeline {learner.pipeline_parallel}, data {learner.data_parallel}"
+    if learner.context_parallel > 1:
+        layout += f", context {learner.context_parallel}"
     cache = generators.kv_cache_mb << 20
     return (
         Processes("driver", 1, DRIVER_BYTES, "the pumps, tracking, this view"),
@@ -164,21 +166,21 @@ def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) 
 def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:
     """Weights, gradients, Adam's two moments and activations of one rank.
 
-    Moments and master weights are shared out over data-parallel ranks. Activations are those of one micro-batch: 17 elements a
-    token, layer and hidden unit (Korthikanti et al. 2022, arXiv:2205.05198, equation 2 without attention matrices), and the
-    logits, their exponentials and their gradient in float32.
+    Moments and master weights are shared out over data- and context-parallel ranks. Activations are those of one micro-batch: 17
+    elements a token, layer and hidden unit (Korthikanti et al. 2022, arXiv:2205.05198, equation 2 without attention matrices),
+    and the logits, their exponentials and their gradient in float32.
     """
     learner = recipe.learner
     element = ELEMENT_BYTES[learner.dtype]
     share = shape.parameters // (learner.tensor_parallel * learner.pipeline_parallel)
     master = 0 if learner.dtype == "float32" else 4
-    state = share * (element + 4) + share * (8 + master) // learner.data_parallel
+    state = share * (element + 4) + share * (8 + master) // (learner.data_parallel * learner.context_parallel)
     layers = shape.num_hidden_layers // learner.pipeline_parallel
     # Of a layer that is computed again only the input is kept; one layer at a time has all its activations.
     kept = layers + 16 if learner.recompute == "full" else 17 * layers
     hidden = kept * shape.hidden_size * element // learner.tensor_parallel
     logits = 3 * shape.vocab_size * 4 // learner.tensor_parallel
-    return state + learner.micro_batch_tokens * (hidden + logits)
+    return state + learner.micro_batch_tokens // learner.context_parallel * (hidden + logits)
 
 
 def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:

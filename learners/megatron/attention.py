@@ -4,12 +4,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from learners.megatron.context import SplitRows
 from learners.megatron.elementwise import rotate
-from learners.megatron.packed_rows import Bucket, PackedRows
+from learners.megatron.packed_rows import PackedRows
 from learners.megatron.row_moves import place_rows, take_rows
 
 
@@ -38,25 +41,53 @@ class PackedAttention(MegatronModule):
         heads = query.size(1)
         cosine, sine = packed_seq_params.rotation
         query, key = (rotate(tensor, cosine, sine) for tensor in (query, key))
+        if isinstance(packed_seq_params, SplitRows):
+            return self._over_context(query, key, value, packed_seq_params)
         parts = []
         for bucket in packed_seq_params.buckets:
-            block = [self._padded(tensor[bucket.start : bucket.end], bucket, heads) for tensor in (query, key, value)]
+            block = [
+                _padded(tensor[bucket.start : bucket.end], bucket.slots, bucket.rows, bucket.longest, heads)
+                for tensor in (query, key, value)
+            ]
             output = F.scaled_dot_product_attention(*block, is_causal=True, scale=self.softmax_scale)
             flat = output.transpose(1, 2).reshape(bucket.rows * bucket.longest, -1)
             parts.append(flat if bucket.slots is None else take_rows(flat, bucket.slots))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    @staticmethod
-    def _padded(tensor: Tensor, bucket: Bucket, heads: int) -> Tensor:
-        """[tokens, groups, dim] as [rows, heads, longest, dim], each group repeated for its heads.
+    def _over_context(self, query: Tensor, key: Tensor, value: Tensor, split: SplitRows) -> Tensor:
+        """Of this rank's tokens over their rows, whose keys and values all context-parallel ranks bring together.
 
-        Repeated here and not by ``enable_gqa``, with which torch leaves its fused CPU kernel.
+        Each of a row's chunks sees no more keys than causality allows it, so that no rank computes more than another.
         """
-        if bucket.slots is not None:
-            tensor = place_rows(tensor, bucket.slots, bucket.rows * bucket.longest)
-        groups, dim = tensor.shape[1:]
-        block = tensor.reshape(bucket.rows, bucket.longest, groups, dim).transpose(1, 2)
-        if groups == heads:
-            return block
-        repeated = block.unsqueeze(2).expand(-1, -1, heads // groups, -1, -1)
-        return repeated.reshape(bucket.rows, heads, bucket.longest, dim)
+        heads, dim = query.shape[1:]
+        # The gradients of a key come from all ranks whose queries saw it; the gather's own gradient adds them up.
+        both = gather_from_sequence_parallel_region(
+            torch.cat([key, value], -1), group=parallel_state.get_context_parallel_group()
+        )
+        parts, tokens = [], []
+        for block in split.blocks:
+            rows = take_rows(both, block.keys)
+            keys, values = _padded(rows, block.slots, block.rows, block.longest, heads).split(dim, -1)
+            for chunk in block.queries:
+                queries = _padded(take_rows(query, chunk.tokens), chunk.slots, block.rows, chunk.longest, heads)
+                seen = [tensor[:, :, : chunk.reach] for tensor in (keys, values)]
+                output = F.scaled_dot_product_attention(queries, *seen, attn_mask=chunk.mask, scale=self.softmax_scale)
+                parts.append(take_rows(output.transpose(1, 2).reshape(block.rows * chunk.longest, -1), chunk.slots))
+                tokens.append(chunk.tokens)
+        return place_rows(torch.cat(parts), torch.cat(tokens), query.size(0))
+
+
+def _padded(tensor: Tensor, slots: Tensor | None, rows: int, longest: int, heads: int) -> Tensor:
+    """[tokens, groups, dim] as [rows, heads, longest, dim], each token in its slot if it has one and each group repeated for its
+    heads.
+
+    Repeated here and not by ``enable_gqa``, with which torch leaves its fused CPU kernel.
+    """
+    if slots is not None:
+        tensor = place_rows(tensor, slots, rows * longest)
+    groups, dim = tensor.shape[1:]
+    block = tensor.reshape(rows, longest, groups, dim).transpose(1, 2)
+    if groups == heads:
+        return block
+    repeated = block.unsqueeze(2).expand(-1, -1, heads // groups, -1, -1)
+    return repeated.reshape(rows, heads, longest, dim)

@@ -52,7 +52,7 @@ class LearnerState(msgspec.Struct, frozen=True):
 
     def grid(self) -> Grid:
         """The layout of the ranks."""
-        return Grid(self.spec.tensor, self.spec.pipeline, self.spec.data)
+        return Grid(self.spec.tensor, self.spec.pipeline, self.spec.data, self.spec.context)
 
 
 def shape_of(config: PolicyConfig) -> ModelShape:
@@ -242,7 +242,10 @@ def _random_streams(spec: RankSpec) -> ShardedObject:
     if torch.cuda.is_available():
         streams["cuda"] = torch.cuda.get_rng_state()
     return ShardedObject(
-        "random", streams, (spec.pipeline, spec.tensor, spec.data), (spec.pipeline_rank, spec.tensor_rank, spec.data_rank)
+        "random",
+        streams,
+        (spec.pipeline, spec.tensor, spec.data, spec.context),
+        (spec.pipeline_rank, spec.tensor_rank, spec.data_rank, spec.context_rank),
     )
 
 

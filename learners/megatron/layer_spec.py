@@ -30,9 +30,12 @@ def block_spec(config: TransformerConfig, chunk: int | None) -> TransformerBlock
 
 
 def uses_transformer_engine(config: TransformerConfig) -> bool:
-    """Whether the layers are TransformerEngine's, whose attention takes packed rows in half precision only."""
+    """Whether the layers are TransformerEngine's, whose attention takes packed rows in half precision only.
+
+    Where context-parallel ranks divide the rows they are not: our own attention is held to one rank's results there.
+    """
     # The GPU is asked for first: on a host without one the package may be installed, and its import then fails in many ways.
-    if not torch.cuda.is_available() or config.params_dtype is torch.float32:
+    if not torch.cuda.is_available() or config.params_dtype is torch.float32 or config.context_parallel_size > 1:
         return False
     try:
         importlib.import_module("transformer_engine.pytorch")

@@ -151,6 +151,7 @@ def _transformer_config(source: PreTrainedConfig, learner: Learner) -> Transform
         use_cpu_initialization=not torch.cuda.is_available(),
         tensor_model_parallel_size=learner.tensor_parallel,
         pipeline_model_parallel_size=learner.pipeline_parallel,
+        context_parallel_size=learner.context_parallel,
         virtual_pipeline_model_parallel_size=learner.virtual_pipeline if learner.virtual_pipeline > 1 else None,
         sequence_parallel=learner.tensor_parallel > 1,
         variable_seq_lengths=learner.pipeline_parallel > 1,

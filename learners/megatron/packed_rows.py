@@ -63,27 +63,36 @@ class PackedRows(PackedSeqParams):
         Args:
             angles: float32 [longest, dim / 2], for each position in a row.
         """
-        positions = torch.cat([torch.arange(length) for length in self.lengths]).to(angles.device)
+        positions = self.positions().to(angles.device)
         self.rotation = tuple(values[positions].unsqueeze(1).to(dtype) for values in (angles.cos(), angles.sin()))
+
+    def positions(self) -> Tensor:
+        """int64 [t], the place of each token in its row."""
+        return torch.cat([torch.arange(length) for length in self.lengths])
 
     @cached_property
     def buckets(self) -> list[Bucket]:
         """The rows in order, cut where lengths differ too much; computed once and shared by all layers."""
         device = self.cu_seqlens_q.device
-        groups: list[list[int]] = []
-        shortest = longest = 0
-        for length in self.lengths:
-            shortest, longest = min(shortest, length), max(longest, length)
-            if shortest < _LEAST_FILL * longest:
-                groups.append([])
-                shortest = longest = length
-            groups[-1].append(length)
         buckets = []
         start = 0
-        for group in groups:
+        for group in group_by_length(self.lengths):
             buckets.append(_bucket(start, group, device))
             start = buckets[-1].end
         return buckets
+
+
+def group_by_length(lengths: Sequence[int]) -> list[list[int]]:
+    """``lengths`` in order, cut where they differ too much for one block."""
+    groups: list[list[int]] = []
+    shortest = longest = 0
+    for length in lengths:
+        shortest, longest = min(shortest, length), max(longest, length)
+        if shortest < _LEAST_FILL * longest:
+            groups.append([])
+            shortest = longest = length
+        groups[-1].append(length)
+    return groups
 
 
 def _bucket(start: int, lengths: Sequence[int], device: torch.device) -> Bucket:

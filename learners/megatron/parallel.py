@@ -55,6 +55,7 @@ def initialise(spec: RankSpec, deadlines: Deadlines, seed: int, virtual_pipeline
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=spec.tensor,
             pipeline_model_parallel_size=spec.pipeline,
+            context_parallel_size=spec.context,
             virtual_pipeline_model_parallel_size=virtual_pipeline if virtual_pipeline > 1 else None,
             distributed_timeout_minutes=deadlines.step / 60,
             create_gloo_process_groups=False,
@@ -100,12 +101,12 @@ def named_wait(spec: RankSpec, activity: str, seconds: float) -> Iterator[None]:
 
 
 def check_replicas_equal(model: torch.nn.Module) -> None:
-    """Compare the parameters' bits over the data-parallel ranks.
+    """Compare the parameters' bits over the data- and context-parallel ranks.
 
     Raises:
         ReplicasDiffer: naming the first parameter that differs.
     """
-    group = parallel_state.get_data_parallel_group()
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     if group.size() == 1:
         return
     names = [name for name, _ in model.named_parameters()]

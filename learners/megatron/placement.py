@@ -132,7 +132,7 @@ def _placed(model: PolicyModel, spec: RankSpec) -> Iterator[Placed]:
                 start=tuple(size * spec.tensor_rank if axis == split else 0 for axis, size in enumerate(extent)),
                 extent=extent,
                 local=local,
-                published=spec.data_rank == 0 and (split is not None or spec.tensor_rank == 0) and not is_copy,
+                published=spec.is_first_replica and (split is not None or spec.tensor_rank == 0) and not is_copy,
             )
 
 

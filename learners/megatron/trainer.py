@@ -19,11 +19,11 @@ from asyncrl.core.recipe.algorithm import NoKl
 from asyncrl.core.recipe.schema import Recipe
 from learners.checkpoint_manifest import Progress
 from learners.megatron import checkpoint, hugging_face, parallel, placement
+from learners.megatron.context import part_of
 from learners.megatron.cpu_compat import cuda_means_cpu
 from learners.megatron.log_probabilities import Predictions
 from learners.megatron.model import build, distribute
 from learners.megatron.model_config import policy_config
-from learners.megatron.packed_rows import PackedRows
 from learners.megatron.pipeline import communication
 from learners.megatron.reference import ReferenceWeights
 from learners.micro_batch import MicroBatch
@@ -210,11 +210,22 @@ class Trainer:
 
         def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Predictions | Tensor, Callable]:
             batch = next(batches).to(self._device)
-            rows = PackedRows.of(batch.lengths, self._device)
-            output = model(batch.token_ids, rows, batch.positions, batch.targets, temperature)
+            part = part_of(
+                batch.token_ids,
+                batch.lengths,
+                batch.positions,
+                batch.targets,
+                ranks=self._spec.context,
+                rank=self._spec.context_rank,
+                multiple=self._spec.tensor,
+            )
+            output = model(part.token_ids, part.rows, part.positions, part.targets, temperature)
 
             def of_predictions(predictions: Predictions) -> tuple[Tensor, Tensor, None]:
-                return loss(batch, predictions.logp, predictions.entropy), no_tokens, None
+                # Each context-parallel rank computes the whole loss, as one of whole rows, and the gradient of its own tokens.
+                group = parallel_state.get_context_parallel_group()
+                logp, entropy = (part.whole(values, group) for values in predictions)
+                return loss(batch, logp, entropy), no_tokens, None
 
             return output, of_predictions
 

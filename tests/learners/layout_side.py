@@ -43,6 +43,38 @@ def gradients(
     return report, found, needed
 
 
+def tokens_between_products(
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows
+) -> tuple[list[int], list[int]]:
+    """Tokens of each micro-batch, padding included, and how many of them this rank has in a layer's first norm."""
+    learner = Learner(recipe, str(folder), spec)
+    chunk = learner._trainer._chunks[0]
+    all_tokens: list[int] = []
+    norms: list[int] = []
+    chunk.register_forward_pre_hook(lambda _, inputs: all_tokens.append(len(inputs[0])))
+    chunk.decoder.layers[0].input_layernorm.register_forward_pre_hook(lambda _, inputs: norms.append(len(inputs[0])))
+    learner.step(batch, rows)
+    learner.close()
+    return all_tokens, norms
+
+
+def shares_of_rows(_: RankSpec, lengths: list[int], ranks: int, multiple: int) -> list[tuple[list[int], int, list[int]]]:
+    """Of each context-parallel rank: the places it has of the padded rows, the pairs of query and key that it computes, and the
+    padded rows."""
+    from learners.megatron.context import SplitRows
+
+    shares = []
+    for rank in range(ranks):
+        split = SplitRows.share(lengths, ranks, rank, multiple, torch.device("cpu"))
+        pairs = 0
+        for block in split.blocks:
+            for chunk in block.queries:
+                mask = chunk.mask.expand(block.rows, 1, chunk.longest, chunk.reach).reshape(-1, chunk.reach)
+                pairs += int(mask[chunk.slots].sum())
+        shares.append((split.places.tolist(), pairs, list(split.lengths)))
+    return shares
+
+
 def _gather(values: torch.Tensor, group: dist.ProcessGroup) -> None:
     """Complete a buffer of which each rank has summed its own part."""
     parts = list(values.chunk(group.size()))

@@ -34,20 +34,25 @@ class RankFailed(AssertionError):
 
 
 def run_ranks(
-    function: Callable[..., Any], *arguments: Any, tensor: int = 1, pipeline: int = 1, data: int = 1, deadline: float = 60.0
+    function: Callable[..., Any],
+    *arguments: Any,
+    tensor: int = 1,
+    pipeline: int = 1,
+    data: int = 1,
+    context: int = 1,
+    deadline: float = 60.0,
 ) -> list[Any]:
     """Call ``function(spec, *arguments)`` in one process for each rank; what they return, in order of ranks.
 
     ``function`` must be importable, arguments and results picklable.
     """
     _start_server()
-    world_size = tensor * pipeline * data
+    world_size = tensor * pipeline * data * context
+    grid = {"tensor": tensor, "pipeline": pipeline, "data": data, "context": context}
     port = _free_port()
     ranks = []
     for rank in range(world_size):
-        spec = RankSpec(
-            rank=rank, world_size=world_size, address="127.0.0.1", port=port, tensor=tensor, pipeline=pipeline, data=data
-        )
+        spec = RankSpec(rank=rank, world_size=world_size, address="127.0.0.1", port=port, **grid)
         receiver, sender = _CONTEXT.Pipe(duplex=False)
         process = _CONTEXT.Process(target=_run, args=(sender, function, spec, arguments), daemon=True)
         process.start()

@@ -41,10 +41,10 @@ def one_rank(folder):
     return gradients(folder)
 
 
-def gradients(folder, batch=None, *, tensor=1, pipeline=1, data=1, **learner):
+def gradients(folder, *, tensor=1, pipeline=1, data=1, context=1, **learner):
     grid = {"tensor": tensor, "pipeline": pipeline, "data": data}
-    recipe = make_recipe(folder, **grid, clip_grad=1e9, **learner)
-    results = run_ranks(layout_side.gradients, recipe, folder, *(batch or make_batch()), **grid)
+    recipe = make_recipe(folder, **grid, context_parallel=context, clip_grad=1e9, **learner)
+    results = run_ranks(layout_side.gradients, recipe, folder, *make_batch(), **grid, context=context)
     readings = combine(reading for report, _, _ in results for reading in report.readings)
     del readings["learner/step_seconds"]
     return readings, assemble([shards for _, shards, _ in results]), [needed for _, _, needed in results]
@@ -59,6 +59,10 @@ def assert_same_gradients(left, right):
 
 
 LAYOUTS = {
+    "cp2": {"context": 2},
+    "cp3": {"context": 3},
+    "tp2-cp2-dp2": {"tensor": 2, "context": 2, "data": 2},
+    "pp2-vpp2-cp2": {"pipeline": 2, "virtual_pipeline": 2, "context": 2, "recompute": "selective"},
     "tp2-pp2-dp2": {"tensor": 2, "pipeline": 2, "data": 2},
     "pp2-vpp2": {"pipeline": 2, "virtual_pipeline": 2},
     # All rows in one micro-batch: the schedule's round is filled with empty ones.
@@ -130,3 +134,39 @@ def test_layers_that_the_chunks_do_not_divide_are_refused(tmp_path):
     assert set(run_ranks(rank_side.cannot_start, recipe, folder, pipeline=2)) == {
         ("RecipeError", "learner.virtual_pipeline: 3 does not divide the 2 layers of a pipeline stage; choose a divisor of 2")
     }
+
+
+def test_tensor_parallel_ranks_divide_the_sequence_between_their_products(folder):
+    recipe = make_recipe(folder, tensor=2)
+    for tokens, normed in run_ranks(layout_side.tokens_in_norms, recipe, folder, *make_batch(), tensor=2):
+        assert normed == [count // 2 for count in tokens]
+
+
+@pytest.mark.parametrize(("ranks", "multiple"), [(2, 1), (2, 2), (3, 4), (4, 3)])
+def test_context_parallel_ranks_share_tokens_and_attention_evenly(ranks, multiple):
+    lengths = np.random.default_rng(ranks).integers(1, 90, 12).tolist()
+    (shares,) = run_ranks(layout_side.shares_of_rows, lengths, ranks, multiple)
+    places, pairs, padded = zip(*shares, strict=True)
+    assert sorted(place for part in places for place in part) == list(range(sum(padded[0])))
+    assert {len(part) for part in places} == {sum(padded[0]) // ranks}
+    assert sum(padded[0]) // ranks % multiple == 0
+    assert all(0 <= new - old < 2 * ranks for new, old in zip(padded[0], lengths, strict=False))
+    assert len(set(pairs)) == 1
+    assert sum(pairs) == sum(length * (length + 1) // 2 for length in padded[0])
+
+
+def test_context_parallel_ranks_publish_save_and_resume_to_the_bit(folder, tmp_path):
+    target, saved_folder = tmp_path / "version-000008", tmp_path / "saved"
+    batch = make_batch(8)
+    recipe = make_recipe(folder, context_parallel=2)
+    results = run_ranks(rank_side.train, recipe, folder, *batch, 0, saved_folder, context=2)
+    whole, original = assemble([shards for _, shards, _ in results]), stored(folder)
+    assert all(torch.equal(torch.from_numpy(whole[name]).float(), tensor) for name, tensor in original.items())
+    assert all(torch.equal(stored(saved_folder)[name], tensor) for name, tensor in original.items())
+    results = run_ranks(rank_side.train_and_save, recipe, folder, [make_batch(7)], target, [batch], context=2)
+    saved, _, weights = (assemble(shards) if kind != 1 else None for kind, shards in enumerate(zip(*results, strict=True)))
+    for options, closeness in (({"context": 2}, 0.0), ({"pipeline": 2}, 1e-5)):
+        other = make_recipe(folder, context_parallel=options.get("context", 1), pipeline=options.get("pipeline", 1))
+        results = run_ranks(rank_side.load_and_train, other, folder, target, [batch], **options)
+        assert_identical(assemble([loaded for _, loaded, _, _ in results]), saved)
+        assert distance(assemble([shards for _, _, _, shards in results]), weights) <= closeness

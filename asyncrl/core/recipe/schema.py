@@ -261,7 +261,9 @@ class Learner(Section, frozen=True):
         clip_grad: gradient norm is clipped to this.
         dtype: of the parameters used in the forward pass; bfloat16 keeps fp32 master weights.
         micro_batch_tokens: tokens packed into one micro-batch; must hold the longest episode.
-        tensor_parallel, pipeline_parallel, data_parallel: ranks along each dimension; their product is the number of ranks.
+        tensor_parallel, pipeline_parallel, data_parallel, context_parallel: ranks along each dimension; their product is the
+            number of ranks. Tensor-parallel ranks divide the sequence too, between their matrix products (sequence parallelism).
+            Context-parallel ranks divide the tokens of each row, for rows too long for one.
         virtual_pipeline: model chunks that each pipeline stage holds and computes in turn (interleaved schedule), which shortens
             the time in which stages wait for each other; needs ``pipeline_parallel`` of at least 2.
         recompute: what the backward pass computes again instead of keeping it in memory: nothing, attention between its
@@ -278,13 +280,14 @@ class Learner(Section, frozen=True):
     tensor_parallel: Count = 1
     pipeline_parallel: Count = 1
     data_parallel: Count = 1
+    context_parallel: Count = 1
     virtual_pipeline: Count = 1
     recompute: Literal["none", "selective", "full"] = "none"
 
     @property
     def ranks(self) -> int:
         """Number of learner ranks."""
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel * self.context_parallel
 
 
 class Evaluation(Section, frozen=True):

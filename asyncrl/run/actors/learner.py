@@ -49,6 +49,7 @@ class LearnerActor:
                 tensor=sizes.tensor_parallel,
                 pipeline=sizes.pipeline_parallel,
                 data=sizes.data_parallel,
+                context=sizes.context_parallel,
                 # On a laptop the engines share these cores, and threads waiting for each other there cost more than they do.
                 threads=max(1, (os.cpu_count() or 1) // (sizes.ranks + self._recipe.generators.count)),
             ),

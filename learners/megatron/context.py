@@ -1,0 +1,211 @@
+"""How context-parallel ranks share the tokens of a packed sequence, and how their results come together again.
+
+Always holds: each rank has as many tokens and as much of causal attention's work as any other, whatever the rows; and what comes
+together is what one rank would have computed, for every token of the sequence on every rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learners.megatron.packed_rows import PackedRows, group_by_length
+from learners.megatron.row_moves import place_rows
+
+
+class Queries(NamedTuple):
+    """One chunk of each row of a block, as padded queries.
+
+    Attributes:
+        tokens: int64 [q], this rank's tokens they are.
+        slots: int64 [q], each one's place in the flattened queries [rows * longest].
+        longest: of the rows' chunks.
+        reach: how many of the block's keys the last of them may see.
+        mask: bool [rows or 1, 1, longest, reach], what each may see.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    longest: int
+    reach: int
+    mask: Tensor
+
+
+class Block(NamedTuple):
+    """Neighbouring rows of like length, with all their keys.
+
+    Attributes:
+        rows: how many.
+        longest: of them.
+        keys: int64 [k], where their tokens stand among those of all ranks, rank after rank.
+        slots: int64 [k], each one's place in the flattened keys [rows * longest].
+        queries: of this rank's two chunks.
+    """
+
+    rows: int
+    longest: int
+    keys: Tensor
+    slots: Tensor
+    queries: tuple[Queries, Queries]
+
+
+@dataclass
+class SplitRows(PackedRows):
+    """A packed sequence of which this rank has a part: rows padded to a multiple of ``2 * ranks`` and cut into as many chunks, of
+    which rank ``r`` has chunk ``r`` and chunk ``2 * ranks - 1 - r``: of a causal triangle as much as any other rank.
+
+    ``lengths`` are those of the padded rows; an additional one at the end makes each rank's tokens a multiple of what sequence
+    parallelism divides.
+    """
+
+    ranks: int = 1
+    rank: int = 0
+
+    @classmethod
+    def share(cls, lengths: Sequence[int], ranks: int, rank: int, multiple: int, device: torch.device) -> "SplitRows":
+        """The part of ``rank``, a multiple of ``multiple`` tokens, of rows of ``lengths``."""
+        pieces = 2 * ranks
+        padded = [-(-length // pieces) * pieces for length in lengths]
+        additional = next(row for row in range(0, multiple * pieces, pieces) if (sum(padded) + row) // ranks % multiple == 0)
+        split = cls.of([*padded, additional] if additional else padded, device)
+        split.ranks, split.rank = ranks, rank
+        return split
+
+    @cached_property
+    def places(self) -> Tensor:
+        """int64 [t / ranks], where in the padded sequence each of this rank's tokens stands."""
+        return torch.cat(
+            [
+                torch.arange(start + chunk * size, start + (chunk + 1) * size)
+                for start, size in zip(self._starts(), self._sizes(), strict=True)
+                for chunk in self._chunks()
+            ]
+        )
+
+    def positions(self) -> Tensor:
+        """int64 [t / ranks], the place of each of this rank's tokens in its row."""
+        return super().positions()[self.places]
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The rows in order, cut where lengths differ too much; computed once and shared by all layers."""
+        blocks, first = [], 0
+        for group in group_by_length(self.lengths):
+            blocks.append(self._block(range(first, first + len(group))))
+            first += len(group)
+        return blocks
+
+    def _starts(self) -> list[int]:
+        return self.cu_seqlens_q.tolist()[:-1]
+
+    def _sizes(self) -> list[int]:
+        """Of each row's chunks."""
+        return [length // (2 * self.ranks) for length in self.lengths]
+
+    def _chunks(self) -> tuple[int, int]:
+        return self.rank, 2 * self.ranks - 1 - self.rank
+
+    def _block(self, rows: range) -> Block:
+        device = self.cu_seqlens_q.device
+        starts, sizes = self._starts(), self._sizes()
+        tokens_of_rank = sum(self.lengths) // self.ranks
+        size = max(sizes[row] for row in rows)
+        longest = 2 * self.ranks * size
+        keys, slots = [], []
+        for number, row in enumerate(rows):
+            places = torch.arange(self.lengths[row])
+            chunk, offset = places // sizes[row], places % sizes[row]
+            is_late = chunk >= self.ranks
+            holder = torch.where(is_late, 2 * self.ranks - 1 - chunk, chunk)
+            keys.append(holder * tokens_of_rank + starts[row] // self.ranks + is_late * sizes[row] + offset)
+            slots.append(number * longest + places)
+        queries = []
+        for is_late, chunk in enumerate(self._chunks()):
+            begins = [starts[row] // self.ranks + is_late * sizes[row] for row in rows]
+            reach = (chunk + 1) * size
+            first_places = torch.tensor([chunk * sizes[row] for row in rows])
+            # Rows that are equally long share one mask.
+            first_places = first_places[:1] if len({sizes[row] for row in rows}) == 1 else first_places
+            places = first_places[:, None] + torch.arange(size)
+            tokens = [torch.arange(begin, begin + sizes[row]) for begin, row in zip(begins, rows, strict=True)]
+            taken = [torch.arange(number * size, number * size + sizes[row]) for number, row in enumerate(rows)]
+            queries.append(
+                Queries(
+                    tokens=torch.cat(tokens).to(device),
+                    slots=torch.cat(taken).to(device),
+                    longest=size,
+                    reach=reach,
+                    mask=(torch.arange(reach) <= places[:, None, :, None]).to(device),
+                )
+            )
+        return Block(len(rows), longest, torch.cat(keys).to(device), torch.cat(slots).to(device), (queries[0], queries[1]))
+
+
+class Part(NamedTuple):
+    """What this rank computes of a micro-batch.
+
+    Attributes:
+        token_ids: int64 [t / ranks].
+        rows: how they lie.
+        positions: int64 [m], which of them are followed by a sampled token.
+        targets: int64 [m], those sampled tokens.
+        sampled: int64 [m], which they are of the micro-batch's n.
+        count: n.
+    """
+
+    token_ids: Tensor
+    rows: PackedRows
+    positions: Tensor
+    targets: Tensor
+    sampled: Tensor
+    count: int
+
+    def whole(self, values: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """[n], those of all ranks of ``group``, of this rank's [m]. Collective. Each rank gets the gradient of its own."""
+        return values if group.size() == 1 else _Whole.apply(values, self.sampled, self.count, group)
+
+
+def part_of(
+    token_ids: Tensor, lengths: Sequence[int], positions: Tensor, targets: Tensor, *, ranks: int, rank: int, multiple: int
+) -> Part:
+    """The part of a micro-batch that context-parallel rank ``rank`` of ``ranks`` computes.
+
+    Args:
+        token_ids, lengths, positions, targets: see :class:`~learners.micro_batch.MicroBatch`.
+        multiple: of which the part's tokens are to be a multiple.
+    """
+    device = token_ids.device
+    if ranks == 1:
+        everything = torch.arange(len(targets), device=device)
+        return Part(token_ids, PackedRows.of(lengths, device), positions, targets, everything, len(targets))
+    rows = SplitRows.share(lengths, ranks, rank, multiple, device)
+    starts = rows.cu_seqlens_q.tolist()
+    padded_places = torch.cat([torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=False)])
+    padded_places = padded_places.to(device)
+    places = rows.places.to(device)
+    mine = torch.full((starts[-1],), -1, device=device)
+    mine[places] = torch.arange(len(places), device=device)
+    local = mine[padded_places[positions]]
+    sampled = (local >= 0).nonzero().flatten()
+    padded_ids = place_rows(token_ids, padded_places, starts[-1])
+    return Part(padded_ids[places], rows, local[sampled], targets[sampled], sampled, len(targets))
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, sampled: Tensor, count: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.save_for_backward(sampled)
+        # The loss may not ask for the gradient of what would be costly.
+        ctx.set_materialize_grads(False)
+        whole = values.new_zeros(count).index_copy_(0, sampled, values)
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        (sampled,) = ctx.saved_tensors
+        return None if grad is None else grad.index_select(0, sampled), None, None, None
