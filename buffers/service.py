@@ -142,7 +142,7 @@ class BufferService:
             arrived, self._arrived = tuple(self._arrived), []
             try:
                 await self._write_and_apply(commands.Commit(arrived, self._clock()))
-            except AsyncRLError as error:
+            except (AsyncRLError, OSError) as error:
                 self._fail(error)  # the others whose samples were among these must hear of it, too
                 raise
 
@@ -305,6 +305,7 @@ class BufferService:
                 paused = True
                 self._pauses.set("the buffer", str(error))
                 await asyncio.sleep(DISK_RETRY_S)
+                self._check()  # who ends the run does not wait for room
         if paused:
             logger.warning("there is room again: the run goes on")
             self._pauses.set("the buffer", "")

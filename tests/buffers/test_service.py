@@ -1,6 +1,7 @@
 """The service on a clock of its own: waits, wake-ups, write-ahead, leases and pauses, with the real buffer and journal."""
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
 
@@ -53,8 +54,11 @@ class FullJournal(Journal):
     """A journal whose disk has no room for as long as ``full`` says so."""
 
     full = False
+    broken = False
 
     def append(self, record):
+        if self.broken:
+            raise OSError(errno.EIO, "Input/output error")
         if self.full:
             raise DiskFull(self._folder, len(record), 0)
         super().append(record)
@@ -462,6 +466,33 @@ class TestPauses:
             assert (await bench.service.statistics()).paused == ""
 
         either(scenario)
+
+
+def test_everybody_whose_samples_a_broken_disk_refused_hears_of_it(journaled):
+    async def scenario(bench):
+        (ticket,) = await bench.service.lease(A, 0, 1)
+        bench.journal.broken = True
+        commits = [bench.service.commit([made]) for made in finished(ticket)]
+        outcomes = await asyncio.gather(*commits, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [OSError, OSError]
+
+    journaled(scenario)
+
+
+def test_who_closes_the_service_does_not_wait_for_room_on_the_disk(journaled):
+    async def scenario(bench):
+        (ticket,) = await bench.service.lease(A, 0, 1)
+        bench.journal.full = True
+        committing = asyncio.ensure_future(bench.service.commit(finished(ticket)))
+        losing = asyncio.ensure_future(bench.service.lost(B))
+        await asyncio.sleep(10)
+        async with asyncio.timeout(5):
+            await bench.service.close()
+        for refused in (committing, losing):
+            with pytest.raises(ComponentFailed, match="closed"):
+                await refused
+
+    journaled(scenario)
 
 
 def test_a_closed_service_ends_those_who_wait_and_writes_nothing_more(journaled):
