@@ -12,7 +12,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
+from asyncrl.core.recipe.schema import AppendOnlyJournal, FileTasks, Recipe
 from buffers import commands
 from buffers.journal import Journal, Recovery
 from buffers.replay_buffer import ReplayBuffer
@@ -44,7 +44,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
         committed: groups that are ready to be trained.
         again: groups that are to be issued again, those whose generation was cut short among them.
         batches: handed out and not known to be in a checkpoint: the learner is given them again.
-        rows_lost: whose payload was gone or damaged; they are generated again.
+        rows_lost: whose payload was gone or damaged; those that were not trained yet are generated again.
         cut_bytes: torn off the end of the journal: of a record that nobody was told of.
         swept_bytes: of payload that nobody needs.
         damaged_snapshots: names of snapshots that could not be used; older ones were.
@@ -68,7 +68,9 @@ class RecoveryReport(msgspec.Struct, frozen=True):
             f"{self.batches} batches are given to the learner again ({self.records} records replayed)"
         ]
         if self.rows_lost:
-            parts.append(f"the trajectories of {self.rows_lost} rows were gone or damaged and are generated again")
+            parts.append(
+                f"the trajectories of {self.rows_lost} rows were gone or damaged; what is not trained yet is generated again"
+            )
         if self.cut_bytes:
             parts.append(f"{self.cut_bytes} bytes of an unfinished record were cut off the journal's end")
         if self.damaged_snapshots:
@@ -165,7 +167,7 @@ class _Identity(msgspec.Struct, frozen=True):
 
     Attributes:
         tasks: fingerprint of the task stream.
-        recipe: the keys of the recipe that the buffer's behaviour depends on, and their values.
+        recipe: the keys of the recipe that the buffer's behaviour depends on, and their values. Files of tasks may be moved.
     """
 
     tasks: str
@@ -173,8 +175,11 @@ class _Identity(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, recipe: Recipe, tasks: TaskStream) -> "_Identity":
-        values = msgspec.to_builtins({"steps": recipe.steps, "seed": recipe.seed, "batch": recipe.batch, "buffer": recipe.buffer})
-        del values["buffer"]["journal"]
+        values = msgspec.to_builtins({key: getattr(recipe, key) for key in ("steps", "seed", "batch", "buffer", "tasks")})
+        del values["buffer"]["journal"], values["tasks"]["evaluation"]
+        if isinstance(recipe.tasks, FileTasks):
+            for source in values["tasks"]["train"]:
+                del source["path"]
         return cls(tasks.fingerprint(), values)
 
     def check(self, recorded: "_Identity", folder: Path) -> None:

@@ -8,7 +8,7 @@ from test_crash import recipe
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.payload import FinishedSample
-from asyncrl.core.recipe.schema import AppendOnlyJournal
+from asyncrl.core.recipe.schema import AppendOnlyJournal, FileTasks, GeneratedTasks, TaskFile
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import encode
 from buffers import commands
@@ -137,7 +137,7 @@ def test_rows_that_are_gone_or_damaged_are_generated_again(tmp_path):
 
     life = Life(tmp_path)
     assert (life.report.committed, life.report.again, life.report.rows_lost) == (1, 2, 4)
-    assert "the trajectories of 4 rows were gone or damaged and are generated again" in str(life.report)
+    assert "the trajectories of 4 rows were gone or damaged; what is not trained yet is generated again" in str(life.report)
     assert [(ticket.group_id, ticket.samples) for ticket in life.lease(2)] == [
         (first.group_id, (2,)),
         (second.group_id, (0, 1, 2)),
@@ -205,10 +205,27 @@ def test_other_tasks_or_another_recipe_are_refused_by_what_differs(tmp_path, sna
     other = replaced(RECIPE, steps=7, buffer=replaced(RECIPE.buffer, pipeline_depth=2))
     with pytest.raises(JournalOfAnotherRun, match=r"buffer.pipeline_depth was 1 and is 2, steps was 260 and is 7; resume with"):
         Life(tmp_path, other)
-    harmless = replaced(RECIPE, buffer=replaced(RECIPE.buffer, journal=AppendOnlyJournal(fsync="always")))
+    with pytest.raises(JournalOfAnotherRun, match=r"tasks.train was 20000 and is 7;"):
+        Life(tmp_path, replaced(RECIPE, tasks=GeneratedTasks(train=7)))
+    harmless = replaced(
+        RECIPE, tasks=GeneratedTasks(evaluation=7), buffer=replaced(RECIPE.buffer, journal=AppendOnlyJournal(fsync="always"))
+    )
     life = Life(tmp_path, harmless)
     assert life.report.again == 1
     life.die()
+
+
+def test_files_of_tasks_may_be_moved_and_not_be_weighed_anew(tmp_path):
+    def of(path, weight):
+        files = (TaskFile(path=path, weight=weight),)
+        return msgspec.structs.replace(RECIPE, tasks=FileTasks(train=files, evaluation=files))
+
+    life = Life(tmp_path, of("here/sums.jsonl", 1.0))
+    life.lease(1)
+    life.die()
+    with pytest.raises(JournalOfAnotherRun, match=r"tasks\.train was .*\"weight\":1\.0.* and is .*\"weight\":2\.0"):
+        Life(tmp_path, of("here/sums.jsonl", 2.0))
+    Life(tmp_path, of("there/sums.jsonl", 1.0)).die()
 
 
 def test_a_refused_recovery_lets_go_of_the_journal(tmp_path):
