@@ -94,10 +94,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def punch_hole(file: int, start: int, end: int) -> bool:
-    """Give back the space of bytes ``[start, end)``, which read as zeros from then on; False where the file system cannot."""
+    """Give back the space of bytes ``[start, end)``, which read as zeros from then on; False where the file system cannot.
+
+    On a full disk there may be no room to note the hole; then the space is given back along with the whole file.
+    """
     if _libc.fallocate(file, _PUNCH_HOLE | _KEEP_SIZE, start, end - start) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.EOPNOTSUPP, errno.ENOSYS):
         return False
+    if code in _FULL:
+        return True
     raise OSError(code, os.strerror(code))

@@ -1,5 +1,7 @@
 """Payload: what is written is read, damage is found, freed space is given back, a full disk loses nothing."""
 
+import ctypes
+import errno
 import os
 import pickle
 import random
@@ -16,7 +18,9 @@ from hypothesis import strategies as st
 from small_disk import filled, mounted
 
 from asyncrl.core.payload import PayloadRef
+from buffers import disk
 from buffers import payload as payload_module
+from buffers.disk import PAGE
 from buffers.payload import DiskFull, PayloadLost, PayloadReader, PayloadStore, PayloadWriter
 
 ROW = 18_500
@@ -315,6 +319,23 @@ def test_errors_travel_between_processes():
 
     for error in (DiskFull(Path("/x"), 5, 3), PayloadLost(Path("/x/y"), 7, "gone")):
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_no_room_to_note_a_hole_keeps_the_space_until_the_whole_segment_goes(tmp_path, monkeypatch):
+    appending, store = writer(tmp_path), PayloadStore(tmp_path)
+    refs = appending.append([b"a" * PAGE, b"b" * PAGE])
+    appending.close()
+
+    def full(*_):
+        ctypes.set_errno(errno.ENOSPC)
+        return -1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk._libc, "fallocate", full)
+        store.free(refs[:1])
+    assert PayloadReader(tmp_path).read(refs) == [b"a" * PAGE, b"b" * PAGE]
+    store.free(refs[1:])
+    assert store.bytes_on_disk() == 0
 
 
 def test_another_error_of_the_disk_is_no_full_disk(tmp_path, monkeypatch):
