@@ -18,7 +18,6 @@ from asyncrl.core.plug_in import load_class
 from asyncrl.core.recipe.schema import (
     CustomSampler,
     FifoSampler,
-    FileTasks,
     FreshestSampler,
     PrioritisedSampler,
     Recipe,
@@ -26,7 +25,7 @@ from asyncrl.core.recipe.schema import (
 )
 from buffers.ready import Ready, ReadyGroup
 from buffers.systematic import inclusion_probabilities, systematic_hits
-from buffers.task_stream import source_names
+from buffers.task_stream import source_weights
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -77,8 +76,7 @@ def make_sampler(recipe: Recipe) -> Sampler:
         case PrioritisedSampler() as options:
             return Prioritised(options, max_reuse)
         case StratifiedSampler():
-            weights = _source_weights(recipe)
-            return Stratified(weights, max_reuse) if weights else Fifo(max_reuse)
+            return Stratified(source_weights(recipe.tasks), max_reuse)
         case CustomSampler() as options:
             return Checked(_load(options), options.name, max_reuse)
 
@@ -113,7 +111,8 @@ class Prioritised:
     replacement and the correction is annealed. Here the inclusion probabilities ``pi`` are exact (:mod:`buffers.systematic`) and
     so are the weights ``n / (N * pi)``: the mean of ``weight * x`` over the ``n`` sampled groups is an unbiased estimate of the
     mean of ``x`` over all ``N`` ready ones (Horvitz and Thompson 1952, "A generalization of sampling without replacement from a
-    finite universe"). Groups lie on the line oldest first, so a sample is also spread evenly over the ages.
+    finite universe"). Groups lie on the line oldest first, so a sample is also spread evenly over the ages. Groups that the bound
+    forces into a batch (``on_stale: wait``) are not drawn and count in full: of the others alone the sample is unbiased.
     """
 
     _RESOLUTION = 2**32
@@ -235,14 +234,6 @@ def _common_integers(numbers: Sequence[Fraction]) -> list[int]:
     """The numbers times their least common denominator."""
     denominator = math.lcm(*(number.denominator for number in numbers))
     return [int(number * denominator) for number in numbers]
-
-
-def _source_weights(recipe: Recipe) -> dict[str, float]:
-    """By name of the source; empty where an environment makes the tasks, which then are of one source."""
-    if not isinstance(recipe.tasks, FileTasks):
-        return {}
-    files = recipe.tasks.train
-    return {name: file.weight for name, file in zip(source_names(files, "tasks.train"), files, strict=True)}
 
 
 def _load(options: CustomSampler) -> Sampler:
