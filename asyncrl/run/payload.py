@@ -152,8 +152,8 @@ class PayloadSource:
         return found
 
 
-def ask_shard(answer: Any, *, of: str, by: str) -> Any:
-    """Wait for a payload shard's answer, in a thread.
+def ask_shard(answer: Any, *, of: str, by: str, seconds: float = SHARD_DEADLINE_S) -> Any:
+    """Wait for a payload shard's answer for up to ``seconds``, in a thread.
 
     Raises:
         DeadlineExceeded: there was none in time.
@@ -161,10 +161,10 @@ def ask_shard(answer: Any, *, of: str, by: str) -> Any:
         AsyncRLError: what the shard raised.
     """
     try:
-        return ray.get(answer, timeout=SHARD_DEADLINE_S)
+        return ray.get(answer, timeout=seconds)
     except GetTimeoutError as error:
         remedy = "its actor or the network is overloaded; see logs/buffer*.log"
-        raise DeadlineExceeded(by, of, SHARD_DEADLINE_S, remedy) from error
+        raise DeadlineExceeded(by, of, seconds, remedy) from error
     except RayActorError as error:
         raise ComponentFailed(f"{of}: its process died; see logs/buffer*.log") from error
     except RayTaskError as error:

@@ -114,7 +114,7 @@ def test_freed_and_swept_by_the_shard_on_its_node(nodes, shards, tmp_path):
     sink = PayloadSink(RECIPE.buffer, shards, nodes[1], "worker")
     refs = append(sink, 0, b"a" * 8192, b"b" * 8192)
     sink.close()
-    store = RemoteStore(2, shards[2].actor)
+    store = RemoteStore(2, shards[2].actor, whole_s=60.0)
     assert store.verify(refs) == []
     store.free(refs[:1])
     assert store.verify(refs) == refs[:1]

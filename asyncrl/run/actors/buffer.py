@@ -51,7 +51,7 @@ class BufferActor(PayloadShardActor):
             self._places.append(self._start_shard(shard, (this_node(), *others)[shard % (1 + len(others))]))
         await asyncio.gather(*(self._started_shard(place) for place in self._places[1:]))
         stores: dict[int, PayloadStore | RemoteStore] = {0: self._store}
-        stores |= {place.shard: RemoteStore(place.shard, place.actor) for place in self._places[1:]}
+        stores |= {place.shard: RemoteStore(place.shard, place.actor, self._recipe.deadlines.start) for place in self._places[1:]}
         buffer, journal, report = await asyncio.to_thread(self._recover, stores)
 
         def free(refs: Sequence[PayloadRef]) -> None:

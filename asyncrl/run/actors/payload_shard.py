@@ -62,10 +62,16 @@ class PayloadShardActor:
 
 
 class RemoteStore:
-    """The store of a shard in another process, for use in threads of this one."""
+    """The store of a shard in another process, for use in threads of this one.
 
-    def __init__(self, shard: int, actor: Any) -> None:
-        self._name, self._actor = f"payload shard {shard}", actor
+    Args:
+        shard: its number.
+        actor: that serves it.
+        whole_s: how long what reads or lists the whole shard may take: as a run that is resumed does when it starts.
+    """
+
+    def __init__(self, shard: int, actor: Any, whole_s: float) -> None:
+        self._name, self._actor, self._whole_s = f"payload shard {shard}", actor, whole_s
 
     def free(self, refs: Sequence[PayloadRef]) -> None:
         """See :meth:`buffers.payload.PayloadStore.free`."""
@@ -73,11 +79,11 @@ class RemoteStore:
 
     def verify(self, refs: Sequence[PayloadRef]) -> list[PayloadRef]:
         """See :meth:`buffers.payload.PayloadStore.verify`."""
-        return ask_shard(self._actor.verify.remote(refs), of=self._name, by="the buffer")
+        return ask_shard(self._actor.verify.remote(refs), of=self._name, by="the buffer", seconds=self._whole_s)
 
     def sweep(self, live: Collection[PayloadRef]) -> int:
         """See :meth:`buffers.payload.PayloadStore.sweep`."""
-        return ask_shard(self._actor.sweep.remote(live), of=self._name, by="the buffer")
+        return ask_shard(self._actor.sweep.remote(live), of=self._name, by="the buffer", seconds=self._whole_s)
 
 
 RemotePayloadShard = ray.remote(PayloadShardActor)
