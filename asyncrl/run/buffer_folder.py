@@ -26,10 +26,7 @@ class BufferFolder(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, recipe: Recipe, run: Path, run_id: str) -> "BufferFolder":
-        """Args:
-        run: the run's folder.
-        run_id: unique among the runs on this host.
-        """
+        """Of the run in folder ``run``, with a ``run_id`` that is unique among the runs on this host."""
         if isinstance(recipe.buffer.journal, AppendOnlyJournal):
             return cls(journal_of(run), run / "buffer" / "payload")
         return cls(None, _in_memory(run_id))

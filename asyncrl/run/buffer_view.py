@@ -102,4 +102,4 @@ def _remarks(report: BufferReport) -> Iterator[Text]:
     if report.late_samples:
         yield Text(f"Handed in when nobody waited for them any more: {report.late_samples:,} episodes")
     if report.lost_rows:
-        yield Text(f"Destroyed by crashes and generated again: {report.lost_rows:,} rows", "yellow")
+        yield Text(f"Destroyed by crashes, and generated again if not trained by then: {report.lost_rows:,} rows", "yellow")
