@@ -12,6 +12,7 @@ from torch import Tensor
 
 from asyncrl.core.recipe.algorithm import (
     Advantage,
+    GaeAdvantage,
     GpgAdvantage,
     GrpoAdvantage,
     OpoAdvantage,
@@ -37,7 +38,11 @@ class Returns(msgspec.Struct, frozen=True):
 
 
 def advantages(returns: Returns, config: Advantage) -> Tensor:
-    """float32 [u]. The recipe's kind of advantage; formulas and sources stand with each function."""
+    """float32 [u]. The recipe's kind of advantage; formulas and sources stand with each function.
+
+    Raises:
+        ValueError: of kind gae, which needs a critic's values: see :mod:`.token_credit`.
+    """
     groups = _Groups(returns)
     match config:
         case GrpoAdvantage(normalize=normalize):
@@ -52,6 +57,8 @@ def advantages(returns: Returns, config: Advantage) -> Tensor:
             result = _scaled_for_groups_without_spread(groups)
         case PassAtKAdvantage(k=k, success=success):
             result = pass_at_k_advantages(returns.values, returns.group, k, success)
+        case GaeAdvantage():
+            raise ValueError("advantages of kind gae need a critic's values")
     return result.float()
 
 

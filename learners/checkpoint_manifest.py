@@ -58,6 +58,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     qkv_bias: bool
     qk_norm: bool
     dtype: str
+    critic: bool = False
 
 
 class Grid(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.metrics import Reading
 from asyncrl.core.publication import Shard
-from asyncrl.core.recipe.algorithm import AdaptiveKl, NoKl
+from asyncrl.core.recipe.algorithm import AdaptiveKl, GaeAdvantage, NoKl
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import Trajectory
 from learners import metrics
@@ -27,11 +27,12 @@ from learners.losses import policy_loss
 from learners.megatron import cpu_compat
 from learners.micro_batch import MicroBatch
 from learners.mini_batches import order
-from learners.observations import observe, off_policy_steps, over_steps, readings_of
+from learners.observations import observe, observe_critic, off_policy_steps, over_steps, readings_of
 from learners.preparation import MiniBatch, Preparation
 from learners.rank import RankSpec
 from learners.schedule import learning_rate
 from learners.tally import Tally
+from learners.value_loss import value_loss
 
 if TYPE_CHECKING:
     from learners.megatron.checkpoint import Saving
@@ -122,30 +123,42 @@ class Learner:
             raise ValueError(f"no token of the {len(batch.rows)} rows for version {batch.version} may enter the loss")
         rate = learning_rate(batch.version, self._recipe.steps, self._recipe.learner)
         parts = self._preparation.mini_batches(batch, rows, self._kl_coefficient)
-        tallies, norms = [], []
+        tallies, norms, critic_norms = [], [], []
         for number in order(batch, len(parts), algorithm.epochs):
             if not parts[number].denominator:
                 continue
-            loss = self._loss(parts[number], taken=len(norms))
-            trained = self._trainer.step(parts[number].micro_batches, loss, rate, batch.version)
+            micro_batches, loss = parts[number].micro_batches, self._loss(parts[number], taken=len(norms))
+            tally: Tally = {}
+            if isinstance(algorithm.advantage, GaeAdvantage):
+                critic_loss = self._critic_loss(parts[number], algorithm.advantage)
+                critic = self._trainer.critic_step(micro_batches, critic_loss, algorithm.advantage.critic_lr, batch.version)
+                critic_norms.append(critic.grad_norm)
+                tally |= critic.tally or {}
+            trained = (
+                self._trainer.look(micro_batches, loss)
+                if self._only_critic(batch.version)
+                else self._trainer.step(micro_batches, loss, rate, batch.version)
+            )
             norms.append(trained.grad_norm)
             if trained.tally is not None:
-                tallies.append(trained.tally)
+                tallies.append(tally | trained.tally)
         self.version = PolicyVersion(batch.version + 1)
-        tally = over_steps(tallies, algorithm.epochs) if tallies else None
+        whole = over_steps(tallies, algorithm.epochs) if tallies else None
         coefficient = self._kl_coefficient
-        self._adapt_kl(tally)
+        self._adapt_kl(whole)
         seconds = time.perf_counter() - started
         readings = []
-        if tally is not None:
+        if whole is not None:
             readings = [
-                *readings_of(tally, _staleness_bound(batch)),
+                *readings_of(whole, _staleness_bound(batch)),
                 Reading(metrics.GRAD_NORM, fmean(norms)),
                 Reading(metrics.LEARNING_RATE, rate),
                 Reading(metrics.STEP_SECONDS, seconds),
             ]
             if not isinstance(algorithm.kl, NoKl):
                 readings.append(Reading(metrics.KL_COEFFICIENT, coefficient))
+            if critic_norms:
+                readings.append(Reading(metrics.CRITIC_GRAD_NORM, fmean(critic_norms)))
         return StepReport(readings, seconds, tokens)
 
     def shards(self) -> Iterator[Shard]:
@@ -236,6 +249,27 @@ class Learner:
             return outcome.loss, tally
 
         return loss
+
+    def _critic_loss(self, part: MiniBatch, config: GaeAdvantage) -> Callable[[MicroBatch, Tensor], tuple[Tensor, Tally]]:
+        def loss(micro_batch: MicroBatch, values: Tensor) -> tuple[Tensor, Tally]:
+            assert micro_batch.values is not None
+            assert micro_batch.returns is not None
+            outcome = value_loss(
+                values,
+                micro_batch.values,
+                micro_batch.returns,
+                micro_batch.mask,
+                micro_batch.share,
+                config.value_clip,
+                part.denominator,
+            )
+            return outcome.loss, observe_critic(micro_batch, outcome)
+
+        return loss
+
+    def _only_critic(self, version: int) -> bool:
+        advantage = self._recipe.algorithm.advantage
+        return isinstance(advantage, GaeAdvantage) and version < advantage.critic_warmup_steps
 
     def _adapt_kl(self, tally: Tally | None) -> None:
         """Move the coefficient as all ranks agree, from what the reporting rank has seen."""

@@ -17,6 +17,17 @@ def _sum(name: str, unit: str, meaning: str) -> Metric:
 
 
 POLICY_LOSS = _sum("loss/policy", "1", "the loss that was minimised; the mean over the optimizer steps of the batch")
+VALUE_LOSS = _sum("critic/loss", "1", "the loss of the critic; the mean over the optimizer steps of the batch")
+VALUE_MEAN = _mean("critic/value_mean", "1", "the critic's values before the step")
+RETURN_MEAN = _mean("critic/return_mean", "1", "what the values are to be")
+RETURN_SQUARE_MEAN = _mean("critic/return_square_mean", "1", "square of what the values are to be")
+VALUE_ERROR = _mean("critic/square_error_mean", "1", "square of value less return, before the step")
+VALUE_CLIP_FRACTION = _mean("critic/clip_fraction", "1", "share of tokens whose gradient algorithm.advantage.value_clip removed")
+EXPLAINED_VARIANCE = _mean(
+    "critic/explained_variance", "1", "1 - square error / variance of the returns; 1 is a perfect critic, 0 a constant one"
+)
+CRITIC_GRAD_NORM = _mean("critic/grad_norm", "1", "gradient norm before clipping; the mean over the batch's optimizer steps")
+
 ENTROPY = _mean("loss/entropy", "nats", "entropy of the policy's next-token distribution")
 CLIP_FRACTION = _mean("loss/clip_fraction", "1", "share of tokens whose gradient the clip removed")
 KL_ANCHOR_THETA = _mean("loss/kl_anchor_theta", "nats", "k3 from the policy the loss is anchored at to the one being optimised")

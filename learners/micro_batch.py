@@ -38,6 +38,8 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
         logp_proximal: float32 [n], under the policy before the first step of the batch; None where no step needs it ahead of its
             own forward pass, and off the last pipeline stage.
         logp_reference: float32 [n], under the reference policy; None where there is none, and off the last pipeline stage.
+        values, returns: float32 [n], what the critic says of each token's state before the first step of the batch, and what it
+            is to say; None without a critic, and off the last pipeline stage.
     """
 
     token_ids: Tensor
@@ -58,6 +60,8 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     in_buffer: Tensor
     logp_proximal: Tensor | None = None
     logp_reference: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
 
     def loss_tokens(self) -> LossTokens:
         """The part of this that the loss is a function of."""

@@ -11,6 +11,7 @@ from learners.kl import OVERFLOW_GUARD, divergence
 from learners.losses import Outcome
 from learners.micro_batch import MicroBatch
 from learners.tally import Tally, add_to, tally_count, tally_means, tally_total
+from learners.value_loss import ValueOutcome
 
 
 def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) -> Tally:
@@ -40,6 +41,22 @@ def off_policy_steps(batch: MicroBatch, steps: int, taken: int) -> Tally:
     return tally_means({metrics.STALENESS_STEPS: (batch.staleness * steps + taken).float()}, batch.mask)
 
 
+def observe_critic(batch: MicroBatch, outcome: ValueOutcome) -> Tally:
+    """Tally of one micro-batch that the critic was trained on."""
+    assert batch.values is not None
+    assert batch.returns is not None
+    return tally_total(metrics.VALUE_LOSS, outcome.loss) | tally_means(
+        {
+            metrics.VALUE_MEAN: batch.values,
+            metrics.RETURN_MEAN: batch.returns,
+            metrics.RETURN_SQUARE_MEAN: batch.returns.square(),
+            metrics.VALUE_ERROR: (batch.values - batch.returns).square(),
+            metrics.VALUE_CLIP_FRACTION: outcome.clipped.float(),
+        },
+        batch.mask,
+    )
+
+
 def over_steps(tallies: Sequence[Tally], epochs: float) -> Tally:
     """Of the whole batch, from those of its optimizer steps: means over all tokens of all steps, counts of one pass over the
     batch, and the mean of the steps' losses.
@@ -52,7 +69,7 @@ def over_steps(tallies: Sequence[Tally], epochs: float) -> Tally:
         add_to(total, tally)
     for metric, sums in total.items():
         if metric.reduction is not Reduction.MEAN:
-            total[metric] = sums / (len(tallies) if metric is metrics.POLICY_LOSS else epochs)
+            total[metric] = sums / (len(tallies) if metric in (metrics.POLICY_LOSS, metrics.VALUE_LOSS) else epochs)
     return total
 
 
@@ -77,6 +94,14 @@ def readings_of(tally: Tally, max_staleness: int) -> list[Reading]:
     readings.append(Reading(metrics.STALENESS_MAX, float(max(seen))))
     ratio, ratio_square = (tally[metric][0] / tally[metric][1] for metric in (metrics.RATIO_MEAN, metrics.RATIO_SQUARE_MEAN))
     readings.append(Reading(metrics.EFFECTIVE_SAMPLE_SIZE, (ratio**2 / ratio_square).item()))
+    if metrics.VALUE_ERROR in tally:
+        returned, square, error = (
+            (tally[metric][0] / tally[metric][1]).item()
+            for metric in (metrics.RETURN_MEAN, metrics.RETURN_SQUARE_MEAN, metrics.VALUE_ERROR)
+        )
+        variance = square - returned**2
+        if variance > 0:
+            readings.append(Reading(metrics.EXPLAINED_VARIANCE, 1.0 - error / variance))
     return readings
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asyncrl.core.batch import Batch, RowRecord
 from asyncrl.core.ids import GroupId
-from asyncrl.core.recipe.algorithm import ClipCovLoss, EpisodeCredit, KlCovLoss, KlInReward, NoKl
+from asyncrl.core.recipe.algorithm import ClipCovLoss, EpisodeCredit, GaeAdvantage, KlCovLoss, KlInReward, NoKl
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import Trajectory
 from learners.aggregation import denominator, row_shares
@@ -25,6 +25,7 @@ from learners.mini_batches import mini_batches
 from learners.packing import plan
 from learners.rank import RankSpec
 from learners.rating import less_penalties, rate
+from learners.token_credit import normalised, token_credit
 
 if TYPE_CHECKING:
     from learners.megatron.trainer import Trainer
@@ -81,9 +82,12 @@ class Preparation:
         """
         algorithm = self._recipe.algorithm
         parts = mini_batches(batch, algorithm.minibatches)
-        advantages = _by_name(batch, rate(batch, algorithm))
+        with_critic = isinstance(algorithm.advantage, GaeAdvantage)
+        advantages = _by_name(batch, [[0.0] for _ in batch.rows] if with_critic else rate(batch, algorithm))
         packed = [self._with_policies(self._packed(part, rows, advantages)) for part in parts]
-        if isinstance(algorithm.kl, KlInReward) and self._trainer.on_last_stage:
+        if with_critic:
+            packed = self._valued(parts, packed, kl_coefficient)
+        elif isinstance(algorithm.kl, KlInReward) and self._trainer.on_last_stage:
             packed = self._rated_less_divergence(batch, parts, packed, kl_coefficient)
         prepared = []
         for part, micro_batches in zip(parts, packed, strict=True):
@@ -133,6 +137,32 @@ class Preparation:
             reference = self._trainer.reference_log_probabilities(packed)
             packed = [msgspec.structs.replace(part, logp_reference=logp) for part, logp in zip(packed, reference, strict=True)]
         return packed
+
+    def _valued(self, parts: list[Batch], packed: list[list[MicroBatch]], kl_coefficient: float) -> list[list[MicroBatch]]:
+        """The same, with the critic's values, and the returns and advantages that follow."""
+        algorithm = self._recipe.algorithm
+        assert isinstance(algorithm.advantage, GaeAdvantage)
+        values = iter([value for micro_batches in packed for value in self._trainer.values(micro_batches)])
+        if not self._trainer.on_last_stage:
+            return packed
+        valued = []
+        for records, micro_batch in self._with_records(parts, packed):
+            value = next(values)
+            assert value is not None
+            before = value.cpu()
+            divergences = torch.zeros_like(before)
+            if isinstance(algorithm.kl, KlInReward):
+                assert micro_batch.logp_proximal is not None
+                assert micro_batch.logp_reference is not None
+                log_ratio = (micro_batch.logp_proximal - micro_batch.logp_reference).cpu()
+                divergences = divergence(log_ratio, algorithm.kl.estimator)
+            advantages, returns = token_credit(
+                micro_batch, records, before, divergences, kl_coefficient, algorithm.advantage, algorithm.credit
+            )
+            valued.append(msgspec.structs.replace(micro_batch, values=before, returns=returns, advantages=advantages))
+        normal = normalised(valued, self._trainer.added_over_data)
+        remaining = iter(msgspec.structs.replace(one, advantages=of) for one, of in zip(valued, normal, strict=True))
+        return [[next(remaining) for _ in micro_batches] for micro_batches in packed]
 
     def _rated_less_divergence(
         self, batch: Batch, parts: list[Batch], packed: list[list[MicroBatch]], coefficient: float

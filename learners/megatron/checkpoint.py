@@ -19,7 +19,7 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, tensor_parallel
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedStateDict
-from megatron.core.optimizer import ChainedOptimizer
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from torch.distributed.checkpoint import CheckpointException
 
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
@@ -37,16 +37,18 @@ from learners.megatron import optimizer_state
 from learners.megatron.checkpoint_writer import PlannedSave, Written
 from learners.megatron.model import PolicyModel
 from learners.megatron.model_config import PolicyConfig
+from learners.megatron.network import Network
 from learners.rank import RankSpec
 
 _T = TypeVar("_T")
+_PREFIXES = ("", "critic.")
+"""Begin the names of each network's tensors."""
 
 
 class LearnerState(msgspec.Struct, frozen=True):
-    """What a checkpoint is made of, and loaded into, on one rank."""
+    """What a checkpoint is made of, and loaded into, on one rank: the policy and, if there is one, the critic."""
 
-    chunks: Sequence[PolicyModel]
-    optimizer: ChainedOptimizer
+    networks: Sequence[Network]
     shape: ModelShape
     spec: RankSpec
 
@@ -55,8 +57,8 @@ class LearnerState(msgspec.Struct, frozen=True):
         return Grid(self.spec.tensor, self.spec.pipeline, self.spec.data, self.spec.context)
 
 
-def shape_of(config: PolicyConfig) -> ModelShape:
-    """Of the model that ``config`` describes."""
+def shape_of(config: PolicyConfig, critic: bool) -> ModelShape:
+    """Of the model that ``config`` describes, alone or with a critic."""
     transformer = config.transformer
     return ModelShape(
         layers=transformer.num_layers,
@@ -70,6 +72,7 @@ def shape_of(config: PolicyConfig) -> ModelShape:
         qkv_bias=transformer.add_qkv_bias,
         qk_norm=transformer.qk_layernorm,
         dtype=str(transformer.params_dtype).removeprefix("torch."),
+        critic=critic,
     )
 
 
@@ -177,10 +180,11 @@ def load(folder: Path, state: LearnerState) -> Progress:
             loaded = dist_checkpointing.load(wanted, str(folder))
     except (CheckpointingException, CheckpointException) as error:
         raise CheckpointDamaged(folder, str(error)) from error
-    for number, chunk in enumerate(state.chunks):
-        chunk.load_state_dict(loaded[f"chunk_{number}"])
-    for number, optimizer in enumerate(state.optimizer.chained_optimizers):
-        optimizer_state.load_state(optimizer, loaded[f"optimizer_{number}"])
+    for name, network in zip(_PREFIXES, state.networks, strict=False):
+        for number, chunk in enumerate(network.chunks):
+            chunk.load_state_dict(loaded[f"{name}chunk_{number}"])
+        for number, optimizer in enumerate(network.optimizer.chained_optimizers):
+            optimizer_state.load_state(optimizer, loaded[f"{name}optimizer_{number}"])
     if same_layout:
         _set_random_streams(loaded["random"])
     return manifest.progress
@@ -226,15 +230,25 @@ def _flush(path: Path) -> None:
 
 def _sharded(state: LearnerState, is_loading: bool) -> ShardedStateDict:
     """Weights and optimizer, each tensor with its place in the whole."""
-    # Each tensor bears its place in the whole model, so that the names of the chunks stay on this rank.
-    model = {f"chunk_{number}": chunk.sharded_state_dict() for number, chunk in enumerate(state.chunks)}
     # The one format that any layout can load and that resumes exactly: `dp_reshardable` was seen to drift.
     metadata = {"distrib_optim_sharding_type": "fully_reshardable"}
-    sharded: ShardedStateDict = {**model}
-    for number, optimizer in enumerate(state.optimizer.chained_optimizers):
-        optimizer_state.ensure_state(optimizer)
-        sharded[f"optimizer_{number}"] = optimizer.sharded_state_dict(model, is_loading, metadata=metadata)
+    sharded: ShardedStateDict = {}
+    for name, network in zip(_PREFIXES, state.networks, strict=False):
+        # Each tensor bears its place in the whole model, so that the names of the chunks stay on this rank.
+        model = {f"{name}chunk_{number}": _tensors(chunk, name) for number, chunk in enumerate(network.chunks)}
+        sharded |= model
+        for number, optimizer in enumerate(network.optimizer.chained_optimizers):
+            optimizer_state.ensure_state(optimizer)
+            sharded[f"{name}optimizer_{number}"] = optimizer.sharded_state_dict(model, is_loading, metadata=metadata)
     return sharded
+
+
+def _tensors(chunk: PolicyModel, prefix: str) -> ShardedStateDict:
+    """By the chunk's own names; ``prefix`` begins those in the checkpoint, where two networks must not share any."""
+    described = chunk.sharded_state_dict()
+    if prefix:
+        add_prefix_for_sharding(described, prefix)
+    return described
 
 
 def _random_streams(spec: RankSpec) -> ShardedObject:

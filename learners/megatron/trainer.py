@@ -1,6 +1,5 @@
 """One rank's model and optimizer, and the step that moves them."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -8,24 +7,20 @@ import msgspec
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.distributed import finalize_model_grads
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.publication import Shard
-from asyncrl.core.recipe.algorithm import NoKl
+from asyncrl.core.recipe.algorithm import GaeAdvantage, NoKl
 from asyncrl.core.recipe.schema import Recipe
 from learners.checkpoint_manifest import Progress
 from learners.megatron import checkpoint, hugging_face, parallel, placement
-from learners.megatron.context import part_of
 from learners.megatron.cpu_compat import cuda_means_cpu
 from learners.megatron.log_probabilities import Predictions
-from learners.megatron.model import build, distribute
+from learners.megatron.model import build
 from learners.megatron.model_config import policy_config
-from learners.megatron.pipeline import communication
+from learners.megatron.network import Network
 from learners.megatron.reference import ReferenceWeights
+from learners.megatron.value_model import ValueModel
 from learners.micro_batch import MicroBatch
 from learners.rank import RankSpec
 from learners.tally import Tally, add_to, summed
@@ -33,10 +28,8 @@ from learners.tally import Tally, add_to, summed
 MicroBatchLoss = Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, Tally]]
 """Of a micro-batch, the log-probabilities (with gradient) and entropies of its sampled tokens: its share of the batch's loss, and
 its tally."""
-
-
-class TrainingDiverged(AsyncRLError):
-    """Loss or gradient is not finite. The weights are those before the step."""
+MicroBatchValueLoss = Callable[[MicroBatch, Tensor], tuple[Tensor, Tally]]
+"""As :data:`MicroBatchLoss`, of the values (with gradient) of the states in which its tokens were sampled."""
 
 
 class TrainedStep(msgspec.Struct, frozen=True):
@@ -75,13 +68,13 @@ class Trainer:
                 placement.load(self._chunks, spec, tensors)
             for chunk in self._chunks:
                 parallel.check_replicas_equal(chunk)
-            self._wrapped, self._optimizer = distribute(self._chunks, recipe.learner)
-        self._state = checkpoint.LearnerState(self._chunks, self._optimizer, checkpoint.shape_of(config), spec)
+            self._policy = Network(self._chunks, recipe.learner, recipe.sampling.temperature)
+            self._critic = self._new_critic()
+        trained = [self._policy] if self._critic is None else [self._policy, self._critic]
+        self._state = checkpoint.LearnerState(trained, checkpoint.shape_of(config, self._critic is not None), spec)
         self._reference: ReferenceWeights | None = None
         if not isinstance(recipe.algorithm.kl, NoKl):
             self._reference = ReferenceWeights([parameter for chunk in self._chunks for parameter in chunk.parameters()])
-        # Gradients are already those of the batch's loss, so the token counts that Megatron collects must not divide them again.
-        config.transformer.finalize_model_grads_func = lambda models, _tokens, **options: finalize_model_grads(models, **options)
 
     def step(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss, learning_rate: float, version: int) -> TrainedStep:
         """One optimizer step over this data-parallel slice's micro-batches, as many as every other slice has.
@@ -90,34 +83,54 @@ class Trainer:
             TrainingDiverged: on every rank, before any weight has changed, if the gradient norm is not finite.
         """
         with parallel.named_wait(self._spec, f"training version {version}", self._recipe.deadlines.step), cuda_means_cpu():
-            tally = self._accumulate_gradients(micro_batches, loss)
-            self._optimizer.prepare_grads()
-            grad_norm = float(self._optimizer.get_grad_norm())
-            if not math.isfinite(grad_norm):
-                raise TrainingDiverged(
-                    f"the gradient norm of the step that trains version {version} is {grad_norm}; lower learner.lr, and look at "
-                    "the loss and importance weights of the steps before"
-                )
-            parameters = []
-            for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate * group["lr_mult"]
-                parameters.extend(group["params"])
-            clip_grad_by_total_norm_fp32(parameters, self._recipe.learner.clip_grad, grad_norm)
-            self._optimizer.step_with_ready_grads()
-            return TrainedStep(grad_norm, self._reduce(tally) if parallel_state.is_pipeline_last_stage() else None)
+            tally: Tally = {}
 
-    @torch.no_grad()
+            def of_predictions(batch: MicroBatch, predictions: Predictions) -> Tensor:
+                share, part = loss(batch, predictions.logp, predictions.entropy)
+                add_to(tally, part)
+                return share
+
+            self._policy.accumulate(micro_batches, of_predictions)
+            grad_norm = self._policy.step(learning_rate, version, "policy")
+            return TrainedStep(grad_norm, self._reduce(tally) if self.on_last_stage else None)
+
+    def critic_step(
+        self, micro_batches: Sequence[MicroBatch], loss: MicroBatchValueLoss, learning_rate: float, version: int
+    ) -> TrainedStep:
+        """As :meth:`step`, of the critic."""
+        critic = self._asked_critic()
+        with parallel.named_wait(self._spec, f"training version {version}", self._recipe.deadlines.step), cuda_means_cpu():
+            tally: Tally = {}
+
+            def of_values(batch: MicroBatch, values: Tensor) -> Tensor:
+                share, part = loss(batch, values)
+                add_to(tally, part)
+                return share
+
+            critic.accumulate(micro_batches, of_values)
+            grad_norm = critic.step(learning_rate, version, "critic")
+            return TrainedStep(grad_norm, self._reduce(tally) if self.on_last_stage else None)
+
+    def look(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss) -> TrainedStep:
+        """What a step would measure, without taking it."""
+        tally: Tally = {}
+        with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step), cuda_means_cpu():
+            self._policy.look(micro_batches, lambda batch, seen: add_to(tally, loss(batch, seen.logp, seen.entropy)[1]))
+            return TrainedStep(0.0, self._reduce(tally) if self.on_last_stage else None)
+
+    def values(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
+        """Of each micro-batch's states (float32 [n]) as the critic sees them now; None off the last stage."""
+        found: list[Tensor] = []
+        with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step), cuda_means_cpu():
+            self._asked_critic().look(micro_batches, lambda _, values: found.append(values))
+        return found if self.on_last_stage else [None] * len(micro_batches)
+
     def log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
         """Of each micro-batch's sampled tokens (float32 [n], nats) under the weights as they are; None off the last stage."""
         found: list[Tensor] = []
-
-        def keep(_: MicroBatch, logp: Tensor, __: Tensor) -> Tensor:
-            found.append(logp)
-            return logp.new_zeros(())
-
         with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step), cuda_means_cpu():
-            self._pass(micro_batches, keep, forward_only=True)
-        return found if parallel_state.is_pipeline_last_stage() else [None] * len(micro_batches)
+            self._policy.look(micro_batches, lambda _, predictions: found.append(predictions.logp))
+        return found if self.on_last_stage else [None] * len(micro_batches)
 
     def reference_log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
         """As :meth:`log_probabilities`, under the weights this trainer was constructed with.
@@ -186,61 +199,22 @@ class Trainer:
         """Leave the group of ranks."""
         parallel.close()
 
-    def _accumulate_gradients(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss) -> Tally:
-        """Forward and backward over all micro-batches; the tally of this slice, filled on the last stage."""
-        tally: Tally = {}
+    def _new_critic(self) -> Network | None:
+        advantage = self._recipe.algorithm.advantage
+        if not isinstance(advantage, GaeAdvantage):
+            return None
+        # A configuration of its own: Megatron writes into it what belongs to one model.
+        config = policy_config(self._source, self._recipe.learner)
+        chunks = [ValueModel(config, chunk, chunk.vp_stage) for chunk in self._chunks]
+        for chunk in chunks:
+            parallel.check_replicas_equal(chunk)
+        learner = msgspec.structs.replace(self._recipe.learner, lr=advantage.critic_lr)
+        return Network(chunks, learner, self._recipe.sampling.temperature)
 
-        def of_tokens(batch: MicroBatch, logp: Tensor, entropy: Tensor) -> Tensor:
-            share, part = loss(batch, logp, entropy)
-            add_to(tally, part)
-            return share
-
-        for chunk in self._wrapped:
-            chunk.zero_grad_buffer()
-        self._optimizer.zero_grad()
-        self._pass(micro_batches, of_tokens, forward_only=False)
-        return tally
-
-    def _pass(
-        self, micro_batches: Sequence[MicroBatch], loss: Callable[[MicroBatch, Tensor, Tensor], Tensor], *, forward_only: bool
-    ) -> None:
-        """All micro-batches through the pipeline; ``loss`` is called on the last stage, in their order."""
-        temperature = self._recipe.sampling.temperature
-        no_tokens = torch.zeros((), dtype=torch.int, device=self._device)
-
-        def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Predictions | Tensor, Callable]:
-            batch = next(batches).to(self._device)
-            part = part_of(
-                batch.token_ids,
-                batch.lengths,
-                batch.positions,
-                batch.targets,
-                ranks=self._spec.context,
-                rank=self._spec.context_rank,
-                multiple=self._spec.tensor,
-            )
-            output = model(part.token_ids, part.rows, part.positions, part.targets, temperature)
-
-            def of_predictions(predictions: Predictions) -> tuple[Tensor, Tensor, None]:
-                # Each context-parallel rank computes the whole loss, as one of whole rows, and the gradient of its own tokens.
-                group = parallel_state.get_context_parallel_group()
-                logp, entropy = (part.whole(values, group) for values in predictions)
-                return loss(batch, logp, entropy), no_tokens, None
-
-            return output, of_predictions
-
-        with communication(self._chunks[0].config) as arguments:
-            get_forward_backward_func()(
-                forward_step_func=forward_step,
-                data_iterator=[iter(micro_batches) for _ in self._wrapped],
-                model=self._wrapped,
-                num_microbatches=len(micro_batches),
-                # Shapes are sent ahead of each tensor, so these two describe none.
-                seq_length=1,
-                micro_batch_size=1,
-                forward_only=forward_only,
-                **arguments,
-            )
+    def _asked_critic(self) -> Network:
+        if self._critic is None:
+            raise RuntimeError("only algorithm.advantage of kind gae has a critic")
+        return self._critic
 
     def _reduce(self, tally: Tally) -> Tally | None:
         group = parallel_state.get_data_parallel_group()

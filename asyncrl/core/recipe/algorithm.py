@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.core.recipe.section import Count, Positive, Section
+from asyncrl.core.recipe.section import Count, NonNegative, Positive, Section
 
 Share = Annotated[float, Meta(gt=0, lt=1)]
 UpToOne = Annotated[float, Meta(gt=0, le=1)]
@@ -56,7 +56,31 @@ class PassAtKAdvantage(Section, frozen=True, tag_field="kind", tag="pass_at_k"):
     success: float = 1.0
 
 
-Advantage = GrpoAdvantage | RlooAdvantage | ReinforcePlusPlusAdvantage | OpoAdvantage | GpgAdvantage | PassAtKAdvantage
+class GaeAdvantage(Section, frozen=True, tag_field="kind", tag="gae"):
+    """Generalised advantage estimation with a critic (Schulman et al. 2016, arXiv:1506.02438), normalised over the
+    batch's tokens. The critic is a second model of the policy's architecture, which begins with its weights.
+
+    Attributes:
+        discount: of a reward one sampled token later.
+        lam: how far rewards reach back past the critic: 1 to the first token, 0 one token.
+        length_adaptive_alpha: above 0, ``lam`` is ``1 - 1 / (alpha * tokens of the episode)`` instead (Yue et al. 2025,
+            arXiv:2504.05118).
+        critic_lr: learning rate of the critic, constant.
+        critic_warmup_steps: first policy versions in which the critic alone is trained.
+        value_clip: a value may move by this in one version; 0 does not hold it.
+    """
+
+    discount: UpToOne = 1.0
+    lam: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    length_adaptive_alpha: Annotated[float, Meta(ge=0)] = 0.0
+    critic_lr: Positive = 1e-5
+    critic_warmup_steps: NonNegative = 0
+    value_clip: Annotated[float, Meta(ge=0)] = 0.2
+
+
+Advantage = (
+    GrpoAdvantage | RlooAdvantage | ReinforcePlusPlusAdvantage | OpoAdvantage | GpgAdvantage | PassAtKAdvantage | GaeAdvantage
+)
 
 
 class EpisodeCredit(Section, frozen=True, tag_field="kind", tag="episode"):

@@ -7,6 +7,7 @@ from asyncrl.core.recipe.algorithm import (
     ClipCovLoss,
     Correction,
     EpisodeCredit,
+    GaeAdvantage,
     GmpoLoss,
     KlCovLoss,
     KlInLoss,
@@ -18,6 +19,7 @@ from asyncrl.core.recipe.algorithm import (
     ReinforcePlusPlusAdvantage,
     RejectRatio,
     SapoLoss,
+    TurnCredit,
 )
 from asyncrl.core.recipe.schema import Recipe
 
@@ -79,6 +81,30 @@ def _one_advantage_for_a_loss_of_whole_rows(recipe: Recipe) -> Iterator[RecipeEr
             "algorithm.credit.kind",
             "turn gives the tokens of a row several advantages, and algorithm.loss of kind gmpo needs one for the whole row",
             "set it to episode, or algorithm.loss.kind to gspo",
+        )
+
+
+def _a_critic_values_every_token(recipe: Recipe) -> Iterator[RecipeError]:
+    algorithm = recipe.algorithm
+    if not isinstance(algorithm.advantage, GaeAdvantage):
+        return
+    if isinstance(algorithm.loss, GmpoLoss):
+        yield RecipeError(
+            "algorithm.advantage.kind",
+            "gae gives the tokens of a row several advantages, and algorithm.loss of kind gmpo needs one for the whole row",
+            "set it to grpo, or algorithm.loss.kind to ppo_clip",
+        )
+    if isinstance(algorithm.credit, TurnCredit) and algorithm.credit.discount < 1:
+        yield RecipeError(
+            "algorithm.credit.discount",
+            f"{algorithm.credit.discount:g} discounts turns, and algorithm.advantage of kind gae discounts tokens",
+            "set it to 1, and algorithm.advantage.discount instead",
+        )
+    if algorithm.advantage.critic_warmup_steps >= recipe.steps:
+        yield RecipeError(
+            "algorithm.advantage.critic_warmup_steps",
+            f"{algorithm.advantage.critic_warmup_steps} leave none of the run's steps {recipe.steps} to the policy",
+            f"set it below {recipe.steps}",
         )
 
 
@@ -157,6 +183,7 @@ ALGORITHM_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _an_anchor_needs_a_ratio,
     _a_decaying_trust_region_is_a_clip_range,
     _one_advantage_for_a_loss_of_whole_rows,
+    _a_critic_values_every_token,
     _advantages_that_need_whole_episodes,
     _a_try_fits_the_group,
     _ranges_are_not_empty,

@@ -1,0 +1,115 @@
+"""One network on one rank: its chunks of the pipeline stage, their optimizer, and how micro-batches pass through them."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.recipe.schema import Learner
+from learners.megatron import parallel
+from learners.megatron.model import PolicyModel, distribute
+from learners.megatron.packed_rows import PackedRows
+from learners.megatron.pipeline import communication
+from learners.micro_batch import MicroBatch
+
+
+class TrainingDiverged(AsyncRLError):
+    """Loss or gradient is not finite. The weights are those before the step."""
+
+
+class Network:
+    """Chunks that have their weights already, made trainable. All methods are collective.
+
+    Attributes:
+        chunks: of this rank's pipeline stage.
+        optimizer: of all of them.
+
+    Args:
+        chunks: as ``chunks``.
+        learner: the parallel layout, and how the optimizer is set.
+        temperature: of the sampled tokens.
+    """
+
+    def __init__(self, chunks: Sequence[PolicyModel], learner: Learner, temperature: float) -> None:
+        self.chunks, self._learner, self._temperature = chunks, learner, temperature
+        self._wrapped, self.optimizer = distribute(chunks, learner)
+        self._device = parallel.device()
+        # Gradients are already those of the batch's loss, so the token counts that Megatron collects must not divide them again.
+        chunks[0].config.finalize_model_grads_func = lambda models, _tokens, **options: finalize_model_grads(models, **options)
+
+    def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Callable[[MicroBatch, Any], Tensor]) -> None:
+        """Forward and backward: the gradient of the sum of ``loss``, which is called on the last stage, in order.
+
+        Args:
+            loss: of a micro-batch and what the network says of it.
+        """
+        for chunk in self._wrapped:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        self._pass(micro_batches, loss, forward_only=False)
+
+    @torch.no_grad()
+    def look(self, micro_batches: Sequence[MicroBatch], see: Callable[[MicroBatch, Any], None]) -> None:
+        """Forward alone; ``see`` is called on the last stage, in order, with what the network says."""
+        nothing = torch.zeros((), device=self._device)
+
+        def of_output(batch: MicroBatch, output: Any) -> Tensor:
+            see(batch, output)
+            return nothing
+
+        self._pass(micro_batches, of_output, forward_only=True)
+
+    def step(self, learning_rate: float, version: int, loss: str) -> float:
+        """Move the weights by what was accumulated; the gradient norm before clipping, the same on every rank.
+
+        Args:
+            version: being trained, for the error.
+            loss: what the gradient is of, for the error.
+
+        Raises:
+            TrainingDiverged: on every rank, before any weight has changed, if the gradient norm is not finite.
+        """
+        self.optimizer.prepare_grads()
+        grad_norm = float(self.optimizer.get_grad_norm())
+        if not math.isfinite(grad_norm):
+            raise TrainingDiverged(
+                f"the gradient norm of the {loss} step that trains version {version} is {grad_norm}; lower learner.lr, and "
+                "look at the loss and importance weights of the steps before"
+            )
+        parameters = []
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate * group["lr_mult"]
+            parameters.extend(group["params"])
+        clip_grad_by_total_norm_fp32(parameters, self._learner.clip_grad, grad_norm)
+        self.optimizer.step_with_ready_grads()
+        return grad_norm
+
+    def _pass(
+        self, micro_batches: Sequence[MicroBatch], of_output: Callable[[MicroBatch, Any], Tensor], *, forward_only: bool
+    ) -> None:
+        no_tokens = torch.zeros((), dtype=torch.int, device=self._device)
+
+        def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Any, Callable]:
+            batch = next(batches).to(self._device)
+            rows = PackedRows.of(batch.lengths, self._device)
+            output = model(batch.token_ids, rows, batch.positions, batch.targets, self._temperature)
+            return output, lambda last: (of_output(batch, last), no_tokens, None)
+
+        with communication(self.chunks[0].config) as arguments:
+            get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=[iter(micro_batches) for _ in self._wrapped],
+                model=self._wrapped,
+                num_microbatches=len(micro_batches),
+                # Shapes are sent ahead of each tensor, so these two describe none.
+                seq_length=1,
+                micro_batch_size=1,
+                forward_only=forward_only,
+                **arguments,
+            )

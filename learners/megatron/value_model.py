@@ -1,0 +1,61 @@
+"""The critic on one rank: the policy's architecture with one number, the value of a state, in place of its output layer."""
+
+from typing import Any
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from torch import Tensor
+
+from learners.megatron.model import PolicyModel
+from learners.megatron.model_config import PolicyConfig
+from learners.megatron.packed_rows import PackedRows
+from learners.megatron.row_moves import take_rows
+
+
+class ValueModel(PolicyModel):
+    """One pipeline stage, or one chunk of it. The last one has the value head, whole on every tensor-parallel rank.
+
+    The head begins at zero: every value is 0, and the first advantages are returns.
+
+    Args:
+        config: of the policy.
+        policy: its chunk in the same place, whose weights this begins with.
+        chunk: see :class:`.model.PolicyModel`.
+    """
+
+    def __init__(self, config: PolicyConfig, policy: PolicyModel, chunk: int | None = None) -> None:
+        super().__init__(msgspec.structs.replace(config, tied=False), chunk)
+        self.value_head: torch.nn.Linear | None = None
+        if self.post_process:
+            del self.output_layer
+            # To Megatron this is now a stage whose hidden states leave it; the decoder keeps its final norm.
+            self.post_process = False
+            self.value_head = torch.nn.Linear(
+                config.transformer.hidden_size,
+                1,
+                bias=False,
+                dtype=config.transformer.params_dtype,
+                device=torch.cuda.current_device(),
+            )
+            torch.nn.init.zeros_(self.value_head.weight)
+        theirs = dict(policy.named_parameters())
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name != "value_head.weight":
+                    parameter.copy_(theirs[name])
+
+    def forward(self, token_ids: Tensor, packed: PackedRows, positions: Tensor, *rest: Any) -> Tensor:
+        """One micro-batch through this stage. Arguments as of :meth:`.model.PolicyModel.forward`.
+
+        Returns:
+            On the last stage float32 [n], the value of the state in which each token was sampled; on the others hidden states.
+        """
+        hidden = super().forward(token_ids, packed, positions, *rest)
+        if self.value_head is None:
+            return hidden
+        if self.config.sequence_parallel:
+            # All ranks compute the same values of the same states, so each takes its own part of one and the same gradient.
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        return F.linear(take_rows(hidden.squeeze(1), positions), self.value_head.weight).squeeze(1).float()

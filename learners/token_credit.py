@@ -1,0 +1,76 @@
+"""Credit with a critic: of each token of a micro-batch its advantage, and the return that the critic learns. Pure functions.
+
+Rows are whole within a micro-batch, so that nothing here depends on how a batch is divided but the normalisation, which is over
+the batch by its sums.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from asyncrl.core.batch import RowRecord
+from asyncrl.core.recipe.algorithm import EpisodeCredit, GaeAdvantage, TurnCredit
+from learners.gae import generalised_advantages, length_adaptive_lambdas
+from learners.kl import kl_in_reward
+from learners.micro_batch import MicroBatch
+
+
+def token_credit(
+    part: MicroBatch,
+    records: Sequence[RowRecord],
+    values: Tensor,
+    divergences: Tensor,
+    kl_coefficient: float,
+    advantage: GaeAdvantage,
+    credit: EpisodeCredit | TurnCredit,
+) -> tuple[Tensor, Tensor]:
+    """Advantages, not yet normalised, and returns, float32 [n]. What tools wrote lies between two sampled tokens as if it were
+    not there.
+
+    Args:
+        records: of the micro-batch's rows, in order; each turn's reward comes from here where ``credit`` is by turn, and else the
+            final reward, which the row's last token brings.
+        values: [n], of the state in which each token was sampled.
+        divergences: [n], of each token from the reference, taken off its reward ``kl_coefficient`` times.
+
+    Raises:
+        ValueError: if turns are to be credited and a row's record has no turn rewards.
+    """
+    by_turn = isinstance(credit, TurnCredit)
+    ends, earned = _last_tokens(part.turn if by_turn else part.row), []
+    for record in records:
+        if by_turn and not record.turn_rewards:
+            raise ValueError(f"sample {record.sample_index} of group {record.group_id} has no turn rewards to give credit for")
+        earned += record.turn_rewards if by_turn else [record.reward]
+    # A row of which nothing was sampled has no token to reward.
+    present = torch.unique(part.turn if by_turn else part.row)
+    rewards = kl_in_reward(ends, torch.tensor(earned, dtype=torch.float64)[present], divergences.double(), kl_coefficient)
+    lambdas = torch.full_like(rewards, advantage.lam)
+    if advantage.length_adaptive_alpha:
+        tokens = torch.bincount(part.row, minlength=part.rows)[part.row]
+        lambdas = length_adaptive_lambdas(tokens, advantage.length_adaptive_alpha).double()
+    advantages, returns = generalised_advantages(values.double(), rewards, part.row, advantage.discount, lambdas)
+    return advantages.float(), returns.float()
+
+
+def normalised(parts: Sequence[MicroBatch], add: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """The advantages of each part less their mean and over their standard deviation, over the batch's tokens in the loss; 0 if
+    they do not vary.
+
+    Args:
+        add: the sum of a tensor over the ranks that divide the batch.
+    """
+    chosen = torch.cat([torch.empty(0), *(part.advantages[part.mask] for part in parts)]).double()
+    count, total = add(torch.stack([torch.tensor(float(len(chosen)), dtype=torch.float64), chosen.sum()])).unbind()
+    mean = total / count
+    deviation = (add((chosen - mean).square().sum()) / count).sqrt()
+    scale = 1.0 / deviation if deviation > 0 else 0.0
+    return [((part.advantages.double() - mean) * scale).float() for part in parts]
+
+
+def _last_tokens(index: Tensor) -> Tensor:
+    """int64, the last token of each stretch of equal numbers."""
+    goes_on = torch.zeros(len(index), dtype=torch.bool)
+    goes_on[:-1] = index[1:] == index[:-1]
+    return (~goes_on).nonzero().flatten()
