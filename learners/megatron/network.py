@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -13,8 +14,9 @@ from torch import Tensor
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.recipe.schema import Learner
 from learners.megatron import parallel
+from learners.megatron.context import part_of
+from learners.megatron.log_probabilities import Predictions
 from learners.megatron.model import PolicyModel, distribute
-from learners.megatron.packed_rows import PackedRows
 from learners.megatron.pipeline import communication
 from learners.micro_batch import MicroBatch
 
@@ -93,13 +95,31 @@ class Network:
     def _pass(
         self, micro_batches: Sequence[MicroBatch], of_output: Callable[[MicroBatch, Any], Tensor], *, forward_only: bool
     ) -> None:
+        context = parallel_state.get_context_parallel_group()
         no_tokens = torch.zeros((), dtype=torch.int, device=self._device)
 
         def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Any, Callable]:
             batch = next(batches).to(self._device)
-            rows = PackedRows.of(batch.lengths, self._device)
-            output = model(batch.token_ids, rows, batch.positions, batch.targets, self._temperature)
-            return output, lambda last: (of_output(batch, last), no_tokens, None)
+            part = part_of(
+                batch.token_ids,
+                batch.lengths,
+                batch.positions,
+                batch.targets,
+                ranks=context.size(),
+                rank=context.rank(),
+                multiple=self._learner.tensor_parallel,
+            )
+            output = model(part.token_ids, part.rows, part.positions, part.targets, self._temperature)
+
+            def of_part(last: Any) -> tuple[Tensor, Tensor, None]:
+                # Each context-parallel rank computes the whole loss, as one of whole rows, and the gradient of its own tokens.
+                if isinstance(last, Predictions):
+                    whole: Any = Predictions(*(part.whole(values, context) for values in last))
+                else:
+                    whole = part.whole(last, context)
+                return of_output(batch, whole), no_tokens, None
+
+            return output, of_part
 
         with communication(self.chunks[0].config) as arguments:
             get_forward_backward_func()(

@@ -19,7 +19,7 @@ def gradients(
 ) -> tuple[StepReport, list[PlainShard], list[Any]]:
     """One step: its report, and this rank's part of the gradient before clipping, as rectangles of Hugging Face tensors."""
     learner = Learner(recipe, str(folder), spec)
-    optimizer, chunks = learner._trainer._optimizer, learner._trainer._wrapped
+    optimizer, chunks = learner._trainer._policy.optimizer, learner._trainer._policy._wrapped
     found: list[PlainShard] = []
     prepare = optimizer.prepare_grads
 
@@ -43,9 +43,7 @@ def gradients(
     return report, found, needed
 
 
-def tokens_between_products(
-    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows
-) -> tuple[list[int], list[int]]:
+def tokens_in_norms(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows) -> tuple[list[int], list[int]]:
     """Tokens of each micro-batch, padding included, and how many of them this rank has in a layer's first norm."""
     learner = Learner(recipe, str(folder), spec)
     chunk = learner._trainer._chunks[0]
