@@ -69,7 +69,7 @@ class Batches:
         if version <= state.last_taken:
             raise LedgerError(
                 f"the batch of version {version} is kept no longer, since the learner has a checkpoint of version "
-                f"{state.forgotten}; begin from that one"
+                f"{state.forgotten}; begin from that one, put it back if it is gone, or launch a new run"
             )
         self.expire(version)
         if not self.takeable(version, groups):
