@@ -196,9 +196,15 @@ class Checked:
         """See :class:`Sampler`.
 
         Raises:
-            BadSelection: the answer breaks the contract.
+            BadSelection: the answer breaks the contract, or there was none.
         """
-        selection = self._sampler.sample(ready, n, version, rng)
+        try:
+            selection = self._sampler.sample(ready, n, version, rng)
+        except Exception as error:
+            # The class is the user's: whatever it raises is theirs to mend.
+            raise BadSelection(
+                f"buffer.sampler {self._name}: sample raised {type(error).__name__}: {error}; mend that class"
+            ) from error
         if problem := self._problem(selection, ready, n):
             raise BadSelection(f"buffer.sampler {self._name}: {problem}; see buffers.sampling.Selection for what is right")
         return selection
@@ -243,7 +249,7 @@ def _load(options: CustomSampler) -> Sampler:
         raise RecipeError(place, f"{options.name} has no method `sample`", "define what buffers.sampling.Sampler asks for")
     try:
         return cast(Sampler, loaded(**options.options))
-    except TypeError as error:
-        raise RecipeError(
-            "buffer.sampler.options", f"{options.name} refuses them: {error}", "use its own keyword arguments"
-        ) from error
+    except Exception as error:
+        # The class is the user's: whatever its constructor raises is about what it was given.
+        problem = f"{options.name} refuses {options.options}: {type(error).__name__}: {error}"
+        raise RecipeError("buffer.sampler.options", problem, "use what its constructor takes") from error

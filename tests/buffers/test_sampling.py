@@ -199,12 +199,16 @@ class Newest:
 
     def __init__(self, mistake=""):
         self.mistake = mistake
+        if mistake == "none known":
+            raise ValueError(mistake)
 
     def sample(self, ready, n, version, rng):
         sampled = tuple(sorted(ready, reverse=True)[:n])
         match self.mistake:
             case "type":
                 return sampled
+            case "raises":
+                raise KeyError(7)
             case "size":
                 return Selection(sampled[:-1], sampled[:-1], (1.0,) * (n - 1))
             case "twice":
@@ -240,6 +244,7 @@ def test_a_sampler_of_ones_own():
     ("mistake", "told"),
     [
         ("type", "tuple, not a Selection"),
+        ("raises", "sample raised KeyError: 7; mend that class"),
         ("size", "2 different groups were wanted, 1 were sampled"),
         ("twice", "2 were sampled, 1 of them different"),
         ("unknown", r"groups \[777\] were sampled and are not ready"),
@@ -262,7 +267,8 @@ def test_a_sampler_of_ones_own_that_is_wrong(mistake, told):
         ("my_sampler:Nowest", {}, "'Nowest' of module my_sampler does not exist"),
         ("my_sampler:NoSampler", {}, "has no method `sample`"),
         ("my_sampler", {}, "write it as `module:Class`"),
-        ("my_sampler:Newest", {"mistakes": 1}, "refuses them.*mistakes"),
+        ("my_sampler:Newest", {"mistakes": 1}, r"refuses \{'mistakes': 1\}: TypeError"),
+        ("my_sampler:Newest", {"mistake": "none known"}, "ValueError: none known"),
     ],
 )
 def test_a_sampler_that_cannot_be_loaded_is_refused_with_the_remedy(name, options, told):
