@@ -55,7 +55,9 @@ class Cluster:
         log = folder.logs
         # Beside the run folder, which holds its journal and need not be on a shared file system.
         where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
-        options = RemoteBuffer.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=where)
+        # A lease waits within its call, and a worker may have two: they must not keep anybody else from being heard.
+        calls = 1000 + 2 * recipe.generators.count
+        options = RemoteBuffer.options(num_cpus=0, max_concurrency=calls, scheduling_strategy=where)
         self._buffer_actor = buffer = options.remote(recipe, folder.path, run_id, log / "buffer.log")
         self._buffer = BufferHandle(buffer, "the driver", note)
 
