@@ -27,6 +27,10 @@ _STALENESS = """\
 Compare what each buffer.on_stale does, and admission control alone, in one simulated world: staleness, the
 lengths that are trained, and how long the learner waits."""
 
+_LEARNER = """\
+Train a small model with the learner and with a plain PyTorch loop, in turn, and compare tokens a second; and
+compare log-probabilities straight from hidden states with those from full logits. One CPU thread, 3 minutes."""
+
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Make ``bench`` known."""
@@ -60,6 +64,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     staleness.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
     staleness.set_defaults(run=run_staleness)
+    learner = kinds.add_parser(
+        "learner",
+        help="the learner beside a plain PyTorch loop",
+        description=_LEARNER,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    learner.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
+    learner.set_defaults(run=run_learner)
 
 
 def run_loop(arguments: argparse.Namespace) -> ExitCode:
@@ -99,6 +111,15 @@ def run_staleness(arguments: argparse.Namespace) -> ExitCode:
     from asyncrl.run import bench_staleness
 
     Console().print(bench_staleness.view(bench_staleness.run(arguments.json)))
+    return ExitCode.COMPLETED
+
+
+def run_learner(arguments: argparse.Namespace) -> ExitCode:
+    """Measure the learner."""
+    from asyncrl.run import bench_learner
+
+    console = Console()
+    console.print(bench_learner.view(bench_learner.run(arguments.json, console)))
     return ExitCode.COMPLETED
 
 

@@ -1,0 +1,132 @@
+"""Speed and memory of the learner beside a plain PyTorch loop with the Hugging Face model, on one CPU thread.
+
+Every figure is a ratio of two measurements of one run, repetition by repetition in turn, because what else runs on the machine
+changes from minute to minute. Each part has a process of its own.
+"""
+
+import os
+import statistics
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from asyncrl.run import bench_learner_memory, bench_learner_steps
+
+Measured = TypeVar("Measured")
+
+
+class LogprobSettings(msgspec.Struct, frozen=True):
+    """What log-probabilities are measured of, in float32.
+
+    Attributes:
+        tokens, vocabulary, hidden: of the product of hidden states and output layer.
+        repetitions: of each way, in turn.
+    """
+
+    tokens: int = 4096
+    vocabulary: int = 32768
+    hidden: int = 256
+    repetitions: int = 3
+
+
+class LearnerBenchSettings(msgspec.Struct, frozen=True):
+    """What is measured.
+
+    Attributes:
+        padding_free: rows of one length, where a loop that pads has nothing to pad.
+        lognormal: rows of log-normally distributed lengths.
+        logprob: see there.
+    """
+
+    padding_free: bench_learner_steps.StepSettings = bench_learner_steps.StepSettings(sigma=0.0)
+    lognormal: bench_learner_steps.StepSettings = bench_learner_steps.StepSettings(sigma=1.0)
+    logprob: LogprobSettings = LogprobSettings()
+
+
+class LearnerBenchResult(msgspec.Struct, frozen=True):
+    """What ``asyncrl bench learner`` writes.
+
+    Attributes:
+        ratio_padding_free, ratio_lognormal: tokens a second of the learner over those of the plain loop.
+        logprob_memory_ratio: what forward and backward pass add to the process's peak of resident memory, straight from hidden
+            states over by full logits.
+        logprob_time_ratio: time of forward and backward pass, likewise; entropy is computed, but the loss does not depend on it.
+        logprob_time_ratio_entropy_bonus: the same with a loss that depends on the entropy.
+        logprob_megabytes, full_logits_megabytes: the memory that was compared, gradients of both operands (in both) included.
+        padding_free, lognormal: the measurements behind the first two.
+    """
+
+    ratio_padding_free: float
+    ratio_lognormal: float
+    logprob_memory_ratio: float
+    logprob_time_ratio: float
+    logprob_time_ratio_entropy_bonus: float
+    logprob_megabytes: float
+    full_logits_megabytes: float
+    padding_free: bench_learner_steps.StepSpeed
+    lognormal: bench_learner_steps.StepSpeed
+    settings: LearnerBenchSettings
+
+
+def run(json_file: Path, console: Console, settings: LearnerBenchSettings | None = None) -> LearnerBenchResult:
+    """Measure everything, tell on ``console`` what is going on, and write ``json_file``.
+
+    Raises:
+        RuntimeError: if the learner and the plain loop do not compute the same gradient.
+    """
+    settings = settings or LearnerBenchSettings()
+    # Inherited by the processes below: one thread each, no GPU.
+    os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": ""}
+    speeds = []
+    for name, of_steps in (("rows of one length", settings.padding_free), ("log-normal lengths", settings.lognormal)):
+        console.print(f"Optimizer steps, {name}")
+        with tempfile.TemporaryDirectory(prefix="asyncrl-bench-learner-") as folder:
+            speeds.append(_in_a_process(bench_learner_steps.measure, Path(folder), of_steps))
+    size = settings.logprob
+    shape = (size.tokens, size.vocabulary, size.hidden)
+    console.print("Log-probabilities: memory")
+    tiled, full = (_in_a_process(bench_learner_memory.megabytes, way, *shape) for way in ("tiled", "full"))
+    console.print("Log-probabilities: time")
+    times = [_in_a_process(bench_learner_memory.seconds, *shape, size.repetitions, bonus) for bonus in (False, True)]
+    result = LearnerBenchResult(
+        ratio_padding_free=speeds[0].ratio,
+        ratio_lognormal=speeds[1].ratio,
+        logprob_memory_ratio=tiled / full,
+        logprob_time_ratio=statistics.median(a / b for a, b in times[0]),
+        logprob_time_ratio_entropy_bonus=statistics.median(a / b for a, b in times[1]),
+        logprob_megabytes=tiled,
+        full_logits_megabytes=full,
+        padding_free=speeds[0],
+        lognormal=speeds[1],
+        settings=settings,
+    )
+    json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return result
+
+
+def view(result: LearnerBenchResult) -> RenderableType:
+    """The result as a table."""
+    table = Table(title="Learner", title_justify="left", show_header=False, border_style="dim", box=box.ROUNDED)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    table.add_row("rows of one length", f"{result.ratio_padding_free:.2f} x the plain loop")
+    padding = f"{result.lognormal.padding:.0%} of the plain loop's tokens are padding"
+    table.add_row("log-normal lengths", f"{result.ratio_lognormal:.2f} x the plain loop; {padding}")
+    memory = f"{result.logprob_megabytes:,.0f} MB, full logits {result.full_logits_megabytes:,.0f} MB"
+    table.add_row("log-probabilities, memory", f"{result.logprob_memory_ratio:.3f} of full logits ({memory})")
+    table.add_row("log-probabilities, time", f"{result.logprob_time_ratio:.2f} of full logits")
+    table.add_row("with an entropy bonus", f"{result.logprob_time_ratio_entropy_bonus:.2f} of full logits")
+    return table
+
+
+def _in_a_process(measure: Callable[..., Measured], *arguments: object) -> Measured:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measure, *arguments).result()

@@ -1,0 +1,112 @@
+"""Log-probabilities and entropies straight from hidden states beside those from full logits: peak memory and time.
+
+Full logits are what one writes first: a product, ``log_softmax``, ``gather`` and the entropy, by torch's own autograd.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+TEMPERATURE = 0.8
+
+
+class _Operands(NamedTuple):
+    hidden: Tensor
+    weight: Tensor
+    targets: Tensor
+    slopes: Tensor
+
+
+def megabytes(way: str, tokens: int, vocabulary: int, hidden: int) -> float:
+    """How far one forward and backward pass raises this process's peak of resident memory over what was resident before.
+
+    The kernel's own count (``VmHWM``, reset just before), so that nothing escapes it: neither scratch memory of the matrix
+    products nor temporaries inside an operator. Libraries are warm: a small pass has gone before.
+
+    Args:
+        way: ``tiled`` or ``full``.
+    """
+    torch.set_num_threads(1)
+    with _alone() as group:
+        of = _ways(group)[way]
+        _both_passes(of, _operands(64, 512, hidden), entropy_bonus=False)
+        operands = _operands(tokens, vocabulary, hidden)
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _resident("VmRSS")
+        _both_passes(of, operands, entropy_bonus=False)
+        return _resident("VmHWM") - before
+
+
+def seconds(tokens: int, vocabulary: int, hidden: int, repetitions: int, entropy_bonus: bool) -> list[tuple[float, float]]:
+    """Wall seconds of forward and backward pass, tiled and full, of each repetition after one that warms up."""
+    torch.set_num_threads(1)
+    with _alone() as group:
+        operands = _operands(tokens, vocabulary, hidden)
+        pairs = []
+        for _ in range(repetitions + 1):
+            took = []
+            for of in _ways(group).values():
+                started = time.perf_counter()
+                _both_passes(of, operands, entropy_bonus)
+                took.append(time.perf_counter() - started)
+            pairs.append((took[0], took[1]))
+        return pairs[1:]
+
+
+Way = Callable[[_Operands], tuple[Tensor, Tensor]]
+
+
+def _ways(group: dist.ProcessGroup) -> dict[str, Way]:
+    from learners.megatron.log_probabilities import token_log_probabilities
+
+    def tiled(operands: _Operands) -> tuple[Tensor, Tensor]:
+        return token_log_probabilities(operands.hidden, operands.weight, operands.targets, TEMPERATURE, group)
+
+    return {"tiled": tiled, "full": full_logits}
+
+
+def full_logits(operands: _Operands) -> tuple[Tensor, Tensor]:
+    """[n] log-probabilities and [n] entropies."""
+    logp = torch.log_softmax(operands.hidden @ operands.weight.t() / TEMPERATURE, -1)
+    return logp.gather(1, operands.targets.unsqueeze(1)).squeeze(1), -(logp.exp() * logp).sum(-1)
+
+
+def _both_passes(of: Way, operands: _Operands, entropy_bonus: bool) -> None:
+    logp, entropy = of(operands)
+    loss = (logp * operands.slopes).sum()
+    if entropy_bonus:
+        loss = loss - 0.01 * entropy.sum()
+    torch.autograd.grad(loss, (operands.hidden, operands.weight))
+
+
+def _operands(tokens: int, vocabulary: int, hidden: int) -> _Operands:
+    torch.manual_seed(0)
+    return _Operands(
+        hidden=torch.randn(tokens, hidden).requires_grad_(),
+        weight=(0.1 * torch.randn(vocabulary, hidden)).requires_grad_(),
+        targets=torch.randint(0, vocabulary, (tokens,)),
+        slopes=torch.randn(tokens),
+    )
+
+
+@contextmanager
+def _alone() -> Iterator[dist.ProcessGroup]:
+    """A tensor-parallel group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def _resident(field: str) -> float:
+    """Megabytes."""
+    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 / 1e6
