@@ -25,11 +25,11 @@ def folder(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model"))
 
 
-def run(function, folder, algorithm, *arguments, grid=(1, 1, 1), **learner):
-    tensor, pipeline, data = grid
-    recipe = make_recipe(folder, tensor=tensor, pipeline=pipeline, data=data, **({"lr": 1e-3} | learner))
+def run(function, folder, algorithm, *arguments, grid=(1, 1, 1), context=1, **learner):
+    sides = dict(zip(("tensor", "pipeline", "data"), grid, strict=True))
+    recipe = make_recipe(folder, **sides, **({"lr": 1e-3, "context_parallel": context} | learner))
     recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
-    return run_ranks(function, recipe, folder, *arguments, tensor=tensor, pipeline=pipeline, data=data)
+    return run_ranks(function, recipe, folder, *arguments, **sides, context=context)
 
 
 def readings_of(reports, steps):
@@ -117,11 +117,21 @@ def test_the_critic_learns_what_rows_bring(folder):
     assert readings[0]["critic/grad_norm"] > 0
 
 
-@pytest.mark.parametrize("grid", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)], ids=["tp2", "pp2", "dp2", "tp2-pp2-dp2"])
-def test_every_grid_has_the_critic_of_one_rank(folder, grid):
+GRIDS = {
+    "tp2": {"grid": (2, 1, 1)},
+    "pp2": {"grid": (1, 2, 1)},
+    "dp2": {"grid": (1, 1, 2)},
+    "tp2-pp2-dp2": {"grid": (2, 2, 2)},
+    "tp2-cp2": {"grid": (2, 1, 1), "context": 2},
+    "vpp2": {"grid": (1, 2, 1), "virtual_pipeline": 2},
+}
+
+
+@pytest.mark.parametrize("layout", GRIDS.values(), ids=GRIDS)
+def test_every_grid_has_the_critic_of_one_rank(folder, layout):
     algorithm = msgspec.structs.replace(GAE, minibatches=2, kl=KlInReward(coefficient=0.1))
     expected, weights = train(folder, algorithm)
-    readings, divided = train(folder, algorithm, grid=grid)
+    readings, divided = train(folder, algorithm, **layout)
     for step, expected_step in zip(readings, expected, strict=True):
         assert step == pytest.approx(expected_step, rel=2e-3, abs=1e-5)
     assert distance(divided, weights) < 1e-4
