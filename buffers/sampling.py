@@ -111,8 +111,8 @@ class Prioritised:
     replacement and the correction is annealed. Here the inclusion probabilities ``pi`` are exact (:mod:`buffers.systematic`) and
     so are the weights ``n / (N * pi)``: the mean of ``weight * x`` over the ``n`` sampled groups is an unbiased estimate of the
     mean of ``x`` over all ``N`` ready ones (Horvitz and Thompson 1952, "A generalization of sampling without replacement from a
-    finite universe"). Groups lie on the line oldest first, so a sample is also spread evenly over the ages. Groups that the bound
-    forces into a batch (``on_stale: wait``) are not drawn and count in full: of the others alone the sample is unbiased.
+    finite universe"). Groups lie on the line oldest first, so a sample is also spread evenly over the ages. ``on_stale:
+    wait`` forces groups into batches whatever is drawn, so the recipe refuses the two together.
     """
 
     _RESOLUTION = 2**32

@@ -29,12 +29,20 @@ def row_shares(loss_tokens: Tensor, config: Aggregation) -> Tensor:
             return torch.ones_like(loss_tokens, dtype=torch.float64)
 
 
-def denominator(loss_tokens: Tensor, config: Aggregation) -> int:
-    """What the batch's sum is divided by. Rows without a token in the loss count for nothing, as if they were not there."""
-    rows = int((loss_tokens > 0).sum())
+def denominator(loss_tokens: Tensor, weights: Tensor, config: Aggregation) -> float:
+    """What the batch's sum is divided by. Rows without a token in the loss count for nothing, as if they were not there.
+
+    A row counts as much here as its terms count in the sum, so the loss is the ratio of two estimates that the sampler's weights
+    make unbiased each: of the terms and of the tokens (or rows) of all groups that were ready.
+
+    Args:
+        loss_tokens: int64 [rows], as in :func:`row_shares`.
+        weights: float64 [rows], the sampler's; 1 where it needs none.
+    """
+    rows = float(weights[loss_tokens > 0].sum())
     match config:
         case TokenMean():
-            return int(loss_tokens.sum())
+            return float((weights * loss_tokens).sum())
         case SequenceMeanTokenSum() | SequenceMeanTokenMean():
             return rows
         case ConstantAggregation(tokens=tokens):

@@ -91,7 +91,7 @@ class Preparation:
             packed = self._rated_less_divergence(batch, parts, packed, kl_coefficient)
         prepared = []
         for part, micro_batches in zip(parts, packed, strict=True):
-            divisor = denominator(_loss_tokens(part), algorithm.aggregation)
+            divisor = denominator(_loss_tokens(part), _weights(part), algorithm.aggregation)
             prepared.append(MiniBatch(self._with_singled_out(part, micro_batches) if divisor else micro_batches, divisor))
         return prepared
 
@@ -104,8 +104,7 @@ class Preparation:
     def _packed(
         self, batch: Batch, rows: Mapping[RowName, Trajectory], advantages: Mapping[RowName, Sequence[float]]
     ) -> list[MicroBatch]:
-        weights = torch.tensor([row.weight for row in batch.rows], dtype=torch.float64)
-        shares = (weights * row_shares(_loss_tokens(batch), self._recipe.algorithm.aggregation)).tolist()
+        shares = (_weights(batch) * row_shares(_loss_tokens(batch), self._recipe.algorithm.aggregation)).tolist()
         packed = []
         for micro_batch in self._planned(batch):
             records = [batch.rows[row] for row in micro_batch]
@@ -223,6 +222,11 @@ def _name(record: RowRecord) -> RowName:
 
 def _by_name(batch: Batch, of_rows: list[list[float]]) -> dict[RowName, list[float]]:
     return {_name(record): of_row for record, of_row in zip(batch.rows, of_rows, strict=True)}
+
+
+def _weights(batch: Batch) -> Tensor:
+    """float64 [rows], the sampler's."""
+    return torch.tensor([row.weight for row in batch.rows], dtype=torch.float64)
 
 
 def _loss_tokens(batch: Batch) -> Tensor:

@@ -68,7 +68,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_real_one(sections, place, me
         ({"tasks": "mine.jsonl"}, "tasks", "'mine.jsonl'", "set tasks.kind to one of generated, files"),
         ({"algorithm": {"credit": {"kind": "token"}}}, "algorithm.credit.kind", "'token'", "one of episode, turn"),
         ({"algorithm": {"loss": {"kind": ["gspo"]}}}, "algorithm.loss.kind", "['gspo']", "one of"),
-        ({"algorithm": {"advantage": {"kind": "gae"}}}, "algorithm.advantage.kind", "'gae'", "one of grpo"),
+        ({"algorithm": {"advantage": {"kind": "vtrace"}}}, "algorithm.advantage.kind", "'vtrace'", "one of grpo"),
     ],
 )
 def test_a_wrong_value_is_refused_with_place_value_and_what_is_right(sections, place, seen, right):

@@ -28,6 +28,7 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
         ({"batch": {"group_size": 4, "min_group": 5}}, "batch.min_group", "at most 4"),
         ({"buffer": {"filters": [{"kind": "accuracy_window", "low": 2}]}}, "buffer.filters[0].low", "at most 1"),
         ({"buffer": {"max_staleness": 4, "max_reuse": 6}}, "buffer.max_reuse", "at most 5"),
+        ({"buffer": {"on_stale": "wait", "sampler": {"kind": "prioritised"}}}, "buffer.sampler.kind", "on_stale to mask"),
         ({"buffer": {**SYNCHRONOUS, "on_stale": "wait"}}, "buffer.on_stale", "at least 1"),
         ({"buffer": {**SYNCHRONOUS, "on_stale": "drop"}}, "buffer.on_stale", "leave it out"),
         ({"deadlines": {"evaluation": 299}}, "deadlines.evaluation", "at least 300"),

@@ -33,6 +33,10 @@ CORRECTIONS = [
 ]
 
 
+def ones(rows):
+    return torch.ones(len(rows), dtype=torch.float64)
+
+
 def counts(rows):
     return torch.tensor([sum(token.mask for token in row.tokens) for row in rows])
 
@@ -60,7 +64,7 @@ def loss_and_gradient(rows, config, divisor):
 )
 def test_parts_of_a_batch_add_up_to_it(rows, kind, loss, correction, random):
     config = Algorithm(loss=loss, aggregation=kind, correction=correction)
-    divisor = max(1, denominator(counts(rows), kind))
+    divisor = max(1, denominator(counts(rows), ones(rows), kind))
     rows = shared(rows, kind)
     whole, whole_gradient = loss_and_gradient(rows, config, divisor)
     # Rows into any micro-batches, in any order; some empty.
@@ -84,7 +88,7 @@ def test_each_kind_is_what_its_name_says(rows):
     terms = [np.array([-row.advantage * token.theta for token in row.tokens if token.mask]) for row in rows]
     terms = [one for one in terms if len(one)]
     if not terms:
-        assert [denominator(counts(rows), kind) for kind in KINDS] == [0] * 4
+        assert [denominator(counts(rows), ones(rows), kind) for kind in KINDS] == [0] * 4
         return
     expected = {
         TokenMean(): np.concatenate(terms).mean(),
@@ -94,11 +98,17 @@ def test_each_kind_is_what_its_name_says(rows):
     }
     for kind, value in expected.items():
         config = Algorithm(loss=ReinforceLoss(), aggregation=kind, correction=Correction(weight="none"))
-        loss, _ = loss_and_gradient(shared(rows, kind), config, denominator(counts(rows), kind))
+        loss, _ = loss_and_gradient(shared(rows, kind), config, denominator(counts(rows), ones(rows), kind))
         assert loss == pytest.approx(value, rel=1e-4, abs=1e-5)
 
 
 def test_rejected_tokens_stay_in_the_denominator():
-    assert denominator(torch.tensor([3, 0, 2]), TokenMean()) == 5
-    assert denominator(torch.tensor([3, 0, 2]), SequenceMeanTokenMean()) == 2
+    assert denominator(torch.tensor([3, 0, 2]), torch.ones(3, dtype=torch.float64), TokenMean()) == 5
+    assert denominator(torch.tensor([3, 0, 2]), torch.ones(3, dtype=torch.float64), SequenceMeanTokenMean()) == 2
     assert row_shares(torch.tensor([3, 0, 2]), SequenceMeanTokenMean()).tolist() == pytest.approx([1 / 3, 1, 1 / 2])
+
+
+def test_a_row_counts_below_the_line_as_much_as_above_it():
+    tokens, weights = torch.tensor([3, 0, 2]), torch.tensor([0.5, 7.0, 2.0], dtype=torch.float64)
+    assert denominator(tokens, weights, TokenMean()) == 0.5 * 3 + 2.0 * 2
+    assert denominator(tokens, weights, SequenceMeanTokenMean()) == 0.5 + 2.0

@@ -30,8 +30,10 @@ def test_every_sampled_token_is_predicted_from_the_token_before_it():
     for number, (record, row) in enumerate(zip(records, rows, strict=True)):
         versions = row.versions()
         expected += [
-            (start + place - 1, row.token_ids[place], row.logprobs[place], 5 - versions[place], number, turn, 1 + number)
-            + ((number + turn / 2) if number % 2 == 0 else number,)
+            (
+                *(start + place - 1, row.token_ids[place], row.logprobs[place], 5 - versions[place], number, turn, 1 + number),
+                number + turn / 2 if number % 2 == 0 else number,
+            )
             for turn, (begin, end, _) in enumerate(msgspec.structs.astuple(one) for one in row.turns)
             for place in range(begin, end)
         ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import AccuracyWindowFilter, Recipe
+from asyncrl.core.recipe.schema import AccuracyWindowFilter, PrioritisedSampler, Recipe
 
 
 def _a_group_can_reach_its_minimum(recipe: Recipe) -> Iterator[RecipeError]:
@@ -48,9 +48,20 @@ def _without_a_bound_to_cross_nothing_waits(recipe: Recipe) -> Iterator[RecipeEr
         )
 
 
+def _weights_are_of_all_that_is_ready(recipe: Recipe) -> Iterator[RecipeError]:
+    if recipe.buffer.on_stale == "wait" and isinstance(recipe.buffer.sampler, PrioritisedSampler):
+        yield RecipeError(
+            "buffer.sampler.kind",
+            "prioritised draws by chance, and buffer.on_stale wait forces groups into the batch: its importance weights would "
+            "not make it unbiased any more",
+            "set it to fifo, or buffer.on_stale to mask",
+        )
+
+
 BUFFER_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _a_group_can_reach_its_minimum,
     _a_window_lets_something_through,
     _reuse_stays_within_the_bound,
     _without_a_bound_to_cross_nothing_waits,
+    _weights_are_of_all_that_is_ready,
 )

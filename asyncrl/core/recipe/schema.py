@@ -303,7 +303,7 @@ class Evaluation(Section, frozen=True):
 
 
 class Checkpoint(Section, frozen=True):
-    """What a run is resumed from: ``asyncrl launch --resume RUN``. Steps after the last checkpoint are done again from the journal.
+    """What ``asyncrl launch --resume RUN`` begins from. Steps after the last checkpoint are done again from the journal.
 
     Attributes:
         every: optimizer steps between checkpoints of the learner.
