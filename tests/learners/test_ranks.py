@@ -107,7 +107,7 @@ def test_one_step_is_that_of_plain_hugging_face(tmp_path, architecture, options)
             entropies.append(-(logp[place - 1].exp() * logp[place - 1]).sum().item())
             if row.versions()[place] == batch.version:
                 gaps.append(abs(chosen.item() - behaviour))
-    loss = loss / len(entropies)
+    loss = loss / sum(record.weight * record.loss_tokens for record in batch.rows)
     decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], lr=1e-3, weight_decay=0.1)
