@@ -7,7 +7,7 @@ import rank_side
 import torch
 from learner_samples import assemble, make_batch, make_model, make_recipe
 from ranks import run_ranks
-from test_checkpoint import assert_identical, load_and_train, train_and_save
+from test_learner_checkpoint import assert_identical, load_and_train, train_and_save
 from test_model_folders import stored
 from test_ranks import distance
 from transformers import AutoModelForCausalLM
