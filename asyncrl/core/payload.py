@@ -4,8 +4,6 @@ Control and data are apart: the buffer decides over :class:`FinishedSample`, som
 stays in a segment file on the node that made it until a data-parallel rank reads it there.
 """
 
-from collections import Counter
-
 import msgspec
 
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion
@@ -50,10 +48,10 @@ class FinishedSample(msgspec.Struct, frozen=True, array_like=True):
             ValueError: the trajectory is malformed.
         """
         trajectory.check()
-        sampled: Counter[PolicyVersion] = Counter()
+        sampled: dict[PolicyVersion, int] = {}
         for span in trajectory.version_spans:
             if span.version != NOT_SAMPLED:
-                sampled[span.version] += span.end - span.start
+                sampled[span.version] = sampled.get(span.version, 0) + span.end - span.start
         return cls(
             group_id=trajectory.group_id,
             sample_index=trajectory.sample_index,

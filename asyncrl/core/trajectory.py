@@ -6,6 +6,7 @@ Invariants, checked by :func:`Trajectory.check`:
 * turns lie inside the row, in order, and every sampled token is in exactly one turn.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -112,17 +113,38 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
             end = span.end
         if end != length:
             raise ValueError(f"version spans end at {end}, the row at {length}")
-        if not np.array_equal(self.versions() != NOT_SAMPLED, self.loss_mask):
+        # Stretches of sampled tokens are few, so they are compared rather than tokens.
+        masked = _stretches(self.loss_mask)
+        if _joined((span.start, span.end) for span in self.version_spans if span.version != NOT_SAMPLED) != masked:
             raise ValueError("the loss mask is not exactly the tokens with a policy version")
-        in_turn = np.zeros(length, bool)
         end = 0
         for turn in self.turns:
             if turn.start < end or turn.end > length or turn.end <= turn.start:
                 raise ValueError(f"turn {turn} is empty, out of order or outside the row of {length} tokens")
-            in_turn[turn.start : turn.end] = True
             end = turn.end
-        if not np.array_equal(in_turn, self.loss_mask):
+        if _joined((turn.start, turn.end) for turn in self.turns) != masked:
             raise ValueError("the loss mask is not exactly the tokens of the turns")
+
+
+def _stretches(mask: np.ndarray) -> list[int]:
+    """Where the stretches of true begin and end, alternating."""
+    edges: list[int] = (np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist()
+    if len(mask) and mask[0]:
+        edges.insert(0, 0)
+    if len(mask) and mask[-1]:
+        edges.append(len(mask))
+    return edges
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    """The same of ordered ranges; neighbours are one stretch."""
+    edges: list[int] = []
+    for start, end in ranges:
+        if edges and edges[-1] == start:
+            edges[-1] = end
+        else:
+            edges += (start, end)
+    return edges
 
 
 _EXTENSION_OF_DTYPE = {np.dtype(np.int32): 1, np.dtype(np.float32): 2, np.dtype(bool): 3}

@@ -41,7 +41,7 @@ class BenchSettings(msgspec.Struct, frozen=True):
         pipeline_depth: steps that the producer may be ahead.
         warm_up, steps: batches before, and while, the clock runs.
         latency_per_s: trajectories a second while latency is measured.
-        latency_steps: batches meanwhile.
+        latency_groups_per_step, latency_steps: size and number of the batches meanwhile.
         core_outstanding: groups outstanding while the core is measured.
         core_steps: batches meanwhile.
     """
@@ -53,7 +53,8 @@ class BenchSettings(msgspec.Struct, frozen=True):
     warm_up: int = 20
     steps: int = 160
     latency_per_s: float = 1000.0
-    latency_steps: int = 20
+    latency_groups_per_step: int = 8
+    latency_steps: int = 160
     core_outstanding: int = 1_000_000
     core_steps: int = 100
 
@@ -99,11 +100,12 @@ def run(json_file: Path, console: Console, settings: BenchSettings | None = None
             rows, seconds, _ = _produce_and_consume(_recipe(settings, journal), settings, settings.steps, None)
             rates[journal] = Throughput(rows / seconds, rows * size / seconds / 1e6)
         console.print(f"Latency at {settings.latency_per_s:,.0f} trajectories a second")
-        recipe = _recipe(settings, "append_only")
-        _, _, waits = _produce_and_consume(recipe, settings, settings.latency_steps, settings.latency_per_s)
+        calm = msgspec.structs.replace(settings, groups_per_step=settings.latency_groups_per_step, steps=settings.latency_steps)
+        _, _, waits = _produce_and_consume(_recipe(calm, "append_only"), calm, calm.steps, calm.latency_per_s)
     finally:
         ray.shutdown()
-    p50, p99 = np.percentile(waits, [50, 99]) * 1e3
+    warm = waits[calm.warm_up * calm.groups_per_step * calm.group_size :]
+    p50, p99 = np.percentile(warm, [50, 99]) * 1e3
     result = BufferResult(rates["none"], rates["append_only"], core, float(p50), float(p99), size, settings)
     json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result

@@ -15,20 +15,28 @@ class CommitQueue:
 
     def __init__(self, send: Callable[[Sequence[FinishedSample]], Awaitable[None]]) -> None:
         self._send = send
-        self._gathering: list[FinishedSample] = []
-        self._call: asyncio.Task[None] | None = None
-        """That takes along what is gathered; it waits for the call before."""
+        self._gathering: list[tuple[FinishedSample, asyncio.Future[None]]] = []
+        self._sending: asyncio.Task[None] | None = None
 
     async def commit(self, sample: FinishedSample) -> None:
         """Returns when the call that took ``sample`` along was answered; raises what that call raised."""
-        if not self._gathering:
-            self._call = asyncio.create_task(self._send_gathered(self._call), name="committing samples")
-        self._gathering.append(sample)
-        assert self._call is not None
-        await asyncio.shield(self._call)
+        answered = asyncio.get_running_loop().create_future()
+        self._gathering.append((sample, answered))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_all(), name="committing samples")
+        await answered
 
-    async def _send_gathered(self, before: "asyncio.Task[None] | None") -> None:
-        if before is not None:
-            await asyncio.wait({before})
-        samples, self._gathering = self._gathering, []
-        await self._send(samples)
+    async def _send_all(self) -> None:
+        while self._gathering:
+            gathered, self._gathering = self._gathering, []
+            call = asyncio.ensure_future(self._send([sample for sample, _ in gathered]))  # noqa: RUF006 - awaited here
+            await asyncio.wait({call})
+            for _, answered in gathered:
+                if answered.done():
+                    continue  # its caller has gone
+                if call.cancelled():
+                    answered.cancel()
+                elif error := call.exception():
+                    answered.set_exception(error)
+                else:
+                    answered.set_result(None)
