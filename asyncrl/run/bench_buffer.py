@@ -72,7 +72,8 @@ class BufferResult(msgspec.Struct, frozen=True):
     Attributes:
         journal_off, journal_on: throughput without and with a journal (``fsync: never``).
         core_us_per_trajectory: bookkeeping of one trajectory in the plain class, in microseconds.
-        latency_p99_ms: from handing in a trajectory until it may be taken, 99th percentile, with a journal.
+        latency_p50_ms, latency_p99_ms: from handing in a trajectory until it may be taken, with a journal.
+        latency_p99_ms_journal_off: the same without.
         bytes_per_trajectory: as encoded.
     """
 
@@ -81,6 +82,7 @@ class BufferResult(msgspec.Struct, frozen=True):
     core_us_per_trajectory: float
     latency_p50_ms: float
     latency_p99_ms: float
+    latency_p99_ms_journal_off: float
     bytes_per_trajectory: int
     settings: BenchSettings
 
@@ -100,13 +102,11 @@ def run(json_file: Path, console: Console, settings: BenchSettings | None = None
             rows, seconds, _ = _produce_and_consume(_recipe(settings, journal), settings, settings.steps, None)
             rates[journal] = Throughput(rows / seconds, rows * size / seconds / 1e6)
         console.print(f"Latency at {settings.latency_per_s:,.0f} trajectories a second")
-        calm = msgspec.structs.replace(settings, groups_per_step=settings.latency_groups_per_step, steps=settings.latency_steps)
-        _, _, waits = _produce_and_consume(_recipe(calm, "append_only"), calm, calm.steps, calm.latency_per_s)
+        latency = {journal: _latency_ms(settings, journal) for journal in ("none", "append_only")}
     finally:
         ray.shutdown()
-    warm = waits[calm.warm_up * calm.groups_per_step * calm.group_size :]
-    p50, p99 = np.percentile(warm, [50, 99]) * 1e3
-    result = BufferResult(rates["none"], rates["append_only"], core, float(p50), float(p99), size, settings)
+    off, on = latency["none"], latency["append_only"]
+    result = BufferResult(rates["none"], rates["append_only"], core, on[0], on[1], off[1], size, settings)
     json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
 
@@ -120,7 +120,17 @@ def view(result: BufferResult) -> RenderableType:
         table.add_row(name, f"{rate.trajectories_per_s:,.0f} trajectories/s, {rate.megabytes_per_s:,.0f} MB/s")
     table.add_row("bookkeeping", f"{result.core_us_per_trajectory:.1f} us a trajectory")
     table.add_row("handing one in", f"{result.latency_p50_ms:.2f} ms median, {result.latency_p99_ms:.2f} ms 99th percentile")
+    table.add_row("the same without a journal", f"{result.latency_p99_ms_journal_off:.2f} ms 99th percentile")
     return table
+
+
+def _latency_ms(settings: BenchSettings, journal: str) -> tuple[float, float]:
+    """Median and 99th percentile."""
+    calm = msgspec.structs.replace(settings, groups_per_step=settings.latency_groups_per_step, steps=settings.latency_steps)
+    _, _, waits = _produce_and_consume(_recipe(calm, journal), calm, calm.steps, calm.latency_per_s)
+    warm = waits[calm.warm_up * calm.groups_per_step * calm.group_size :]
+    p50, p99 = np.percentile(warm, [50, 99]) * 1e3
+    return float(p50), float(p99)
 
 
 def _recipe(settings: BenchSettings, journal: str) -> Recipe:

@@ -76,6 +76,15 @@ class RemoteTicketDesk:
         await self._buffer.call("commit", samples)
 
     async def _keep(self, group_id: GroupId, payload: bytes) -> PayloadRef:
+        if self._room.locked():
+            return await self._keep_in_turn(group_id, payload)
+        try:
+            (ref,) = await self._sink.append(group_id, [payload])
+        except DiskFull:
+            return await self._keep_in_turn(group_id, payload)
+        return ref
+
+    async def _keep_in_turn(self, group_id: GroupId, payload: bytes) -> PayloadRef:
         async with self._room:  # on a full disk one asks for room, and the others wait behind it
             try:
                 (ref,) = await self._sink.append(group_id, [payload])

@@ -102,8 +102,9 @@ class ProducerActor:
     async def _hand_in(self, desk: RemoteTicketDesk, ticket: Ticket, index: int) -> None:
         if self._like is None or self._like.version_spans[1].version != self._version:
             self._like = trajectory_of(ticket, 0, self._tokens, self._version)
-        name = {"task_id": ticket.task.id, "group_id": ticket.group_id, "sample_index": index, "reward": float(index % 2)}
-        trajectory = msgspec.structs.replace(self._like, **name)
+        trajectory = msgspec.structs.replace(
+            self._like, task_id=ticket.task.id, group_id=ticket.group_id, sample_index=index, reward=float(index % 2)
+        )
         begin = time.perf_counter()
         await desk.commit(trajectory)
         self._waits.append(time.perf_counter() - begin)
@@ -155,10 +156,9 @@ class ConsumerActor:
         if tokens != sum(row.length for row in batch.rows):
             raise AssertionError(f"{tokens} tokens were read, the batch of version {version} says otherwise")
         following = PolicyVersion(version + 1)
-        told = [self._producer.install.remote(following), self._buffer.trained.remote(version)]
+        ray.get([self._producer.install.remote(following), self._buffer.trained.remote(version)])
         if following % self._recipe.checkpoint.every == 0:
-            told.append(self._buffer.checkpointed.remote(following))
-        ray.get(told)
+            ray.get(self._buffer.checkpointed.remote(following))
         ray.get(self._buffer.advance.remote(following))
         return len(batch.rows)
 
