@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -36,42 +37,26 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Make ``bench`` known."""
     parser = commands.add_parser("bench", help="measure", description="Measure asyncrl on this machine.")
     kinds = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
-    loop = kinds.add_parser(
-        "loop", help="throughput of the whole loop", description=_LOOP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    loop.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
-    loop.set_defaults(run=run_loop)
-    buffer = kinds.add_parser(
-        "buffer",
-        help="throughput of the replay buffer",
-        description=_BUFFER,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    buffer.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
-    buffer.set_defaults(run=run_buffer)
-    pool = kinds.add_parser(
-        "pool", help="a simulated pool of engines", description=_POOL, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    _add(kinds, "loop", "throughput of the whole loop", _LOOP, run_loop)
+    _add(kinds, "buffer", "throughput of the replay buffer", _BUFFER, run_buffer)
+    pool = _add(kinds, "pool", "a simulated pool of engines", _POOL, run_pool)
     pool.add_argument("--engines", metavar="N", type=_count, default=1024, help="in the pool (default 1024)")
     pool.add_argument("--hours", metavar="N", type=_count, default=24, help="of simulated time (default 24)")
-    pool.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
-    pool.set_defaults(run=run_pool)
-    staleness = kinds.add_parser(
-        "staleness",
-        help="what each on_stale does",
-        description=_STALENESS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    staleness.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
-    staleness.set_defaults(run=run_staleness)
-    learner = kinds.add_parser(
-        "learner",
-        help="the learner beside a plain PyTorch loop",
-        description=_LEARNER,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    learner.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
-    learner.set_defaults(run=run_learner)
+    _add(kinds, "staleness", "what each on_stale does", _STALENESS, run_staleness)
+    _add(kinds, "learner", "the learner beside a plain PyTorch loop", _LEARNER, run_learner)
+
+
+def _add(
+    kinds: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    summary: str,
+    description: str,
+    run: Callable[[argparse.Namespace], ExitCode],
+) -> argparse.ArgumentParser:
+    parser = kinds.add_parser(name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
+    parser.set_defaults(run=run)
+    return parser
 
 
 def run_loop(arguments: argparse.Namespace) -> ExitCode:
