@@ -260,7 +260,7 @@ class Learner(Section, frozen=True):
         weight_decay: decoupled weight decay.
         clip_grad: gradient norm is clipped to this.
         dtype: of the parameters used in the forward pass; bfloat16 keeps fp32 master weights.
-        micro_batch_tokens: tokens packed into one micro-batch, over all its context-parallel ranks; must hold the longest episode.
+        micro_batch_tokens: tokens packed into one micro-batch over all context-parallel ranks; must hold the longest episode.
         tensor_parallel, pipeline_parallel, data_parallel, context_parallel: ranks along each dimension; their product is the
             number of ranks. Tensor-parallel ranks divide the sequence too, between their matrix products (sequence parallelism).
             Context-parallel ranks divide the tokens of each row, for rows too long for one.
