@@ -11,7 +11,7 @@ from buffers.ledger import LedgerCounts
 from buffers.statistics import BufferStatistics, StaleTokens
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldFor(msgspec.Struct, frozen=True):
     """Groups that have not ended.
 
     Attributes:
@@ -53,7 +53,7 @@ class BufferReport(msgspec.Struct, frozen=True):
 
     version: PolicyVersion
     ledger: LedgerCounts
-    held: tuple[Held, ...]
+    held: tuple[HeldFor, ...]
     lengths: tuple[LengthBin, ...]
     sources: tuple[Source, ...]
     payload_bytes: int
@@ -72,7 +72,7 @@ def inspect(statistics: BufferStatistics, drawn: Mapping[str, int], now: float) 
         version=statistics.version,
         ledger=statistics.ledger,
         held=tuple(
-            Held(held.version, statistics.version - held.version, held.state, held.groups, max(0.0, now - held.since))
+            HeldFor(held.version, statistics.version - held.version, held.state, held.groups, max(0.0, now - held.since))
             for held in statistics.held
         ),
         lengths=_bins(statistics.lengths_issued, statistics.lengths_trained),

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from types import ModuleType
 
 from asyncrl.core.errors import RecipeError
 
@@ -20,15 +21,7 @@ def load_class(name: str, place: str) -> type:
     module_name, _, class_name = name.partition(":")
     if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
         raise RecipeError(place, f"{name!r} names no class", "write it as `module:Class`")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)  # last, so that a file that happens to lie here hides no library
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        # The module is the user's: whatever it raises while it is imported is theirs to mend.
-        problem = f"importing module {module_name!r} failed with {type(error).__name__}: {error}"
-        raise RecipeError(place, problem, f"mend the module, or make it importable from {here}") from error
+    module = import_module(module_name, place, "put it into the folder you launch from", "mend the module")
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
         problem = "is no class" if found is not None else "does not exist"
@@ -38,3 +31,31 @@ def load_class(name: str, place: str) -> type:
         remedy = f"name one of {', '.join(classes)}" if classes else f"define it in {module.__file__}"
         raise RecipeError(place, f"{class_name!r} of module {module_name} {problem}", remedy)
     return found
+
+
+def import_module(name: str, place: str, instead: str, mend: str) -> ModuleType:
+    """A module of the user's, found on the path or in the folder of the launch.
+
+    Args:
+        name: dotted.
+        place: key of the recipe to blame.
+        instead: the remedy if there is no such module.
+        mend: the remedy if it cannot be imported.
+
+    Raises:
+        RecipeError: there is no such module, or importing it failed.
+    """
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # last, so that a file that happens to lie here hides no library
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not f"{name}.".startswith(f"{missing}."):
+            raise RecipeError(place, f"module {name} needs module {missing}, which is missing", "install it") from error
+        raise RecipeError(place, f"there is no module {name!r} on the path or in {here}", instead) from error
+    except (Exception, SystemExit) as error:
+        # The module is the user's: whatever it raises while it is imported is theirs to mend.
+        problem = f"importing module {name!r} failed with {type(error).__name__}: {error}"
+        raise RecipeError(place, problem, mend) from error

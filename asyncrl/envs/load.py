@@ -3,9 +3,7 @@
 Whatever is wrong with the name or the options is found here, before anything starts, and refused as a :class:`RecipeError`.
 """
 
-import importlib
 import inspect
-import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -15,6 +13,7 @@ from types import ModuleType
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.plug_in import import_module
 from asyncrl.core.recipe import schema
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Environment
@@ -80,21 +79,7 @@ def environment_class(name: str) -> type[Environment]:
 def _import(module_name: str) -> ModuleType:
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise RecipeError(_NAME, f"{module_name!r} is no module name", _OWN.removeprefix("or "))
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)  # last, so that a file that happens to lie here hides no library
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if not f"{module_name}.".startswith(f"{missing}."):
-            raise RecipeError(_NAME, f"module {module_name} needs module {missing}, which is missing", "install it") from error
-        remedy = f"{_choices(module_name, list(BUILT_IN))}, {_OWN}"
-        raise RecipeError(_NAME, f"there is no module {module_name!r} on the path or in {here}", remedy) from error
-    except (Exception, SystemExit) as error:
-        # The module is the user's: whatever it raises while it is imported is theirs to mend.
-        problem = f"importing module {module_name!r} failed with {type(error).__name__}: {error}"
-        raise RecipeError(_NAME, problem, f"mend the module, {_OWN}") from error
+    return import_module(module_name, _NAME, f"{_choices(module_name, list(BUILT_IN))}, {_OWN}", f"mend the module, {_OWN}")
 
 
 def _classes(module_name: str, class_name: str) -> str:

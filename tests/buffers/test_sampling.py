@@ -266,7 +266,7 @@ def test_a_sampler_of_ones_own_that_is_wrong(mistake, told):
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("no_such_module:Newest", {}, "importing module 'no_such_module' failed with ModuleNotFoundError"),
+        ("no_such_module:Newest", {}, "there is no module 'no_such_module' on the path or in"),
         ("my_sampler:Nowest", {}, "'Nowest' of module my_sampler does not exist"),
         ("my_sampler:NoSampler", {}, "has no method `sample`"),
         ("my_sampler", {}, "write it as `module:Class`"),
