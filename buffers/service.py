@@ -38,6 +38,8 @@ SNAPSHOT_BYTES = 8 << 20
 """A snapshot is taken when the journal grew by this much since the last one: what a recovery replays at most."""
 DISK_RETRY_S = 1.0
 """How often a full disk is tried again: a file system tells nobody that it has room."""
+FREED_AT_ONCE = 256
+"""Payloads given up in one go."""
 BLOCKERS_NAMED = 3
 """Groups an overdue batch names; the rest are counted."""
 
@@ -340,7 +342,8 @@ class BufferService:
     async def _free_payload(self) -> None:
         try:
             while self._freed:
-                refs, self._freed = self._freed, []
+                # Not all at once: a thread at work keeps the event loop waiting.
+                refs, self._freed = self._freed[:FREED_AT_ONCE], self._freed[FREED_AT_ONCE:]
                 await asyncio.to_thread(self._free, refs)
         finally:
             self._freeing = False

@@ -21,8 +21,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import encode
-from asyncrl.run.actors.bench_buffer import RemoteConsumer, RemoteProducer, trajectory_of
-from asyncrl.run.actors.buffer import RemoteBuffer
+from asyncrl.run.actors.bench_buffer import RemoteConsumer, RemoteProducer, RemoteTimedBuffer, trajectory_of
 from asyncrl.run.bench_buffer_core import core_us_per_trajectory
 from asyncrl.run.buffer_folder import remove_payload_in_memory
 from asyncrl.run.cluster import start_ray
@@ -74,6 +73,7 @@ class BufferResult(msgspec.Struct, frozen=True):
         core_us_per_trajectory: bookkeeping of one trajectory in the plain class, in microseconds.
         latency_p50_ms, latency_p99_ms: from handing in a trajectory until it may be taken, with a journal.
         latency_p99_ms_journal_off: the same without.
+        answer_p99_ms: from handing in a trajectory until the buffer's answer is there, with a journal.
         bytes_per_trajectory: as encoded.
     """
 
@@ -83,6 +83,7 @@ class BufferResult(msgspec.Struct, frozen=True):
     latency_p50_ms: float
     latency_p99_ms: float
     latency_p99_ms_journal_off: float
+    answer_p99_ms: float
     bytes_per_trajectory: int
     settings: BenchSettings
 
@@ -106,7 +107,17 @@ def run(json_file: Path, console: Console, settings: BenchSettings | None = None
     finally:
         ray.shutdown()
     off, on = latency["none"], latency["append_only"]
-    result = BufferResult(rates["none"], rates["append_only"], core, on[0], on[1], off[1], size, settings)
+    result = BufferResult(
+        journal_off=rates["none"],
+        journal_on=rates["append_only"],
+        core_us_per_trajectory=core,
+        latency_p50_ms=on.p50,
+        latency_p99_ms=on.p99,
+        latency_p99_ms_journal_off=off.p99,
+        answer_p99_ms=on.answer_p99,
+        bytes_per_trajectory=size,
+        settings=settings,
+    )
     json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
 
@@ -119,18 +130,27 @@ def view(result: BufferResult) -> RenderableType:
     for name, rate in (("without a journal", result.journal_off), ("with a journal", result.journal_on)):
         table.add_row(name, f"{rate.trajectories_per_s:,.0f} trajectories/s, {rate.megabytes_per_s:,.0f} MB/s")
     table.add_row("bookkeeping", f"{result.core_us_per_trajectory:.1f} us a trajectory")
-    table.add_row("handing one in", f"{result.latency_p50_ms:.2f} ms median, {result.latency_p99_ms:.2f} ms 99th percentile")
+    table.add_row("until takeable", f"{result.latency_p50_ms:.2f} ms median, {result.latency_p99_ms:.2f} ms 99th percentile")
     table.add_row("the same without a journal", f"{result.latency_p99_ms_journal_off:.2f} ms 99th percentile")
+    table.add_row("until answered", f"{result.answer_p99_ms:.2f} ms 99th percentile")
     return table
 
 
-def _latency_ms(settings: BenchSettings, journal: str) -> tuple[float, float]:
-    """Median and 99th percentile."""
+class _Latency(msgspec.Struct, frozen=True):
+    """Of handing in, in milliseconds: until takeable, median and 99th percentile, and until answered."""
+
+    p50: float
+    p99: float
+    answer_p99: float
+
+
+def _latency_ms(settings: BenchSettings, journal: str) -> _Latency:
     calm = msgspec.structs.replace(settings, groups_per_step=settings.latency_groups_per_step, steps=settings.latency_steps)
-    _, _, waits = _produce_and_consume(_recipe(calm, journal), calm, calm.steps, calm.latency_per_s)
-    warm = waits[calm.warm_up * calm.groups_per_step * calm.group_size :]
-    p50, p99 = np.percentile(warm, [50, 99]) * 1e3
-    return float(p50), float(p99)
+    _, _, times = _produce_and_consume(_recipe(calm, journal), calm, calm.steps, calm.latency_per_s)
+    warm = sorted(times)[calm.warm_up * calm.groups_per_step * calm.group_size :]
+    p50, p99 = np.percentile([takeable - begin for begin, takeable, _ in warm], [50, 99]) * 1e3
+    answer = np.percentile([answered - begin for begin, _, answered in warm], 99) * 1e3
+    return _Latency(float(p50), float(p99), float(answer))
 
 
 def _recipe(settings: BenchSettings, journal: str) -> Recipe:
@@ -170,10 +190,12 @@ def _core_recipe(settings: BenchSettings) -> Recipe:
 
 def _produce_and_consume(
     recipe: Recipe, settings: BenchSettings, steps: int, per_second: float | None
-) -> tuple[int, float, list[float]]:
-    """Rows trained, seconds taken, and how long handing in took for each, in seconds."""
+) -> tuple[int, float, list[tuple[float, float, float]]]:
+    """Rows trained, seconds taken; and of each row when, in seconds, it was handed in, could be taken, and was answered for."""
     with _folder() as folder:
-        buffer = RemoteBuffer.options(num_cpus=0, max_concurrency=1000).remote(recipe, folder, folder.name, folder / "buffer.log")
+        buffer = RemoteTimedBuffer.options(num_cpus=0, max_concurrency=1000).remote(
+            recipe, folder, folder.name, folder / "buffer.log"
+        )
         ray.get(buffer.ready.remote(), timeout=RUN_DEADLINE_S)
         producer = RemoteProducer.options(num_cpus=0, max_concurrency=10).remote(
             recipe, buffer, settings.tokens, folder / "producer.log"
@@ -182,10 +204,12 @@ def _produce_and_consume(
         producing = producer.run.remote(per_second)
         rows, seconds = ray.get(consumer.run.remote(settings.warm_up, steps), timeout=RUN_DEADLINE_S)
         ray.get(producer.stop.remote(), timeout=RUN_DEADLINE_S)
-        waits = ray.get(producing, timeout=RUN_DEADLINE_S)
+        handed_in = ray.get(producing, timeout=RUN_DEADLINE_S)
+        takeable = ray.get(buffer.takeable_at.remote(), timeout=RUN_DEADLINE_S)
         for actor in (producer, consumer, buffer):
             ray.kill(actor)
-    return rows, seconds, waits
+    times = [(begin, takeable[key], answered) for key, (begin, answered) in handed_in.items()]
+    return rows, seconds, times
 
 
 @contextmanager

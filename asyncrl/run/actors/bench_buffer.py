@@ -8,6 +8,7 @@ import asyncio
 import gc
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,40 @@ import msgspec
 import numpy as np
 import ray
 
-from asyncrl.core.ids import NOT_SAMPLED, PolicyVersion, WorkerId
+from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, WorkerId
+from asyncrl.core.payload import FinishedSample
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode
+from asyncrl.run.actors.buffer import BufferActor, as_remote
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.buffer_handle import BufferHandle
 from asyncrl.run.desk import RemoteTicketDesk
 from asyncrl.run.payload import PayloadSink, PayloadSource
 
 logger = logging.getLogger(__name__)
+
+
+SampleKey = tuple[GroupId, int]
+"""Group and sample index."""
+
+
+class TimedBufferActor(BufferActor):
+    """The buffer, keeping the time at which each trajectory could be taken."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._takeable_at: dict[SampleKey, float] = {}
+
+    async def commit(self, samples: Sequence[FinishedSample]) -> None:
+        """As the buffer's own."""
+        await super().commit(samples)
+        now = time.monotonic()
+        self._takeable_at.update(((sample.group_id, sample.sample_index), now) for sample in samples)
+
+    async def takeable_at(self) -> dict[SampleKey, float]:
+        """When, by the clock that all processes of a host share, each trajectory could be taken."""
+        return self._takeable_at
 
 
 def trajectory_of(ticket: Ticket, index: int, tokens: int, version: PolicyVersion) -> Trajectory:
@@ -65,10 +90,10 @@ class ProducerActor:
         self._changed = asyncio.Event()
         self._stopping = False
         self._like: Trajectory | None = None
-        self._waits: list[float] = []
+        self._handed_in: dict[SampleKey, tuple[float, float]] = {}
 
-    async def run(self, per_second: float | None) -> list[float]:
-        """Produce until :meth:`stop`; for each trajectory the seconds from handing it in until the buffer had it.
+    async def run(self, per_second: float | None) -> dict[SampleKey, tuple[float, float]]:
+        """Produce until :meth:`stop`; for each trajectory when it was handed in and when the buffer's answer was here.
 
         Args:
             per_second: how many trajectories; None as fast as they are taken in.
@@ -85,7 +110,7 @@ class ProducerActor:
                     work.create_task(self._serve(desk, self._version, pace))
                 await self._changed.wait()
         sink.close()
-        return self._waits
+        return self._handed_in
 
     async def _serve(self, desk: RemoteTicketDesk, version: PolicyVersion, pace: "_Pace | None") -> None:
         tickets = await desk.lease(self._worker, version, self._recipe.batch.groups_per_step)
@@ -105,9 +130,9 @@ class ProducerActor:
         trajectory = msgspec.structs.replace(
             self._like, task_id=ticket.task.id, group_id=ticket.group_id, sample_index=index, reward=float(index % 2)
         )
-        begin = time.perf_counter()
+        begin = time.monotonic()
         await desk.commit(trajectory)
-        self._waits.append(time.perf_counter() - begin)
+        self._handed_in[ticket.group_id, index] = begin, time.monotonic()
 
     async def install(self, version: PolicyVersion) -> None:
         """Sample with ``version`` from now on."""
@@ -163,5 +188,6 @@ class ConsumerActor:
         return len(batch.rows)
 
 
+RemoteTimedBuffer = as_remote(TimedBufferActor)
 RemoteProducer = ray.remote(ProducerActor)
 RemoteConsumer = ray.remote(ConsumerActor)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -150,4 +151,10 @@ def _other_nodes() -> list[str]:
     return [node_id for _, node_id in sorted(nodes) if node_id != this_node()]
 
 
-RemoteBuffer = ray.remote(BufferActor)
+def as_remote(buffer: type[BufferActor]) -> Any:
+    """``buffer`` as Ray starts it."""
+    # A client reports each of its calls to Ray's head, once a second, and meanwhile holds up those under way; these are too many.
+    return ray.remote(enable_task_events=False)(buffer)
+
+
+RemoteBuffer = as_remote(BufferActor)
