@@ -1,0 +1,297 @@
+"""Whether the quickstart learns: with several algorithms, and from stale tokens with several corrections or none.
+
+Every run has a process of its own and begins with the same weights. The result is written after each; called again with the same
+file, the command does the runs that are missing there, and those that failed.
+"""
+
+import logging
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from mlflow import MlflowClient
+from rich.console import Console
+
+from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.compose import compose
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.launch import launch
+from asyncrl.run.live_view import LiveView
+from asyncrl.run.metrics import EVALUATION_REWARD
+from asyncrl.run.summary import Status
+from asyncrl.run.tracking import tracking_uri
+from learners.tiny import TinyProgress, ensure_tiny_model
+
+Answer = TypeVar("Answer")
+
+BAR = 0.9
+"""Share of the held-out tasks that the quickstart solves when it has learned; version 0 solves about 0.42."""
+STALE = ("buffer.max_staleness=8", "buffer.pipeline_depth=7")
+PATIENT = (
+    *(f"deadlines.{wait}=3600" for wait in ("start", "batch", "step", "publish", "evaluation")),
+    "deadlines.lease=300",
+    "deadlines.shutdown=15",
+)
+"""A machine that has other work to do is no reason for a run to fail."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One row of the table.
+
+    Attributes:
+        name: begins the names of its run folders.
+        title: as the table shows it.
+        overrides: of the quickstart.
+        uncorrected: train stale tokens as if they were fresh (weight ``none``). No recipe may say so: it is set once the rest has
+            been checked.
+    """
+
+    name: str
+    title: str
+    overrides: tuple[str, ...] = ()
+    uncorrected: bool = False
+
+
+ROWS = (
+    Row("grpo", "GRPO, the quickstart as it is"),
+    Row("ppo", "PPO with a critic", ("algorithm.advantage={kind: gae, critic_lr: 2e-4}",)),
+    Row(
+        "gspo",
+        "GSPO, a weight for each row",
+        (
+            "algorithm.loss={kind: gspo}",
+            "algorithm.aggregation={kind: sequence_mean_token_mean}",
+            "algorithm.correction.weight=sequence",
+        ),
+    ),
+    Row("stale", "stale, default correction", STALE),
+    Row("stale-clip", "stale, plain PPO clipping", (*STALE, "algorithm.correction={anchor: behaviour, weight: none}")),
+    Row("stale-uncorrected", "stale, no correction", STALE, uncorrected=True),
+)
+
+
+class LearningSettings(msgspec.Struct, frozen=True):
+    """What is run; a result is only continued with the settings it was begun with.
+
+    Attributes:
+        rows, seeds: each row once with each seed of task order and sampling, seed by seed.
+        steps: optimizer steps of a run.
+        every: steps between evaluations.
+        model_seed: of the tiny model that all runs begin with.
+    """
+
+    rows: tuple[Row, ...] = ROWS
+    seeds: tuple[int, ...] = (0, 1, 2)
+    steps: int = 80
+    every: int = 10
+    model_seed: int = 0
+
+
+class LearningRun(msgspec.Struct, frozen=True):
+    """One run.
+
+    Attributes:
+        row, seed: which.
+        failure: why it failed; empty if it completed.
+        evaluations: mean reward on the held-out tasks by policy version.
+        staleness_mean, staleness_max: of the trained tokens, in policy versions.
+        seconds: it took, coming up and going down included.
+    """
+
+    row: str
+    seed: int
+    failure: str = ""
+    evaluations: dict[int, float] = {}
+    staleness_mean: float = 0.0
+    staleness_max: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def at_bar(self) -> int | None:
+        """The first evaluated version that reached the bar."""
+        return next((version for version, reward in sorted(self.evaluations.items()) if reward >= BAR), None)
+
+
+class LearningResult(msgspec.Struct, frozen=True):
+    """What ``asyncrl bench learning`` writes."""
+
+    bar: float
+    settings: LearningSettings
+    runs: tuple[LearningRun, ...] = ()
+
+    def write(self, path: Path) -> None:
+        """Write as JSON. A reader finds the whole file, whenever it looks."""
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        draft.replace(path)
+
+    def completed(self) -> dict[tuple[str, int], LearningRun]:
+        """The runs that need not be done again, by row and seed."""
+        return {(run.row, run.seed): run for run in self.runs if not run.failure}
+
+
+class CannotContinue(AsyncRLError):
+    """The result file holds something else than the beginning of this benchmark."""
+
+
+class Interrupted(Exception):
+    """The user stopped a run."""
+
+
+def begun(json_file: Path, settings: LearningSettings) -> LearningResult:
+    """What an earlier command left in the file, without the runs that failed; nothing done if there is no file.
+
+    Raises:
+        CannotContinue: it was made with other settings, or by something else.
+    """
+    if not json_file.exists():
+        return LearningResult(BAR, settings)
+    remedy = "name another file, or remove it"
+    try:
+        found = msgspec.json.decode(json_file.read_bytes(), type=LearningResult)
+    except msgspec.DecodeError as error:
+        raise CannotContinue(f"{json_file} holds no result of `asyncrl bench learning`: {error}; {remedy}") from error
+    if (found.bar, found.settings) != (BAR, settings):
+        differing = [
+            f"{field} {getattr(found.settings, field)!r} in the file, {getattr(settings, field)!r} now"
+            for field in settings.__struct_fields__
+            if getattr(found.settings, field) != getattr(settings, field)
+        ] or [f"bar {found.bar:g} in the file, {BAR:g} now"]
+        raise CannotContinue(f"{json_file} was begun with other settings ({'; '.join(differing)}); {remedy}")
+    return msgspec.structs.replace(found, runs=tuple(found.completed().values()))
+
+
+def run(json_file: Path, console: Console, settings: LearningSettings | None = None) -> LearningResult:
+    """Do the runs that ``json_file`` lacks and write it after each; a run that fails does not stop the others.
+
+    Raises:
+        CannotContinue: the file was made with other settings, or by something else.
+        KeyboardInterrupt: the user stopped a run; it is done anew the next time.
+    """
+    settings = settings or LearningSettings()
+    result = begun(json_file, settings)
+    # The threads of many processes on few cores must not spin while they wait for each other.
+    os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    console.print("Making the tiny model, unless it was made before")
+    model = _in_a_process(_make_model, settings.model_seed)
+    missing = [(row, seed) for seed in settings.seeds for row in settings.rows if (row.name, seed) not in result.completed()]
+    for number, (row, seed) in enumerate(missing, 1):
+        console.print(f"Run {number} of {len(missing)}: {row.title}, seed {seed}", markup=False, highlight=False)
+        try:
+            done = _in_a_process(_measure, row, seed, settings, model)
+        except Interrupted:
+            raise KeyboardInterrupt from None
+        except Exception as error:  # noqa: BLE001 - whatever the run's process died of is recorded as its failure
+            done = LearningRun(row.name, seed, failure=f"{type(error).__name__}: {error}")
+        result = msgspec.structs.replace(result, runs=(*result.runs, done))
+        result.write(json_file)
+        reached = done.failure or f"evaluations {', '.join(f'{reward:.3f}' for _, reward in sorted(done.evaluations.items()))}"
+        console.print(f"{row.title}, seed {seed}: {reached}", markup=False, highlight=False, soft_wrap=True)
+    return result
+
+
+def recipe(row: Row, seed: int, settings: LearningSettings, model: Path) -> Recipe:
+    """The recipe of one run.
+
+    Raises:
+        RecipeError: the row's overrides are refused.
+    """
+    common = (
+        f"name=bench-learning-{row.name}-{seed}",
+        f"model.path='{model}'",
+        f"seed={seed}",
+        f"steps={settings.steps}",
+        f"evaluation.every={settings.every}",
+    )
+    checked = compose("quickstart", [*common, *PATIENT, *row.overrides])
+    if not row.uncorrected:
+        return checked
+    correction = msgspec.structs.replace(checked.algorithm.correction, weight="none")
+    return msgspec.structs.replace(checked, algorithm=msgspec.structs.replace(checked.algorithm, correction=correction))
+
+
+def _make_model(seed: int) -> Path:
+    return ensure_tiny_model({}, seed, _silently)
+
+
+def _silently(progress: TinyProgress) -> None:
+    pass
+
+
+def _measure(row: Row, seed: int, settings: LearningSettings, model: Path) -> LearningRun:
+    of_run = recipe(row, seed, settings, model)
+    folder = RunFolder.create(of_run)
+    log = folder.logs / "driver.log"
+    logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with folder.driven(), LiveView(Console(), of_run) as view:
+        summary = launch(of_run, folder, view)
+    if summary.status is Status.INTERRUPTED:
+        raise Interrupted
+    failure = f"{summary.reason}; see {folder.logs}" if summary.status is Status.FAILED else ""
+    return LearningRun(
+        row=row.name,
+        seed=seed,
+        failure=failure,
+        evaluations={} if failure else _evaluations(of_run, folder),
+        staleness_mean=summary.staleness.mean,
+        staleness_max=summary.staleness.max,
+        seconds=summary.wall_s,
+    )
+
+
+def _evaluations(of_run: Recipe, folder: RunFolder) -> dict[int, float]:
+    """Mean reward by version. A version that came due while the one before was still being evaluated is not there."""
+    client = MlflowClient(tracking_uri(of_run, folder))
+    history = client.get_metric_history(folder.tracked_as.read_text(encoding="utf-8"), EVALUATION_REWARD.name)
+    return {metric.step: metric.value for metric in history}
+
+
+def _in_a_process(work: Callable[..., Answer], *arguments: object) -> Answer:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def markdown(result: LearningResult) -> str:
+    """The result as a Markdown table; values by seed, in the order of the seeds."""
+    runs, settings = {(run.row, run.seed): run for run in result.runs}, result.settings
+    headings = (
+        "row",
+        "version 0",
+        f"version {settings.steps}",
+        "median",
+        f"first at {result.bar:g}",
+        "staleness, mean",
+        "max",
+        "seconds",
+        f"{result.bar:g} reached",
+    )
+    lines = [headings, ("---",) * len(headings), *(_cells(row, settings, runs) for row in settings.rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cells(row: Row, settings: LearningSettings, runs: Mapping[tuple[str, int], LearningRun]) -> Sequence[str]:
+    of_row = [runs.get((row.name, seed)) for seed in settings.seeds]
+    whole = [run for run in of_row if run is not None and not run.failure]
+
+    def by_seed(show: Callable[[LearningRun], str]) -> str:
+        return ", ".join("not run" if run is None else "failed" if run.failure else show(run) for run in of_row)
+
+    last = [run.evaluations[settings.steps] for run in whole]
+    reached = sum(run.at_bar is not None for run in whole)
+    return (
+        row.title,
+        by_seed(lambda run: f"{run.evaluations[0]:.3f}"),
+        by_seed(lambda run: f"{run.evaluations[settings.steps]:.3f}"),
+        f"{statistics.median(last):.3f}" if last else "",
+        by_seed(lambda run: "never" if run.at_bar is None else str(run.at_bar)),
+        by_seed(lambda run: f"{run.staleness_mean:.2f}"),
+        by_seed(lambda run: f"{run.staleness_max:g}"),
+        by_seed(lambda run: f"{run.seconds:.0f}"),
+        f"{reached} of {len(settings.seeds)}",
+    )
