@@ -73,7 +73,7 @@ class Place:
         generator: that works here, or is coming up.
         up: it has the newest weights and takes part in everything.
         coming_up: the successor's start, since the first one died.
-        death: how the last one that was up died.
+        death: how the last one died.
     """
 
     def __init__(self, generator: Generator) -> None:
@@ -81,6 +81,7 @@ class Place:
         self.up = False
         self.coming_up: asyncio.Task[None] | None = None
         self.death = ""
+        self._dead: Generator | None = None
         self._past = self._latest = _NOTHING
 
     def counted(self, statistics: GeneratorStatistics) -> None:
@@ -89,8 +90,9 @@ class Place:
 
     def vacate(self, death: str) -> None:
         """The generator here died. Harmless the second time: what is said first of a death is its cause."""
-        if self.up:
-            self.up, self.death = False, death
+        if self._dead is not self.generator:
+            self._dead, self.death = self.generator, death
+        self.up = False
         self._past, self._latest = self.counters, _NOTHING
 
     @property

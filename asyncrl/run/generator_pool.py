@@ -8,7 +8,8 @@ What always holds:
   catches up under the lock of deliveries: the next version's delivery waits for it, and the one after that is written after it;
 * counters only grow, and what the dead had counted is not lost.
 
-Only a dead process is replaced. Any other error, and a successor that does not come up, ends the run.
+Only a dead process is replaced, even one that dies while it comes up, as often as the budget of infrastructure failures allows. Any
+other error ends the run.
 """
 
 import asyncio
@@ -75,7 +76,7 @@ class GeneratorPool:
 
         Raises:
             BudgetExceeded: one died too many.
-            ComponentFailed: a successor did not come up.
+            ComponentFailed: a successor did not come up, and did not die either.
         """
         self._generating = True
         try:
@@ -97,7 +98,14 @@ class GeneratorPool:
                     await self._replace(place)
 
     async def _replace(self, place: Place) -> None:
-        """Returns when the successor is up, or when the pool is stopped: evaluations may still want it then."""
+        """Returns when a successor is up, or when the pool is stopped: evaluations may still want it then."""
+        while not place.up and not self._stopping.is_set():
+            try:
+                await self._replace_once(place)
+            except ProcessDied as death:
+                self._died(place, death)
+
+    async def _replace_once(self, place: Place) -> None:
         gone = place.generator.worker
         await self._report_lost(gone)
         place.generator = self._make(next(self._numbers))
@@ -121,6 +129,9 @@ class GeneratorPool:
                 if self._newest is not None:
                     await _install(generator, self._newest)
                 place.up = True
+        except ProcessDied as death:
+            self._last_death = str(death)
+            raise
         except AsyncRLError as error:
             self._last_death = str(error)
             raise ComponentFailed(f"{generator.worker} could not take the place of {gone}: {error}") from error

@@ -8,7 +8,7 @@ from fake_generator import FakeGenerator, publication
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.core.errors import BudgetExceeded, ComponentFailed, ProcessDied, WeightMismatch
+from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, ProcessDied, WeightMismatch
 from asyncrl.core.ids import TaskId, WorkerId
 from asyncrl.core.task import Task
 from asyncrl.run.generator_pool import GeneratorPool
@@ -281,12 +281,42 @@ async def test_a_generator_that_died_before_generation_began_is_replaced_when_it
     await running
 
 
-async def test_a_successor_that_does_not_come_up_ends_the_run_and_is_named() -> None:
+async def test_a_successor_that_dies_while_it_comes_up_is_replaced() -> None:
     shop = Shop()
+    shop.successor = lambda fake: fake.die() if fake.worker in ("generator-2", "generator-3") else None
+    async with shop.generating(version=5):
+        shop.made[1].die()
+        await shop.until(lambda: "generator-4 runs" in shop.log)
+    assert [line for line in shop.log if "lost" in line] == ["generator-1 lost", "generator-2 lost", "generator-3 lost"]
+    assert shop.made[4].loaded == [5]
+    assert [note.partition(". ")[0] for note in shop.notes[:3]] == [
+        f"generator-{number}: its process died (killed)" for number in (1, 2, 3)
+    ]
+
+
+async def test_successors_that_never_come_up_end_the_run_when_the_budget_is_spent() -> None:
+    shop = Shop(budget=3)
     shop.successor = lambda fake: fake.die()
     async with shop.generating() as running:
         shop.made[1].die()
-        with pytest.raises(ComponentFailed, match="generator-2 could not take the place of generator-1: generator-2: its"):
+        with pytest.raises(BudgetExceeded):
+            await running
+    assert len(shop.made) == 2 + 3
+
+
+async def test_a_successor_that_is_too_slow_ends_the_run_and_is_named() -> None:
+    shop = Shop()
+
+    def slow(fake: FakeGenerator) -> None:
+        async def start() -> None:
+            raise DeadlineExceeded("the driver", f"{fake.worker} to start", 1.0, "raise deadlines.start")
+
+        fake.start = start  # type: ignore[method-assign]
+
+    shop.successor = slow
+    async with shop.generating() as running:
+        shop.made[1].die()
+        with pytest.raises(ComponentFailed, match=r"generator-2 could not take the place of generator-1: .*generator-2 to start"):
             await running
 
 
