@@ -8,8 +8,8 @@ What always holds:
   catches up under the lock of deliveries: the next version's delivery waits for it, and the one after that is written after it;
 * counters only grow, and what the dead had counted is not lost.
 
-Only a dead process is replaced, even one that dies while it comes up, as often as the budget of infrastructure failures allows. Any
-other error ends the run.
+Only a dead process is replaced, even one that dies while it comes up, as often as the budget of infrastructure failures allows.
+Any other error ends the run.
 """
 
 import asyncio
