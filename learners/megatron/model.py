@@ -95,6 +95,11 @@ def distribute(chunks: Sequence[PolicyModel], learner: Learner) -> tuple[list[Di
         overlap_param_gather=False,
     )
     wrapped = [DistributedDataParallel(chunk.config, settings, chunk) for chunk in chunks]
+    for replica in wrapped:
+        # One rank alone has nothing to exchange, and gloo would copy all gradients and all weights to do it.
+        for kind in ("bucket_groups", "expert_parallel_bucket_groups"):
+            groups = getattr(replica, kind)
+            setattr(replica, kind, [group for group in groups if group.intra_distributed_optimizer_instance_size > 1])
     config = OptimizerConfig(
         optimizer="adam",
         lr=learner.lr,
