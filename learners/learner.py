@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 import msgspec
+import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch
@@ -28,6 +29,7 @@ from learners.megatron import cpu_compat
 from learners.micro_batch import MicroBatch
 from learners.mini_batches import order
 from learners.observations import observe, observe_critic, off_policy_steps, over_steps, readings_of
+from learners.overlong import overlong_penalties
 from learners.preparation import MiniBatch, Preparation
 from learners.rank import RankSpec
 from learners.schedule import learning_rate
@@ -157,6 +159,9 @@ class Learner:
             ]
             if not isinstance(algorithm.kl, NoKl):
                 readings.append(Reading(metrics.KL_COEFFICIENT, coefficient))
+            if algorithm.overlong is not None:
+                lost = overlong_penalties(torch.tensor([row.length for row in batch.rows]), algorithm.overlong)
+                readings.append(Reading(metrics.OVERLONG_PENALTY, lost.mean().item()))
             if critic_norms:
                 readings.append(Reading(metrics.CRITIC_GRAD_NORM, fmean(critic_norms)))
         return StepReport(readings, seconds, tokens)

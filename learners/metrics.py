@@ -28,6 +28,8 @@ EXPLAINED_VARIANCE = _mean(
 )
 CRITIC_GRAD_NORM = _mean("critic/grad_norm", "1", "gradient norm before clipping; the mean over the batch's optimizer steps")
 
+OVERLONG_PENALTY = _mean("reward/overlong_penalty_mean", "1", "what the batch's episodes lost by algorithm.overlong")
+
 ENTROPY = _mean("loss/entropy", "nats", "entropy of the policy's next-token distribution")
 CLIP_FRACTION = _mean("loss/clip_fraction", "1", "share of tokens whose gradient the clip removed")
 KL_ANCHOR_THETA = _mean("loss/kl_anchor_theta", "nats", "k3 from the policy the loss is anchored at to the one being optimised")

@@ -24,7 +24,7 @@ from learners.micro_batch import MicroBatch, pack
 from learners.mini_batches import mini_batches
 from learners.packing import plan
 from learners.rank import RankSpec
-from learners.rating import less_penalties, rate
+from learners.rating import less_overlong, less_penalties, rate
 from learners.token_credit import normalised, token_credit
 
 if TYPE_CHECKING:
@@ -82,11 +82,13 @@ class Preparation:
         """
         algorithm = self._recipe.algorithm
         parts = mini_batches(batch, algorithm.minibatches)
+        if algorithm.overlong is not None:
+            batch = less_overlong(batch, algorithm.overlong, algorithm.credit)
         with_critic = isinstance(algorithm.advantage, GaeAdvantage)
         advantages = _by_name(batch, [[0.0] for _ in batch.rows] if with_critic else rate(batch, algorithm))
         packed = [self._with_policies(self._packed(part, rows, advantages)) for part in parts]
         if with_critic:
-            packed = self._valued(parts, packed, kl_coefficient)
+            packed = self._valued(mini_batches(batch, algorithm.minibatches), packed, kl_coefficient)
         elif isinstance(algorithm.kl, KlInReward) and self._trainer.on_last_stage:
             packed = self._rated_less_divergence(batch, parts, packed, kl_coefficient)
         prepared = []

@@ -4,9 +4,10 @@ import msgspec
 import torch
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.recipe.algorithm import Algorithm, EpisodeCredit, TurnCredit
+from asyncrl.core.recipe.algorithm import Algorithm, EpisodeCredit, OverlongPenalty, TurnCredit
 from learners.advantages import Returns, advantages
 from learners.credit import turn_groups, turn_places, turn_returns
+from learners.overlong import overlong_penalties
 
 
 def rate(batch: Batch, config: Algorithm) -> list[list[float]]:
@@ -32,6 +33,17 @@ def less_penalties(batch: Batch, penalties: list[list[float]], credit: EpisodeCr
             for row, of_row in zip(batch.rows, penalties, strict=True)
         ]
     return msgspec.structs.replace(batch, rows=tuple(rows))
+
+
+def less_overlong(batch: Batch, config: OverlongPenalty, credit: EpisodeCredit | TurnCredit) -> Batch:
+    """The batch with what long rows lose taken off the rewards that ``credit`` looks at: the row's, or its last turn's."""
+    by_row = isinstance(credit, EpisodeCredit)
+    of_rows = overlong_penalties(torch.tensor([row.length for row in batch.rows]), config).tolist()
+    penalties = [
+        [penalty] if by_row else [*[0.0] * (len(row.turn_rewards) - 1), penalty]
+        for row, penalty in zip(batch.rows, of_rows, strict=True)
+    ]
+    return less_penalties(batch, penalties, credit)
 
 
 def _groups(batch: Batch) -> list[int]:

@@ -375,6 +375,21 @@ class KlInReward(Section, frozen=True, tag_field="kind", tag="in_reward"):
     control: KlControl = FixedKl()
 
 
+class OverlongPenalty(Section, frozen=True):
+    """Episodes that come near the length at which they would be cut off lose reward, linearly, before advantages (soft overlong
+    punishment, Yu et al. 2025, arXiv:2503.14476). The buffer's filters see the reward as it was.
+
+    Attributes:
+        limit: tokens of an episode, prompt and tools' answers included, from which on it loses all of ``penalty``.
+        ramp: tokens below ``limit`` from which on it loses a part.
+        penalty: what it loses at most.
+    """
+
+    limit: Count
+    ramp: Count
+    penalty: Positive = 1.0
+
+
 class Algorithm(Section, frozen=True):
     """The mathematics of the update.
 
@@ -386,6 +401,7 @@ class Algorithm(Section, frozen=True):
         correction: how the loss makes up for tokens that an older policy sampled.
         entropy_bonus: coefficient of the policy's entropy, which is added to what is maximised.
         kl: what holds the policy near the weights the run began with.
+        overlong: what long episodes lose; null for nothing.
         minibatches: optimizer steps in which a batch is trained once, each on whole groups. All but the first are off-policy.
         epochs: how often a batch is trained, each time in ``minibatches`` steps.
     """
@@ -397,6 +413,7 @@ class Algorithm(Section, frozen=True):
     correction: Correction = Correction()
     entropy_bonus: Annotated[float, Meta(ge=0)] = 0.0
     kl: NoKl | KlInLoss | KlInReward = NoKl()
+    overlong: OverlongPenalty | None = None
     minibatches: Count = 1
     epochs: Count = 1
 

@@ -84,6 +84,31 @@ def _one_advantage_for_a_loss_of_whole_rows(recipe: Recipe) -> Iterator[RecipeEr
         )
 
 
+def _an_overlong_penalty_can_be_earned(recipe: Recipe) -> Iterator[RecipeError]:
+    overlong, longest = recipe.algorithm.overlong, recipe.model.max_context
+    if overlong is None:
+        return
+    if overlong.ramp > overlong.limit:
+        yield RecipeError(
+            "algorithm.overlong.ramp",
+            f"{overlong.ramp} tokens below limit {overlong.limit} is less than no tokens",
+            f"at most {overlong.limit}",
+        )
+    if overlong.limit - overlong.ramp >= longest:
+        yield RecipeError(
+            "algorithm.overlong.limit",
+            f"no episode is longer than model.max_context {longest}, so none would come within {overlong.ramp} tokens of "
+            f"{overlong.limit}",
+            f"at most {longest}",
+        )
+    if isinstance(recipe.algorithm.advantage, PassAtKAdvantage):
+        yield RecipeError(
+            "algorithm.overlong",
+            "algorithm.advantage of kind pass_at_k counts successes, and a success that loses any reward would be none",
+            "take it out, or set algorithm.advantage.kind to grpo",
+        )
+
+
 def _a_critic_values_every_token(recipe: Recipe) -> Iterator[RecipeError]:
     algorithm = recipe.algorithm
     if not isinstance(algorithm.advantage, GaeAdvantage):
@@ -190,4 +215,5 @@ ALGORITHM_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _a_dual_clip_is_beyond_the_clip,
     _a_divergence_in_the_loss_has_a_gradient,
     _every_mini_batch_gets_a_group,
+    _an_overlong_penalty_can_be_earned,
 )

@@ -1,0 +1,16 @@
+"""What episodes lose for coming near the length at which they would be cut off."""
+
+from torch import Tensor
+
+from asyncrl.core.recipe.algorithm import OverlongPenalty
+
+
+def overlong_penalties(lengths: Tensor, config: OverlongPenalty) -> Tensor:
+    """float64 [n], to be taken off the reward: 0 up to ``limit - ramp`` tokens, then linear to ``penalty`` at ``limit``.
+
+    Source: soft overlong punishment, Yu et al. 2025 (DAPO), arXiv:2503.14476, equation 13.
+
+    Args:
+        lengths: int64 [n], tokens.
+    """
+    return config.penalty * ((lengths.double() - (config.limit - config.ramp)) / config.ramp).clamp(0, 1)

@@ -1,0 +1,80 @@
+"""What long episodes lose, against the published formula and in the advantages of a batch."""
+
+import msgspec
+import pytest
+import torch
+from learner_samples import make_batch, make_model
+from test_reference_policy import train, with_turn_rewards
+
+from asyncrl.core.recipe.algorithm import Algorithm, EpisodeCredit, GaeAdvantage, KlInReward, OverlongPenalty, TurnCredit
+from learners.overlong import overlong_penalties
+from learners.rating import less_overlong
+
+
+def published(length: int, longest: int, cache: int) -> float:
+    """Equation 13 of arXiv:2503.14476, with the sign turned."""
+    if length <= longest - cache:
+        return 0.0
+    if length <= longest:
+        return -((longest - cache) - length) / cache
+    return 1.0
+
+
+@pytest.mark.parametrize(("limit", "ramp", "penalty"), [(20, 8, 1.0), (20, 20, 0.5), (5, 1, 3.0)])
+def test_as_published(limit, ramp, penalty):
+    lengths = list(range(1, 40))
+    found = overlong_penalties(torch.tensor(lengths), OverlongPenalty(limit=limit, ramp=ramp, penalty=penalty))
+    assert found.tolist() == pytest.approx([penalty * published(length, limit, ramp) for length in lengths])
+
+
+def test_a_row_loses_it_once_whatever_credit_looks_at():
+    batch, _ = make_batch()
+    batch = msgspec.structs.replace(
+        batch, rows=tuple(msgspec.structs.replace(row, turn_rewards=(0.25, row.reward)) for row in batch.rows)
+    )
+    config = OverlongPenalty(limit=30, ramp=15)
+    lost = [published(row.length, 30, 15) for row in batch.rows]
+    assert 0.0 in lost
+    assert any(0 < one < 1 for one in lost)
+    episodes = less_overlong(batch, config, EpisodeCredit())
+    assert [before.reward - after.reward for before, after in zip(batch.rows, episodes.rows, strict=True)] == pytest.approx(lost)
+    turns = less_overlong(batch, config, TurnCredit())
+    for before, after, one in zip(batch.rows, turns.rows, lost, strict=True):
+        assert after.turn_rewards == pytest.approx((0.25, before.reward - one))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        Algorithm(),
+        Algorithm(kl=KlInReward(coefficient=0.1)),
+        Algorithm(advantage=GaeAdvantage(), credit=TurnCredit(), minibatches=2),
+    ],
+    ids=["episodes", "divergence in the reward", "turns with a critic"],
+)
+def test_training_is_that_of_the_reduced_rewards(tmp_path, algorithm):
+    folder = make_model(tmp_path)
+    config = OverlongPenalty(limit=30, ramp=15)
+    batch, rows = with_turn_rewards(*make_batch())
+    reduced = dict(rows)
+    for record in batch.rows:
+        row = rows[record.group_id, record.sample_index]
+        lost = published(record.length, 30, 15)
+        *turns, last = row.turns
+        last = msgspec.structs.replace(last, reward=last.reward - lost)
+        reduced[row.group_id, row.sample_index] = msgspec.structs.replace(row, reward=row.reward - lost, turns=(*turns, last))
+    records = tuple(
+        msgspec.structs.replace(
+            record,
+            reward=reduced[record.group_id, record.sample_index].reward,
+            turn_rewards=tuple(turn.reward for turn in reduced[record.group_id, record.sample_index].turns),
+        )
+        for record in batch.rows
+    )
+    by_hand, _ = train(folder, algorithm, [(msgspec.structs.replace(batch, rows=records), reduced)])
+    found, _ = train(folder, msgspec.structs.replace(algorithm, overlong=config), [(batch, rows)])
+    without, _ = train(folder, algorithm, [(batch, rows)])
+    lost = [published(record.length, 30, 15) for record in batch.rows]
+    assert found[0].pop("reward/overlong_penalty_mean") == pytest.approx(sum(lost) / len(lost))
+    assert found[0] == pytest.approx(by_hand[0], rel=1e-6, abs=1e-9)
+    assert found[0]["learner/grad_norm"] != pytest.approx(without[0]["learner/grad_norm"], rel=1e-3)
