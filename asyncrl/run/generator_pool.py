@@ -8,8 +8,7 @@ What always holds:
   catches up under the lock of deliveries: the next version's delivery waits for it, and the one after that is written after it;
 * counters only grow, and what the dead had counted is not lost.
 
-Only a dead process is replaced, even one that dies while it comes up, as often as the budget of infrastructure failures allows.
-Any other error ends the run.
+Only a dead process is replaced, even one that dies while it comes up, up to a few in a row. Any other error ends the run.
 """
 
 import asyncio
@@ -30,6 +29,9 @@ from generators.worker import GeneratorStatistics
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+SUCCESSORS_IN_A_ROW = 3
+"""How many may die in one place while they come up: what each of them dies of is no accident."""
 
 
 class GeneratorPool:
@@ -76,7 +78,7 @@ class GeneratorPool:
 
         Raises:
             BudgetExceeded: one died too many.
-            ComponentFailed: a successor did not come up, and did not die either.
+            ComponentFailed: a successor did not come up.
         """
         self._generating = True
         try:
@@ -99,11 +101,17 @@ class GeneratorPool:
 
     async def _replace(self, place: Place) -> None:
         """Returns when a successor is up, or when the pool is stopped: evaluations may still want it then."""
-        while not place.up and not self._stopping.is_set():
+        for left in reversed(range(SUCCESSORS_IN_A_ROW)):
             try:
                 await self._replace_once(place)
+                return
             except ProcessDied as death:
                 self._died(place, death)
+                if self._stopping.is_set():
+                    return
+                if not left:
+                    problem = f"no successor came up, {SUCCESSORS_IN_A_ROW} in a row died; the last: {place.death}"
+                    raise ComponentFailed(problem) from death
 
     async def _replace_once(self, place: Place) -> None:
         gone = place.generator.worker
