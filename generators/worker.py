@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from asyncrl.core.errors import EnvironmentBroken, FailureKind
+from asyncrl.core.errors import EnvironmentBroken, FailureKind, ScoringFailed
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
@@ -29,6 +29,7 @@ from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_epi
 from generators.evaluation import EvaluationResult, evaluate
 from generators.first_error import first_error
 from generators.leases import Lease, Leases
+from generators.scoring import Scoring, ScoringUse
 from generators.tool_calls import ToolCallReader
 
 logger = logging.getLogger(__name__)
@@ -42,9 +43,11 @@ class GeneratorStatistics(EngineUse, frozen=True):
 
     Attributes:
         finished_episodes: for training, handed in or not.
+        scoring: of these, what a reward model said.
     """
 
     finished_episodes: int
+    scoring: ScoringUse = ScoringUse()
 
 
 class GeneratorWorker:
@@ -57,6 +60,7 @@ class GeneratorWorker:
         chat: of the engine's model.
         environment_factory: makes a fresh environment for each episode.
         desk: hands out tickets and takes in episodes.
+        scoring: says what finished episodes are worth; without it the environment does.
 
     Raises:
         RecipeError: vLLM has no tool parser of the recipe's name.
@@ -70,8 +74,9 @@ class GeneratorWorker:
         chat: ChatFormat,
         environment_factory: Callable[[], Environment],
         desk: TicketDesk,
+        scoring: Scoring | None = None,
     ) -> None:
-        self._id, self._recipe, self._engine, self._desk = worker_id, recipe, engine, desk
+        self._id, self._recipe, self._engine, self._desk, self._scoring = worker_id, recipe, engine, desk, scoring
         reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser)
         self._tools = EpisodeTools(engine, chat, reader, environment_factory)
         self._limits = EpisodeLimits.of(recipe, recipe.sampling.temperature)
@@ -136,21 +141,24 @@ class GeneratorWorker:
         return tasks.create_task(self._run_sample(lease, index), name=f"group {lease.ticket.group_id} sample {index}")
 
     async def _run_sample(self, lease: Lease, index: int) -> None:
-        """Play one episode, and settle it with the desk, which takes no room in the engine any more."""
+        """Play one episode, and settle it with the desk, which takes no room in the engine any more; nor does scoring."""
         ticket = lease.ticket
         try:
             async with self._slots:
                 name = EpisodeName(ticket.group_id, index, ticket.attempt)
                 trajectory = await run_episode(ticket.task, name, self._limits, self._tools)
-        except EnvironmentBroken as broken:
-            logger.warning("group %d sample %d failed: %s", ticket.group_id, index, broken)
+            self._finished_episodes += 1
+            self._leases.played(lease, index)
+            if self._scoring is not None:
+                trajectory = await self._scoring.reward(ticket.task, trajectory)
+        except (EnvironmentBroken, ScoringFailed) as failure:
+            logger.warning("group %d sample %d failed: %s", ticket.group_id, index, failure)
             if not self._leases.holds(lease):  # given up, and closing its environment failed: no attempt at anything
                 return
             self._leases.played(lease, index)
-            await self._desk.fail(ticket.group_id, index, FailureKind.DATA, str(broken))
+            kind = failure.kind if isinstance(failure, ScoringFailed) else FailureKind.DATA
+            await self._desk.fail(ticket.group_id, index, kind, str(failure))
         else:
-            self._finished_episodes += 1
-            self._leases.played(lease, index)
             await self._desk.commit(trajectory)
         self._leases.settled(lease, index)
 
@@ -176,4 +184,5 @@ class GeneratorWorker:
         return GeneratorStatistics(
             **msgspec.structs.asdict(self._engine.use()),
             finished_episodes=self._finished_episodes,
+            scoring=self._scoring.use if self._scoring is not None else ScoringUse(),
         )

@@ -73,3 +73,19 @@ class FailureKind(StrEnum):
     """An engine or host failed; the task is issued again and nothing counts against it."""
     DATA = "data"
     """This task breaks its environment; after ``max_attempts`` it is filtered and named."""
+
+
+class ScoringFailed(AsyncRLError):
+    """A finished episode has no reward, and gets none made up: the attempt fails.
+
+    Args:
+        kind: how, e.g. a service that is down (infrastructure), or an episode that its model cannot score (data).
+        reason: who gave what, and what to do.
+    """
+
+    def __init__(self, kind: FailureKind, reason: str) -> None:
+        self.kind = kind
+        super().__init__(reason)
+
+    def __reduce__(self) -> tuple[type, tuple[FailureKind, str]]:
+        return type(self), (self.kind, str(self))

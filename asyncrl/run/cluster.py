@@ -20,10 +20,12 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.run.actors.buffer import RemoteBuffer
 from asyncrl.run.actors.learner import RemoteLearner
+from asyncrl.run.actors.reward_model import RemoteRewardModel
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask
 from asyncrl.run.buffer_handle import BufferHandle
 from asyncrl.run.folder import RunFolder
@@ -61,8 +63,14 @@ class Cluster:
         self._buffer_actor = buffer = options.remote(recipe, folder.path, run_id, log / "buffer.log")
         self._buffer = BufferHandle(buffer, "the driver", note)
 
+        self._reward_model: Any | None = None
+        if isinstance(recipe.reward, ModelReward):
+            self._reward_model = RemoteRewardModel.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
+                recipe, recipe.reward, model_path, log / "reward-model.log"
+            )
+
         def generator(number: int) -> GeneratorHandle:
-            return GeneratorHandle(recipe, model_path, buffer, number, on_gpu=on_gpu, logs=log)
+            return GeneratorHandle(recipe, model_path, buffer, self._reward_model, number, on_gpu=on_gpu, logs=log)
 
         self._generators = GeneratorPool(recipe.generators.count, generator, self._report_lost, note)
         self._learners: list[Any] = [
@@ -83,6 +91,8 @@ class Cluster:
         async with asyncio.TaskGroup() as starting:
             starting.create_task(self._start_learners(seconds, remedy))
             starting.create_task(self._generators.start())
+            if self._reward_model is not None:
+                starting.create_task(self._all([self._reward_model.start.remote()], "the reward model to start", seconds, remedy))
 
     async def _start_learners(self, seconds: float, remedy: str) -> None:
         (address, port), *_ = await self._all(

@@ -15,7 +15,7 @@ from asyncrl.core.payload import FinishedSample, PayloadRef
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Trajectory, encode
 from asyncrl.run.buffer_handle import BufferHandle
-from asyncrl.run.commit_queue import CommitQueue
+from asyncrl.run.gathering import Gathering
 from buffers.payload import DiskFull
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class RemoteTicketDesk:
 
     def __init__(self, buffer: BufferHandle, worker: WorkerId, sink: Sink) -> None:
         self._buffer, self._worker, self._sink = buffer, worker, sink
-        self._commits = CommitQueue(self._send)
+        self._commits = Gathering(self._send)
         self._room = asyncio.Lock()
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
@@ -62,7 +62,7 @@ class RemoteTicketDesk:
         except ValueError as error:
             name = f"task {trajectory.task_id}, group {trajectory.group_id}, sample {trajectory.sample_index}"
             raise ComponentFailed(f"{self._worker} made a malformed trajectory ({name}): {error}") from error
-        await self._commits.commit(sample)
+        await self._commits.send(sample)
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
         """Give one episode back."""
@@ -72,8 +72,9 @@ class RemoteTicketDesk:
         """Say that the worker lives; what it need not go on with."""
         return await self._buffer.call("renew", worker, running)
 
-    async def _send(self, samples: Sequence[FinishedSample]) -> None:
+    async def _send(self, samples: Sequence[FinishedSample]) -> Sequence[None]:
         await self._buffer.call("commit", samples)
+        return [None] * len(samples)
 
     async def _keep(self, group_id: GroupId, payload: bytes) -> PayloadRef:
         if self._room.locked():

@@ -23,17 +23,28 @@ class GeneratorHandle:
         recipe: the run's.
         model_path: a Hugging Face folder; its weights are version 0.
         buffer: the buffer's actor.
+        reward_model: the reward model's, if the run has one.
         number: no other generator of the run has it, not even one that is gone.
         on_gpu: whether the cluster has GPUs for it.
         logs: folder of log files.
     """
 
-    def __init__(self, recipe: Recipe, model_path: str, buffer: Any, number: int, *, on_gpu: bool, logs: Path) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        model_path: str,
+        buffer: Any,
+        reward_model: Any | None,
+        number: int,
+        *,
+        on_gpu: bool,
+        logs: Path,
+    ) -> None:
         self.worker = WorkerId(f"generator-{number}")
         self._deadlines, self._log = recipe.deadlines, logs / f"{self.worker}.log"
         gpus = recipe.generators.tensor_parallel if on_gpu else 0
         self._actor: Any = RemoteGenerator.options(num_cpus=0, num_gpus=gpus, max_concurrency=1000).remote(
-            recipe, model_path, buffer, number, self._log
+            recipe, model_path, buffer, reward_model, number, self._log
         )
 
     async def start(self) -> None:

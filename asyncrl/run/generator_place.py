@@ -110,4 +110,5 @@ class Place:
             idle_seconds=past.idle_seconds + latest.idle_seconds,
             paused_seconds=past.paused_seconds + latest.paused_seconds,
             finished_episodes=past.finished_episodes + latest.finished_episodes,
+            scoring=past.scoring + latest.scoring,
         )

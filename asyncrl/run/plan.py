@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import psutil
 
+from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.load import load_environment
 from asyncrl.run.model_shape import ModelShape, read_shape
+from asyncrl.run.reward_folder import read_reward_shape
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.units import memory, quantity
 from buffers.sampling import make_sampler
@@ -158,9 +160,20 @@ def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) 
         Processes("driver", 1, DRIVER_BYTES, "the pumps, tracking, this view"),
         Processes("Ray", 1, RAY_BYTES + 2 * weights, "its own processes, object store, published weights"),
         Processes("generator", generators.count, ENGINE_BYTES + weights + cache, f"a vLLM engine ({generators.dtype})"),
+        *_reward_model(recipe),
         Processes("buffer", 1, BUFFER_BYTES + held, "the replay buffer"),
         Processes("learner", ranks, LEARNER_BYTES + _learner_state_bytes(recipe, shape), f"a Megatron rank ({layout})"),
     )
+
+
+def _reward_model(recipe: Recipe) -> Iterator[Processes]:
+    """Its weights, and the activations of one layer and one forward pass; of a layer before, nothing is kept."""
+    reward = recipe.reward
+    if isinstance(reward, ModelReward):
+        shape, element = read_reward_shape(recipe, reward), ELEMENT_BYTES[reward.dtype]
+        activations = reward.batch_tokens * (6 * shape.hidden_size + 3 * shape.intermediate_size) * element
+        size = LEARNER_BYTES + shape.parameters * element + activations
+        yield Processes("reward model", 1, size, f"a sequence classifier ({reward.dtype})")
 
 
 def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:

@@ -54,6 +54,7 @@ class Recorder:
             _one(metrics.LEARNER_IDLE, max(0.0, 1 - learner_busy / seconds)),
             _one(metrics.GENERATORS_IDLE, idle_share(before, generators)),
             *(_one(metrics.VERSIONS_SAMPLED, len(g.tokens_by_version)) for g in generators),
+            *_scoring_readings(before, generators),
             _one(metrics.PUBLISH_PAUSE, max(g.last_pause_seconds for g in generators)),
         ]
         if publish is not None:
@@ -117,6 +118,12 @@ def _batch_readings(batch: Batch) -> list[Reading]:
         Reading(metrics.EPISODE_TOKENS, statistics.fmean(row.length for row in batch.rows), len(batch.rows)),
         Reading(metrics.ZERO_VARIANCE, statistics.fmean(len(several) == 1 for several in rewards.values()), len(rewards)),
     ]
+
+
+def _scoring_readings(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics]) -> list[Reading]:
+    uses = [now.scoring - then.scoring for then, now in zip(before, after, strict=True)]
+    of_score = [Reading(metrics.MODEL_SCORE, use.total / use.episodes, use.episodes) for use in uses if use.episodes]
+    return of_score + [Reading(metrics.MODEL_SECONDS, use.seconds / use.episodes, use.episodes) for use in uses if use.episodes]
 
 
 def _buffer_readings(buffer: BufferStatistics) -> list[Reading]:

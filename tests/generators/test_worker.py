@@ -9,7 +9,7 @@ import pytest
 from fake_engine import FakeEngine
 from scripted_environment import Scripted, task
 
-from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, FailureKind
+from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, FailureKind, ScoringFailed
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Batch, Deadlines, Environment, Generators, Model, Recipe
@@ -17,6 +17,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason, Trajectory
 from asyncrl.envs.base import Observation
+from generators.scoring import Scoring
 from generators.worker import GeneratorWorker
 
 RECIPE = Recipe(
@@ -97,10 +98,18 @@ class Odd(Scripted):
 
 
 class Shop:
-    def __init__(self, tasks: Sequence[Task], script: Callable[[str], str] = lambda row: "a", size: int = 4) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        script: Callable[[str], str] = lambda row: "a",
+        size: int = 4,
+        scoring: Scoring | None = None,
+    ) -> None:
         self.engine, self.desk = FakeEngine(script), Desk(tasks, size)
         self.environments: list[Scripted] = []
-        self.worker = GeneratorWorker(WorkerId("w"), RECIPE, self.engine, self.engine.chat, lambda: self.environment(), self.desk)
+        self.worker = GeneratorWorker(
+            WorkerId("w"), RECIPE, self.engine, self.engine.chat, lambda: self.environment(), self.desk, scoring
+        )
         self.environment: Callable[[], Scripted] = lambda: Scripted(self.environments)
         self.stop = asyncio.Event()
 
@@ -360,3 +369,45 @@ async def test_an_evaluation_task_that_breaks_has_no_reward() -> None:
     assert len(shop.environments) == RECIPE.buffer.max_attempts + 1
     with pytest.raises(EnvironmentBroken, match="none of 1 evaluation tasks could be run"):
         await shop.worker.evaluate([task("bad", breaks="reset")], 1.0)
+
+
+class Judge:
+    """Scores 10 for each sample's index, but for one sample that fails as ``how`` says."""
+
+    def __init__(self, how: FailureKind | None = None) -> None:
+        self._how = how
+        self.open = asyncio.Event()
+
+    async def score(self, task: Task, trajectory: Trajectory) -> float:
+        await self.open.wait()
+        if trajectory.sample_index == 1 and self._how is FailureKind.DATA:
+            return float("nan")
+        if trajectory.sample_index == 1 and self._how is FailureKind.INFRASTRUCTURE:
+            raise ScoringFailed(self._how, "the service is down")
+        return 10.0 * trajectory.sample_index
+
+
+@pytest.mark.parametrize("how", FailureKind)
+async def test_an_episode_is_handed_in_with_its_score_or_given_back(how: FailureKind) -> None:
+    judge = Judge(how)
+    shop = Shop([task("t")], scoring=Scoring(judge, 0.0))
+    judge.open.set()
+    async with shop.open():
+        await shop.desk.until(lambda: len(shop.desk.groups.get(0, [])) == 3 and len(shop.desk.failures) == 1)
+    assert {row.sample_index: row.reward for row in shop.desk.groups[0]} == {0: 0.0, 2: 20.0, 3: 30.0}
+    kind, reason = shop.desk.failures[0, 1]
+    assert kind is how
+    assert ("service is down" if how is FailureKind.INFRASTRUCTURE else "is nan") in reason
+    assert shop.worker.statistics().scoring.episodes == 3
+
+
+async def test_episodes_that_wait_for_their_scores_take_no_room() -> None:
+    judge = Judge()
+    shop = Shop([task(f"t{i}") for i in range(6)], scoring=Scoring(judge, 0.0))
+    async with shop.open():
+        async with asyncio.timeout(10):
+            while shop.worker.statistics().finished_episodes < 24:  # noqa: ASYNC110 - counted by the worker alone
+                await asyncio.sleep(0)
+        assert shop.desk.groups == {}
+        judge.open.set()
+        await shop.desk.until(lambda: sum(map(len, shop.desk.groups.values())) == 24)

@@ -7,8 +7,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from ray.exceptions import RayActorError
 
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind
@@ -18,7 +16,6 @@ from asyncrl.core.recipe.schema import AppendOnlyJournal, Buffer
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode
 from asyncrl.run import asking, desk
 from asyncrl.run.buffer_handle import BufferHandle
-from asyncrl.run.commit_queue import CommitQueue
 from asyncrl.run.desk import RemoteTicketDesk
 from asyncrl.run.payload import PayloadSink, ShardPlace
 from buffers.payload import DiskFull, PayloadReader
@@ -165,60 +162,6 @@ async def test_samples_that_come_while_a_call_is_under_way_go_with_the_next(tmp_
     shop.buffer.gate.set()
     await all_within(10, first, *others)
     assert shop.buffer.commits == [[0], [1, 2, 3, 4]]
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_every_caller_returns_when_its_own_sample_was_answered(data: st.DataObject) -> None:
-    """Samples come, calls are answered or fail, and callers leave, in any order."""
-
-    async def run() -> None:
-        calls: list[tuple[list[int], asyncio.Future[None]]] = []
-
-        async def send(samples: Sequence[FinishedSample]) -> None:
-            assert all(answer.done() for _, answer in calls), "calls overlap"
-            answer = asyncio.get_running_loop().create_future()
-            calls.append(([s.sample_index for s in samples], answer))
-            await answer
-
-        queue = CommitQueue(send)
-        callers: list[asyncio.Task[None]] = []
-        left: set[int] = set()
-        failed: set[int] = set()
-
-        async def settle() -> None:
-            for _ in range(12):
-                await asyncio.sleep(0)
-
-        for step in data.draw(st.lists(st.sampled_from(["come", "come", "answer", "fail", "leave", "settle"]), max_size=40)):
-            pending = [answer for _, answer in calls if not answer.done()]
-            if step == "come":
-                callers.append(asyncio.create_task(queue.commit(sample(len(callers)))))
-            elif step == "answer" and pending:
-                pending[0].set_result(None)
-            elif step == "fail" and pending:
-                pending[0].set_exception(ComponentFailed("scripted"))
-                failed.update(calls[-1][0])
-            elif step == "leave" and callers and not callers[-1].done():
-                await asyncio.sleep(0)  # it has begun
-                callers[-1].cancel()
-                left.add(len(callers) - 1)
-            else:
-                await settle()
-                answered = {index for sent, answer in calls if answer.done() for index in sent}
-                assert {index for index, caller in enumerate(callers) if caller.done()} == answered | left
-        await settle()
-        while pending := [answer for _, answer in calls if not answer.done()]:
-            pending[0].set_result(None)
-            await settle()
-        assert sorted(index for sent, _ in calls for index in sent) == list(range(len(callers))), "each is sent exactly once"
-        for index, caller in enumerate(callers):
-            if index in left:
-                assert caller.cancelled() or caller.done()
-            else:
-                assert (caller.exception() is not None) == (index in failed)
-
-    asyncio.run(run())
 
 
 async def test_a_full_disk_loses_nothing_is_reported_once_and_holds_up_no_renewal(

@@ -10,6 +10,7 @@ from pathlib import Path
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.algorithm_rules import ALGORITHM_RULES
 from asyncrl.core.recipe.buffer_rules import BUFFER_RULES
+from asyncrl.core.recipe.reward_rules import REWARD_RULES
 from asyncrl.core.recipe.schema import FileTasks, Recipe
 
 Rule = Callable[[Recipe], Iterator[RecipeError]]
@@ -129,6 +130,7 @@ def _waiting_for_episodes_outlasts_them(recipe: Recipe) -> Iterator[RecipeError]
 _RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     *BUFFER_RULES,
+    *REWARD_RULES,
     _the_pace_keeps_the_bound,
     _a_turn_fits_the_context,
     _an_episode_fits_a_micro_batch,

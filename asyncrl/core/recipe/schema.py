@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from asyncrl.core.recipe.algorithm import Algorithm
+from asyncrl.core.recipe.reward import EnvironmentReward, ModelReward, RemoteReward
 from asyncrl.core.recipe.section import Count, FileName, NonNegative, Positive, Seconds, Section, Text
 
 
@@ -337,6 +338,7 @@ class Deadlines(Section, frozen=True):
         step: one optimizer step.
         publish: one weight publication, all engines acknowledged.
         evaluation: one evaluation.
+        reward: the score of an episode that is finished, where ``reward`` asks a model for it.
         lease: a generator that is silent for this long is given up, and its tickets are issued again.
         shutdown: everything stopping after the end or Ctrl-C.
     """
@@ -346,6 +348,7 @@ class Deadlines(Section, frozen=True):
     step: Seconds = 600.0
     publish: Seconds = 120.0
     evaluation: Seconds = 600.0
+    reward: Seconds = 300.0
     lease: Seconds = 30.0
     shutdown: Annotated[float, Meta(gt=0, le=15)] = 10.0
 
@@ -359,6 +362,7 @@ class Recipe(Section, frozen=True):
         model: the policy.
         environment: the world its episodes happen in.
         tasks: what it is trained and evaluated on.
+        reward: what a finished training episode is worth; evaluation goes by the environment's own.
         batch: what one optimizer step trains on.
         sampling: how tokens are sampled while training.
         generators: the pool of vLLM engines.
@@ -378,6 +382,7 @@ class Recipe(Section, frozen=True):
     model: Model
     environment: Environment
     tasks: GeneratedTasks | FileTasks = GeneratedTasks()
+    reward: EnvironmentReward | ModelReward | RemoteReward = EnvironmentReward()
     batch: Batch = Batch()
     sampling: Sampling = Sampling()
     generators: Generators = Generators()

@@ -18,6 +18,7 @@ from asyncrl.run.actors.output import route_output
 from asyncrl.run.buffer_handle import BufferHandle
 from asyncrl.run.desk import RemoteTicketDesk
 from asyncrl.run.payload import PayloadSink
+from asyncrl.run.scorers import make_scoring
 from generators.chat import ChatFormat
 from generators.engine import VllmEngine
 from generators.evaluation import EvaluationResult
@@ -29,11 +30,13 @@ logger = logging.getLogger(__name__)
 class GeneratorActor:
     """Generator ``number`` of the run; each has another number, also those that took a dead one's place."""
 
-    def __init__(self, recipe: Recipe, model_path: str, buffer: Any, number: int, log_file: Path) -> None:
+    def __init__(
+        self, recipe: Recipe, model_path: str, buffer: Any, reward_model: Any | None, number: int, log_file: Path
+    ) -> None:
         route_output(log_file)
         self._recipe, self._model_path, self._number = recipe, model_path, number
         self._id = WorkerId(f"generator-{number}")
-        self._buffer = buffer
+        self._buffer, self._reward_model = buffer, reward_model
         self._stop = asyncio.Event()
         self._sink: PayloadSink | None = None
         self._engine: VllmEngine | None = None
@@ -45,9 +48,9 @@ class GeneratorActor:
         self._sink = await PayloadSink.of(self._recipe, self._buffer, self._id)
         self._engine = await VllmEngine.start(self._recipe, self._model_path, index=self._number)
         desk = RemoteTicketDesk(BufferHandle(self._buffer, self._id, logger.warning), self._id, self._sink)
-        self._worker = GeneratorWorker(
-            self._id, self._recipe, self._engine, ChatFormat.load(self._model_path), environment_factory, desk
-        )
+        chat = ChatFormat.load(self._model_path)
+        scoring = make_scoring(self._recipe, self._reward_model, chat.decode, self._id)
+        self._worker = GeneratorWorker(self._id, self._recipe, self._engine, chat, environment_factory, desk, scoring)
         gc.freeze()  # what is loaded stays: looking through it again and again costs more than encoding what is made
 
     async def run(self) -> None:

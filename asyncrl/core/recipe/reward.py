@@ -1,0 +1,46 @@
+"""Where the reward of a finished training episode comes from, as a recipe spells it."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.core.recipe.section import Count, Seconds, Section, Text
+
+
+class EnvironmentReward(Section, frozen=True, tag_field="kind", tag="environment"):
+    """The environment's own."""
+
+
+class ModelReward(Section, frozen=True, tag_field="kind", tag="model"):
+    """The score of a reward model, beside the learner. It reads an episode's tokens just as they were sampled, so its tokenizer
+    must be the policy's.
+
+    Attributes:
+        path: a Hugging Face folder of a sequence classifier with one label, trained on the policy's chat template.
+        environment_weight: this much of the environment's own reward is added to the score.
+        dtype: of its weights.
+        batch_tokens: tokens of one forward pass, padding included; must hold the longest episode.
+    """
+
+    path: Text
+    environment_weight: Annotated[float, Meta(ge=0)] = 0.0
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    batch_tokens: Count = 16384
+
+
+class RemoteReward(Section, frozen=True, tag_field="kind", tag="remote"):
+    """The score that an HTTP service gives; docs/algorithms.md has its request and answer.
+
+    Attributes:
+        url: where requests are posted.
+        environment_weight: this much of the environment's own reward is added to the score.
+        batch_size: most episodes in one request.
+        requests: at once, from each generator.
+        timeout_s: a request that takes longer is made again, until ``deadlines.reward``.
+    """
+
+    url: Text
+    environment_weight: Annotated[float, Meta(ge=0)] = 0.0
+    batch_size: Count = 32
+    requests: Count = 4
+    timeout_s: Seconds = 60.0

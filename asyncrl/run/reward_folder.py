@@ -1,0 +1,86 @@
+"""What can be known of a reward model's folder without loading the model: that it scores, and reads what the policy writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.reward import ModelReward
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.model_shape import TINY, ModelShape
+
+PLACE = "reward.path"
+
+
+class _Config(msgspec.Struct, frozen=True):
+    architectures: tuple[str, ...] = ()
+    num_labels: int | None = None
+    id2label: dict[str, str] | None = None
+    pad_token_id: int | None = None
+
+    @property
+    def labels(self) -> int:
+        """Hugging Face means two where nothing is said."""
+        return self.num_labels or (2 if self.id2label is None else len(self.id2label))
+
+
+def read_reward_shape(recipe: Recipe, reward: ModelReward) -> ModelShape:
+    """The shape of the reward model in the recipe.
+
+    Raises:
+        RecipeError: the folder is not that of a classifier with one label, or it does not go with the policy.
+    """
+    path = Path(reward.path) / "config.json"
+    try:
+        read = json.loads(path.read_bytes())
+        config, shape = msgspec.convert(read, _Config), msgspec.convert(read, ModelShape)
+    except FileNotFoundError as error:
+        raise RecipeError(PLACE, f"there is no {path}", "name a Hugging Face folder that holds config.json") from error
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        remedy = "name the folder of a sequence classifier made of a dense decoder"
+        raise RecipeError(PLACE, f"cannot read {path}: {error}", remedy) from error
+    if not any(name.endswith("ForSequenceClassification") for name in config.architectures):
+        problem = f"{path} says architectures {list(config.architectures)}, none of which scores sequences"
+        raise RecipeError(PLACE, problem, "name the folder of a ...ForSequenceClassification with one label")
+    if config.labels != 1:
+        problem = f"{path} has {config.labels} labels, and a reward is one number"
+        raise RecipeError(PLACE, problem, "name a model that was trained with num_labels 1")
+    if config.pad_token_id is None:
+        problem = f"{path} has no pad_token_id, without which rows cannot be scored together"
+        raise RecipeError(PLACE, problem, "set it there to a token that no episode ends with")
+    if recipe.model.max_context > shape.max_position_embeddings:
+        problem = f"its {shape.max_position_embeddings} positions cannot hold an episode of model.max_context"
+        raise RecipeError(PLACE, f"{problem} {recipe.model.max_context} tokens", "lower that, or name another model")
+    if recipe.model.path != TINY:
+        check_vocabulary(reward, Path(recipe.model.path))
+    return shape
+
+
+def check_vocabulary(reward: ModelReward, policy: Path) -> None:
+    """The reward model knows every token of the policy in the folder ``policy`` by the same number.
+
+    Raises:
+        RecipeError: it does not.
+    """
+    known = _vocabulary(Path(reward.path), PLACE)
+    other = "name a reward model with the policy's tokenizer, or serve it and use reward.kind remote, which gets text"
+    for token, number in _vocabulary(policy, "model.path").items():
+        if known.get(token) != number:
+            has = f"as {known[token]}" if token in known else "not at all"
+            problem = f"the policy writes token {token!r} as {number}, which the tokenizer in {reward.path} has {has}"
+            raise RecipeError(PLACE, problem, other)
+
+
+def _vocabulary(folder: Path, place: str) -> dict[str, int]:
+    path = folder / "tokenizer.json"
+    try:
+        read: Any = json.loads(path.read_bytes())
+        listed = read["model"]["vocab"]
+        # A dictionary, or for unigram models a list of tokens and their log-probabilities.
+        vocabulary = dict(listed) if isinstance(listed, dict) else {token: number for number, (token, _) in enumerate(listed)}
+        return {**vocabulary, **{added["content"]: added["id"] for added in read.get("added_tokens", ())}}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = f"cannot read the tokens in {path} ({type(error).__name__}: {error})"
+        raise RecipeError(place, problem, "save the tokenizer into that folder with transformers") from error

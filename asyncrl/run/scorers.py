@@ -1,0 +1,212 @@
+"""Reward models as a generator sees them: the run's own, and a service behind HTTP."""
+
+import asyncio
+import http.client
+import json
+import logging
+import math
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from asyncrl.core.deadline import deadline
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, ProcessDied, ScoringFailed
+from asyncrl.core.recipe.reward import EnvironmentReward, ModelReward, RemoteReward
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.task import Task
+from asyncrl.core.trajectory import Trajectory
+from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.run.asking import ask
+from asyncrl.run.gathering import Gathering
+from generators.scoring import Scoring
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY_S, LAST_RETRY_S = 0.5, 10.0
+"""How soon a service that is down is asked again, at first and at last."""
+PASSING = (408, 425, 429)
+"""Statuses below 500 that say nothing against the request: timeout, too early, too many."""
+TOLD_BYTES = 200
+"""Of an answer that is an error."""
+
+
+def make_scoring(recipe: Recipe, reward_model: Any | None, decode: Callable[[Sequence[int]], str], client: str) -> Scoring | None:
+    """What the recipe's kind of reward needs in a generator; nothing if that is the environment's own.
+
+    Args:
+        reward_model: handle of the reward model's actor, where there is one.
+        decode: the text of token ids.
+        client: the generator's name.
+    """
+    reward, seconds = recipe.reward, recipe.deadlines.reward
+    match reward:
+        case EnvironmentReward():
+            return None
+        case ModelReward():
+            return Scoring(ModelScorer(reward_model, client, seconds), reward.environment_weight)
+        case RemoteReward():
+            return Scoring(RemoteScorer(reward, decode, seconds), reward.environment_weight)
+
+
+class ModelScorer:
+    """The run's own reward model; see :class:`asyncrl.core.scoring.Scorer`.
+
+    Args:
+        actor: handle of the model's actor.
+        client: who asks, for error messages.
+        deadline_s: for the scores of what has gathered.
+    """
+
+    def __init__(self, actor: Any, client: str, deadline_s: float) -> None:
+        self._actor, self._client, self._deadline_s = actor, client, deadline_s
+        self._rows: Gathering[np.ndarray, float] = Gathering(self._ask)
+
+    async def score(self, task: Task, trajectory: Trajectory) -> float:
+        """What the model says of the tokens, as they were sampled."""
+        return await self._rows.send(trajectory.token_ids)
+
+    async def _ask(self, rows: Sequence[np.ndarray]) -> list[float]:
+        of = f"the reward model to score {len(rows)} episodes"
+        remedy = "see logs/reward-model.log; raise deadlines.reward"
+        asked = self._actor.score.remote(rows)
+        try:
+            return await ask(asked, of=of, by=self._client, seconds=self._deadline_s, remedy=remedy)
+        except ProcessDied as death:  # not the asking generator's own death, for which there would be another
+            raise ComponentFailed(str(death)) from death
+
+
+class EpisodeToScore(msgspec.Struct, frozen=True):
+    """One episode as a service gets it.
+
+    Attributes:
+        prompt, data: of the task.
+        text: all of the episode, decoded with the policy's tokenizer, special tokens included.
+        turns: what the policy wrote, of this.
+        reward: the environment's own.
+        stop_reason: why the episode ended.
+        metrics: that the environment reported.
+    """
+
+    task_id: str
+    prompt: str
+    data: dict[str, Any]
+    text: str
+    turns: tuple[str, ...]
+    reward: float
+    stop_reason: str
+    metrics: dict[str, float]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a service answers: of each episode, in order, its score, or null where it has none."""
+
+    scores: tuple[float | None, ...]
+
+
+class _NotNow(Exception):
+    """The service did not answer, or said something it may not say next time."""
+
+
+class RemoteScorer:
+    """A reward model behind HTTP; see :class:`asyncrl.core.scoring.Scorer`.
+
+    A request that is not answered in time, or with something that is no :class:`Answer`, or with a status that a service has when
+    it is down or overloaded, is made again until ``deadline_s``; then its episodes have failed for the infrastructure's fault.
+
+    Args:
+        reward: the recipe's.
+        decode: the text of token ids.
+        deadline_s: for one request, its repetitions included.
+        first_retry_s: after this long it is made for the second time; then the waits double.
+    """
+
+    def __init__(
+        self,
+        reward: RemoteReward,
+        decode: Callable[[Sequence[int]], str],
+        deadline_s: float,
+        *,
+        first_retry_s: float = FIRST_RETRY_S,
+    ) -> None:
+        self._reward, self._decode, self._deadline_s, self._first_retry_s = reward, decode, deadline_s, first_retry_s
+        self._name = f"the reward service at {reward.url}"
+        self._episodes: Gathering[EpisodeToScore, float] = Gathering(self._ask, calls=reward.requests, limit=reward.batch_size)
+
+    async def score(self, task: Task, trajectory: Trajectory) -> float:
+        """What the service says; not a number where it says null.
+
+        Raises:
+            ScoringFailed: it could not be asked in time.
+            ComponentFailed: it refuses the request, or answers other episodes than it was asked for.
+        """
+        tokens: list[int] = trajectory.token_ids.tolist()
+        return await self._episodes.send(
+            EpisodeToScore(
+                task_id=task.id,
+                prompt=task.prompt,
+                data=task.data,
+                text=self._decode(tokens),
+                turns=tuple(self._decode(tokens[turn.start : turn.end]) for turn in trajectory.turns),
+                reward=trajectory.reward,
+                stop_reason=trajectory.stop_reason,
+                metrics=trajectory.metrics,
+            )
+        )
+
+    async def _ask(self, episodes: Sequence[EpisodeToScore]) -> list[float]:
+        body = msgspec.json.encode({"episodes": episodes})
+        last_problem = "there was no answer"
+        try:
+            async with deadline(self._deadline_s, waiter="a generator", owner=self._name, remedy="raise deadlines.reward"):
+                wait = self._first_retry_s
+                while True:
+                    try:
+                        scores = await self._post(body)
+                        break
+                    except _NotNow as problem:
+                        last_problem = str(problem)
+                        logger.warning("%s: %s; it is asked again in %g s", self._name, problem, wait)
+                    await asyncio.sleep(wait)
+                    wait = min(2 * wait, LAST_RETRY_S)
+        except DeadlineExceeded as late:
+            raise ScoringFailed(FailureKind.INFRASTRUCTURE, f"{late}; the last time {last_problem}") from late
+        if len(scores) != len(episodes):
+            raise ComponentFailed(
+                f"{self._name} answered {len(scores)} scores for {len(episodes)} episodes; it must answer one for each, in "
+                "order, and null for one that it cannot score"
+            )
+        return [math.nan if score is None else score for score in scores]
+
+    async def _post(self, body: bytes) -> tuple[float | None, ...]:
+        seconds = self._reward.timeout_s
+        try:
+            # A socket's own timeout is for each packet, and so bounds only the thread.
+            async with asyncio.timeout(seconds):
+                status, answer = await run_in_daemon_thread(lambda: _post(self._reward.url, body, seconds), "asking for scores")
+            if 200 <= status < 300:
+                return msgspec.convert(json.loads(answer), Answer).scores
+        except TimeoutError as error:
+            raise _NotNow(f"it did not answer within reward.timeout_s {seconds:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise _NotNow(f"it could not be asked ({type(error).__name__}: {error})") from error
+        except (ValueError, msgspec.ValidationError) as error:
+            raise _NotNow(f"it answered no scores ({error})") from error
+        told = f"it answered status {status}: {answer[:TOLD_BYTES].decode(errors='replace')!r}"
+        if status >= 500 or status in PASSING:
+            raise _NotNow(told)
+        raise ComponentFailed(f"{self._name} refuses what it is asked: {told}; see its log and the recipe's reward.url")
+
+
+def _post(url: str, body: bytes, seconds: float) -> tuple[int, bytes]:
+    """Status and body of the answer."""
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=seconds) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()

@@ -1,0 +1,62 @@
+"""A reward model: token ids in, scores out. What always holds: how rows are batched changes no score."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.reward import ModelReward
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class RewardModel:
+    """The model of a recipe's reward, on one device.
+
+    Raises:
+        RecipeError: its folder lacks weights, those of the score for example.
+    """
+
+    def __init__(self, reward: ModelReward, device: torch.device) -> None:
+        self._batch_tokens, self._device = reward.batch_tokens, device
+        model, loading = AutoModelForSequenceClassification.from_pretrained(
+            Path(reward.path), dtype=_DTYPES[reward.dtype], output_loading_info=True
+        )
+        if missing := sorted(loading["missing_keys"]):
+            raise RecipeError(
+                "reward.path", f"{reward.path} has no weights named {missing}", "name the folder of a trained model"
+            )
+        self._model = model.to(device).eval()
+        self._padding: int = model.config.get_text_config().pad_token_id
+
+    @torch.inference_mode()
+    def score(self, rows: Sequence[np.ndarray]) -> list[float]:
+        """What the model says of each row of token ids (int32 [T], not empty) by itself."""
+        scores = [0.0] * len(rows)
+        for chosen in _batches([len(row) for row in rows], self._batch_tokens):
+            lengths = torch.tensor([len(rows[index]) for index in chosen])
+            token_ids = torch.full((len(chosen), int(lengths.max())), self._padding)
+            for place, index in enumerate(chosen):
+                token_ids[place, : lengths[place]] = torch.from_numpy(rows[index].astype(np.int64))
+            mask = torch.arange(token_ids.shape[1]) < lengths[:, None]
+            # Padded on the right, where no token of a row looks, with the token that the model skips to find a row's end.
+            logits = self._model(input_ids=token_ids.to(self._device), attention_mask=mask.long().to(self._device)).logits
+            for index, score in zip(chosen, logits[:, 0].tolist(), strict=True):
+                scores[index] = score
+        return scores
+
+
+def _batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Indexes of rows of like length; each batch, padded, has at most ``tokens``, or one row."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        # The first is the longest, and all are padded to it.
+        if batch and lengths[batch[0]] * (len(batch) + 1) > tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

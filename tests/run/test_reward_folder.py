@@ -1,0 +1,96 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.run.compose import compose
+from asyncrl.run.plan import Machine, Plan, make_plan
+
+ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
+SHAPE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 8,
+    "max_position_embeddings": 1024,
+}
+CLASSIFIER = {
+    **SHAPE,
+    "architectures": ["Qwen2ForSequenceClassification"],
+    "id2label": {"0": "LABEL_0"},
+    "pad_token_id": 3,
+}
+TOKENS = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<end>"}]}
+
+
+def folder(path: Path, config: dict[str, Any], tokens: dict[str, Any] | None) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    if tokens is not None:
+        (path / "tokenizer.json").write_text(json.dumps(tokens))
+    return path
+
+
+def plan(tmp_path: Path, config: dict[str, Any], tokens: dict[str, Any] | None = TOKENS, policy: str = "") -> Plan:
+    reward = folder(tmp_path / "reward", config, tokens)
+    policy = policy or str(folder(tmp_path / "policy", SHAPE, TOKENS))
+    overrides = [f"model.path={policy}", "+reward.kind=model", f"+reward.path={reward}"]
+    return make_plan(compose("quickstart", overrides), ROOMY)
+
+
+def test_a_reward_model_is_a_process_of_the_plan(tmp_path: Path):
+    (process,) = [process for process in plan(tmp_path, CLASSIFIER).processes if process.role == "reward model"]
+    assert process.count == 1
+
+
+def test_a_reward_model_may_know_more_tokens_than_the_policy(tmp_path: Path):
+    more = {**TOKENS, "added_tokens": [*TOKENS["added_tokens"], {"id": 3, "content": "<pad>"}]}
+    plan(tmp_path, CLASSIFIER, more)
+
+
+def test_tokens_of_a_unigram_model_are_numbered_by_their_place(tmp_path: Path):
+    unigram = {"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", -1.0]]}, "added_tokens": TOKENS["added_tokens"]}
+    plan(tmp_path, CLASSIFIER, unigram)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"architectures": ["Qwen2ForCausalLM"]}, "none of which scores"),
+        ({"architectures": []}, "none of which scores"),
+        ({"id2label": {"0": "bad", "1": "good"}}, "2 labels"),
+        ({"id2label": None}, "2 labels"),
+        ({"pad_token_id": None}, "pad_token_id"),
+        ({"max_position_embeddings": 255}, "255 positions"),
+        ({"hidden_size": "many"}, "cannot read"),
+    ],
+)
+def test_a_folder_that_cannot_reward_is_refused(tmp_path: Path, change: dict[str, Any], told: str):
+    with pytest.raises(RecipeError, match=told) as caught:
+        plan(tmp_path, {**CLASSIFIER, **change})
+    assert caught.value.place == "reward.path"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        ({"model": {"vocab": {"a": 1, "b": 0}}, "added_tokens": TOKENS["added_tokens"]}, "'a' as 0, .* has as 1"),
+        ({"model": {"vocab": {"a": 0, "b": 1}}}, "'<end>' as 2, .* has not at all"),
+        ({"model": {}}, "cannot read the tokens"),
+        (None, "cannot read the tokens"),
+    ],
+)
+def test_a_reward_model_that_reads_other_tokens_is_refused(tmp_path: Path, tokens: dict[str, Any] | None, told: str):
+    with pytest.raises(RecipeError, match=told) as caught:
+        plan(tmp_path, CLASSIFIER, tokens)
+    assert caught.value.place == "reward.path"
+
+
+def test_a_folder_must_be_there(tmp_path: Path):
+    with pytest.raises(RecipeError, match="there is no") as caught:
+        make_plan(compose("quickstart", ["+reward.kind=model", f"+reward.path={tmp_path / 'nowhere'}"]), ROOMY)
+    assert caught.value.place == "reward.path"

@@ -1,0 +1,198 @@
+"""Scores from a real HTTP server in a thread, which answers as it is told."""
+
+import asyncio
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from test_desk import trajectory
+
+from asyncrl.core.errors import ComponentFailed, FailureKind, ScoringFailed
+from asyncrl.core.ids import TaskId
+from asyncrl.core.recipe.reward import RemoteReward
+from asyncrl.core.task import Task
+from asyncrl.run.scorers import RemoteScorer
+
+TASK = Task(id=TaskId("t"), prompt="1+1", data={"answer": "2"})
+
+Reply = Callable[[list[dict[str, Any]]], tuple[int, bytes]]
+"""From the episodes of a request to status and body."""
+
+
+def lengths(episodes: list[dict[str, Any]]) -> tuple[int, bytes]:
+    return 200, json.dumps({"scores": [len(episode["text"]) for episode in episodes]}).encode()
+
+
+def says(status: int, body: str) -> Reply:
+    return lambda episodes: (status, body.encode())
+
+
+class Service:
+    """Gives each request the next of ``replies``, and the last one ever after."""
+
+    def __init__(self, replies: Sequence[Reply]) -> None:
+        self._replies, self._lock = list(replies), threading.Lock()
+        self.requests: list[list[dict[str, Any]]] = []
+        self.running = self.most = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def answer(self, episodes: list[dict[str, Any]]) -> tuple[int, bytes]:
+        with self._lock:
+            self.requests.append(episodes)
+            reply = self._replies.pop(0) if len(self._replies) > 1 else self._replies[0]
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self.gate.wait(10)
+        with self._lock:
+            self.running -= 1
+        return reply(episodes)
+
+
+@contextmanager
+def serving(service: Service, port: int = 0) -> Iterator[int]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.headers["Content-Type"] == "application/json"
+            read = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, body = service.answer(read["episodes"])
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None:
+            pass  # who asked has hung up
+
+    server = Server(("127.0.0.1", port), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        service.gate.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def scorer(port: int, deadline_s: float = 10.0, **keys: Any) -> RemoteScorer:
+    reward = RemoteReward(url=f"http://127.0.0.1:{port}/score", **{"timeout_s": 5.0, **keys})
+    return RemoteScorer(reward, lambda ids: " ".join(map(str, ids)), deadline_s, first_retry_s=0.01)
+
+
+async def test_a_service_sees_the_episode_and_each_gets_its_own_score() -> None:
+    service = Service([lengths])
+    with serving(service) as port:
+        asked = scorer(port)
+        scores = await asyncio.gather(*(asked.score(TASK, trajectory(index)) for index in range(40)))
+    assert scores == [len(" ".join(map(str, range(3 + index)))) for index in range(40)]
+    assert all(len(request) <= 32 for request in service.requests)
+    (first, *_) = service.requests[0]
+    assert first == {
+        "task_id": "t",
+        "prompt": "1+1",
+        "data": {"answer": "2"},
+        "text": "0 1 2",
+        "turns": ["2"],
+        "reward": 0.5,
+        "stop_reason": "environment_done",
+        "metrics": {},
+    }
+
+
+async def test_requests_overlap_and_are_batched_as_the_recipe_says() -> None:
+    service = Service([lengths])
+    service.gate.clear()
+    with serving(service) as port:
+        asked = scorer(port, batch_size=4, requests=2)
+        scores = [asyncio.create_task(asked.score(TASK, trajectory(0))) for _ in range(18)]
+        async with asyncio.timeout(10):
+            while service.running < 2:  # noqa: ASYNC110 - counted in another thread
+                await asyncio.sleep(0.001)
+        service.gate.set()
+        assert await asyncio.gather(*scores) == [5] * 18
+    assert service.most == 2
+    assert sorted(map(len, service.requests)) == [2, 4, 4, 4, 4]
+
+
+PASSING = {
+    "an error": says(500, "boom"),
+    "overload": says(429, "later"),
+    "garbage": says(200, "<html>"),
+    "another shape": says(200, '{"score": [1]}'),
+    "no number": says(200, '{"scores": ["good"]}'),
+}
+
+
+@pytest.mark.parametrize("trouble", PASSING.values(), ids=PASSING)
+async def test_what_passes_is_asked_again(trouble: Reply) -> None:
+    service = Service([trouble, trouble, lengths])
+    with serving(service) as port:
+        assert await scorer(port).score(TASK, trajectory(0)) == 5
+    assert len(service.requests) == 3
+
+
+async def test_a_service_that_is_down_and_comes_up_again_costs_nothing() -> None:
+    with serving(Service([lengths])) as port:
+        pass
+    asking = asyncio.create_task(scorer(port).score(TASK, trajectory(0)))
+    await asyncio.sleep(0.03)
+    assert not asking.done()
+    with serving(Service([lengths]), port):
+        assert await asking == 5
+
+
+async def test_a_slow_answer_is_given_up_and_asked_for_again() -> None:
+    service = Service([lengths])
+    service.gate.clear()
+    with serving(service) as port:
+        asking = asyncio.create_task(scorer(port, timeout_s=0.2).score(TASK, trajectory(0)))
+        async with asyncio.timeout(10):
+            while len(service.requests) < 2:  # noqa: ASYNC110 - counted in another thread
+                await asyncio.sleep(0.001)
+        service.gate.set()
+        assert await asking == 5
+
+
+@pytest.mark.parametrize(("trouble", "told"), [(says(503, "no GPU"), "503: 'no GPU'"), (says(200, "<html>"), "no scores")])
+async def test_an_outage_beyond_the_deadline_is_the_infrastructure_s_failure(trouble: Reply, told: str) -> None:
+    with serving(Service([trouble])) as port:
+        asked = scorer(port, deadline_s=0.2)
+        outcomes = await asyncio.gather(*(asked.score(TASK, trajectory(index)) for index in range(3)), return_exceptions=True)
+    for outcome in outcomes:
+        assert isinstance(outcome, ScoringFailed)
+        assert outcome.kind is FailureKind.INFRASTRUCTURE
+        assert told in str(outcome)
+        assert f"127.0.0.1:{port}" in str(outcome)
+        assert "deadlines.reward" in str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (says(404, "what?"), "refuses .* 404: 'what\\?'"),
+        (says(200, '{"scores": [1, 2]}'), "answered 2 scores for 1 episodes"),
+        (says(200, '{"scores": []}'), "answered 0 scores for 1 episodes"),
+    ],
+)
+async def test_what_will_not_pass_is_refused_at_once(reply: Reply, told: str) -> None:
+    service = Service([reply])
+    with serving(service) as port, pytest.raises(ComponentFailed, match=told):
+        await scorer(port).score(TASK, trajectory(0))
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("score", ["null", "NaN"])
+async def test_a_score_that_is_none_is_not_a_number(score: str) -> None:
+    with serving(Service([says(200, f'{{"scores": [{score}]}}')])) as port:
+        assert math.isnan(await scorer(port).score(TASK, trajectory(0)))
