@@ -118,7 +118,7 @@ class Learner:
             DeadlineExceeded: if another rank does not take part in time.
             ComponentFailed: if another rank has died.
         """
-        started = time.perf_counter()
+        started, flops_before = time.perf_counter(), self._trainer.flops
         algorithm = self._recipe.algorithm
         tokens = sum(row.loss_tokens for row in batch.rows)
         if not tokens:
@@ -149,6 +149,7 @@ class Learner:
         coefficient = self._kl_coefficient
         self._adapt_kl(whole)
         seconds = time.perf_counter() - started
+        flops = self._trainer.added_over_data(torch.tensor(self._trainer.flops - flops_before, dtype=torch.float64)).item()
         readings = []
         if whole is not None:
             readings = [
@@ -156,6 +157,7 @@ class Learner:
                 Reading(metrics.GRAD_NORM, fmean(norms)),
                 Reading(metrics.LEARNING_RATE, rate),
                 Reading(metrics.STEP_SECONDS, seconds),
+                *self._speed(flops / seconds / self._rank.world_size),
             ]
             if not isinstance(algorithm.kl, NoKl):
                 readings.append(Reading(metrics.KL_COEFFICIENT, coefficient))
@@ -271,6 +273,12 @@ class Learner:
             return outcome.loss, observe_critic(micro_batch, outcome)
 
         return loss
+
+    def _speed(self, flops_per_s: float) -> Iterator[Reading]:
+        """Readings of what a rank computes a second."""
+        yield Reading(metrics.TFLOPS_PER_RANK, flops_per_s / 1e12)
+        if self._trainer.peak_flops is not None:
+            yield Reading(metrics.MFU, flops_per_s / self._trainer.peak_flops)
 
     def _only_critic(self, version: int) -> bool:
         advantage = self._recipe.algorithm.advantage

@@ -79,6 +79,12 @@ TOKENS_REJECTED = _sum("learner/tokens_rejected", "tokens", "tokens left out by 
 STEP_SECONDS = Metric(
     "learner/step_seconds", "s", Reduction.MAX, "wall time of the batch's optimizer steps, data preparation included"
 )
+TFLOPS_PER_RANK = _mean(
+    "learner/tflops_per_rank",
+    "TFLOP/s",
+    "model FLOPs (learners/flops.py) of all passes of the step, critic and other policies included, a second and rank",
+)
+MFU = _mean("learner/mfu", "1", "the same as a share of the device's dense bfloat16 peak; only of devices whose peak is known")
 
 
 def tokens_at(staleness: int) -> Metric:

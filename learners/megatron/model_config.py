@@ -12,6 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Learner
+from learners.flops import ModelShape
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _SCALED_ROPE = ("linear", "llama3")
@@ -34,6 +35,20 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
     tied: bool
     inverse_frequencies: Tensor
     max_positions: int
+
+
+def model_shape(config: PolicyConfig) -> ModelShape:
+    """What decides the policy's FLOPs."""
+    transformer = config.transformer
+    hidden = transformer.hidden_size
+    return ModelShape(
+        hidden=hidden,
+        heads=transformer.num_attention_heads,
+        query_groups=transformer.num_query_groups,
+        head_dim=transformer.kv_channels,
+        feed_forward=(3 * hidden * transformer.ffn_hidden_size,) * transformer.num_layers,
+        outputs=config.vocabulary,
+    )
 
 
 def policy_config(folder: Path, learner: Learner) -> PolicyConfig:

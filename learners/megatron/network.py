@@ -13,6 +13,7 @@ from torch import Tensor
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.recipe.schema import Learner
+from learners.flops import ModelShape, forward_flops
 from learners.megatron import parallel
 from learners.megatron.context import part_of
 from learners.megatron.log_probabilities import Predictions
@@ -31,15 +32,18 @@ class Network:
     Attributes:
         chunks: of this rank's pipeline stage.
         optimizer: of all of them.
+        flops: model FLOPs of all passes so far, of whole networks over this data-parallel slice's micro-batches.
 
     Args:
         chunks: as ``chunks``.
+        shape: of the whole network.
         learner: the parallel layout, and how the optimizer is set.
         temperature: of the sampled tokens.
     """
 
-    def __init__(self, chunks: Sequence[PolicyModel], learner: Learner, temperature: float) -> None:
-        self.chunks, self._learner, self._temperature = chunks, learner, temperature
+    def __init__(self, chunks: Sequence[PolicyModel], shape: ModelShape, learner: Learner, temperature: float) -> None:
+        self.chunks, self._shape, self._learner, self._temperature = chunks, shape, learner, temperature
+        self.flops = 0
         self._wrapped, self.optimizer = distribute(chunks, learner)
         self._device = parallel.device()
         # Gradients are already those of the batch's loss, so the token counts that Megatron collects must not divide them again.
@@ -133,3 +137,6 @@ class Network:
                 forward_only=forward_only,
                 **arguments,
             )
+        for batch in micro_batches:
+            forward = forward_flops(self._shape, batch.lengths[: batch.rows], len(batch.targets))
+            self.flops += forward if forward_only else 3 * forward

@@ -13,11 +13,12 @@ from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.algorithm import GaeAdvantage, NoKl
 from asyncrl.core.recipe.schema import Recipe
 from learners.checkpoint_manifest import Progress
+from learners.flops import peak_flops
 from learners.megatron import checkpoint, hugging_face, parallel, placement
 from learners.megatron.cpu_compat import cuda_means_cpu
 from learners.megatron.log_probabilities import Predictions
 from learners.megatron.model import build
-from learners.megatron.model_config import policy_config
+from learners.megatron.model_config import model_shape, policy_config
 from learners.megatron.network import Network
 from learners.megatron.reference import ReferenceWeights
 from learners.megatron.value_model import ValueModel
@@ -47,6 +48,9 @@ class TrainedStep(msgspec.Struct, frozen=True):
 class Trainer:
     """The policy on one rank. Construction and :meth:`step` are collective: all ranks make the same calls.
 
+    Attributes:
+        peak_flops: operations a second of this rank's device in the data type of the recipe; None where that is not known.
+
     Args:
         recipe: of the run.
         model_path: Hugging Face folder the weights are loaded from.
@@ -62,13 +66,16 @@ class Trainer:
         config = policy_config(model_path, recipe.learner)
         parallel.initialise(spec, recipe.deadlines, recipe.seed, recipe.learner.virtual_pipeline)
         self._device = parallel.device()
+        self.peak_flops: float | None = None
+        if self._device.type == "cuda" and recipe.learner.dtype == "bfloat16":
+            self.peak_flops = peak_flops(torch.cuda.get_device_name(self._device))
         with parallel.named_wait(spec, "building the model", recipe.deadlines.step), cuda_means_cpu():
             self._chunks = build(config, recipe.learner)
             with hugging_face.HuggingFaceTensors(model_path) as tensors:
                 placement.load(self._chunks, spec, tensors)
             for chunk in self._chunks:
                 parallel.check_replicas_equal(chunk)
-            self._policy = Network(self._chunks, recipe.learner, recipe.sampling.temperature)
+            self._policy = Network(self._chunks, model_shape(config), recipe.learner, recipe.sampling.temperature)
             self._critic = self._new_critic()
         trained = [self._policy] if self._critic is None else [self._policy, self._critic]
         self._state = checkpoint.LearnerState(trained, checkpoint.shape_of(config, self._critic is not None), spec)
@@ -148,6 +155,11 @@ class Trainer:
         """Whether this rank's pipeline stage has the log-probabilities."""
         return parallel_state.is_pipeline_last_stage()
 
+    @property
+    def flops(self) -> int:
+        """Model FLOPs of all passes so far, of whole networks over this data-parallel slice's micro-batches."""
+        return self._policy.flops + (0 if self._critic is None else self._critic.flops)
+
     def agreed(self, value: float) -> float:
         """The reporting rank's ``value``, on all ranks; all call this together."""
         with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step):
@@ -209,7 +221,8 @@ class Trainer:
         for chunk in chunks:
             parallel.check_replicas_equal(chunk)
         learner = msgspec.structs.replace(self._recipe.learner, lr=advantage.critic_lr)
-        return Network(chunks, learner, self._recipe.sampling.temperature)
+        shape = msgspec.structs.replace(model_shape(config), outputs=1)
+        return Network(chunks, shape, learner, self._recipe.sampling.temperature)
 
     def _asked_critic(self) -> Network:
         if self._critic is None:

@@ -53,6 +53,11 @@ def make_model(folder: Path, architecture: str = "qwen3", **overrides: Any) -> P
     return folder
 
 
+def untimed(readings: dict[str, float]) -> dict[str, float]:
+    """The readings but those that are never the same twice."""
+    return {name: value for name, value in readings.items() if name not in ("learner/step_seconds", "learner/tflops_per_rank")}
+
+
 def make_recipe(folder: Path, *, tensor: int = 1, pipeline: int = 1, data: int = 1, **learner: Any) -> Recipe:
     options = {"lr": 1e-2, "micro_batch_tokens": 64} | learner
     return Recipe(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import rank_side
 import torch
-from learner_samples import assemble, make_batch, make_model, make_recipe
+from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
 from ranks import run_ranks
 from test_ranks import distance, weights_of
 
@@ -33,8 +33,7 @@ def run(function, folder, algorithm, *arguments, grid=(1, 1, 1), context=1, **le
 
 
 def readings_of(reports, steps):
-    readings = [combine(r for rank in reports for r in rank[step].readings) for step in range(steps)]
-    return [{name: value for name, value in step.items() if name != "learner/step_seconds"} for step in readings]
+    return [untimed(combine(r for rank in reports for r in rank[step].readings)) for step in range(steps)]
 
 
 def train(folder, algorithm, batches=BATCHES, **options):

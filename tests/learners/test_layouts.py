@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import rank_side
 import torch
-from learner_samples import assemble, make_batch, make_model, make_recipe
+from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
 from ranks import run_ranks
 from test_learner_checkpoint import assert_identical, load_and_train, train_and_save
 from test_model_folders import stored
@@ -46,8 +46,7 @@ def gradients(folder, *, tensor=1, pipeline=1, data=1, context=1, **learner):
     recipe = make_recipe(folder, **grid, context_parallel=context, clip_grad=1e9, **learner)
     results = run_ranks(layout_side.gradients, recipe, folder, *make_batch(), **grid, context=context)
     readings = combine(reading for report, _, _ in results for reading in report.readings)
-    del readings["learner/step_seconds"]
-    return readings, assemble([shards for _, shards, _ in results]), [needed for _, _, needed in results]
+    return untimed(readings), assemble([shards for _, shards, _ in results]), [needed for _, _, needed in results]
 
 
 def assert_same_gradients(left, right):

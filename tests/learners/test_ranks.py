@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import rank_side
 import torch
-from learner_samples import assemble, make_batch, make_model, make_recipe
+from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
 from ranks import RankFailed, run_ranks
 from transformers import AutoModelForCausalLM
 
@@ -40,6 +40,11 @@ def assert_same_step(weights, expected, before):
     assert distance(added, expected_added) < 1e-3
 
 
+def flops_of(readings, ranks):
+    """Of the whole step, from what a rank computed a second."""
+    return readings["learner/tflops_per_rank"] * 1e12 * readings["learner/step_seconds"] * ranks
+
+
 def weights_of(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return {name: parameter.detach().double().numpy() for name, parameter in model.named_parameters()}
@@ -58,14 +63,12 @@ def one_rank(folder):
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_every_grid_gives_what_one_rank_gives(folder, one_rank, grid):
     (expected,), weights, _ = one_rank
+    tensor, pipeline, data = grid
     (readings,), divided, needed = train(folder, *make_batch(), grid=grid)
-    timed = "learner/step_seconds"
-    assert {k: v for k, v in readings.items() if k != timed} == pytest.approx(
-        {k: v for k, v in expected.items() if k != timed}, rel=1e-5, abs=1e-6
-    )
+    assert untimed(readings) == pytest.approx(untimed(expected), rel=1e-5, abs=1e-6)
+    assert flops_of(readings, tensor * pipeline * data) == pytest.approx(flops_of(expected, 1), rel=1e-12)
     assert_same_step(divided, weights, weights_of(folder))
     _, rows = make_batch()
-    tensor, _, data = grid
     slices = [needed[tensor * rank] for rank in range(data)]
     assert sorted(name for names in slices for name in names) == sorted(rows)
     assert all(names == slices[rank // tensor % data] for rank, names in enumerate(needed))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import rank_side
 import torch
-from learner_samples import assemble, make_batch, make_model, make_recipe
+from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
 from ranks import run_ranks
 from test_ranks import distance
 from transformers import AutoModelForCausalLM
@@ -34,9 +34,7 @@ def run(function, folder, algorithm, *arguments, grid=(1, 1, 1), **learner):
 def train(folder, algorithm, batches=BATCHES, **options):
     """Readings of each step, and the weights at the end."""
     results = run(rank_side.train_on, folder, algorithm, batches, **options)
-    readings = [combine(r for reports, _ in results for r in reports[step].readings) for step in range(len(batches))]
-    for step in readings:
-        del step["learner/step_seconds"]
+    readings = [untimed(combine(r for reports, _ in results for r in reports[step].readings)) for step in range(len(batches))]
     return readings, assemble([shards for _, shards in results])
 
 

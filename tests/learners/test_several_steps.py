@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import rank_side
 import torch
-from learner_samples import assemble, make_batch, make_model, make_recipe
+from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
 from ranks import run_ranks
 from test_ranks import assert_same_step, distance, weights_of
 from transformers import AutoModelForCausalLM
@@ -31,8 +31,7 @@ def train(folder, algorithm, *, batch=None, grid=(1, 1, 1), **learner):
     batch, rows = make_batch() if batch is None else batch
     results = run_ranks(rank_side.train, recipe, folder, batch, rows, 1, None, tensor=tensor, pipeline=pipeline, data=data)
     readings = combine(reading for reports, _, _ in results for reading in reports[0].readings)
-    del readings["learner/step_seconds"]
-    return readings, assemble([shards for _, shards, _ in results]), [needed for _, _, needed in results]
+    return untimed(readings), assemble([shards for _, shards, _ in results]), [needed for _, _, needed in results]
 
 
 def test_the_steps_are_those_of_plain_hugging_face(folder):

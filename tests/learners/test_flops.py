@@ -1,0 +1,77 @@
+"""Model FLOPs beside what torch counts of the Hugging Face model, and of a step."""
+
+import msgspec
+import pytest
+import rank_side
+import torch
+from learner_samples import VOCABULARY, make_batch, make_model, make_recipe
+from ranks import run_ranks
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from asyncrl.core.metrics import combine
+from asyncrl.core.recipe.algorithm import Algorithm, GaeAdvantage, KlInLoss
+from learners.flops import ModelShape, forward_flops, peak_flops
+
+LAYERS, HIDDEN, HEADS, GROUPS, HEAD_DIM = 4, 32, 4, 2, 16
+SHAPE = ModelShape(
+    hidden=HIDDEN,
+    heads=HEADS,
+    query_groups=GROUPS,
+    head_dim=HEAD_DIM,
+    feed_forward=(3 * HIDDEN * 48,) * LAYERS,
+    outputs=VOCABULARY,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def counted(model, length, predicted):
+    """Forward and backward pass of a row, by torch's count; attention less what causality hides, which torch counts too."""
+    with FlopCounterMode(display=False) as counter:
+        hidden = model.model(torch.zeros(1, length, dtype=torch.int64)).last_hidden_state
+        model.lm_head(hidden[0, -predicted:]).sum().backward()
+    by_operator = counter.get_flop_counts()["Global"]
+    visible = torch.ones(length, length).tril().mean().item()
+    return by_operator[torch.ops.aten.mm] + by_operator[torch.ops.aten.bmm] * visible
+
+
+def test_a_pass_is_what_torch_counts(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    rows = {7: 3, 20: 11, 1: 1}
+    expected = sum(counted(model, length, predicted) for length, predicted in rows.items())
+    assert 3 * forward_flops(SHAPE, rows, sum(rows.values())) == pytest.approx(expected, rel=1e-6)
+
+
+def readings_of(folder, algorithm=None):
+    recipe = make_recipe(folder)
+    if algorithm is not None:
+        recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
+    (result,) = run_ranks(rank_side.train, recipe, folder, *make_batch(), 1, None)
+    return combine(result[0][0].readings)
+
+
+def flops_of(readings):
+    return readings["learner/tflops_per_rank"] * 1e12 * readings["learner/step_seconds"]
+
+
+def test_a_step_counts_all_its_passes(folder):
+    batch, rows = make_batch()
+    lengths, sampled = [record.length for record in batch.rows], sum(int(row.loss_mask.sum()) for row in rows.values())
+    policy = forward_flops(SHAPE, lengths, sampled)
+    critic = forward_flops(msgspec.structs.replace(SHAPE, outputs=1), lengths, sampled)
+    readings = readings_of(folder)
+    assert flops_of(readings) == pytest.approx(3 * policy, rel=1e-9)
+    assert "learner/mfu" not in readings, "a CPU's peak is not known"
+    # The reference's pass is a forward pass; the critic is asked for its values, and then trained.
+    assert flops_of(readings_of(folder, Algorithm(kl=KlInLoss(coefficient=0.1)))) == pytest.approx(4 * policy, rel=1e-9)
+    with_critic = readings_of(folder, Algorithm(advantage=GaeAdvantage()))
+    assert flops_of(with_critic) == pytest.approx(3 * policy + 4 * critic, rel=1e-9)
+
+
+def test_only_known_devices_have_a_peak():
+    assert peak_flops("NVIDIA H200") == 989e12
+    assert peak_flops("NVIDIA H200 MIG 1g.18gb") is None
