@@ -26,8 +26,8 @@ _PEAKS = {
 """Dense bfloat16 operations a second, of NVIDIA's data sheets, by the name CUDA gives the device."""
 
 
-class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides the number of operations.
+class ProductShapes(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a model's matrix products: what decides the number of operations.
 
     Attributes:
         hidden: channels between layers.
@@ -45,7 +45,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     outputs: int
 
 
-def forward_flops(shape: ModelShape, lengths: Iterable[int], predicted: int) -> int:
+def forward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int) -> int:
     """Of one forward pass.
 
     Args:
@@ -56,11 +56,11 @@ def forward_flops(shape: ModelShape, lengths: Iterable[int], predicted: int) -> 
     for length in lengths:
         tokens += length
         pairs += length * (length + 1) // 2
-    projections = 2 * shape.hidden * shape.head_dim * (shape.heads + shape.query_groups)
-    weights = sum(projections + of_layer for of_layer in shape.feed_forward)
+    projections = 2 * shapes.hidden * shapes.head_dim * (shapes.heads + shapes.query_groups)
+    weights = sum(projections + of_layer for of_layer in shapes.feed_forward)
     # Of a query with a key, and of the weight that gives with the value.
-    attention = len(shape.feed_forward) * 2 * shape.heads * shape.head_dim
-    return 2 * (tokens * weights + pairs * attention + predicted * shape.hidden * shape.outputs)
+    attention = len(shapes.feed_forward) * 2 * shapes.heads * shapes.head_dim
+    return 2 * (tokens * weights + pairs * attention + predicted * shapes.hidden * shapes.outputs)
 
 
 def peak_flops(device_name: str) -> float | None:

@@ -30,6 +30,8 @@ from learners.token_credit import normalised, token_credit
 if TYPE_CHECKING:
     from learners.megatron.trainer import Trainer
 
+_FP8_TOKENS = 16
+"""Matrix products in fp8 go over multiples of this many tokens."""
 RowName = tuple[GroupId, int]
 """Group and sample index."""
 
@@ -122,7 +124,8 @@ class Preparation:
                     [shares[row] for row in micro_batch],
                     batch=batch,
                     sampling=self._recipe.sampling,
-                    multiple=self._rank.tensor,
+                    # Tensor-parallel ranks divide the tokens between them.
+                    multiple=self._rank.tensor * (1 if self._recipe.learner.fp8 == "none" else _FP8_TOKENS),
                 )
             )
         return packed

@@ -17,8 +17,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
 
+from asyncrl.core.errors import RecipeError
 from learners.megatron.attention import PackedAttention
 from learners.megatron.elementwise import gated_silu, rms_norm
+
+_FP8_CAPABILITY = (8, 9)
+"""Compute capability of the oldest GPUs with fp8 matrix products."""
 
 
 def block_spec(config: TransformerConfig, chunk: int | None) -> TransformerBlockSubmodules:
@@ -42,6 +46,29 @@ def uses_transformer_engine(config: TransformerConfig) -> bool:
     except (ImportError, RuntimeError, OSError):
         return False
     return True
+
+
+def check_fp8(config: TransformerConfig) -> None:
+    """Whether this host can multiply in fp8, where ``config`` asks for it.
+
+    Raises:
+        RecipeError: if it cannot.
+    """
+    if config.fp8 is None:
+        return
+    lacking = ""
+    if not torch.cuda.is_available():
+        lacking = "this host has no GPU"
+    elif not uses_transformer_engine(config):
+        lacking = "TransformerEngine cannot be imported"
+    elif torch.cuda.get_device_capability() < _FP8_CAPABILITY:
+        lacking = f"{torch.cuda.get_device_name()} has none"
+    if lacking:
+        raise RecipeError(
+            "learner.fp8",
+            f"{config.fp8} products need TransformerEngine and a GPU of compute capability 8.9 or newer, and {lacking}",
+            "set it to none, or run the learner on such GPUs with asyncrl[gpu] installed",
+        )
 
 
 class RMSNorm(torch.nn.RMSNorm):

@@ -12,10 +12,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Learner
-from learners.flops import ModelShape
+from learners.flops import ProductShapes
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _SCALED_ROPE = ("linear", "llama3")
+_FP8_CHANNELS = 16
+"""TransformerEngine multiplies matrices in fp8 only if their sides are multiples of this."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -37,11 +39,11 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_positions: int
 
 
-def model_shape(config: PolicyConfig) -> ModelShape:
+def product_shapes(config: PolicyConfig) -> ProductShapes:
     """What decides the policy's FLOPs."""
     transformer = config.transformer
     hidden = transformer.hidden_size
-    return ModelShape(
+    return ProductShapes(
         hidden=hidden,
         heads=transformer.num_attention_heads,
         query_groups=transformer.num_query_groups,
@@ -68,6 +70,8 @@ def policy_config(folder: Path, learner: Learner) -> PolicyConfig:
         ) from error
     _check_supported(source)
     _check_divisible(source, learner)
+    if learner.fp8 != "none":
+        _check_fp8(source, learner)
     return PolicyConfig(
         transformer=_transformer_config(source, learner),
         vocabulary=source.vocab_size,
@@ -138,6 +142,22 @@ def _check_divisible(source: PreTrainedConfig, learner: Learner) -> None:
         )
 
 
+def _check_fp8(source: PreTrainedConfig, learner: Learner) -> None:
+    heads, groups = source.num_attention_heads, source.num_key_value_heads
+    for what, channels in (
+        ("hidden channels", source.hidden_size),
+        ("channels of queries, keys and values", _head_dim(source) * (heads + 2 * groups) // learner.tensor_parallel),
+        ("channels of attention", _head_dim(source) * heads // learner.tensor_parallel),
+        ("feed-forward channels", source.intermediate_size // learner.tensor_parallel),
+    ):
+        if channels % _FP8_CHANNELS:
+            raise RecipeError(
+                "learner.fp8",
+                f"a rank's {channels} {what} are not a multiple of {_FP8_CHANNELS}, as fp8 products need",
+                "set it to none, or choose another learner.tensor_parallel or model",
+            )
+
+
 def _transformer_config(source: PreTrainedConfig, learner: Learner) -> TransformerConfig:
     architecture = _architecture(source)
     dtype = _DTYPES[learner.dtype]
@@ -160,6 +180,9 @@ def _transformer_config(source: PreTrainedConfig, learner: Learner) -> Transform
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
+        fp8=None if learner.fp8 == "none" else learner.fp8,
+        # Scales of the tensors as they are: no history of scales, which a checkpoint would have to hold.
+        fp8_recipe="tensorwise",
         # Kept although all weights are loaded: only the initialisation marks parameters as split over tensor-parallel ranks, and
         # an unmarked one would be left out of the gradient norm on all ranks but the first.
         perform_initialization=True,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.recipe.schema import Learner
-from learners.flops import ModelShape, forward_flops
+from learners.flops import ProductShapes, forward_flops
 from learners.megatron import parallel
 from learners.megatron.context import part_of
 from learners.megatron.log_probabilities import Predictions
@@ -36,13 +36,13 @@ class Network:
 
     Args:
         chunks: as ``chunks``.
-        shape: of the whole network.
+        shapes: of the whole network.
         learner: the parallel layout, and how the optimizer is set.
         temperature: of the sampled tokens.
     """
 
-    def __init__(self, chunks: Sequence[PolicyModel], shape: ModelShape, learner: Learner, temperature: float) -> None:
-        self.chunks, self._shape, self._learner, self._temperature = chunks, shape, learner, temperature
+    def __init__(self, chunks: Sequence[PolicyModel], shapes: ProductShapes, learner: Learner, temperature: float) -> None:
+        self.chunks, self._shapes, self._learner, self._temperature = chunks, shapes, learner, temperature
         self.flops = 0
         self._wrapped, self.optimizer = distribute(chunks, learner)
         self._device = parallel.device()
@@ -138,5 +138,5 @@ class Network:
                 **arguments,
             )
         for batch in micro_batches:
-            forward = forward_flops(self._shape, batch.lengths[: batch.rows], len(batch.targets))
+            forward = forward_flops(self._shapes, batch.lengths[: batch.rows], len(batch.targets))
             self.flops += forward if forward_only else 3 * forward

@@ -16,9 +16,10 @@ from learners.checkpoint_manifest import Progress
 from learners.flops import peak_flops
 from learners.megatron import checkpoint, hugging_face, parallel, placement
 from learners.megatron.cpu_compat import cuda_means_cpu
+from learners.megatron.layer_spec import check_fp8
 from learners.megatron.log_probabilities import Predictions
 from learners.megatron.model import build
-from learners.megatron.model_config import model_shape, policy_config
+from learners.megatron.model_config import policy_config, product_shapes
 from learners.megatron.network import Network
 from learners.megatron.reference import ReferenceWeights
 from learners.megatron.value_model import ValueModel
@@ -64,6 +65,7 @@ class Trainer:
     def __init__(self, recipe: Recipe, model_path: Path, spec: RankSpec) -> None:
         self._recipe, self._spec, self._source = recipe, spec, model_path
         config = policy_config(model_path, recipe.learner)
+        check_fp8(config.transformer)
         parallel.initialise(spec, recipe.deadlines, recipe.seed, recipe.learner.virtual_pipeline)
         self._device = parallel.device()
         self.peak_flops: float | None = None
@@ -75,7 +77,7 @@ class Trainer:
                 placement.load(self._chunks, spec, tensors)
             for chunk in self._chunks:
                 parallel.check_replicas_equal(chunk)
-            self._policy = Network(self._chunks, model_shape(config), recipe.learner, recipe.sampling.temperature)
+            self._policy = Network(self._chunks, product_shapes(config), recipe.learner, recipe.sampling.temperature)
             self._critic = self._new_critic()
         trained = [self._policy] if self._critic is None else [self._policy, self._critic]
         self._state = checkpoint.LearnerState(trained, checkpoint.shape_of(config, self._critic is not None), spec)
@@ -221,8 +223,8 @@ class Trainer:
         for chunk in chunks:
             parallel.check_replicas_equal(chunk)
         learner = msgspec.structs.replace(self._recipe.learner, lr=advantage.critic_lr)
-        shape = msgspec.structs.replace(model_shape(config), outputs=1)
-        return Network(chunks, shape, learner, self._recipe.sampling.temperature)
+        shapes = msgspec.structs.replace(product_shapes(config), outputs=1)
+        return Network(chunks, shapes, learner, self._recipe.sampling.temperature)
 
     def _asked_critic(self) -> Network:
         if self._critic is None:

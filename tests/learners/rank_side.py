@@ -274,3 +274,11 @@ def train_on(spec: RankSpec, recipe: Recipe, folder: Path, batches: Batches) -> 
     shards = plain_shards(learner)
     learner.close()
     return reports, shards
+
+
+def transformer_settings(spec: RankSpec, recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """What Megatron is told of the transformer, as far as it is plain values."""
+    from learners.megatron.model_config import policy_config
+
+    settings = vars(policy_config(folder, recipe.learner).transformer)
+    return {name: value for name, value in settings.items() if value is None or isinstance(value, bool | int | float | str)}

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
 from asyncrl.core.recipe.algorithm import Algorithm, GaeAdvantage, KlInLoss
-from learners.flops import ModelShape, forward_flops, peak_flops
+from learners.flops import ProductShapes, forward_flops, peak_flops
 
 LAYERS, HIDDEN, HEADS, GROUPS, HEAD_DIM = 4, 32, 4, 2, 16
-SHAPE = ModelShape(
+SHAPES = ProductShapes(
     hidden=HIDDEN,
     heads=HEADS,
     query_groups=GROUPS,
@@ -43,7 +43,7 @@ def test_a_pass_is_what_torch_counts(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     rows = {7: 3, 20: 11, 1: 1}
     expected = sum(counted(model, length, predicted) for length, predicted in rows.items())
-    assert 3 * forward_flops(SHAPE, rows, sum(rows.values())) == pytest.approx(expected, rel=1e-6)
+    assert 3 * forward_flops(SHAPES, rows, sum(rows.values())) == pytest.approx(expected, rel=1e-6)
 
 
 def readings_of(folder, algorithm=None):
@@ -61,8 +61,8 @@ def flops_of(readings):
 def test_a_step_counts_all_its_passes(folder):
     batch, rows = make_batch()
     lengths, sampled = [record.length for record in batch.rows], sum(int(row.loss_mask.sum()) for row in rows.values())
-    policy = forward_flops(SHAPE, lengths, sampled)
-    critic = forward_flops(msgspec.structs.replace(SHAPE, outputs=1), lengths, sampled)
+    policy = forward_flops(SHAPES, lengths, sampled)
+    critic = forward_flops(msgspec.structs.replace(SHAPES, outputs=1), lengths, sampled)
     readings = readings_of(folder)
     assert flops_of(readings) == pytest.approx(3 * policy, rel=1e-9)
     assert "learner/mfu" not in readings, "a CPU's peak is not known"

@@ -82,6 +82,25 @@ def _chunks_are_of_a_pipeline(recipe: Recipe) -> Iterator[RecipeError]:
         )
 
 
+def _fp8_has_layers_that_know_it(recipe: Recipe) -> Iterator[RecipeError]:
+    learner = recipe.learner
+    if learner.fp8 == "none":
+        return
+    if learner.dtype != "bfloat16":
+        yield RecipeError(
+            "learner.fp8",
+            f"{learner.fp8} products need parameters in half precision, and learner.dtype is {learner.dtype}",
+            "set it to none, or learner.dtype to bfloat16",
+        )
+    if learner.context_parallel > 1:
+        yield RecipeError(
+            "learner.fp8",
+            f"{learner.fp8} products are TransformerEngine's, which is not used with learner.context_parallel "
+            f"{learner.context_parallel}",
+            "set it to none, or learner.context_parallel to 1",
+        )
+
+
 def _the_warmup_ends(recipe: Recipe) -> Iterator[RecipeError]:
     warmup = recipe.learner.warmup_steps
     if warmup > recipe.steps:
@@ -137,6 +156,7 @@ _RULES: tuple[Rule, ...] = (
     _a_group_fits_an_engine,
     _every_rank_gets_a_group,
     _chunks_are_of_a_pipeline,
+    _fp8_has_layers_that_know_it,
     _the_warmup_ends,
     _held_out_tasks_are_held_out,
     _a_tool_call_ends_before_its_episode,
