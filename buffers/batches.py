@@ -206,4 +206,5 @@ def _record(task_id: TaskId, row: Row, oldest_version: PolicyVersion, weight: fl
         weight=weight,
         payload=sample.payload,
         turn_rewards=sample.turn_rewards,
+        rewards=sample.rewards,
     )

@@ -22,6 +22,7 @@ from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import TicketDesk
+from asyncrl.core.trajectory import Trajectory, named_rewards
 from asyncrl.envs.base import Environment
 from generators.chat import ChatFormat
 from generators.completion import Engine, EngineUse
@@ -151,6 +152,7 @@ class GeneratorWorker:
             self._leases.played(lease, index)
             if self._scoring is not None:
                 trajectory = await self._scoring.reward(ticket.task, trajectory)
+            self._check_rewards(ticket.task, trajectory)
         except (EnvironmentBroken, ScoringFailed) as failure:
             logger.warning("group %d sample %d failed: %s", ticket.group_id, index, failure)
             if not self._leases.holds(lease):  # given up, and closing its environment failed: no attempt at anything
@@ -161,6 +163,13 @@ class GeneratorWorker:
         else:
             await self._desk.commit(trajectory)
         self._leases.settled(lease, index)
+
+    def _check_rewards(self, task: Task, trajectory: Trajectory) -> None:
+        try:
+            named_rewards(trajectory, self._recipe.algorithm.reward_names)
+        except ValueError as error:
+            remedy = "have it report all that algorithm.advantage.rewards names"
+            raise EnvironmentBroken(f"task {task.id}: {error}; {remedy}") from error
 
     async def install(self, publication: Publication) -> int:
         """Load published weights under the running episodes; the fingerprint of what was loaded.

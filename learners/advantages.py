@@ -13,6 +13,7 @@ from torch import Tensor
 from asyncrl.core.recipe.algorithm import (
     Advantage,
     GaeAdvantage,
+    GdpoAdvantage,
     GpgAdvantage,
     GrpoAdvantage,
     OpoAdvantage,
@@ -41,7 +42,8 @@ def advantages(returns: Returns, config: Advantage) -> Tensor:
     """float32 [u]. The recipe's kind of advantage; formulas and sources stand with each function.
 
     Raises:
-        ValueError: of kind gae, which needs a critic's values: see :mod:`.token_credit`.
+        ValueError: of kind gae, which needs a critic's values (see :mod:`.token_credit`), and of kind gdpo, which needs several
+            rewards (see :func:`decoupled_advantages`).
     """
     groups = _Groups(returns)
     match config:
@@ -59,6 +61,8 @@ def advantages(returns: Returns, config: Advantage) -> Tensor:
             result = pass_at_k_advantages(returns.values, returns.group, k, success)
         case GaeAdvantage():
             raise ValueError("advantages of kind gae need a critic's values")
+        case GdpoAdvantage():
+            raise ValueError("advantages of kind gdpo need several rewards")
     return result.float()
 
 

@@ -2,10 +2,11 @@
 
 import msgspec
 import torch
+from torch import Tensor
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.recipe.algorithm import Algorithm, EpisodeCredit, OverlongPenalty, TurnCredit
-from learners.advantages import Returns, advantages
+from asyncrl.core.recipe.algorithm import Algorithm, EpisodeCredit, GdpoAdvantage, OverlongPenalty, TurnCredit
+from learners.advantages import Returns, advantages, decoupled_advantages
 from learners.credit import turn_groups, turn_places, turn_returns
 from learners.overlong import overlong_penalties
 
@@ -14,7 +15,8 @@ def rate(batch: Batch, config: Algorithm) -> list[list[float]]:
     """Advantages of each row of the batch: one for the whole row, or one a turn.
 
     Raises:
-        ValueError: if turns are to be credited and a row's record has no turn rewards.
+        ValueError: if turns are to be credited and a row's record has no turn rewards, or several rewards are to be compared and
+            it has not as many.
     """
     match config.credit:
         case EpisodeCredit():
@@ -52,12 +54,21 @@ def _groups(batch: Batch) -> list[int]:
 
 
 def _of_episodes(batch: Batch, config: Algorithm) -> list[float]:
-    returns = Returns(
-        torch.tensor([row.reward for row in batch.rows], dtype=torch.float64),
-        torch.tensor(_groups(batch)),
-        torch.tensor([row.loss_tokens for row in batch.rows]),
-    )
-    return advantages(returns, config.advantage).tolist()
+    group, tokens = torch.tensor(_groups(batch)), torch.tensor([row.loss_tokens for row in batch.rows])
+    if isinstance(config.advantage, GdpoAdvantage):
+        return decoupled_advantages(*_several_rewards(batch, config.advantage), group, tokens).tolist()
+    rewards = torch.tensor([row.reward for row in batch.rows], dtype=torch.float64)
+    return advantages(Returns(rewards, group, tokens), config.advantage).tolist()
+
+
+def _several_rewards(batch: Batch, config: GdpoAdvantage) -> tuple[Tensor, Tensor]:
+    """Rewards, [rows, k], and weights, [k]."""
+    for row in batch.rows:
+        if len(row.rewards) != len(config.names):
+            name = f"sample {row.sample_index} of group {row.group_id}"
+            raise ValueError(f"{name} has {len(row.rewards)} rewards, and algorithm.advantage.rewards names {config.names}")
+    rewards = torch.tensor([row.rewards for row in batch.rows], dtype=torch.float64)
+    return rewards, torch.tensor([config.rewards[name] for name in config.names], dtype=torch.float64)
 
 
 def _of_turns(batch: Batch, config: Algorithm, discount: float) -> list[list[float]]:

@@ -22,6 +22,7 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
         weight: factor of the row's loss terms that makes the sampler unbiased; 1 where the sampler needs none.
         payload: where the trajectory lies.
         turn_rewards: the environment's reward of each turn.
+        rewards: those that the recipe's ``reward_names`` tell apart, in their order.
     """
 
     group_id: GroupId
@@ -34,6 +35,7 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
     weight: float
     payload: PayloadRef
     turn_rewards: tuple[float, ...] = ()
+    rewards: tuple[float, ...] = ()
 
 
 class Batch(msgspec.Struct, frozen=True):

@@ -4,10 +4,12 @@ Control and data are apart: the buffer decides over :class:`FinishedSample`, som
 stays in a segment file on the node that made it until a data-parallel rank reads it there.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion
-from asyncrl.core.trajectory import StopReason, Trajectory
+from asyncrl.core.trajectory import StopReason, Trajectory, named_rewards
 
 
 class PayloadRef(msgspec.Struct, frozen=True, array_like=True):
@@ -29,6 +31,7 @@ class FinishedSample(msgspec.Struct, frozen=True, array_like=True):
         reward: final reward.
         payload: where the trajectory lies.
         turn_rewards: the environment's reward of each turn.
+        rewards: those that the recipe's ``reward_names`` tell apart, in their order.
     """
 
     group_id: GroupId
@@ -39,9 +42,10 @@ class FinishedSample(msgspec.Struct, frozen=True, array_like=True):
     stop_reason: StopReason
     payload: PayloadRef
     turn_rewards: tuple[float, ...] = ()
+    rewards: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, trajectory: Trajectory, payload: PayloadRef) -> "FinishedSample":
+    def of(cls, trajectory: Trajectory, payload: PayloadRef, reward_names: Sequence[str] = ()) -> "FinishedSample":
         """Of a checked trajectory whose bytes lie at ``payload``.
 
         Raises:
@@ -61,6 +65,7 @@ class FinishedSample(msgspec.Struct, frozen=True, array_like=True):
             stop_reason=trajectory.stop_reason,
             payload=payload,
             turn_rewards=tuple(turn.reward for turn in trajectory.turns),
+            rewards=named_rewards(trajectory, reward_names),
         )
 
     def trainable_tokens(self, oldest_version: PolicyVersion) -> int:

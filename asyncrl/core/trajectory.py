@@ -6,7 +6,8 @@ Invariants, checked by :func:`Trajectory.check`:
 * turns lie inside the row, in order, and every sampled token is in exactly one turn.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -124,6 +125,28 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
             end = turn.end
         if _joined((turn.start, turn.end) for turn in self.turns) != masked:
             raise ValueError("the loss mask is not exactly the tokens of the turns")
+
+
+FINAL_REWARD = "reward"
+"""What a recipe calls the final reward among several."""
+
+
+def named_rewards(trajectory: Trajectory, names: Sequence[str]) -> tuple[float, ...]:
+    """Several rewards of an episode: of each name the metric, or for :data:`FINAL_REWARD` the final reward.
+
+    Metrics are sums over an episode, and so 0 where it was cut off before the environment reported one.
+
+    Raises:
+        ValueError: the environment ended the episode itself and did not report one of them, or one is not finite.
+    """
+    found = [trajectory.reward if name == FINAL_REWARD else trajectory.metrics.get(name) for name in names]
+    for name, value in zip(names, found, strict=True):
+        if value is None and trajectory.stop_reason is StopReason.ENVIRONMENT_DONE:
+            reported = ", ".join(sorted(trajectory.metrics)) or "none"
+            raise ValueError(f"the episode has no metric {name!r} to be rewarded by; its environment reports {reported}")
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"the episode's reward {name!r} is {value}; it must be a finite number")
+    return tuple(0.0 if value is None else value for value in found)
 
 
 def _stretches(mask: np.ndarray) -> list[int]:

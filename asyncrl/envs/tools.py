@@ -94,8 +94,8 @@ class ToolEnvironment(Environment):
     """Base of environments made of tools: mark methods with :func:`tool`, define :meth:`reward`.
 
     A turn with calls is answered with their results; a turn without calls is the final answer, and ends the episode. Metrics of
-    an episode: ``tool_calls`` (calls that reached a tool), ``tool_errors`` (those that raised or timed out) and
-    ``malformed_calls`` (calls that reached none).
+    an episode: ``tool_calls`` (calls that reached a tool), ``tool_errors`` (those that raised or timed out),
+    ``malformed_calls`` (calls that reached none), and the rewards that have names.
 
     Attributes:
         system_prompt: put before every task's prompt, if not empty.
@@ -117,8 +117,9 @@ class ToolEnvironment(Environment):
             raise TypeError(f"{cls.__name__}: tool {error}") from error
 
     @abstractmethod
-    def reward(self, task: Task, answer: str) -> float | Awaitable[float]:
-        """Reward of the final answer. May be ``async``; an exception means that the environment broke."""
+    def reward(self, task: Task, answer: str) -> float | Mapping[str, float] | Awaitable[float | Mapping[str, float]]:
+        """Reward of the final answer, or several by name, whose sum it then is. May be ``async``; an exception means that the
+        environment broke."""
 
     async def reset(self, task: Task) -> Observation:
         """Begin an episode: the system prompt, the task's prompt and the tools."""
@@ -131,7 +132,12 @@ class ToolEnvironment(Environment):
         if not action.calls:
             reward = self.reward(self.task, action.content)
             value = await reward if inspect.isawaitable(reward) else reward
-            return StepResult(Observation(()), float(value), done=True, metrics=_count([]))
+            named = {name: float(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
+            total = sum(named.values()) if isinstance(value, Mapping) else float(value)
+            counts = _count([])
+            if taken := sorted(named.keys() & counts):
+                raise ValueError(f"reward() names a reward {taken[0]!r}, which is a count of calls; call it otherwise")
+            return StepResult(Observation(()), float(total), done=True, metrics=counts | named)
         outcomes = [await self._run(call) for call in action.calls]
         return StepResult(
             Observation(tuple(Message("tool", outcome.text) for outcome in outcomes)),

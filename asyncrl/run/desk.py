@@ -39,10 +39,11 @@ class RemoteTicketDesk:
         buffer: the buffer's actor.
         worker: whose desk it is.
         sink: where trajectories are kept.
+        reward_names: of the rewards that the buffer is told one by one; see :func:`asyncrl.core.trajectory.named_rewards`.
     """
 
-    def __init__(self, buffer: BufferHandle, worker: WorkerId, sink: Sink) -> None:
-        self._buffer, self._worker, self._sink = buffer, worker, sink
+    def __init__(self, buffer: BufferHandle, worker: WorkerId, sink: Sink, reward_names: Sequence[str] = ()) -> None:
+        self._buffer, self._worker, self._sink, self._reward_names = buffer, worker, sink, reward_names
         self._commits = Gathering(self._send)
         self._room = asyncio.Lock()
 
@@ -58,7 +59,7 @@ class RemoteTicketDesk:
         """
         payload = await self._keep(trajectory.group_id, encode(trajectory))
         try:
-            sample = FinishedSample.of(trajectory, payload)
+            sample = FinishedSample.of(trajectory, payload, self._reward_names)
         except ValueError as error:
             name = f"task {trajectory.task_id}, group {trajectory.group_id}, sample {trajectory.sample_index}"
             raise ComponentFailed(f"{self._worker} made a malformed trajectory ({name}): {error}") from error

@@ -43,6 +43,7 @@ def sample(ticket, index, versions=(0,), reward=0.0, tokens=2, size=100, prompt=
         stop_reason=StopReason.ENVIRONMENT_DONE,
         payload=PayloadRef(0, "segment", next(_offsets), size, 0),
         turn_rewards=(reward,),
+        rewards=(reward, 0.5),
     )
 
 

@@ -117,6 +117,7 @@ def test_a_record_says_all_of_its_row():
     assert (record.task_id, record.length, record.loss_tokens, record.reward) == (ticket.task.id, 18, 10, 1.0)
     assert (record.committed_version, record.weight, record.payload) == (4, 1.0, rows[1].payload)
     assert record.turn_rewards == (1.0,)
+    assert record.rewards == (1.0, 0.5)
     assert buffer.statistics().stale_tokens.masked == 10
 
 

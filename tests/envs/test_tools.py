@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 import pytest
@@ -166,6 +166,33 @@ async def test_a_turn_without_calls_is_the_answer():
     assert (right.done, right.reward) == (True, 1.0)
     assert right.metrics == {"tool_calls": 0.0, "tool_errors": 0.0, "malformed_calls": 0.0}
     assert (await environment.step(Action("41", ()))).reward == 0.0
+
+
+class Graded(ToolEnvironment):
+    """Rewards as ``named``."""
+
+    named: ClassVar[dict[str, float]] = {"right": 1, "polite": 0.5}
+
+    def reward(self, task: Task, answer: str) -> dict[str, float]:
+        return self.named
+
+
+async def test_several_rewards_are_summed_and_reported_by_name():
+    environment = Graded()
+    await environment.reset(Task(id=TaskId("t"), prompt="p"))
+    result = await environment.step(Action("a", ()))
+    assert (result.done, result.reward) == (True, 1.5)
+    assert result.metrics == {"tool_calls": 0, "tool_errors": 0, "malformed_calls": 0, "right": 1.0, "polite": 0.5}
+
+
+async def test_a_reward_is_not_called_like_a_count():
+    class Muddled(Graded):
+        named: ClassVar[dict[str, float]] = {"right": 1, "tool_calls": 1}
+
+    environment = Muddled()
+    await environment.reset(Task(id=TaskId("t"), prompt="p"))
+    with pytest.raises(ValueError, match="'tool_calls'"):
+        await environment.step(Action("a", ()))
 
 
 async def test_rewards_may_be_async_and_their_exceptions_break_the_environment():

@@ -12,6 +12,7 @@ from scripted_environment import Scripted, task
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, FailureKind, ScoringFailed
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.algorithm import Algorithm, GdpoAdvantage
 from asyncrl.core.recipe.schema import Batch, Deadlines, Environment, Generators, Model, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
@@ -104,11 +105,12 @@ class Shop:
         script: Callable[[str], str] = lambda row: "a",
         size: int = 4,
         scoring: Scoring | None = None,
+        recipe: Recipe = RECIPE,
     ) -> None:
         self.engine, self.desk = FakeEngine(script), Desk(tasks, size)
         self.environments: list[Scripted] = []
         self.worker = GeneratorWorker(
-            WorkerId("w"), RECIPE, self.engine, self.engine.chat, lambda: self.environment(), self.desk, scoring
+            WorkerId("w"), recipe, self.engine, self.engine.chat, lambda: self.environment(), self.desk, scoring
         )
         self.environment: Callable[[], Scripted] = lambda: Scripted(self.environments)
         self.stop = asyncio.Event()
@@ -369,6 +371,19 @@ async def test_an_evaluation_task_that_breaks_has_no_reward() -> None:
     assert len(shop.environments) == RECIPE.buffer.max_attempts + 1
     with pytest.raises(EnvironmentBroken, match="none of 1 evaluation tasks could be run"):
         await shop.worker.evaluate([task("bad", breaks="reset")], 1.0)
+
+
+async def test_an_episode_without_a_reward_that_the_recipe_names_is_given_back() -> None:
+    several = Algorithm(advantage=GdpoAdvantage(rewards={"steps": 1.0, "polite": 1.0}))
+    shop = Shop([task("t", rewards=[1.0])], recipe=msgspec.structs.replace(RECIPE, algorithm=several))
+    async with shop.open():
+        await shop.desk.until(lambda: len(shop.desk.failures) == 4)
+    kind, reason = shop.desk.failures[0, 1]
+    assert kind is FailureKind.DATA
+    assert "task t" in reason
+    assert "no metric 'polite'" in reason
+    assert "reports malformed, steps" in reason
+    assert shop.desk.groups == {}
 
 
 class Judge:

@@ -12,6 +12,7 @@ from asyncrl.core.recipe.algorithm import (
     ClipCovLoss,
     ConstantAggregation,
     Correction,
+    GdpoAdvantage,
     GspoLoss,
     KlCovLoss,
     MaskBound,
@@ -32,6 +33,9 @@ ALGORITHMS = {
         aggregation=SequenceMeanTokenMean(),
         correction=Correction(weight="segment", bound=LOOSE),
         entropy_bonus=0.01,
+    ),
+    "several_rewards": Algorithm(
+        advantage=GdpoAdvantage(rewards={"right": 1.0, "polite": -0.5}), correction=Correction(bound=LOOSE)
     ),
     "clip_cov": Algorithm(
         advantage=ReinforcePlusPlusAdvantage(),
@@ -55,7 +59,11 @@ def step(folder, algorithm, data, micro_batch_tokens):
     batch, rows = make_batch()
     rows = {name: with_turn_rewards(row) for name, row in rows.items()}
     records = tuple(
-        msgspec.structs.replace(one, turn_rewards=tuple(t.reward for t in rows[one.group_id, one.sample_index].turns))
+        msgspec.structs.replace(
+            one,
+            turn_rewards=tuple(t.reward for t in rows[one.group_id, one.sample_index].turns),
+            rewards=(0.3 * (one.sample_index % 3), one.reward),
+        )
         for one in batch.rows
     )
     recipe = make_recipe(folder, data=data, micro_batch_tokens=micro_batch_tokens)

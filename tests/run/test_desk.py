@@ -115,14 +115,14 @@ class FillingSink:
 
 
 class Shop:
-    def __init__(self, folder: Path, fsync: str = "never") -> None:
+    def __init__(self, folder: Path, fsync: str = "never", reward_names: Sequence[str] = ()) -> None:
         (folder / "shard-0").mkdir()
         self.folder = folder / "shard-0"
         recipe = Buffer(journal=AppendOnlyJournal(fsync=fsync))  # type: ignore[arg-type]
         self.buffer, self.notes = FakeBuffer(), []
         sink = PayloadSink(recipe, [ShardPlace(0, "here", self.folder, None)], "here", WORKER)
         self.sink = FillingSink(sink, self.folder)
-        self.desk = RemoteTicketDesk(BufferHandle(self.buffer, WORKER, self.notes.append), WORKER, self.sink)
+        self.desk = RemoteTicketDesk(BufferHandle(self.buffer, WORKER, self.notes.append), WORKER, self.sink, reward_names)
 
 
 async def all_within(seconds: float, *waiting: Awaitable[Any]) -> list[Any]:
@@ -143,6 +143,13 @@ async def test_what_the_buffer_hears_of_is_kept(tmp_path: Path, fsync: str) -> N
         assert msgspec.structs.replace(decode(data), **arrays_of(each)) == msgspec.structs.replace(each, **arrays_of(each))
         assert told == FinishedSample.of(each, told.payload)
         assert told.sampled == ((5, each.sample_index + 1),)
+
+
+async def test_the_buffer_hears_of_each_reward_that_the_recipe_names(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, reward_names=("polite", "reward"))
+    await shop.desk.commit(msgspec.structs.replace(trajectory(0), metrics={"polite": 0.25, "calls": 3.0}))
+    (told,) = shop.buffer.samples
+    assert told.rewards == (0.25, 0.5)
 
 
 def arrays_of(each: Trajectory) -> dict[str, Any]:

@@ -78,8 +78,32 @@ class GaeAdvantage(Section, frozen=True, tag_field="kind", tag="gae"):
     value_clip: Annotated[float, Meta(ge=0)] = 0.2
 
 
+class GdpoAdvantage(Section, frozen=True, tag_field="kind", tag="gdpo"):
+    """Several rewards of an episode: each is normalised within its group, and their weighted sum over the batch's tokens (Liu et
+    al. 2026, arXiv:2601.05242).
+
+    Attributes:
+        rewards: what counts, and how much: names of metrics that the environment reports of an episode, or ``reward`` for the
+            final one.
+    """
+
+    rewards: Annotated[dict[str, float], Meta(min_length=1)]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The rewards, in the order in which records hold them."""
+        return tuple(sorted(self.rewards))
+
+
 Advantage = (
-    GrpoAdvantage | RlooAdvantage | ReinforcePlusPlusAdvantage | OpoAdvantage | GpgAdvantage | PassAtKAdvantage | GaeAdvantage
+    GrpoAdvantage
+    | RlooAdvantage
+    | ReinforcePlusPlusAdvantage
+    | OpoAdvantage
+    | GpgAdvantage
+    | PassAtKAdvantage
+    | GaeAdvantage
+    | GdpoAdvantage
 )
 
 
@@ -416,6 +440,11 @@ class Algorithm(Section, frozen=True):
     overlong: OverlongPenalty | None = None
     minibatches: Count = 1
     epochs: Count = 1
+
+    @property
+    def reward_names(self) -> tuple[str, ...]:
+        """The rewards of an episode that are told apart, besides the final one; none unless there are several."""
+        return self.advantage.names if isinstance(self.advantage, GdpoAdvantage) else ()
 
     @property
     def optimizer_steps(self) -> int:

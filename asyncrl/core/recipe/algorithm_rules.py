@@ -1,5 +1,6 @@
 """Rules of the algorithm section: combinations that would silently train on something else than the user means."""
 
+import math
 from collections.abc import Callable, Iterator
 
 from asyncrl.core.errors import RecipeError
@@ -8,9 +9,11 @@ from asyncrl.core.recipe.algorithm import (
     Correction,
     EpisodeCredit,
     GaeAdvantage,
+    GdpoAdvantage,
     GmpoLoss,
     KlCovLoss,
     KlInLoss,
+    KlInReward,
     MaskBound,
     OpoAdvantage,
     PassAtKAdvantage,
@@ -135,12 +138,35 @@ def _a_critic_values_every_token(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _advantages_that_need_whole_episodes(recipe: Recipe) -> Iterator[RecipeError]:
     advantage = recipe.algorithm.advantage
-    of_episodes = OpoAdvantage | PassAtKAdvantage | ReinforcePlusPlusAdvantage
+    of_episodes = OpoAdvantage | PassAtKAdvantage | ReinforcePlusPlusAdvantage | GdpoAdvantage
     if isinstance(advantage, of_episodes) and not isinstance(recipe.algorithm.credit, EpisodeCredit):
         yield RecipeError(
             "algorithm.credit.kind",
             f"turn does not go with algorithm.advantage of kind {type(advantage).__struct_config__.tag}, which rates episodes",
             "set it to episode, or algorithm.advantage.kind to grpo, rloo or gpg",
+        )
+
+
+def _several_rewards_are_weighed_and_stay_what_they_are(recipe: Recipe) -> Iterator[RecipeError]:
+    algorithm = recipe.algorithm
+    if not isinstance(algorithm.advantage, GdpoAdvantage):
+        return
+    for name, weight in algorithm.advantage.rewards.items():
+        if weight == 0 or not math.isfinite(weight):
+            yield RecipeError(
+                f"algorithm.advantage.rewards.{name}",
+                f"{weight:g} is no weight",
+                "give it a finite number, below 0 for what should be little, or take it out",
+            )
+    taken_off = [
+        *(["algorithm.kl.kind"] if isinstance(algorithm.kl, KlInReward) else []),
+        *(["algorithm.overlong"] if algorithm.overlong is not None else []),
+    ]
+    for place in taken_off:
+        yield RecipeError(
+            place,
+            "it takes something off the final reward, and algorithm.advantage of kind gdpo compares several rewards",
+            "set it to in_loss" if place.endswith("kind") else "take it out, and report a metric of the length as one of them",
         )
 
 
@@ -210,6 +236,7 @@ ALGORITHM_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _one_advantage_for_a_loss_of_whole_rows,
     _a_critic_values_every_token,
     _advantages_that_need_whole_episodes,
+    _several_rewards_are_weighed_and_stay_what_they_are,
     _a_try_fits_the_group,
     _ranges_are_not_empty,
     _a_dual_clip_is_beyond_the_clip,

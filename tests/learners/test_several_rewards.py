@@ -1,0 +1,50 @@
+"""Advantages of several rewards of a batch's rows, against the paper's formula in numpy."""
+
+import msgspec
+import numpy as np
+import pytest
+from learner_samples import make_batch
+
+from asyncrl.core.recipe.algorithm import Algorithm, GdpoAdvantage
+from learners.rating import rate
+
+WEIGHTS = {"right": 1.0, "polite": -0.25, "brief": 2.0}
+
+
+def graded():
+    """The sample batch; of the first group all are equally brief."""
+    batch, _ = make_batch()
+    random = np.random.default_rng(1)
+    rewards = random.uniform(-1, 1, (len(batch.rows), 3)).round(1)
+    rewards[:4, 0] = 0.7  # names sort to brief, polite, right
+    rows = [msgspec.structs.replace(row, rewards=tuple(of_row)) for row, of_row in zip(batch.rows, rewards.tolist(), strict=True)]
+    return msgspec.structs.replace(batch, rows=tuple(rows)), rewards
+
+
+def test_each_reward_is_normalised_by_group_and_their_sum_by_batch():
+    batch, rewards = graded()
+    summed = np.zeros(len(batch.rows))
+    groups = np.array([row.group_id for row in batch.rows])
+    for name, column in zip(sorted(WEIGHTS), rewards.T, strict=True):
+        for group in set(groups):
+            of_group = column[groups == group]
+            if of_group.max() > of_group.min():
+                summed[groups == group] += WEIGHTS[name] * (of_group - of_group.mean()) / of_group.std()
+    of_tokens = np.repeat(summed, [row.loss_tokens for row in batch.rows])
+    expected = (summed - of_tokens.mean()) / of_tokens.std()
+    advantages = [one for (one,) in rate(batch, Algorithm(advantage=GdpoAdvantage(rewards=WEIGHTS)))]
+    assert advantages == pytest.approx(expected.tolist(), rel=1e-6)
+
+
+def test_the_order_in_which_a_recipe_names_them_does_not_matter():
+    batch, _ = graded()
+    other = dict(reversed(WEIGHTS.items()))
+    assert rate(batch, Algorithm(advantage=GdpoAdvantage(rewards=WEIGHTS))) == rate(
+        batch, Algorithm(advantage=GdpoAdvantage(rewards=other))
+    )
+
+
+def test_records_without_them_are_refused():
+    batch, _ = make_batch()
+    with pytest.raises(ValueError, match="sample 0 of group 0 has 0 rewards"):
+        rate(batch, Algorithm(advantage=GdpoAdvantage(rewards=WEIGHTS)))
