@@ -57,17 +57,22 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     tied_embeddings: bool
     qkv_bias: bool
     qk_norm: bool
+    experts: int = 0
+    expert_feed_forward: int = 0
+    expert_layers: tuple[int, ...] = ()
     dtype: str
     critic: bool = False
 
 
 class Grid(msgspec.Struct, frozen=True):
-    """Ranks along each dimension when the checkpoint was written."""
+    """Ranks along each dimension when the checkpoint was written, and how they shared out and divided experts."""
 
     tensor: int
     pipeline: int
     data: int
     context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
 
 
 class StoredFile(msgspec.Struct, frozen=True):

@@ -75,8 +75,15 @@ class Learner:
 
     def __init__(self, recipe: Recipe, model_path: str, rank: RankSpec) -> None:
         sizes = recipe.learner
-        asked = (sizes.tensor_parallel, sizes.pipeline_parallel, sizes.data_parallel, sizes.context_parallel)
-        grid = (rank.tensor, rank.pipeline, rank.data, rank.context)
+        asked = (
+            sizes.tensor_parallel,
+            sizes.pipeline_parallel,
+            sizes.data_parallel,
+            sizes.context_parallel,
+            sizes.expert_parallel,
+            sizes.expert_tensor_parallel,
+        )
+        grid = (rank.tensor, rank.pipeline, rank.data, rank.context, rank.expert, rank.expert_tensor)
         if grid != asked:
             raise ValueError(f"rank {rank.rank} is of a {' x '.join(map(str, grid))} grid, the recipe's is {asked}")
         self._recipe, self._rank = recipe, rank

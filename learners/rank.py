@@ -2,6 +2,9 @@
 
 Ranks are numbered with tensor parallel fastest, then context, then data, then pipeline, which is Megatron's own order; the ranks
 of one tensor-parallel group are therefore neighbours, normally on one host.
+
+For experts the ranks of a pipeline stage form a grid of their own, in Megatron's order again: those that divide an expert
+fastest, then those that share the experts out, then replicas.
 """
 
 import msgspec
@@ -16,6 +19,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
         address: host of rank 0, reachable from all ranks.
         port: free port on that host, where the ranks meet.
         tensor, pipeline, data, context: ranks along each dimension.
+        expert: ranks that share out a layer's experts.
+        expert_tensor: ranks that divide each expert.
         threads: CPU threads the operators of this rank may use.
 
     Raises:
@@ -30,6 +35,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: int = 1
     data: int = 1
     context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -37,6 +44,10 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"tensor {self.tensor} x pipeline {self.pipeline} x data {self.data} x context {self.context} is not world_size "
                 f"{self.world_size}"
+            )
+        if self.stage_ranks % (self.expert * self.expert_tensor):
+            raise ValueError(
+                f"expert {self.expert} x expert_tensor {self.expert_tensor} does not divide a stage's {self.stage_ranks} ranks"
             )
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} is outside 0..{self.world_size - 1}")
@@ -61,12 +72,32 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def pipeline_rank(self) -> int:
         """Pipeline stage."""
-        return self.rank // (self.tensor * self.context * self.data)
+        return self.rank // self.stage_ranks
 
     @property
     def is_first_replica(self) -> bool:
         """Of the ranks that hold the same weights, the one that speaks for them."""
         return self.data_rank == self.context_rank == 0
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.tensor * self.context * self.data
+
+    @property
+    def expert_tensor_rank(self) -> int:
+        """Place among the ranks that divide each expert."""
+        return self.rank % self.stage_ranks % self.expert_tensor
+
+    @property
+    def expert_rank(self) -> int:
+        """Place among the ranks that share out a layer's experts."""
+        return self.rank % self.stage_ranks // self.expert_tensor % self.expert
+
+    @property
+    def is_first_expert_replica(self) -> bool:
+        """Of the ranks that hold the same parts of the same experts, the one that speaks for them."""
+        return self.rank % self.stage_ranks < self.expert_tensor * self.expert
 
     @property
     def is_reporter(self) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.expert_rules import check_experts, expert_layers
 from asyncrl.core.recipe.schema import Recipe
 
 TINY = "tiny"
@@ -13,7 +14,7 @@ TINY = "tiny"
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """A dense decoder-only transformer, named as in Hugging Face's ``config.json``."""
+    """A decoder-only transformer, dense or with experts, named as in Hugging Face's ``config.json``."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -24,6 +25,26 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     tie_word_embeddings: bool = False
+    num_experts: int = 0
+    num_local_experts: int = 0
+    moe_intermediate_size: int = 0
+    decoder_sparse_step: int = 1
+    mlp_only_layers: tuple[int, ...] | None = None
+
+    @property
+    def experts(self) -> int:
+        """Of a layer that is a mixture of them; Hugging Face's releases differ in what they call the number."""
+        return self.num_experts or self.num_local_experts
+
+    @property
+    def with_experts(self) -> list[bool]:
+        """Which layers are mixtures of experts."""
+        return expert_layers(self.num_hidden_layers, self.experts, self.decoder_sparse_step, self.mlp_only_layers or ())
+
+    @property
+    def expert_parameters(self) -> int:
+        """Number of weights of all experts."""
+        return 3 * self.hidden_size * self.moe_intermediate_size * self.experts * sum(self.with_experts)
 
     @property
     def key_value_heads(self) -> int:
@@ -38,10 +59,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parameters(self) -> int:
         """Number of weights, biases and norms left out (they are under one in a thousand)."""
+        layers, mixtures = self.num_hidden_layers, sum(self.with_experts)
         attention = 2 * self.hidden_size * self.head_size * (self.num_attention_heads + self.key_value_heads)
-        feed_forward = 3 * self.hidden_size * self.intermediate_size
+        feed_forward = 3 * self.hidden_size * self.intermediate_size * (layers - mixtures)
+        routers = self.hidden_size * self.experts * mixtures
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * (attention + feed_forward) + embeddings
+        return layers * attention + feed_forward + routers + self.expert_parameters + embeddings
 
     def cache_bytes(self, element_bytes: int) -> int:
         """Key-value cache of one token."""
@@ -78,9 +101,7 @@ def read_shape(recipe: Recipe) -> ModelShape:
         remedy = f"name a Hugging Face folder that holds config.json, or {TINY}"
         raise RecipeError("model.path", f"there is no {config}", remedy) from error
     except (OSError, ValueError, msgspec.ValidationError) as error:
-        raise RecipeError(
-            "model.path", f"cannot read {config}: {error}", "name a folder with a dense Qwen or Llama model"
-        ) from error
+        raise RecipeError("model.path", f"cannot read {config}: {error}", "name a folder with a Qwen or Llama model") from error
     _check_sizes(recipe, shape)
     return shape
 
@@ -114,3 +135,4 @@ def _check_sizes(recipe: Recipe, shape: ModelShape) -> None:
             f"{chunks} does not divide the {layers} layers of a pipeline stage",
             f"set it to a divisor of {layers}",
         )
+    check_experts(recipe.learner, shape.with_experts, shape.experts, shape.moe_intermediate_size)

@@ -36,7 +36,7 @@ from learners.checkpoint_manifest import (
 from learners.megatron import optimizer_state
 from learners.megatron.checkpoint_writer import PlannedSave, Written
 from learners.megatron.model import PolicyModel
-from learners.megatron.model_config import PolicyConfig
+from learners.megatron.model_config import PolicyConfig, has_experts
 from learners.megatron.network import Network
 from learners.rank import RankSpec
 
@@ -54,7 +54,8 @@ class LearnerState(msgspec.Struct, frozen=True):
 
     def grid(self) -> Grid:
         """The layout of the ranks."""
-        return Grid(self.spec.tensor, self.spec.pipeline, self.spec.data, self.spec.context)
+        spec = self.spec
+        return Grid(spec.tensor, spec.pipeline, spec.data, spec.context, spec.expert, spec.expert_tensor)
 
 
 def shape_of(config: PolicyConfig, critic: bool) -> ModelShape:
@@ -71,6 +72,9 @@ def shape_of(config: PolicyConfig, critic: bool) -> ModelShape:
         tied_embeddings=config.tied,
         qkv_bias=transformer.add_qkv_bias,
         qk_norm=transformer.qk_layernorm,
+        experts=transformer.num_moe_experts or 0,
+        expert_feed_forward=transformer.moe_ffn_hidden_size if transformer.num_moe_experts else 0,
+        expert_layers=tuple(layer for layer in range(transformer.num_layers) if has_experts(transformer, layer)),
         dtype=str(transformer.params_dtype).removeprefix("torch."),
         critic=critic,
     )

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from asyncrl.core.errors import AsyncRLError
@@ -45,6 +47,8 @@ def install() -> None:
 
     jit.disable_jit_fuser()
     _replace_random_state()
+    _replace_copy_of_counts()
+    _replace_uneven_collectives()
 
 
 def cuda_means_cpu() -> contextlib.AbstractContextManager[Any]:
@@ -109,6 +113,43 @@ def _replace_random_state() -> None:
     megatron_random.CudaRNGStatesTracker = CpuStates
     megatron_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+
+
+def _replace_copy_of_counts() -> None:
+    """Counts of the tokens that ranks exchange: Megatron makes them arrays on their way from the GPU, and leaves tensors that are
+    here already as they are, which ``all_to_all_single`` refuses."""
+    from megatron.core.transformer.moe import token_dispatcher
+
+    def on_cpu(counts: Any, as_numpy: bool = False, **_: Any) -> Any:
+        return counts.detach().numpy() if as_numpy and isinstance(counts, torch.Tensor) else counts
+
+    token_dispatcher.maybe_move_tensor_to_cpu = on_cpu
+
+
+def _replace_uneven_collectives() -> None:
+    """Gather and reduce-scatter along the first dimension where ranks have parts of unlike size, which gloo refuses. It is what
+    ranks that divide an expert do with its tokens."""
+    from megatron.core.tensor_parallel import mappings
+
+    gather, reduce_scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+
+    def any_gather(mine: Tensor, group: dist.ProcessGroup, sizes: list[int] | None = None, *rest: Any) -> Tensor:
+        if sizes is None or group.size() == 1:
+            return gather(mine, group, sizes, *rest)
+        longest = mine.new_zeros(max(sizes), *mine.shape[1:])
+        longest[: len(mine)] = mine
+        parts = [torch.empty_like(longest) for _ in sizes]
+        dist.all_gather(parts, longest, group=group)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    def any_reduce_scatter(values: Tensor, group: dist.ProcessGroup, sizes: list[int] | None = None, *rest: Any) -> Tensor:
+        if sizes is None or group.size() == 1:
+            return reduce_scatter(values, group, sizes, *rest)
+        total = values.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total.split(sizes)[group.rank()].clone()
+
+    mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim = any_gather, any_reduce_scatter
 
 
 def _is_cuda(device: object) -> bool:

@@ -11,15 +11,22 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayer,
+    TransformerLayerSubmodules,
+    get_transformer_layer_offset,
+)
 from torch import Tensor
 
 from asyncrl.core.errors import RecipeError
 from learners.megatron.attention import PackedAttention
 from learners.megatron.elementwise import gated_silu, rms_norm
+from learners.megatron.experts import Experts, Router
+from learners.megatron.model_config import has_experts
 
 _FP8_CAPABILITY = (8, 9)
 """Compute capability of the oldest GPUs with fp8 matrix products."""
@@ -29,8 +36,11 @@ def block_spec(config: TransformerConfig, chunk: int | None) -> TransformerBlock
     """The layers of this pipeline stage, or of one of its chunks, and the final norm."""
     if uses_transformer_engine(config):
         return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=chunk)
-    layers = get_num_layers_to_build(config, chunk)
-    return TransformerBlockSubmodules(layer_specs=[_layer_spec(config)] * layers, layer_norm=RMSNorm)
+    first = get_transformer_layer_offset(config, chunk)
+    layers = range(first, first + get_num_layers_to_build(config, chunk))
+    return TransformerBlockSubmodules(
+        layer_specs=[_layer_spec(config, has_experts(config, layer)) for layer in layers], layer_norm=RMSNorm
+    )
 
 
 def uses_transformer_engine(config: TransformerConfig) -> bool:
@@ -95,7 +105,7 @@ class GatedMLP(MLP):
         return self.linear_fc2(gated_silu(gate_up))
 
 
-def _layer_spec(config: TransformerConfig) -> ModuleSpec:
+def _layer_spec(config: TransformerConfig, with_experts: bool) -> ModuleSpec:
     qk_norm = RMSNorm if config.qk_layernorm else IdentityOp
     attention = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
@@ -104,6 +114,13 @@ def _layer_spec(config: TransformerConfig) -> ModuleSpec:
         q_layernorm=qk_norm,
         k_layernorm=qk_norm,
     )
+    # The TransformerEngine layer's names, so that checkpoints of CPU and GPU runs are interchangeable.
+    names = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
+    mlp: type | ModuleSpec = GatedMLP
+    if with_experts:
+        mlp = ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=Experts, router=Router))
+    else:
+        names["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -111,12 +128,8 @@ def _layer_spec(config: TransformerConfig) -> ModuleSpec:
             self_attention=ModuleSpec(module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
-            mlp=GatedMLP,
+            mlp=mlp,
             mlp_bda=get_bias_dropout_add,
-            # The TransformerEngine layer's names, so that checkpoints of CPU and GPU runs are interchangeable.
-            sharded_state_dict_keys_map={
-                "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
-                "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
-            },
+            sharded_state_dict_keys_map=names,
         ),
     )

@@ -38,7 +38,15 @@ class PolicyModel(GPTModel):
             position_embedding_type="rope",
             vp_stage=chunk,
         )
+        # Megatron leaves the routers' weights in host memory until they are first used.
+        self.to(torch.cuda.current_device())
         self.rotary_pos_emb.inv_freq = config.inverse_frequencies.to(torch.cuda.current_device())
+        for name, parameter in self.named_parameters():
+            if ".mlp.experts." in name:
+                # By itself Megatron reduces the gradients of experts over the ranks that hold the same ones only where
+                # expert-parallel ranks are more than one: with `tensor_parallel` alone over too few. And which optimizer has them
+                # decides their names in a checkpoint, which must not depend on the layout.
+                parameter.allreduce = False
 
     def forward(
         self, token_ids: Tensor, packed: PackedRows, positions: Tensor, targets: Tensor, temperature: float

@@ -1,6 +1,7 @@
-"""From a Hugging Face folder's ``config.json`` to Megatron's configuration, for the dense architectures we know exactly."""
+"""From a Hugging Face folder's ``config.json`` to Megatron's configuration, for the architectures we know exactly."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -11,10 +12,11 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.expert_rules import check_experts, expert_layers
 from asyncrl.core.recipe.schema import Learner
 from learners.flops import ProductShapes
 
-_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 _SCALED_ROPE = ("linear", "llama3")
 _FP8_CHANNELS = 16
 """TransformerEngine multiplies matrices in fp8 only if their sides are multiples of this."""
@@ -43,14 +45,24 @@ def product_shapes(config: PolicyConfig) -> ProductShapes:
     """What decides the policy's FLOPs."""
     transformer = config.transformer
     hidden = transformer.hidden_size
+    dense, mixture = 3 * hidden * transformer.ffn_hidden_size, 0
+    if transformer.num_moe_experts is not None:
+        mixture = hidden * (transformer.num_moe_experts + 3 * transformer.moe_ffn_hidden_size * transformer.moe_router_topk)
     return ProductShapes(
         hidden=hidden,
         heads=transformer.num_attention_heads,
         query_groups=transformer.num_query_groups,
         head_dim=transformer.kv_channels,
-        feed_forward=(3 * hidden * transformer.ffn_hidden_size,) * transformer.num_layers,
+        feed_forward=tuple(mixture if has_experts(transformer, layer) else dense for layer in range(transformer.num_layers)),
         outputs=config.vocabulary,
     )
+
+
+def has_experts(transformer: TransformerConfig, layer: int) -> bool:
+    """Whether ``layer``, counted from 0 over the whole model, is a mixture of experts."""
+    if transformer.num_moe_experts is None:
+        return False
+    return transformer.moe_layer_freq == 1 or bool(transformer.moe_layer_freq[layer])
 
 
 def policy_config(folder: Path, learner: Learner) -> PolicyConfig:
@@ -102,24 +114,37 @@ def _check_supported(source: PreTrainedConfig) -> None:
         "mlp_bias": bool(getattr(source, "mlp_bias", False)),
         "use_sliding_window": bool(getattr(source, "use_sliding_window", False)),
         f"rope_type {rope}": rope not in ("default", *_SCALED_ROPE),
+        # The one expert's weight would be 1 whatever the router says, which therefore would not learn.
+        "norm_topk_prob of a single expert": any(_expert_layers(source))
+        and source.norm_topk_prob
+        and source.num_experts_per_tok == 1,
     }
     found = [variant for variant, asked in unsupported.items() if asked]
     if found:
         raise RecipeError(
             "model.path",
             f"{architecture} with {', '.join(found)} is not supported",
-            "choose a model with silu, without biases (but Qwen2's own) and sliding windows, and with rope_type default, linear "
-            "or llama3",
+            "choose a model with silu, without biases (but Qwen2's own) and sliding windows, with rope_type default, linear or "
+            "llama3, and with several experts a token or their weights not normalised",
         )
 
 
+def _expert_layers(source: PreTrainedConfig) -> list[bool]:
+    if _architecture(source) != "Qwen3MoeForCausalLM":
+        return [False] * source.num_hidden_layers
+    return expert_layers(source.num_hidden_layers, source.num_experts, source.decoder_sparse_step, source.mlp_only_layers)
+
+
 def _check_divisible(source: PreTrainedConfig, learner: Learner) -> None:
-    for what, count in (
-        ("attention heads", source.num_attention_heads),
-        ("key-value heads", source.num_key_value_heads),
-        ("vocabulary entries", source.vocab_size),
-        ("feed-forward channels", source.intermediate_size),
-    ):
+    counts = {
+        "attention heads": source.num_attention_heads,
+        "key-value heads": source.num_key_value_heads,
+        "vocabulary entries": source.vocab_size,
+    }
+    with_experts = _expert_layers(source)
+    if not all(with_experts):
+        counts["feed-forward channels"] = source.intermediate_size
+    for what, count in counts.items():
         if count % learner.tensor_parallel:
             raise RecipeError(
                 "learner.tensor_parallel",
@@ -140,15 +165,18 @@ def _check_divisible(source: PreTrainedConfig, learner: Learner) -> None:
             f"{learner.virtual_pipeline} does not divide the {layers} layers of a pipeline stage",
             f"choose a divisor of {layers}",
         )
+    check_experts(learner, with_experts, getattr(source, "num_experts", 0), getattr(source, "moe_intermediate_size", 0))
 
 
 def _check_fp8(source: PreTrainedConfig, learner: Learner) -> None:
     heads, groups = source.num_attention_heads, source.num_key_value_heads
+    with_experts = _expert_layers(source)
     for what, channels in (
         ("hidden channels", source.hidden_size),
         ("channels of queries, keys and values", _head_dim(source) * (heads + 2 * groups) // learner.tensor_parallel),
         ("channels of attention", _head_dim(source) * heads // learner.tensor_parallel),
-        ("feed-forward channels", source.intermediate_size // learner.tensor_parallel),
+        ("feed-forward channels", 0 if all(with_experts) else source.intermediate_size // learner.tensor_parallel),
+        ("channels of an expert", source.moe_intermediate_size // learner.expert_tensor_parallel if any(with_experts) else 0),
     ):
         if channels % _FP8_CHANNELS:
             raise RecipeError(
@@ -174,7 +202,7 @@ def _transformer_config(source: PreTrainedConfig, learner: Learner) -> Transform
         activation_func=F.silu,
         add_bias_linear=False,
         add_qkv_bias=architecture == "Qwen2ForCausalLM",
-        qk_layernorm=architecture == "Qwen3ForCausalLM",
+        qk_layernorm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,
@@ -195,6 +223,7 @@ def _transformer_config(source: PreTrainedConfig, learner: Learner) -> Transform
         variable_seq_lengths=learner.pipeline_parallel > 1,
         # Read by dense models too: with variable lengths Megatron refuses the default.
         moe_token_dispatcher_type="alltoall",
+        **_expert_options(source, learner),
         recompute_granularity=None if learner.recompute == "none" else learner.recompute,
         recompute_method="uniform" if learner.recompute == "full" else None,
         recompute_num_layers=1 if learner.recompute == "full" else None,
@@ -212,6 +241,30 @@ def _transformer_config(source: PreTrainedConfig, learner: Learner) -> Transform
         gradient_accumulation_fusion=False,
         apply_rope_fusion=False,
     )
+
+
+def _expert_options(source: PreTrainedConfig, learner: Learner) -> dict[str, Any]:
+    """Of a mixture of experts in which every token reaches all experts it is routed to.
+
+    No loss balances the experts: it would be a function of each micro-batch's tokens together, and a batch divided in another way
+    would give another gradient.
+    """
+    with_experts = _expert_layers(source)
+    if not any(with_experts):
+        return {}
+    return {
+        "num_moe_experts": source.num_experts,
+        "moe_router_topk": source.num_experts_per_tok,
+        "moe_ffn_hidden_size": source.moe_intermediate_size,
+        # One number where all layers are alike, because Megatron names the tensors of a checkpoint otherwise for a list.
+        "moe_layer_freq": 1 if all(with_experts) else [int(has) for has in with_experts],
+        # The softmax over the chosen experts alone is that over all of them, normalised again.
+        "moe_router_pre_softmax": not source.norm_topk_prob,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "expert_model_parallel_size": learner.expert_parallel,
+        "expert_tensor_parallel_size": learner.expert_tensor_parallel,
+    }
 
 
 def _inverse_frequencies(source: PreTrainedConfig) -> Tensor:

@@ -56,6 +56,8 @@ def initialise(spec: RankSpec, deadlines: Deadlines, seed: int, virtual_pipeline
             tensor_model_parallel_size=spec.tensor,
             pipeline_model_parallel_size=spec.pipeline,
             context_parallel_size=spec.context,
+            expert_model_parallel_size=spec.expert,
+            expert_tensor_parallel_size=spec.expert_tensor,
             virtual_pipeline_model_parallel_size=virtual_pipeline if virtual_pipeline > 1 else None,
             distributed_timeout_minutes=deadlines.step / 60,
             create_gloo_process_groups=False,
@@ -101,16 +103,24 @@ def named_wait(spec: RankSpec, activity: str, seconds: float) -> Iterator[None]:
 
 
 def check_replicas_equal(model: torch.nn.Module) -> None:
-    """Compare the parameters' bits over the data- and context-parallel ranks.
+    """Compare the parameters' bits over the ranks that hold the same: data- and context-parallel ones, and for experts their own.
 
     Raises:
         ReplicasDiffer: naming the first parameter that differs.
     """
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    if group.size() == 1:
+    everywhere: dict[str, torch.nn.Parameter] = {}
+    of_experts: dict[str, torch.nn.Parameter] = {}
+    for name, parameter in model.named_parameters():
+        (everywhere if getattr(parameter, "allreduce", True) else of_experts)[name] = parameter
+    _check_equal(everywhere, parallel_state.get_data_parallel_group(with_context_parallel=True))
+    _check_equal(of_experts, parallel_state.get_expert_data_parallel_group())
+
+
+def _check_equal(parameters: dict[str, torch.nn.Parameter], group: dist.ProcessGroup) -> None:
+    if group.size() == 1 or not parameters:
         return
-    names = [name for name, _ in model.named_parameters()]
-    sums = torch.stack([_bit_sum(parameter.detach()) for parameter in model.parameters()])
+    names = list(parameters)
+    sums = torch.stack([_bit_sum(parameter.detach()) for parameter in parameters.values()])
     lowest, highest = sums.clone(), sums.clone()
     dist.all_reduce(lowest, dist.ReduceOp.MIN, group)
     dist.all_reduce(highest, dist.ReduceOp.MAX, group)

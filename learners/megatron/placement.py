@@ -1,7 +1,7 @@
 """One mapping between this rank's Megatron parameters and rectangles of Hugging Face tensors, used to load and to publish.
 
 What always holds: a rank has at most one rectangle of each Hugging Face tensor (a rank's query groups are neighbours), and the
-rectangles published by all ranks cover every tensor exactly once.
+rectangles published by all ranks cover every tensor exactly once. Each expert has tensors of its own, as in Qwen's own folders.
 """
 
 import re
@@ -65,7 +65,11 @@ def _query_key_value(kind: str) -> _Rule:
 
 def _gate_up(local: Tensor, _: TransformerConfig) -> list[Part]:
     gate, up = local.chunk(2)
-    return [Part(f"mlp.{name}_proj.weight", half, tuple(half.shape), 0) for name, half in (("gate", gate), ("up", up))]
+    return [Part(f"{name}_proj.weight", half, tuple(half.shape), 0) for name, half in (("gate", gate), ("up", up))]
+
+
+def _within(prefix: str, rule: _Rule) -> _Rule:
+    return lambda local, config: [part._replace(name=prefix + part.name) for part in rule(local, config)]
 
 
 _MODEL_RULES: dict[str, _Rule] = {
@@ -81,12 +85,15 @@ _LAYER_RULES: dict[str, _Rule] = {
     "self_attention.k_layernorm.weight": _whole("self_attn.k_norm.weight"),
     "self_attention.linear_proj.weight": _split("self_attn.o_proj.weight", 1),
     "pre_mlp_layernorm.weight": _whole("post_attention_layernorm.weight"),
-    "mlp.linear_fc1.weight": _gate_up,
+    "mlp.linear_fc1.weight": _within("mlp.", _gate_up),
     "mlp.linear_fc2.weight": _split("mlp.down_proj.weight", 1),
+    "mlp.router.weight": _whole("mlp.gate.weight"),
     # TransformerEngine's layers hold the norm inside the linear layer that follows it.
     "self_attention.linear_qkv.layer_norm_weight": _whole("input_layernorm.weight"),
     "mlp.linear_fc1.layer_norm_weight": _whole("post_attention_layernorm.weight"),
 }
+_EXPERT_RULES: dict[str, _Rule] = {"linear_fc1.weight": _gate_up, "linear_fc2.weight": _split("down_proj.weight", 1)}
+_EXPERT_NAME = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 _LAYER_NAME = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 
@@ -121,18 +128,25 @@ def _placed(model: PolicyModel, spec: RankSpec) -> Iterator[Placed]:
     first_layer = get_transformer_layer_offset(model.config, model.vp_stage)
     for parameter_name, parameter in model.named_parameters():
         layer = _LAYER_NAME.fullmatch(parameter_name)
-        rule = _LAYER_RULES[layer[2]] if layer else _MODEL_RULES[parameter_name]
+        expert = _EXPERT_NAME.fullmatch(layer[2]) if layer else None
+        ranks, rank, is_first_replica = spec.tensor, spec.tensor_rank, spec.is_first_replica
         prefix = f"model.layers.{int(layer[1]) + first_layer}." if layer else ""
+        if expert:
+            ranks, rank, is_first_replica = spec.expert_tensor, spec.expert_tensor_rank, spec.is_first_expert_replica
+            number = spec.expert_rank * (model.config.num_moe_experts // spec.expert) + int(expert[1])
+            rule = _within(f"mlp.experts.{number}.", _EXPERT_RULES[expert[2]])
+        else:
+            rule = _LAYER_RULES[layer[2]] if layer else _MODEL_RULES[parameter_name]
         # The output layer of a tied model is the last stage's copy of what the first stage holds.
         is_copy = parameter_name == "output_layer.weight" and model.share_embeddings_and_output_weights
         for name, local, extent, split in rule(parameter.data, model.config):
             yield Placed(
                 name="model.embed_tokens.weight" if is_copy else prefix + name,
-                shape=tuple(size * spec.tensor if axis == split else size for axis, size in enumerate(extent)),
-                start=tuple(size * spec.tensor_rank if axis == split else 0 for axis, size in enumerate(extent)),
+                shape=tuple(size * ranks if axis == split else size for axis, size in enumerate(extent)),
+                start=tuple(size * rank if axis == split else 0 for axis, size in enumerate(extent)),
                 extent=extent,
                 local=local,
-                published=spec.is_first_replica and (split is not None or spec.tensor_rank == 0) and not is_copy,
+                published=is_first_replica and (split is not None or rank == 0) and not is_copy,
             )
 
 

@@ -5,7 +5,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from asyncrl.core.batch import Batch, RowRecord
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
@@ -26,12 +35,15 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+
 
 def make_model(folder: Path, architecture: str = "qwen3", **overrides: Any) -> Path:
     """A random model of 4 layers, saved as Hugging Face does."""
     config_class, model_class, special = {
         "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": False}),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
+        "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {"head_dim": 16} | EXPERTS),
         "llama": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE}),
     }[architecture]
     torch.manual_seed(0)
@@ -56,6 +68,22 @@ def make_model(folder: Path, architecture: str = "qwen3", **overrides: Any) -> P
 def untimed(readings: dict[str, float]) -> dict[str, float]:
     """The readings but those that are never the same twice."""
     return {name: value for name, value in readings.items() if name not in ("learner/step_seconds", "learner/tflops_per_rank")}
+
+
+def tensors_of(model: torch.nn.Module, kind: str = "data") -> dict[str, np.ndarray]:
+    """Parameters, or their gradients (``grad``), in float64 under the names they have in the folder: each expert's apart."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        values = getattr(parameter, kind).double().numpy()
+        place, _, projection = name.rpartition(".")
+        if not place.endswith(".experts"):
+            found[name] = values
+            continue
+        for number, expert in enumerate(values):
+            parts = np.split(expert, 2) if projection == "gate_up_proj" else [expert]
+            names = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
+            found |= {f"{place}.{number}.{part_name}.weight": part for part_name, part in zip(names, parts, strict=True)}
+    return found
 
 
 def make_recipe(folder: Path, *, tensor: int = 1, pipeline: int = 1, data: int = 1, **learner: Any) -> Recipe:

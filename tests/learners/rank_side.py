@@ -247,6 +247,27 @@ def differing_replicas(spec: RankSpec, recipe: Recipe) -> str:
     return ""
 
 
+def differing_experts(spec: RankSpec, recipe: Recipe) -> str:
+    """Start ranks whose experts differ: first from those of other expert-parallel ranks, then from their replicas'."""
+    from learners.megatron import parallel
+
+    parallel.initialise(spec, recipe.deadlines, recipe.seed)
+    model = torch.nn.Linear(3, 2)
+    for parameter in model.parameters():
+        parameter.allreduce = False
+        parameter.data.fill_(spec.expert_rank)
+    try:
+        parallel.check_replicas_equal(model)
+        with torch.no_grad():
+            model.weight.add_(spec.data_rank)
+        parallel.check_replicas_equal(model)
+    except parallel.ReplicasDiffer as error:
+        return str(error)
+    finally:
+        parallel.close()
+    return ""
+
+
 def abort(spec: RankSpec) -> None:
     """Die as gloo does when sizes do not match; the other ranks wait for ever."""
     import os

@@ -40,6 +40,8 @@ def run_ranks(
     pipeline: int = 1,
     data: int = 1,
     context: int = 1,
+    expert: int = 1,
+    expert_tensor: int = 1,
     deadline: float = 60.0,
 ) -> list[Any]:
     """Call ``function(spec, *arguments)`` in one process for each rank; what they return, in order of ranks.
@@ -49,6 +51,7 @@ def run_ranks(
     _start_server()
     world_size = tensor * pipeline * data * context
     grid = {"tensor": tensor, "pipeline": pipeline, "data": data, "context": context}
+    grid |= {"expert": expert, "expert_tensor": expert_tensor}
     port = _free_port()
     ranks = []
     for rank in range(world_size):

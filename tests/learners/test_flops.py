@@ -22,6 +22,15 @@ SHAPES = ProductShapes(
     feed_forward=(3 * HIDDEN * 48,) * LAYERS,
     outputs=VOCABULARY,
 )
+# One dense layer, and three of 4 experts, of which a token has 2.
+MIXTURE = msgspec.structs.replace(
+    SHAPES, feed_forward=(HIDDEN * 4 + 2 * 3 * HIDDEN * 24, 3 * HIDDEN * 48, *(HIDDEN * 4 + 2 * 3 * HIDDEN * 24,) * 2)
+)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("mixture"), "qwen3_moe", mlp_only_layers=[1])
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +48,14 @@ def counted(model, length, predicted):
     return by_operator[torch.ops.aten.mm] + by_operator[torch.ops.aten.bmm] * visible
 
 
-def test_a_pass_is_what_torch_counts(folder):
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+@pytest.mark.parametrize(("name", "shapes"), [("folder", SHAPES), ("mixture", MIXTURE)])
+def test_a_pass_is_what_torch_counts(request, name, shapes):
+    model = AutoModelForCausalLM.from_pretrained(
+        request.getfixturevalue(name), attn_implementation="eager", experts_implementation="eager"
+    )
     rows = {7: 3, 20: 11, 1: 1}
     expected = sum(counted(model, length, predicted) for length, predicted in rows.items())
-    assert 3 * forward_flops(SHAPES, rows, sum(rows.values())) == pytest.approx(expected, rel=1e-6)
+    assert 3 * forward_flops(shapes, rows, sum(rows.values())) == pytest.approx(expected, rel=1e-6)
 
 
 def readings_of(folder, algorithm=None):
@@ -58,7 +70,7 @@ def flops_of(readings):
     return readings["learner/tflops_per_rank"] * 1e12 * readings["learner/step_seconds"]
 
 
-def test_a_step_counts_all_its_passes(folder):
+def test_a_step_counts_all_its_passes(folder, mixture):
     batch, rows = make_batch()
     lengths, sampled = [record.length for record in batch.rows], sum(int(row.loss_mask.sum()) for row in rows.values())
     policy = forward_flops(SHAPES, lengths, sampled)
@@ -68,6 +80,7 @@ def test_a_step_counts_all_its_passes(folder):
     assert "learner/mfu" not in readings, "a CPU's peak is not known"
     # The reference's pass is a forward pass; the critic is asked for its values, and then trained.
     assert flops_of(readings_of(folder, Algorithm(kl=KlInLoss(coefficient=0.1)))) == pytest.approx(4 * policy, rel=1e-9)
+    assert flops_of(readings_of(mixture)) == pytest.approx(3 * forward_flops(MIXTURE, lengths, sampled), rel=1e-9)
     with_critic = readings_of(folder, Algorithm(advantage=GaeAdvantage()))
     assert flops_of(with_critic) == pytest.approx(3 * policy + 4 * critic, rel=1e-9)
 

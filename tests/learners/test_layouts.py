@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import rank_side
 import torch
-from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
+from learner_samples import assemble, make_batch, make_model, make_recipe, tensors_of, untimed
 from ranks import run_ranks
 from test_learner_checkpoint import assert_identical, load_and_train, train_and_save
 from test_model_folders import stored
@@ -41,10 +41,17 @@ def one_rank(folder):
     return gradients(folder)
 
 
-def gradients(folder, *, tensor=1, pipeline=1, data=1, context=1, **learner):
+def recipe_and_grid(folder, *, tensor=1, pipeline=1, data=1, context=1, expert=1, expert_tensor=1, **learner):
+    """The recipe of a layout, and what :func:`run_ranks` is to be told of it."""
     grid = {"tensor": tensor, "pipeline": pipeline, "data": data}
-    recipe = make_recipe(folder, **grid, context_parallel=context, clip_grad=1e9, **learner)
-    results = run_ranks(layout_side.gradients, recipe, folder, *make_batch(), **grid, context=context)
+    others = {"context_parallel": context, "expert_parallel": expert, "expert_tensor_parallel": expert_tensor}
+    recipe = make_recipe(folder, **grid, **others, **learner)
+    return recipe, {**grid, "context": context, "expert": expert, "expert_tensor": expert_tensor}
+
+
+def gradients(folder, **layout):
+    recipe, grid = recipe_and_grid(folder, clip_grad=1e9, **layout)
+    results = run_ranks(layout_side.gradients, recipe, folder, *make_batch(), **grid)
     readings = combine(reading for report, _, _ in results for reading in report.readings)
     return untimed(readings), assemble([shards for _, shards, _ in results]), [needed for _, _, needed in results]
 
@@ -77,10 +84,10 @@ def test_every_layout_has_the_loss_and_gradients_of_one_rank(folder, one_rank, l
     assert_same_gradients(found, expected_gradients)
 
 
-def test_one_rank_has_the_gradients_of_plain_hugging_face(folder, one_rank):
+def hugging_face_gradients(folder):
     """Row by row, without packing, in float64. At the first step the ratio to the proximal policy is 1."""
     batch, rows = make_batch()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, experts_implementation="eager")
     loss, count = 0.0, 0
     for record in batch.rows:
         row = rows[record.group_id, record.sample_index]
@@ -92,7 +99,11 @@ def test_one_rank_has_the_gradients_of_plain_hugging_face(folder, one_rank):
         loss -= (weight * logp).sum() * (row.reward - np.mean(rewards)) / (np.std(rewards) or 1.0)
         count += len(places)
     (loss / count).backward()
-    assert_same_gradients(one_rank[1], {name: parameter.grad.numpy() for name, parameter in model.named_parameters()})
+    return tensors_of(model, "grad")
+
+
+def test_one_rank_has_the_gradients_of_plain_hugging_face(folder, one_rank):
+    assert_same_gradients(one_rank[1], hugging_face_gradients(folder))
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import rank_side
 import torch
-from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
+from learner_samples import assemble, make_batch, make_model, make_recipe, tensors_of, untimed
 from ranks import RankFailed, run_ranks
 from transformers import AutoModelForCausalLM
 
@@ -47,7 +47,7 @@ def flops_of(readings, ranks):
 
 def weights_of(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return {name: parameter.detach().double().numpy() for name, parameter in model.named_parameters()}
+    return tensors_of(model)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,16 @@ def test_micro_batch_size_changes_nothing(folder, one_rank):
 
 @pytest.mark.parametrize(
     ("architecture", "options"),
-    [("qwen2", {}), ("qwen3", {}), ("llama", {}), ("qwen3", {"tie_word_embeddings": False}), ("llama", {"head_dim": 16})],
+    [
+        ("qwen2", {}),
+        ("qwen3", {}),
+        ("llama", {}),
+        ("qwen3", {"tie_word_embeddings": False}),
+        ("llama", {"head_dim": 16}),
+        ("qwen3_moe", {}),
+        ("qwen3_moe", {"norm_topk_prob": False, "num_experts_per_tok": 1, "tie_word_embeddings": True}),
+        ("qwen3_moe", {"decoder_sparse_step": 2}),
+    ],
 )
 def test_one_step_is_that_of_plain_hugging_face(tmp_path, architecture, options):
     """Row by row, without packing, in float64, with torch's own Adam; a row's weight multiplies its loss terms."""
@@ -94,7 +103,7 @@ def test_one_step_is_that_of_plain_hugging_face(tmp_path, architecture, options)
     batch = msgspec.structs.replace(batch, rows=weighted)
     (readings,), weights, _ = train(folder, batch, rows, lr=1e-3, weight_decay=0.1)
     before = weights_of(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, experts_implementation="eager")
     loss = 0.0
     entropies, gaps = [], []
     for record in batch.rows:
@@ -123,8 +132,7 @@ def test_one_step_is_that_of_plain_hugging_face(tmp_path, architecture, options)
     assert readings["learner/grad_norm"] == pytest.approx(norm, rel=1e-5)
     assert readings["learner/tokens"] == len(entropies) == sum(record.loss_tokens for record in batch.rows)
     assert readings["learner/tokens_masked_stale"] > 0
-    expected = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-    assert_same_step(weights, expected, before)
+    assert_same_step(weights, tensors_of(model), before)
 
 
 def test_staleness_is_split_by_cause(folder):

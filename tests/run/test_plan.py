@@ -28,6 +28,29 @@ QWEN3_0_6B = {
 }
 
 
+QWEN3_30B_A3B = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "num_experts": 128,
+    "moe_intermediate_size": 768,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+}
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B_A3B))
+    return f"model.path={tmp_path}"
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_0_6B))
@@ -70,6 +93,38 @@ def test_parameters_are_read_from_the_model_s_config(model):
     assert shape.cache_bytes(2) == 28 * 8 * 128 * 2 * 2
 
 
+def test_experts_are_counted_and_shared_out(mixture):
+    # The published model has 30,532,122,624 parameters, norms included.
+    assert read_shape(compose("quickstart", [mixture])).parameters == pytest.approx(30_532_122_624, rel=1e-3)
+
+    def learner(*overrides: str):
+        plan = make_plan(compose("quickstart", [mixture, "learner.data_parallel=8", *overrides]), ROOMY)
+        return next(process for process in plan.processes if process.role == "learner")
+
+    whole, shared = learner(), learner("learner.expert_parallel=4", "learner.expert_tensor_parallel=2")
+    assert shared.what == "a Megatron rank (tensor 1, pipeline 1, data 8, expert 4, expert tensor 2)"
+    # Weights and gradients of 28,991,029,248 parameters; their moments are shared out either way.
+    assert whole.each_bytes - shared.each_bytes == pytest.approx(28_991_029_248 * 8 * 7 / 8, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layout", "place", "problem"),
+    [
+        ("data_parallel: 5, expert_parallel: 5", "learner.expert_parallel", "5 does not divide the model's 128 experts"),
+        (
+            "data_parallel: 5, expert_tensor_parallel: 5",
+            "learner.expert_tensor_parallel",
+            "the model's 768 channels of an expert",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_shared_out_are_refused(mixture, layout, place, problem):
+    with pytest.raises(RecipeError) as caught:
+        make_plan(compose("quickstart", [mixture, f"learner={{{layout}}}"]), ROOMY)
+    assert caught.value.place == place
+    assert problem in caught.value.problem
+
+
 def test_memory_grows_with_the_model_and_shrinks_with_ranks(model):
     def learner_bytes(*overrides: str) -> int:
         plan = make_plan(compose("quickstart", overrides), ROOMY)
@@ -105,6 +160,7 @@ def test_remarks_on_what_is_probably_not_meant(model):
         ("generators.tensor_parallel=16", "generators.tensor_parallel"),
         ("learner.pipeline_parallel=3", "learner.pipeline_parallel"),
         ("learner={pipeline_parallel: 2, virtual_pipeline: 3}", "learner.virtual_pipeline"),
+        ("learner={data_parallel: 2, expert_parallel: 2}", "learner.expert_parallel"),
         ("environment.name=calculater", "environment.name"),
     ],
 )

@@ -101,6 +101,19 @@ def _fp8_has_layers_that_know_it(recipe: Recipe) -> Iterator[RecipeError]:
         )
 
 
+def _experts_are_shared_out_within_a_stage(recipe: Recipe) -> Iterator[RecipeError]:
+    learner = recipe.learner
+    stage = learner.ranks // learner.pipeline_parallel
+    sharing = learner.expert_parallel * learner.expert_tensor_parallel
+    if stage % sharing:
+        yield RecipeError(
+            "learner.expert_parallel",
+            f"{learner.expert_parallel} x learner.expert_tensor_parallel {learner.expert_tensor_parallel} does not divide the "
+            f"{stage} ranks of a pipeline stage (tensor_parallel x data_parallel x context_parallel)",
+            f"let the two multiply to a divisor of {stage}, or raise learner.data_parallel",
+        )
+
+
 def _the_warmup_ends(recipe: Recipe) -> Iterator[RecipeError]:
     warmup = recipe.learner.warmup_steps
     if warmup > recipe.steps:
@@ -157,6 +170,7 @@ _RULES: tuple[Rule, ...] = (
     _every_rank_gets_a_group,
     _chunks_are_of_a_pipeline,
     _fp8_has_layers_that_know_it,
+    _experts_are_shared_out_within_a_stage,
     _the_warmup_ends,
     _held_out_tasks_are_held_out,
     _a_tool_call_ends_before_its_episode,

@@ -13,7 +13,7 @@ class Model(Section, frozen=True):
     """The policy.
 
     Attributes:
-        path: a Hugging Face folder (Qwen2, Qwen3 or Llama, dense), or ``tiny`` for a model made and warmed up on this machine.
+        path: a Hugging Face folder (Qwen2, Qwen3, Qwen3-MoE, Llama), or ``tiny`` for a model made and warmed up on this machine.
         max_context: tokens an episode may hold, prompt and all turns together.
         tool_parser: name of the vLLM tool-call parser that reads the model's own format.
     """
@@ -268,6 +268,10 @@ class Learner(Section, frozen=True):
         tensor_parallel, pipeline_parallel, data_parallel, context_parallel: ranks along each dimension; their product is the
             number of ranks. Tensor-parallel ranks divide the sequence too, between their matrix products (sequence parallelism).
             Context-parallel ranks divide the tokens of each row, for rows too long for one.
+        expert_parallel: of a mixture of experts, ranks that share out each layer's experts; a token travels to those that have
+            its experts. They are no ranks of their own but those of a pipeline stage (tensor times data times context parallel),
+            whose number ``expert_parallel`` times ``expert_tensor_parallel`` must divide.
+        expert_tensor_parallel: ranks that divide each expert, as ``tensor_parallel`` divides all other layers.
         virtual_pipeline: model chunks that each pipeline stage holds and computes in turn (interleaved schedule), which shortens
             the time in which stages wait for each other; needs ``pipeline_parallel`` of at least 2.
         recompute: what the backward pass computes again instead of keeping it in memory: nothing, attention between its
@@ -286,6 +290,8 @@ class Learner(Section, frozen=True):
     pipeline_parallel: Count = 1
     data_parallel: Count = 1
     context_parallel: Count = 1
+    expert_parallel: Count = 1
+    expert_tensor_parallel: Count = 1
     virtual_pipeline: Count = 1
     recompute: Literal["none", "selective", "full"] = "none"
 

@@ -50,6 +50,8 @@ class LearnerActor:
                 pipeline=sizes.pipeline_parallel,
                 data=sizes.data_parallel,
                 context=sizes.context_parallel,
+                expert=sizes.expert_parallel,
+                expert_tensor=sizes.expert_tensor_parallel,
                 # On a laptop the engines share these cores, and threads waiting for each other there cost more than they do.
                 threads=max(1, (os.cpu_count() or 1) // (sizes.ranks + self._recipe.generators.count)),
             ),

@@ -1,0 +1,57 @@
+"""Whether a model's experts can be shared out and divided as the recipe asks."""
+
+from collections.abc import Collection, Sequence
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import Learner
+
+
+def expert_layers(layers: int, experts: int, step: int, dense: Collection[int]) -> list[bool]:
+    """Which of a model's layers are mixtures of experts: every ``step``-th, ``dense`` excepted (Hugging Face's Qwen3-MoE).
+
+    Args:
+        layers: of the model.
+        experts: of a layer; 0 in a model without.
+    """
+    return [experts > 0 and layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
+
+
+def check_experts(learner: Learner, with_experts: Sequence[bool], experts: int, channels: int) -> None:
+    """Compare a model with a layout, whose pipeline divides the model's layers.
+
+    Args:
+        with_experts: which layers are mixtures of experts.
+        experts: of a layer.
+        channels: of an expert.
+
+    Raises:
+        RecipeError: if the layout cannot divide them.
+    """
+    if not any(with_experts):
+        if learner.expert_parallel * learner.expert_tensor_parallel > 1:
+            raise RecipeError(
+                "learner.expert_parallel",
+                f"{learner.expert_parallel} x learner.expert_tensor_parallel {learner.expert_tensor_parallel} ranks are to share "
+                "out experts, and the model has none",
+                "set both to 1",
+            )
+        return
+    for key, ranks, count, what in (
+        ("expert_parallel", learner.expert_parallel, experts, "experts"),
+        ("expert_tensor_parallel", learner.expert_tensor_parallel, channels, "channels of an expert"),
+    ):
+        if count % ranks:
+            raise RecipeError(
+                f"learner.{key}", f"{ranks} does not divide the model's {count} {what}", f"choose a divisor of {count}"
+            )
+    stages = learner.pipeline_parallel
+    size = len(with_experts) // (stages * learner.virtual_pipeline)
+    chunks = [any(with_experts[first : first + size]) for first in range(0, len(with_experts), size)]
+    # Megatron can neither save nor load an optimizer of experts that has none on some ranks.
+    for stage in range(stages):
+        if not any(chunks[stage::stages]):
+            raise RecipeError(
+                "learner.pipeline_parallel",
+                f"of {stages} stages number {stage} has none of the model's {sum(with_experts)} layers with experts",
+                "choose fewer stages, so that each has one",
+            )

@@ -1,0 +1,48 @@
+"""A mixture of experts: the router, and those of a layer's experts that this rank has."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from learners.megatron.elementwise import gated_silu
+
+
+class Router(TopKRouter):
+    """Megatron's router, its logits computed in float32 by plain torch."""
+
+    def gating(self, tokens: Tensor) -> Tensor:
+        """[t, 1, hidden] to float32 [t, 1, experts]. Megatron's own asks for TransformerEngine by a name it lacks without."""
+        return F.linear(tokens.float(), self.weight.float())
+
+
+class Experts(SequentialMLP):
+    """Megatron's experts, computed one after the other, with gated SiLU and no biases."""
+
+    def __init__(self, count: int, config: TransformerConfig, **options: Any) -> None:
+        submodules = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+        super().__init__(count, config, submodules, **options)
+
+    def forward(self, tokens: Tensor, counts: Tensor, weights: Tensor) -> tuple[Tensor, None]:
+        """Each expert's output for its tokens, times the weight that the router gave it.
+
+        Args:
+            tokens: [t, hidden], the first expert's first.
+            counts: int64 [experts], how many are each one's.
+            weights: float32 [t].
+
+        Returns:
+            [t, hidden], and no bias.
+        """
+        sizes = counts.tolist()
+        outputs = []
+        for expert, mine, weight in zip(self.local_experts, tokens.split(sizes), weights.split(sizes), strict=True):
+            gate_up, _ = expert.linear_fc1(mine)
+            outputs.append(expert.linear_fc2((gated_silu(gate_up) * weight.unsqueeze(1)).to(tokens.dtype))[0])
+        return torch.cat(outputs), None
