@@ -43,6 +43,14 @@ def test_sides_that_fp8_cannot_multiply_are_refused(folder):
     assert "learner.fp8: a rank's 24 feed-forward channels are not a multiple of 16" in kinds_and_texts[0][1]
 
 
+def test_experts_are_refused(tmp_path):
+    folder = make_model(tmp_path, "qwen3_moe")
+    ((kind, text),) = run_ranks(rank_side.cannot_start, of_recipe(folder, fp8="hybrid"), folder)
+    assert kind == "RecipeError"
+    assert text.startswith("learner.fp8: ")
+    assert "choose a model without experts" in text
+
+
 def test_every_rank_gets_a_multiple_of_16_tokens(folder):
     batch, rows = make_batch()
     rank = RankSpec(rank=0, world_size=2, address="", port=0, tensor=2)

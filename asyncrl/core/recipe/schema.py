@@ -263,7 +263,7 @@ class Learner(Section, frozen=True):
         dtype: of the parameters used in the forward pass; bfloat16 keeps fp32 master weights.
         fp8: multiply the layers' matrices in 8-bit floating point, by TransformerEngine with a scale for each tensor as it is:
             all in e4m3, or gradients in e5m2 (``hybrid``). Attention, norms, output layer and optimizer are as without. Needs
-            ``dtype`` bfloat16 and GPUs of compute capability 8.9 or newer, and has not run on one yet.
+            ``dtype`` bfloat16, a model without experts and GPUs of compute capability 8.9 or newer; has not run on one yet.
         micro_batch_tokens: tokens packed into one micro-batch over all context-parallel ranks; must hold the longest episode.
         tensor_parallel, pipeline_parallel, data_parallel, context_parallel: ranks along each dimension; their product is the
             number of ranks. Tensor-parallel ranks divide the sequence too, between their matrix products (sequence parallelism).
