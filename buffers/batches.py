@@ -189,8 +189,8 @@ class Batches:
 
 
 def _masked_tokens(group: Group, oldest_version: PolicyVersion) -> int:
-    rows = group.rows.values()
-    return group.sampled_tokens() - sum(row.sample.trainable_tokens(oldest_version) for row in rows)
+    samples = [row.sample for row in group.rows.values() if not row.sample.greedy]
+    return sum(tokens for sample in samples for version, tokens in sample.sampled if version < oldest_version)
 
 
 def _record(task_id: TaskId, row: Row, oldest_version: PolicyVersion, weight: float) -> RowRecord:
@@ -207,4 +207,5 @@ def _record(task_id: TaskId, row: Row, oldest_version: PolicyVersion, weight: fl
         payload=sample.payload,
         turn_rewards=sample.turn_rewards,
         rewards=sample.rewards,
+        greedy=sample.greedy,
     )

@@ -81,6 +81,7 @@ class GeneratorWorker:
         reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser)
         self._tools = EpisodeTools(engine, chat, reader, environment_factory)
         self._limits = EpisodeLimits.of(recipe, recipe.sampling.temperature)
+        self._greedy_limits = EpisodeLimits.of(recipe, 0.0)
         self._slots = asyncio.Semaphore(recipe.generators.max_running)
         self._installing = 0
         self._asked_as: PolicyVersion | None = None
@@ -144,10 +145,11 @@ class GeneratorWorker:
     async def _run_sample(self, lease: Lease, index: int) -> None:
         """Play one episode, and settle it with the desk, which takes no room in the engine any more; nor does scoring."""
         ticket = lease.ticket
+        limits = self._greedy_limits if index == self._recipe.algorithm.greedy_sample else self._limits
         try:
             async with self._slots:
                 name = EpisodeName(ticket.group_id, index, ticket.attempt)
-                trajectory = await run_episode(ticket.task, name, self._limits, self._tools)
+                trajectory = await run_episode(ticket.task, name, limits, self._tools)
             self._finished_episodes += 1
             self._leases.played(lease, index)
             if self._scoring is not None:

@@ -19,6 +19,7 @@ from asyncrl.core.recipe.algorithm import (
     OpoAdvantage,
     PassAtKAdvantage,
     ReinforcePlusPlusAdvantage,
+    RemaxAdvantage,
     RlooAdvantage,
 )
 from learners.segments import Segments
@@ -42,8 +43,8 @@ def advantages(returns: Returns, config: Advantage) -> Tensor:
     """float32 [u]. The recipe's kind of advantage; formulas and sources stand with each function.
 
     Raises:
-        ValueError: of kind gae, which needs a critic's values (see :mod:`.token_credit`), and of kind gdpo, which needs several
-            rewards (see :func:`decoupled_advantages`).
+        ValueError: of kind gae, which needs a critic's values (see :mod:`.token_credit`), of kind gdpo, which needs several
+            rewards (see :func:`decoupled_advantages`), and of kind remax, which needs a greedy one (see :func:`against_greedy`).
     """
     groups = _Groups(returns)
     match config:
@@ -63,6 +64,8 @@ def advantages(returns: Returns, config: Advantage) -> Tensor:
             raise ValueError("advantages of kind gae need a critic's values")
         case GdpoAdvantage():
             raise ValueError("advantages of kind gdpo need several rewards")
+        case RemaxAdvantage():
+            raise ValueError("advantages of kind remax need a greedy episode's reward")
     return result.float()
 
 

@@ -169,7 +169,7 @@ class Learner:
             if not isinstance(algorithm.kl, NoKl):
                 readings.append(Reading(metrics.KL_COEFFICIENT, coefficient))
             if algorithm.overlong is not None:
-                lost = overlong_penalties(torch.tensor([row.length for row in batch.rows]), algorithm.overlong)
+                lost = overlong_penalties(torch.tensor([row.length for row in batch.trained().rows]), algorithm.overlong)
                 readings.append(Reading(metrics.OVERLONG_PENALTY, lost.mean().item()))
             if critic_norms:
                 readings.append(Reading(metrics.CRITIC_GRAD_NORM, fmean(critic_norms)))

@@ -68,7 +68,7 @@ class Preparation:
         """
         return [
             _name(part.rows[row])
-            for part in mini_batches(batch, self._recipe.algorithm.minibatches)
+            for part in mini_batches(batch.trained(), self._recipe.algorithm.minibatches)
             for micro_batch in self._planned(part)
             for row in micro_batch
         ]
@@ -83,7 +83,7 @@ class Preparation:
             ValueError: if a row is missing or is not what the batch says of it.
         """
         algorithm = self._recipe.algorithm
-        parts = mini_batches(batch, algorithm.minibatches)
+        parts = mini_batches(batch.trained(), algorithm.minibatches)
         if algorithm.overlong is not None:
             batch = less_overlong(batch, algorithm.overlong, algorithm.credit)
         with_critic = isinstance(algorithm.advantage, GaeAdvantage)

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.recipe.algorithm import Algorithm, EpisodeCredit, GdpoAdvantage, OverlongPenalty, TurnCredit
-from learners.advantages import Returns, advantages, decoupled_advantages
+from asyncrl.core.recipe.algorithm import Algorithm, EpisodeCredit, GdpoAdvantage, OverlongPenalty, RemaxAdvantage, TurnCredit
+from learners.advantages import Returns, advantages, against_greedy, decoupled_advantages
 from learners.credit import turn_groups, turn_places, turn_returns
 from learners.overlong import overlong_penalties
 
@@ -58,7 +58,15 @@ def _of_episodes(batch: Batch, config: Algorithm) -> list[float]:
     if isinstance(config.advantage, GdpoAdvantage):
         return decoupled_advantages(*_several_rewards(batch, config.advantage), group, tokens).tolist()
     rewards = torch.tensor([row.reward for row in batch.rows], dtype=torch.float64)
+    if isinstance(config.advantage, RemaxAdvantage):
+        return against_greedy(rewards, _greedy_rewards(batch)).tolist()
     return advantages(Returns(rewards, group, tokens), config.advantage).tolist()
+
+
+def _greedy_rewards(batch: Batch) -> Tensor:
+    """Of each row's group; the row's own reward where a crash destroyed the greedy episode: then it says nothing."""
+    greedy = {row.group_id: row.reward for row in batch.rows if row.greedy}
+    return torch.tensor([greedy.get(row.group_id, row.reward) for row in batch.rows], dtype=torch.float64)
 
 
 def _several_rewards(batch: Batch, config: GdpoAdvantage) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
         payload: where the trajectory lies.
         turn_rewards: the environment's reward of each turn.
         rewards: those that the recipe's ``reward_names`` tell apart, in their order.
+        greedy: it is there for its reward alone, with which others are compared; none of its tokens enters the loss.
     """
 
     group_id: GroupId
@@ -36,6 +37,7 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
     payload: PayloadRef
     turn_rewards: tuple[float, ...] = ()
     rewards: tuple[float, ...] = ()
+    greedy: bool = False
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -49,3 +51,7 @@ class Batch(msgspec.Struct, frozen=True):
     version: PolicyVersion
     oldest_version: PolicyVersion
     rows: tuple[RowRecord, ...]
+
+    def trained(self) -> "Batch":
+        """The same without greedy rows."""
+        return msgspec.structs.replace(self, rows=tuple(row for row in self.rows if not row.greedy))

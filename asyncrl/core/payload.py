@@ -32,6 +32,7 @@ class FinishedSample(msgspec.Struct, frozen=True, array_like=True):
         payload: where the trajectory lies.
         turn_rewards: the environment's reward of each turn.
         rewards: those that the recipe's ``reward_names`` tell apart, in their order.
+        greedy: sampled at temperature 0, which no loss can train: it is there for its reward alone.
     """
 
     group_id: GroupId
@@ -43,6 +44,7 @@ class FinishedSample(msgspec.Struct, frozen=True, array_like=True):
     payload: PayloadRef
     turn_rewards: tuple[float, ...] = ()
     rewards: tuple[float, ...] = ()
+    greedy: bool = False
 
     @classmethod
     def of(cls, trajectory: Trajectory, payload: PayloadRef, reward_names: Sequence[str] = ()) -> "FinishedSample":
@@ -66,8 +68,9 @@ class FinishedSample(msgspec.Struct, frozen=True, array_like=True):
             payload=payload,
             turn_rewards=tuple(turn.reward for turn in trajectory.turns),
             rewards=named_rewards(trajectory, reward_names),
+            greedy=trajectory.sampling.temperature == 0,
         )
 
     def trainable_tokens(self, oldest_version: PolicyVersion) -> int:
-        """Sampled tokens of version ``oldest_version`` or newer."""
-        return sum(tokens for version, tokens in self.sampled if version >= oldest_version)
+        """Sampled tokens of version ``oldest_version`` or newer; of a greedy episode none."""
+        return 0 if self.greedy else sum(tokens for version, tokens in self.sampled if version >= oldest_version)

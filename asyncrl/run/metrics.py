@@ -3,6 +3,9 @@
 from asyncrl.core.metrics import Metric, Reduction
 
 REWARD = Metric("reward/mean", "reward", Reduction.MEAN, "mean final reward of the episodes of the batch")
+GREEDY_REWARD = Metric(
+    "reward/greedy_mean", "reward", Reduction.MEAN, "mean final reward of the batch's greedy episodes, which are not trained"
+)
 MODEL_SCORE = Metric("reward/model_mean", "reward", Reduction.MEAN, "mean of the reward model's scores since the last step")
 MODEL_SECONDS = Metric("reward/model_seconds", "s", Reduction.MEAN, "how long a finished episode waited for its score")
 ZERO_VARIANCE = Metric("reward/zero_variance_groups", "share", Reduction.MEAN, "groups whose episodes all got the same reward")

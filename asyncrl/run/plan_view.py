@@ -43,13 +43,14 @@ def _tasks(plan: Plan) -> Table:
 
 def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
     batch, buffer = recipe.batch, recipe.buffer
+    greedy = "" if recipe.algorithm.greedy_sample is None else ", one of each greedy and not trained"
     table = Table(title="Arithmetic", title_justify="left", show_header=False, border_style="dim", box=box.ROUNDED)
     table.add_column(style="dim")
     table.add_column()
     table.add_row("model", f"{recipe.model.path}, about {quantity(plan.parameters)} parameters")
     table.add_row(
         "a step trains on",
-        f"{plan.episodes_per_step} episodes: {batch.groups_per_step} groups of {batch.group_size}",
+        f"{plan.episodes_per_step} episodes: {batch.groups_per_step} groups of {batch.group_size}{greedy}",
     )
     table.add_row("the run trains on", f"{quantity(plan.episodes_in_all)} episodes in {recipe.steps} steps")
     table.add_row(

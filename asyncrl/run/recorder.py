@@ -44,13 +44,14 @@ class Recorder:
         seconds, self._step_ended = now - self._step_ended, now
         before, self._generators = self._generators, generators
         generated = sum(g.tokens_generated for g in generators) - sum(g.tokens_generated for g in before)
-        tokens = sum(row.length for row in batch.rows)
+        trained = batch.trained().rows
+        tokens = sum(row.length for row in trained)
         run_readings = [
             *_batch_readings(batch),
             *_buffer_readings(buffer),
             _one(metrics.GENERATED_RATE, generated / seconds),
             _one(metrics.TRAINED_RATE, tokens / seconds),
-            _one(metrics.TRAJECTORY_RATE, len(batch.rows) / seconds),
+            _one(metrics.TRAJECTORY_RATE, len(trained) / seconds),
             _one(metrics.LEARNER_IDLE, max(0.0, 1 - learner_busy / seconds)),
             _one(metrics.GENERATORS_IDLE, idle_share(before, generators)),
             *(_one(metrics.VERSIONS_SAMPLED, len(g.tokens_by_version)) for g in generators),
@@ -113,9 +114,11 @@ def _batch_readings(batch: Batch) -> list[Reading]:
     rewards: dict[int, set[float]] = {}
     for row in batch.rows:
         rewards.setdefault(row.group_id, set()).add(row.reward)
+    trained, greedy = batch.trained().rows, [row.reward for row in batch.rows if row.greedy]
     return [
-        Reading(metrics.REWARD, statistics.fmean(row.reward for row in batch.rows), len(batch.rows)),
-        Reading(metrics.EPISODE_TOKENS, statistics.fmean(row.length for row in batch.rows), len(batch.rows)),
+        Reading(metrics.REWARD, statistics.fmean(row.reward for row in trained), len(trained)),
+        *([Reading(metrics.GREEDY_REWARD, statistics.fmean(greedy), len(greedy))] if greedy else []),
+        Reading(metrics.EPISODE_TOKENS, statistics.fmean(row.length for row in trained), len(trained)),
         Reading(metrics.ZERO_VARIANCE, statistics.fmean(len(several) == 1 for several in rewards.values()), len(rewards)),
     ]
 

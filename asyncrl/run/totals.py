@@ -112,7 +112,7 @@ class Totals:
         """One optimizer step is done."""
         counts = self._counts
         counts.steps = step
-        counts.trajectories += len(batch.rows)
+        counts.trajectories += len(batch.trained().rows)
         counts.tokens_trained += sum(row.loss_tokens for row in batch.rows)
         counts.learner_busy += learner_busy
         self._generators, self.buffer, self._step_ended = generators, buffer, now

@@ -121,6 +121,30 @@ def test_a_record_says_all_of_its_row():
     assert buffer.statistics().stale_tokens.masked == 10
 
 
+def test_a_greedy_episode_is_in_the_batch_and_none_of_its_tokens_in_the_loss():
+    buffer = make_buffer(groups_per_step=1, max_staleness=1)
+    (ticket,) = buffer.lease("w", 1, 0.0)
+    for version in (1, 2):
+        buffer.advance(version)
+    greedy, sampled = (sample(ticket, index, (0, 1, 2), reward=1.0 - index, tokens=5) for index in range(2))
+    buffer.commit([msgspec.structs.replace(greedy, greedy=True), sampled], 0.0)
+    batch = buffer.take(2, 1)
+    assert [(row.sample_index, row.greedy, row.reward, row.loss_tokens) for row in batch.rows] == [
+        (0, True, 1.0, 0),
+        (1, False, 0.0, 10),
+    ]
+    assert [row.sample_index for row in batch.trained().rows] == [1]
+    assert buffer.statistics().stale_tokens.masked == 5
+
+
+def test_a_greedy_episode_is_one_of_its_group_to_a_filter():
+    buffer = make_buffer(groups_per_step=1, filters=(ZeroVarianceFilter(),))
+    for (rewards, filtered), ticket in zip([((1.0, 0.0), 0), ((1.0, 1.0), 1)], buffer.lease("w", 2, 0.0), strict=True):
+        greedy, sampled = (sample(ticket, index, reward=reward) for index, reward in enumerate(rewards))
+        buffer.commit([msgspec.structs.replace(greedy, greedy=True), sampled], 0.0)
+        assert buffer.statistics().ledger.filtered == filtered
+
+
 def test_too_few_groups_are_not_a_batch():
     buffer = make_buffer(groups_per_step=1)
     (ticket,) = buffer.lease("w", 1, 0.0)

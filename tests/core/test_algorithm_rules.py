@@ -57,6 +57,8 @@ def decode(algorithm: dict[str, Any], **sections: Any) -> Any:
             "overlong",
             "report a metric",
         ),
+        ({"advantage": {"kind": "remax"}, "credit": {"kind": "turn"}}, "credit.kind", "episode"),
+        ({"advantage": {"kind": "remax"}, "kl": {"kind": "in_reward"}}, "kl.kind", "in_loss"),
         ({"kl": {"kind": "in_loss", "estimator": "k1", "straight_through": False}}, "kl.estimator", "k2 or k3"),
         ({"kl": {"kind": "in_loss", "estimator": "abs", "straight_through": False}}, "kl.estimator", "straight_through to true"),
     ],
@@ -94,6 +96,15 @@ def test_a_combination_without_sense_is_refused_with_the_remedy(algorithm: dict[
 )
 def test_sensible_combinations_are_allowed(algorithm: dict[str, Any]):
     decode(algorithm)
+
+
+def test_a_group_may_not_lack_its_greedy_episode():
+    remax = {"advantage": {"kind": "remax"}}
+    with pytest.raises(RecipeError) as caught:
+        decode(remax, batch={"group_size": 4, "min_group": 3})
+    assert caught.value.place == "batch.min_group"
+    decode(remax, batch={"group_size": 4, "min_group": 4})
+    decode(remax, batch={"group_size": 2})
 
 
 def test_no_correction_is_right_without_staleness():

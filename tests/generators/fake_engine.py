@@ -31,11 +31,13 @@ class FakeEngine:
         self.running = self.most_running = self.tokens = 0
         self.dead = False
         self.prompts: list[list[int]] = []
+        self.temperatures: list[float] = []
 
     async def generate(
         self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int, request_id: str
     ) -> Completion:
         self.prompts.append(list(token_ids))
+        self.temperatures.append(temperature)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:

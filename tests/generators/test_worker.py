@@ -12,7 +12,7 @@ from scripted_environment import Scripted, task
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, FailureKind, ScoringFailed
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.algorithm import Algorithm, GdpoAdvantage
+from asyncrl.core.recipe.algorithm import Algorithm, GdpoAdvantage, RemaxAdvantage
 from asyncrl.core.recipe.schema import Batch, Deadlines, Environment, Generators, Model, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
@@ -371,6 +371,16 @@ async def test_an_evaluation_task_that_breaks_has_no_reward() -> None:
     assert len(shop.environments) == RECIPE.buffer.max_attempts + 1
     with pytest.raises(EnvironmentBroken, match="none of 1 evaluation tasks could be run"):
         await shop.worker.evaluate([task("bad", breaks="reset")], 1.0)
+
+
+async def test_the_first_sample_of_each_group_is_greedy_if_the_advantage_compares_with_it() -> None:
+    remax = Algorithm(advantage=RemaxAdvantage())
+    shop = Shop([task("t0"), task("t1")], recipe=msgspec.structs.replace(RECIPE, algorithm=remax))
+    async with shop.open():
+        await shop.desk.until(lambda: sum(map(len, shop.desk.groups.values())) == 8)
+    for rows in shop.desk.groups.values():
+        assert {row.sample_index: row.sampling.temperature for row in rows} == {0: 0.0, 1: 1.0, 2: 1.0, 3: 1.0}
+    assert sorted(shop.engine.temperatures) == [0.0] * 2 + [1.0] * 6
 
 
 async def test_an_episode_without_a_reward_that_the_recipe_names_is_given_back() -> None:

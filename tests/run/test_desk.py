@@ -145,6 +145,17 @@ async def test_what_the_buffer_hears_of_is_kept(tmp_path: Path, fsync: str) -> N
         assert told.sampled == ((5, each.sample_index + 1),)
 
 
+async def test_the_buffer_hears_what_no_loss_can_train(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    sampled = trajectory(0)
+    for each in (sampled, msgspec.structs.replace(sampled, sampling=Sampling(0.0, 1.0, 0))):
+        await shop.desk.commit(each)
+        (told,) = shop.buffer.samples
+        assert told.greedy == (each is not sampled)
+        assert told.trainable_tokens(PolicyVersion(5)) == (1 if each is sampled else 0)
+        assert told.sampled == ((5, 1),)
+
+
 async def test_the_buffer_hears_of_each_reward_that_the_recipe_names(tmp_path: Path) -> None:
     shop = Shop(tmp_path, reward_names=("polite", "reward"))
     await shop.desk.commit(msgspec.structs.replace(trajectory(0), metrics={"polite": 0.25, "calls": 3.0}))

@@ -44,6 +44,11 @@ class GpgAdvantage(Section, frozen=True, tag_field="kind", tag="gpg"):
     """Reward less the group's mean, enlarged for the groups that have no spread (Chu et al. 2025, arXiv:2504.02546)."""
 
 
+class RemaxAdvantage(Section, frozen=True, tag_field="kind", tag="remax"):
+    """Reward less that of a greedy episode of the same task, the first of each group, which is not trained (Li et al. 2023,
+    arXiv:2310.10505)."""
+
+
 class PassAtKAdvantage(Section, frozen=True, tag_field="kind", tag="pass_at_k"):
     """Advantage of an episode as a member of ``k`` of which one must succeed (Chen et al. 2025, arXiv:2508.10751).
 
@@ -101,6 +106,7 @@ Advantage = (
     | ReinforcePlusPlusAdvantage
     | OpoAdvantage
     | GpgAdvantage
+    | RemaxAdvantage
     | PassAtKAdvantage
     | GaeAdvantage
     | GdpoAdvantage
@@ -445,6 +451,11 @@ class Algorithm(Section, frozen=True):
     def reward_names(self) -> tuple[str, ...]:
         """The rewards of an episode that are told apart, besides the final one; none unless there are several."""
         return self.advantage.names if isinstance(self.advantage, GdpoAdvantage) else ()
+
+    @property
+    def greedy_sample(self) -> int | None:
+        """The sample of each group that is generated greedily, for its reward alone; none unless the advantage asks for it."""
+        return 0 if isinstance(self.advantage, RemaxAdvantage) else None
 
     @property
     def optimizer_steps(self) -> int:

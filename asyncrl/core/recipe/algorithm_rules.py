@@ -21,6 +21,7 @@ from asyncrl.core.recipe.algorithm import (
     ReinforceLoss,
     ReinforcePlusPlusAdvantage,
     RejectRatio,
+    RemaxAdvantage,
     SapoLoss,
     TurnCredit,
 )
@@ -138,7 +139,7 @@ def _a_critic_values_every_token(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _advantages_that_need_whole_episodes(recipe: Recipe) -> Iterator[RecipeError]:
     advantage = recipe.algorithm.advantage
-    of_episodes = OpoAdvantage | PassAtKAdvantage | ReinforcePlusPlusAdvantage | GdpoAdvantage
+    of_episodes = OpoAdvantage | PassAtKAdvantage | ReinforcePlusPlusAdvantage | GdpoAdvantage | RemaxAdvantage
     if isinstance(advantage, of_episodes) and not isinstance(recipe.algorithm.credit, EpisodeCredit):
         yield RecipeError(
             "algorithm.credit.kind",
@@ -167,6 +168,24 @@ def _several_rewards_are_weighed_and_stay_what_they_are(recipe: Recipe) -> Itera
             place,
             "it takes something off the final reward, and algorithm.advantage of kind gdpo compares several rewards",
             "set it to in_loss" if place.endswith("kind") else "take it out, and report a metric of the length as one of them",
+        )
+
+
+def _a_greedy_baseline_is_there_and_like_the_rest(recipe: Recipe) -> Iterator[RecipeError]:
+    if not isinstance(recipe.algorithm.advantage, RemaxAdvantage):
+        return
+    least, size = recipe.batch.min_group, recipe.batch.group_size
+    if least is not None and least < size:
+        yield RecipeError(
+            "batch.min_group",
+            f"the greedy episode, with which algorithm.advantage of kind remax compares, need not be one of {least} finished",
+            "leave it out",
+        )
+    if isinstance(recipe.algorithm.kl, KlInReward):
+        yield RecipeError(
+            "algorithm.kl.kind",
+            "in_reward takes a divergence off the rewards of trained episodes, and not off the greedy one's",
+            "set it to in_loss, or algorithm.advantage.kind to rloo",
         )
 
 
@@ -237,6 +256,7 @@ ALGORITHM_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _a_critic_values_every_token,
     _advantages_that_need_whole_episodes,
     _several_rewards_are_weighed_and_stay_what_they_are,
+    _a_greedy_baseline_is_there_and_like_the_rest,
     _a_try_fits_the_group,
     _ranges_are_not_empty,
     _a_dual_clip_is_beyond_the_clip,

@@ -1,0 +1,90 @@
+"""ReMax: rewards are compared with that of a greedy episode, which is not trained itself."""
+
+import msgspec
+import numpy as np
+import pytest
+import rank_side
+from learner_samples import assemble, make_batch, make_model, make_recipe
+from ranks import run_ranks
+
+from asyncrl.core.metrics import combine
+from asyncrl.core.recipe.algorithm import Algorithm, Correction, GrpoAdvantage, MaskBound, OverlongPenalty, RemaxAdvantage
+from learners.rating import less_overlong, rate
+
+LOOSE = Correction(bound=MaskBound(lower=0.05, upper=20.0))
+REMAX = Algorithm(advantage=RemaxAdvantage(), correction=LOOSE)
+
+
+def with_greedy():
+    """The sample batch, the first row of each group greedy."""
+    batch, rows = make_batch()
+    records = [msgspec.structs.replace(row, greedy=True, loss_tokens=0) if row.sample_index == 0 else row for row in batch.rows]
+    return msgspec.structs.replace(batch, rows=tuple(records)), rows
+
+
+def of_row(batch, algorithm):
+    return {
+        (row.group_id, row.sample_index): advantage for row, (advantage,) in zip(batch.rows, rate(batch, algorithm), strict=True)
+    }
+
+
+def test_the_baseline_is_the_greedy_episode_of_the_group():
+    batch, _ = with_greedy()
+    rewards = {(row.group_id, row.sample_index): row.reward for row in batch.rows}
+    assert of_row(batch, REMAX) == {name: reward - rewards[name[0], 0] for name, reward in rewards.items()}
+    assert len(set(of_row(batch, REMAX).values())) > 1
+
+
+def test_a_group_whose_greedy_episode_was_destroyed_says_nothing():
+    batch, _ = with_greedy()
+    left = msgspec.structs.replace(batch, rows=batch.rows[1:])
+    advantages = of_row(left, REMAX)
+    assert [advantages[0, sample] for sample in (1, 2, 3)] == [0.0] * 3
+    assert {name: one for name, one in of_row(batch, REMAX).items() if name[0]} == {
+        name: one for name, one in advantages.items() if name[0]
+    }
+
+
+def test_a_greedy_episode_loses_for_its_length_as_any_other():
+    batch, _ = with_greedy()
+    overlong = OverlongPenalty(limit=30, ramp=20)
+    lost = {(row.group_id, row.sample_index): 1.0 * np.clip((row.length - 10) / 20, 0, 1) for row in batch.rows}
+    rewards = {(row.group_id, row.sample_index): row.reward - lost[row.group_id, row.sample_index] for row in batch.rows}
+    advantages = of_row(less_overlong(batch, overlong, REMAX.credit), REMAX)
+    assert advantages == pytest.approx({name: reward - rewards[name[0], 0] for name, reward in rewards.items()}, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def step(folder, algorithm, batch, rows, data):
+    recipe = msgspec.structs.replace(make_recipe(folder, data=data), algorithm=algorithm)
+    results = run_ranks(rank_side.train, recipe, folder, batch, rows, 1, None, data=data)
+    needed = [name for _, _, names in results for name in names]
+    readings = combine(reading for reports, _, _ in results for reading in reports[0].readings)
+    timed = [name for name in readings if "seconds" in name or "flops" in name]
+    for name in timed:
+        del readings[name]
+    return assemble([shards for _, shards, _ in results]), readings, needed
+
+
+def test_a_step_is_that_of_the_other_episodes_with_the_same_advantages(folder):
+    """A greedy reward at the mean of the others' makes the baseline theirs."""
+    batch, rows = with_greedy()
+    trained = batch.trained()
+    means = {
+        group: np.mean([row.reward for row in trained.rows if row.group_id == group]).item()
+        for group in {row.group_id for row in batch.rows}
+    }
+    records = [msgspec.structs.replace(row, reward=means[row.group_id]) if row.greedy else row for row in batch.rows]
+    batch = msgspec.structs.replace(batch, rows=tuple(records))
+    weights, readings, needed = step(folder, REMAX, batch, rows, 2)
+    centred = msgspec.structs.replace(REMAX, advantage=GrpoAdvantage(normalize="mean"))
+    expected_weights, expected_readings, _ = step(folder, centred, trained, rows, 1)
+    assert sorted(needed) == sorted((row.group_id, row.sample_index) for row in trained.rows)
+    assert readings == pytest.approx(expected_readings, rel=1e-5, abs=1e-6)
+    assert readings["learner/grad_norm"] > 0
+    for name, values in weights.items():
+        np.testing.assert_allclose(values, expected_weights[name], rtol=1e-3, atol=1e-5)
