@@ -45,7 +45,12 @@ class CheckpointMismatch(AsyncRLError):
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What two models must share for the one's state to fit the other: sizes, options that add parameters, data type."""
+    """What two models must share for the one's state to fit the other: sizes, options that add parameters, data type.
+
+    Attributes:
+        adapters: that are trained in place of the policy's weights, in words.
+        frozen_weights: the bits of those weights, added up; 0 where they are trained.
+    """
 
     layers: int
     hidden: int
@@ -62,6 +67,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     expert_layers: tuple[int, ...] = ()
     dtype: str
     critic: bool = False
+    adapters: str = "none"
+    frozen_weights: int = 0
 
 
 class Grid(msgspec.Struct, frozen=True):
@@ -157,6 +164,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         differing = [f"{name} {theirs[name]} (this run: {ours[name]})" for name in theirs if theirs[name] != ours[name]]
         if differing:
             raise CheckpointMismatch(
-                f"checkpoint {folder} is of another model: {', '.join(differing)}; resume with the model and learner.dtype it "
-                "was saved with, or launch anew"
+                f"checkpoint {folder} is of another model: {', '.join(differing)}; resume with the model, learner.dtype "
+                "and learner.lora it was saved with, or launch anew"
             )

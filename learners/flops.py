@@ -1,8 +1,9 @@
 """Model FLOPs: the floating-point operations that the mathematics of a pass asks for, whatever the hardware does to get there.
 
 What counts are matrix products, two operations for each multiply-add: those with the weights, and attention over the keys that
-causality lets a token see. A backward pass is twice its forward pass. What is computed again to save memory does not count, nor
-padding, embedding look-ups, norms, activations and softmax; of a mixture of experts a token's own do.
+causality lets a token see. A backward pass is twice its forward pass, less the gradients of frozen weights. What is computed
+again to save memory does not count, nor padding, embedding look-ups, norms, activations and softmax; of a mixture of experts a
+token's own do.
 
 Divided by the time and the device's peak this is the model FLOPs utilisation of Chowdhery et al. 2022 (PaLM, arXiv:2204.02311,
 appendix B), but for attention, which is counted there as if every token saw its whole row.
@@ -35,6 +36,7 @@ class ProductShapes(msgspec.Struct, frozen=True, kw_only=True):
         feed_forward: of each layer, how many weights of its feed-forward block a token is multiplied with: its router and the
             token's own experts, where there are experts.
         outputs: the vocabulary, or 1 for a critic.
+        adapters: weights of the low-rank adapters of all layers; where there are any, all other weights are frozen.
     """
 
     hidden: int
@@ -43,6 +45,7 @@ class ProductShapes(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     feed_forward: tuple[int, ...]
     outputs: int
+    adapters: int = 0
 
 
 def forward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int) -> int:
@@ -52,6 +55,18 @@ def forward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int)
         lengths: tokens of each row.
         predicted: tokens the output layer is computed for.
     """
+    return sum(_products(shapes, lengths, predicted))
+
+
+def backward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int) -> int:
+    """Of one backward pass; arguments as of :func:`forward_flops`."""
+    weights, others = _products(shapes, lengths, predicted)
+    # Of a product with frozen weights only the gradient of the other operand is asked for.
+    return (1 if shapes.adapters else 2) * weights + 2 * others
+
+
+def _products(shapes: ProductShapes, lengths: Iterable[int], predicted: int) -> tuple[int, int]:
+    """Operations with the weights of the model itself, and all others."""
     tokens = pairs = 0
     for length in lengths:
         tokens += length
@@ -60,7 +75,7 @@ def forward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int)
     weights = sum(projections + of_layer for of_layer in shapes.feed_forward)
     # Of a query with a key, and of the weight that gives with the value.
     attention = len(shapes.feed_forward) * 2 * shapes.heads * shapes.head_dim
-    return 2 * (tokens * weights + pairs * attention + predicted * shapes.hidden * shapes.outputs)
+    return 2 * (tokens * weights + predicted * shapes.hidden * shapes.outputs), 2 * (pairs * attention + tokens * shapes.adapters)
 
 
 def peak_flops(device_name: str) -> float | None:

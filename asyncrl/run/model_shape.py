@@ -7,7 +7,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import check_experts, expert_layers
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import Lora, Recipe
 
 TINY = "tiny"
 """The ``model.path`` of the model that is made on this machine."""
@@ -65,6 +65,20 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         routers = self.hidden_size * self.experts * mixtures
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return layers * attention + feed_forward + routers + self.expert_parameters + embeddings
+
+    def adapter_parameters(self, lora: Lora) -> int:
+        """Number of weights in low-rank adapters."""
+        queries, keys = self.num_attention_heads * self.head_size, self.key_value_heads * self.head_size
+        outside = {
+            "q_proj": self.hidden_size + queries,
+            "k_proj": self.hidden_size + keys,
+            "v_proj": self.hidden_size + keys,
+            "o_proj": queries + self.hidden_size,
+            "gate_proj": self.hidden_size + self.intermediate_size,
+            "up_proj": self.hidden_size + self.intermediate_size,
+            "down_proj": self.intermediate_size + self.hidden_size,
+        }
+        return self.num_hidden_layers * lora.rank * sum(outside[target] for target in set(lora.targets))
 
     def cache_bytes(self, element_bytes: int) -> int:
         """Key-value cache of one token."""

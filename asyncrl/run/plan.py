@@ -160,6 +160,8 @@ def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) 
         layout += f", expert {learner.expert_parallel}"
     if learner.expert_tensor_parallel > 1:
         layout += f", expert tensor {learner.expert_tensor_parallel}"
+    if learner.lora is not None:
+        layout += f", {quantity(shape.adapter_parameters(learner.lora))} parameters in adapters"
     cache = generators.kv_cache_mb << 20
     return (
         Processes("driver", 1, DRIVER_BYTES, "the pumps, tracking, this view"),
@@ -184,22 +186,28 @@ def _reward_model(recipe: Recipe) -> Iterator[Processes]:
 def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:
     """Weights, gradients, Adam's two moments and activations of one rank.
 
-    Moments and master weights are shared out over the ranks that hold the same weights: data- and context-parallel ones, and for
-    experts those of a stage that neither share them out nor divide them. Activations are those of one micro-batch: 17
+    Only what is trained has gradients, moments and master weights. The last two are shared out over the ranks that hold the same
+    weights: data- and context-parallel ones, and for experts those of a stage that neither share them out nor divide them.
+    Activations are those of one micro-batch: 17
     elements a token, layer and hidden unit (Korthikanti et al. 2022, arXiv:2205.05198, equation 2 without attention matrices),
     and the logits, their exponentials and their gradient in float32.
     """
     learner = recipe.learner
     element = ELEMENT_BYTES[learner.dtype]
     master = 0 if learner.dtype == "float32" else 4
-    state = 0
-    for parameters, dividing in (
+    weights: tuple[tuple[int, int], ...] = (
         (shape.parameters - shape.expert_parameters, learner.tensor_parallel),
         (shape.expert_parameters, learner.expert_parallel * learner.expert_tensor_parallel),
-    ):
+    )
+    trained = weights
+    if learner.lora is not None:
+        trained = ((shape.adapter_parameters(learner.lora), learner.tensor_parallel),)
+        weights = (*weights, *trained)
+    state = sum(parameters // (dividing * learner.pipeline_parallel) * element for parameters, dividing in weights)
+    for parameters, dividing in trained:
         share = parameters // (dividing * learner.pipeline_parallel)
         holders = learner.ranks // (dividing * learner.pipeline_parallel)
-        state += share * (element + 4) + share * (8 + master) // holders
+        state += share * 4 + share * (8 + master) // holders
     layers = shape.num_hidden_layers // learner.pipeline_parallel
     # Of a layer that is computed again only the input is kept; one layer at a time has all its activations.
     kept = layers + 16 if learner.recompute == "full" else 17 * layers

@@ -1,4 +1,4 @@
-"""The learner's state on disk, by Megatron's dist_checkpointing: weights, optimizer, random streams, version.
+"""The learner's state on disk, by Megatron's dist_checkpointing: trained weights, optimizer, random streams, version.
 
 Always holds: a checkpoint appears under its name whole or not at all; it is the state at the call of :func:`start_saving`,
 however much is trained while it is written; ranks in any layout can load it, and in the same layout training goes on to the bit
@@ -33,7 +33,7 @@ from learners.checkpoint_manifest import (
     Progress,
     StoredFile,
 )
-from learners.megatron import optimizer_state
+from learners.megatron import lora, optimizer_state
 from learners.megatron.checkpoint_writer import PlannedSave, Written
 from learners.megatron.model import PolicyModel
 from learners.megatron.model_config import PolicyConfig, has_experts
@@ -186,7 +186,8 @@ def load(folder: Path, state: LearnerState) -> Progress:
         raise CheckpointDamaged(folder, str(error)) from error
     for name, network in zip(_PREFIXES, state.networks, strict=False):
         for number, chunk in enumerate(network.chunks):
-            chunk.load_state_dict(loaded[f"{name}chunk_{number}"])
+            # Of a chunk with adapters the checkpoint holds nothing else.
+            chunk.load_state_dict(loaded[f"{name}chunk_{number}"], strict=not lora.trained_state(chunk))
         for number, optimizer in enumerate(network.optimizer.chained_optimizers):
             optimizer_state.load_state(optimizer, loaded[f"{name}optimizer_{number}"])
     if same_layout:
@@ -249,7 +250,7 @@ def _sharded(state: LearnerState, is_loading: bool) -> ShardedStateDict:
 
 def _tensors(chunk: PolicyModel, prefix: str) -> ShardedStateDict:
     """By the chunk's own names; ``prefix`` begins those in the checkpoint, where two networks must not share any."""
-    described = chunk.sharded_state_dict()
+    described = lora.trained_state(chunk) or chunk.sharded_state_dict()
     if prefix:
         add_prefix_for_sharding(described, prefix)
     return described

@@ -3,8 +3,9 @@
 import contextlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -79,7 +80,19 @@ class _Held(msgspec.Struct, frozen=True):
     extent: tuple[int, ...]
 
 
-def save_pretrained(shards: Iterable[Shard], source: Path, folder: Path) -> None:
+class PeftAdapter(msgspec.Struct, frozen=True):
+    """What PEFT reads beside the frozen weights.
+
+    Attributes:
+        config: the content of ``adapter_config.json``, on rank 0.
+        shards: of the adapter's tensors, what this rank holds; over all ranks every element exactly once.
+    """
+
+    config: dict[str, Any]
+    shards: list[Shard]
+
+
+def save_pretrained(shards: Iterable[Shard], source: Path, folder: Path, adapter: PeftAdapter | None = None) -> None:
     """Write a folder that ``from_pretrained`` reads: rank 0 assembles tensor by tensor what the ranks hold and send.
 
     Collective: all ranks call it. Rank 0 holds one output file's tensors at a time, and the folder appears whole or not at all.
@@ -88,28 +101,40 @@ def save_pretrained(shards: Iterable[Shard], source: Path, folder: Path) -> None
         shards: what this rank holds; over all ranks every tensor exactly once.
         source: folder whose configuration and tokenizer are copied.
         folder: where to write; only rank 0 needs to reach it.
+        adapter: to write, too, in a folder within: beside merged weights it would be loaded on top of them.
 
     Raises:
         FileExistsError: on every rank, if ``folder`` exists.
     """
+    exists = [dist.get_rank() == 0 and folder.exists()]
+    dist.broadcast_object_list(exists)
+    if exists[0]:
+        raise FileExistsError(f"{folder} exists; save to a new folder, or remove it first")
+    partial = folder.with_name(f".{folder.name}.partial")
+    _collect(shards, lambda tensors, counts: _write(tensors, counts, source, partial))
+    if adapter is not None:
+        _collect(adapter.shards, lambda tensors, _: _write_adapter(dict(tensors), adapter.config, partial / "adapter"))
+    if dist.get_rank() == 0:
+        partial.rename(folder)
+    dist.barrier()
+
+
+def _collect(shards: Iterable[Shard], write: Callable[[Iterator[tuple[str, Tensor]], list[int]], None]) -> None:
+    """Have rank 0 ``write`` the whole tensors, given one after the other, and how many of them go into each file; collective."""
     mine = {shard.name: shard for shard in shards}
     rank = dist.get_rank()
-    gathered: list[tuple[bool, dict[str, _Held]]] = [(False, {})] * dist.get_world_size()
-    described = {s.name: _Held(rank, s.shape, s.start, tuple(s.tensor.shape)) for s in mine.values()}
-    dist.all_gather_object(gathered, (rank == 0 and folder.exists(), described))
-    if gathered[0][0]:
-        raise FileExistsError(f"{folder} exists; save to a new folder, or remove it first")
+    gathered: list[dict[str, _Held]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(gathered, {s.name: _Held(rank, s.shape, s.start, tuple(s.tensor.shape)) for s in mine.values()})
     holders: dict[str, list[_Held]] = {}
-    for _, held_by_name in gathered:
+    for held_by_name in gathered:
         for name, held in held_by_name.items():
             holders.setdefault(name, []).append(held)
     if rank == 0:
-        _write(_assembled(holders, mine), _planned(holders, mine), source, folder)
+        write(_assembled(holders, mine), _planned(holders, mine))
     else:
         for name in holders:
             if name in mine:
                 dist.send(mine[name].tensor, 0)
-    dist.barrier()
 
 
 def _assembled(holders: dict[str, list[_Held]], mine: dict[str, Shard]) -> Iterator[tuple[str, Tensor]]:
@@ -141,8 +166,7 @@ def _planned(holders: dict[str, list[_Held]], mine: dict[str, Shard]) -> list[in
     return counts
 
 
-def _write(tensors: Iterator[tuple[str, Tensor]], counts: list[int], source: Path, folder: Path) -> None:
-    partial = folder.with_name(f".{folder.name}.partial")
+def _write(tensors: Iterator[tuple[str, Tensor]], counts: list[int], source: Path, partial: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     file_of: dict[str, str] = {}
@@ -161,4 +185,9 @@ def _write(tensors: Iterator[tuple[str, Tensor]], counts: list[int], source: Pat
     config = json.loads((source / "config.json").read_text())
     config.pop("torch_dtype", None)
     (partial / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2))
-    partial.rename(folder)
+
+
+def _write_adapter(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path) -> None:
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))

@@ -100,10 +100,11 @@ class _TokenLogProbabilities(torch.autograd.Function):
             return (None,) * 6
         of_logp = torch.zeros_like(entropy) if of_logp is None else of_logp
         hidden_grad = torch.zeros_like(hidden, dtype=torch.float32)
-        weight_grad = torch.empty_like(weight)
+        # A frozen output layer needs none.
+        weight_grad = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for columns in _ranges(len(weight), ctx.tile.entries):
             entries = _operand(weight[columns])
-            entries_grad = torch.zeros_like(entries, dtype=torch.float32)
+            entries_grad = None if weight_grad is None else torch.zeros_like(entries, dtype=torch.float32)
             for rows in _ranges(len(hidden), ctx.tile.tokens):
                 of_rows = _operand(hidden[rows])
                 logp = _product(of_rows, entries.t()).div_(ctx.temperature).sub_(log_normalizer[rows].unsqueeze(1))
@@ -117,8 +118,10 @@ class _TokenLogProbabilities(torch.autograd.Function):
                 _add_at_targets(gradient, local[rows] - columns.start, of_logp[rows])
                 gradient = gradient.to(entries.dtype)
                 _add_product(hidden_grad[rows], gradient, entries)
-                _add_product(entries_grad, gradient.t(), of_rows)
-            weight_grad[columns] = entries_grad.div_(ctx.temperature)
+                if entries_grad is not None:
+                    _add_product(entries_grad, gradient.t(), of_rows)
+            if weight_grad is not None:
+                weight_grad[columns] = entries_grad.div_(ctx.temperature)
         return hidden_grad.div_(ctx.temperature).to(hidden.dtype), weight_grad, None, None, None, None
 
 

@@ -65,6 +65,9 @@ class PolicyModel(GPTModel):
             [t, 1, hidden], divided over tensor-parallel ranks along ``t``.
         """
         embedded = self.embedding(input_ids=token_ids.unsqueeze(0), position_ids=None) if self.pre_process else None
+        if embedded is not None and torch.is_grad_enabled() and not embedded.requires_grad:
+            # Of a frozen embedding: a layer that is recomputed has gradients only if one of its inputs asks for its own.
+            embedded.requires_grad_()
         rotary = None
         if uses_transformer_engine(self.config):
             rotary = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)

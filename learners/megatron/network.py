@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.recipe.schema import Learner
-from learners.flops import ProductShapes, forward_flops
+from learners.flops import ProductShapes, backward_flops, forward_flops
 from learners.megatron import parallel
 from learners.megatron.context import part_of
 from learners.megatron.log_probabilities import Predictions
@@ -138,5 +138,7 @@ class Network:
                 **arguments,
             )
         for batch in micro_batches:
-            forward = forward_flops(self._shapes, batch.lengths[: batch.rows], len(batch.targets))
-            self.flops += forward if forward_only else 3 * forward
+            described = self._shapes, batch.lengths[: batch.rows], len(batch.targets)
+            self.flops += forward_flops(*described)
+            if not forward_only:
+                self.flops += backward_flops(*described)

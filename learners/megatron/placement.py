@@ -94,6 +94,8 @@ _LAYER_RULES: dict[str, _Rule] = {
 }
 _EXPERT_RULES: dict[str, _Rule] = {"linear_fc1.weight": _gate_up, "linear_fc2.weight": _split("down_proj.weight", 1)}
 _EXPERT_NAME = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
+ADAPTERS = "adapters"
+"""Module beside a linear layer whose parameters are no values of a Hugging Face tensor; see :mod:`.lora`."""
 _LAYER_NAME = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 
@@ -114,6 +116,11 @@ class Placed(msgspec.Struct, frozen=True):
     published: bool
 
 
+def layer_parts(name: str, values: Tensor, config: TransformerConfig) -> list[Part]:
+    """What Hugging Face's tensors take of ``values``, which lie as this rank's parameter ``name`` of a layer does."""
+    return _LAYER_RULES[name](values, config)
+
+
 def placed(chunks: Sequence[PolicyModel], spec: RankSpec) -> Iterator[Placed]:
     """Every rectangle this rank holds, in the order of the chunks' parameters.
 
@@ -127,6 +134,8 @@ def placed(chunks: Sequence[PolicyModel], spec: RankSpec) -> Iterator[Placed]:
 def _placed(model: PolicyModel, spec: RankSpec) -> Iterator[Placed]:
     first_layer = get_transformer_layer_offset(model.config, model.vp_stage)
     for parameter_name, parameter in model.named_parameters():
+        if f".{ADAPTERS}." in parameter_name:
+            continue
         layer = _LAYER_NAME.fullmatch(parameter_name)
         expert = _EXPERT_NAME.fullmatch(layer[2]) if layer else None
         ranks, rank, is_first_replica = spec.tensor, spec.tensor_rank, spec.is_first_replica

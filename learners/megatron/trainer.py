@@ -12,14 +12,15 @@ from torch import Tensor
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.algorithm import GaeAdvantage, NoKl
 from asyncrl.core.recipe.schema import Recipe
-from learners.checkpoint_manifest import Progress
+from learners.checkpoint_manifest import ModelShape, Progress
 from learners.flops import peak_flops
-from learners.megatron import checkpoint, hugging_face, parallel, placement
+from learners.megatron import checkpoint, hugging_face, lora, parallel, placement
 from learners.megatron.cpu_compat import cuda_means_cpu
 from learners.megatron.layer_spec import check_fp8
 from learners.megatron.log_probabilities import Predictions
+from learners.megatron.lora import LowRank
 from learners.megatron.model import build
-from learners.megatron.model_config import policy_config, product_shapes
+from learners.megatron.model_config import PolicyConfig, policy_config, product_shapes
 from learners.megatron.network import Network
 from learners.megatron.reference import ReferenceWeights
 from learners.megatron.value_model import ValueModel
@@ -75,15 +76,21 @@ class Trainer:
             self._chunks = build(config, recipe.learner)
             with hugging_face.HuggingFaceTensors(model_path) as tensors:
                 placement.load(self._chunks, spec, tensors)
+            self._lora = self._new_adapters()
             for chunk in self._chunks:
                 parallel.check_replicas_equal(chunk)
-            self._policy = Network(self._chunks, product_shapes(config), recipe.learner, recipe.sampling.temperature)
+            shape = self._shape(config)
+            shapes = product_shapes(config)
+            if self._lora is not None:
+                shapes = msgspec.structs.replace(shapes, adapters=self._lora.weights)
+            self._policy = Network(self._chunks, shapes, recipe.learner, recipe.sampling.temperature)
             self._critic = self._new_critic()
         trained = [self._policy] if self._critic is None else [self._policy, self._critic]
-        self._state = checkpoint.LearnerState(trained, checkpoint.shape_of(config, self._critic is not None), spec)
-        self._reference: ReferenceWeights | None = None
+        self._state = checkpoint.LearnerState(trained, shape, spec)
+        self._reference: LowRank | ReferenceWeights | None = None
         if not isinstance(recipe.algorithm.kl, NoKl):
-            self._reference = ReferenceWeights([parameter for chunk in self._chunks for parameter in chunk.parameters()])
+            # Frozen weights are their own reference.
+            self._reference = self._lora or ReferenceWeights([each for chunk in self._chunks for each in chunk.parameters()])
 
     def step(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss, learning_rate: float, version: int) -> TrainedStep:
         """One optimizer step over this data-parallel slice's micro-batches, as many as every other slice has.
@@ -185,13 +192,17 @@ class Trainer:
             return torch.cat(parts).cpu()
 
     def shards(self) -> Iterator[Shard]:
-        """See :func:`.placement.shards`."""
-        return placement.shards(self._chunks, self._spec)
+        """See :func:`.placement.shards`; with what the adapters add."""
+        shards = placement.shards(self._chunks, self._spec)
+        return shards if self._lora is None else self._lora.merged(shards)
 
     def save_pretrained(self, folder: Path) -> None:
         """See :func:`.hugging_face.save_pretrained`."""
+        adapter = None
+        if self._lora is not None:
+            adapter = hugging_face.PeftAdapter(self._lora.peft_config(str(self._source)), list(self._lora.shards()))
         with parallel.named_wait(self._spec, "saving the model", self._recipe.deadlines.step):
-            hugging_face.save_pretrained(self.shards(), self._source, folder)
+            hugging_face.save_pretrained(self.shards(), self._source, folder, adapter)
 
     def start_checkpoint(self, folder: Path, progress: Progress) -> checkpoint.Saving:
         """See :func:`.checkpoint.start_saving`."""
@@ -212,6 +223,19 @@ class Trainer:
     def close(self) -> None:
         """Leave the group of ranks."""
         parallel.close()
+
+    def _new_adapters(self) -> LowRank | None:
+        settings = self._recipe.learner.lora
+        return None if settings is None else LowRank(self._chunks, self._spec, settings, self._recipe.seed)
+
+    def _shape(self, config: PolicyConfig) -> ModelShape:
+        """Of what a checkpoint holds, and, where it does not hold the policy's weights, which these must be."""
+        shape = checkpoint.shape_of(config, isinstance(self._recipe.algorithm.advantage, GaeAdvantage))
+        if self._lora is None:
+            return shape
+        return msgspec.structs.replace(
+            shape, adapters=self._lora.description, frozen_weights=lora.bit_sum(self._chunks, self._spec)
+        )
 
     def _new_critic(self) -> Network | None:
         advantage = self._recipe.algorithm.advantage

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
 from asyncrl.core.recipe.algorithm import Algorithm, GaeAdvantage, KlInLoss
-from learners.flops import ProductShapes, forward_flops, peak_flops
+from asyncrl.core.recipe.schema import Lora
+from learners.flops import ProductShapes, backward_flops, forward_flops, peak_flops
 
 LAYERS, HIDDEN, HEADS, GROUPS, HEAD_DIM = 4, 32, 4, 2, 16
 SHAPES = ProductShapes(
@@ -55,7 +56,31 @@ def test_a_pass_is_what_torch_counts(request, name, shapes):
     )
     rows = {7: 3, 20: 11, 1: 1}
     expected = sum(counted(model, length, predicted) for length, predicted in rows.items())
-    assert 3 * forward_flops(shapes, rows, sum(rows.values())) == pytest.approx(expected, rel=1e-6)
+    found = forward_flops(shapes, rows, sum(rows.values())) + backward_flops(shapes, rows, sum(rows.values()))
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_pass_beside_frozen_weights_is_what_torch_counts(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").requires_grad_(requires_grad=False)
+    model.enable_input_require_grads()
+    first, second = (torch.zeros(shape, requires_grad=True) for shape in ((5, 64), (32, 5)))
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.register_forward_hook(lambda _, inputs, output: output + inputs[0] @ first.T @ second.T)
+    shapes = msgspec.structs.replace(SHAPES, adapters=LAYERS * 5 * (64 + 32))
+    found = forward_flops(shapes, [20], 11) + backward_flops(shapes, [20], 11)
+    assert found == pytest.approx(counted(model, 20, 11), rel=1e-6)
+
+
+@pytest.mark.parametrize("grid", [{}, {"tensor": 2}, {"pipeline": 2}], ids=["one", "tp2", "pp2"])
+def test_a_step_of_adapters_counts_no_gradients_of_frozen_weights(folder, grid):
+    batch, rows = make_batch()
+    recipe = make_recipe(folder, lora=Lora(rank=5, targets=("o_proj",)), **grid)
+    results = run_ranks(rank_side.train, recipe, folder, batch, rows, 1, None, **grid)
+    readings = combine(reading for reports, _, _ in results for reading in reports[0].readings)
+    shapes = msgspec.structs.replace(SHAPES, adapters=LAYERS * 5 * (64 + 32))
+    described = shapes, [record.length for record in batch.rows], sum(int(row.loss_mask.sum()) for row in rows.values())
+    expected = forward_flops(*described) + backward_flops(*described)
+    assert flops_of(readings) * recipe.learner.ranks == pytest.approx(expected, rel=1e-9)
 
 
 def readings_of(folder, algorithm=None):

@@ -85,9 +85,15 @@ def test_every_layout_has_the_loss_and_gradients_of_one_rank(folder, one_rank, l
 
 
 def hugging_face_gradients(folder):
-    """Row by row, without packing, in float64. At the first step the ratio to the proximal policy is 1."""
-    batch, rows = make_batch()
+    """In float64."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, experts_implementation="eager")
+    hugging_face_loss(model).backward()
+    return tensors_of(model, "grad")
+
+
+def hugging_face_loss(model):
+    """Row by row, without packing. At the first step the ratio to the proximal policy is 1."""
+    batch, rows = make_batch()
     loss, count = 0.0, 0
     for record in batch.rows:
         row = rows[record.group_id, record.sample_index]
@@ -98,8 +104,7 @@ def hugging_face_gradients(folder):
         weight = (logp.detach() - torch.from_numpy(row.logprobs)[places]).exp().clamp(max=2.0)
         loss -= (weight * logp).sum() * (row.reward - np.mean(rewards)) / (np.std(rewards) or 1.0)
         count += len(places)
-    (loss / count).backward()
-    return tensors_of(model, "grad")
+    return loss / count
 
 
 def test_one_rank_has_the_gradients_of_plain_hugging_face(folder, one_rank):

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
 from asyncrl.core.recipe.algorithm import AdaptiveKl, Algorithm, KlInLoss, KlInReward, RlooAdvantage, TurnCredit
+from asyncrl.core.recipe.schema import Lora
 from learners.kl import adapted_coefficient
 
 BATCHES = [make_batch(version) for version in (5, 6)]
@@ -38,10 +39,13 @@ def train(folder, algorithm, batches=BATCHES, **options):
     return readings, assemble([shards for _, shards in results])
 
 
-def test_the_weights_the_run_began_with_are_at_no_distance_and_later_ones_at_the_distance_of_hugging_faces(folder, tmp_path):
-    (first, second), _ = train(folder, IN_LOSS)
+@pytest.mark.parametrize("lora", [None, Lora(rank=4, alpha=8.0)], ids=["all_weights", "adapters"])
+def test_the_weights_the_run_began_with_are_at_no_distance_and_later_ones_at_the_distance_of_hugging_faces(
+    folder, tmp_path, lora
+):
+    (first, second), _ = train(folder, IN_LOSS, lora=lora)
     assert first["kl/reference_k3"] == 0.0
-    ((reports, _, _),) = run(rank_side.train, folder, IN_LOSS, *BATCHES[0], 1, tmp_path / "after")
+    ((reports, _, _),) = run(rank_side.train, folder, IN_LOSS, *BATCHES[0], 1, tmp_path / "after", lora=lora)
     assert reports[0].readings
     batch, rows = BATCHES[1]
     models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (folder, tmp_path / "after")]

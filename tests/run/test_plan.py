@@ -110,6 +110,7 @@ def test_experts_are_counted_and_shared_out(mixture):
 @pytest.mark.parametrize(
     ("layout", "place", "problem"),
     [
+        ("lora: {}", "learner.lora.targets", "cannot have adapters beside gate_proj, up_proj, down_proj"),
         ("data_parallel: 5, expert_parallel: 5", "learner.expert_parallel", "5 does not divide the model's 128 experts"),
         (
             "data_parallel: 5, expert_tensor_parallel: 5",
@@ -133,6 +134,20 @@ def test_memory_grows_with_the_model_and_shrinks_with_ranks(model):
     assert learner_bytes(model) > learner_bytes() + 596e6 * 16
     assert learner_bytes(model, "learner.tensor_parallel=2") < learner_bytes(model) * 0.6
     assert learner_bytes(model, "learner.data_parallel=2") < learner_bytes(model)
+    assert learner_bytes(model, "+learner.lora={rank: 16}") < learner_bytes(model) - 580e6 * 12
+
+
+@pytest.mark.parametrize(
+    ("targets", "ends"),
+    [
+        ("", [(1024, 2048), (1024, 1024), (1024, 1024), (2048, 1024), (1024, 3072), (1024, 3072), (3072, 1024)]),
+        (", targets: [v_proj, q_proj, v_proj]", [(1024, 2048), (1024, 1024)]),
+    ],
+)
+def test_adapters_are_counted(model, targets, ends):
+    recipe = compose("quickstart", [model, f"+learner.lora={{rank: 16{targets}}}"])
+    expected = 28 * sum(16 * inputs + outputs * 16 for inputs, outputs in ends)
+    assert read_shape(recipe).adapter_parameters(recipe.learner.lora) == expected
 
 
 def test_remarks_on_what_is_probably_not_meant(model):

@@ -33,7 +33,7 @@ def describe(value_type: inspect.Type) -> str:
         case inspect.UnionType(types=types):
             return " or ".join(dict.fromkeys(describe(alternative) for alternative in types))
         case inspect.VarTupleType(item_type=item, min_length=least):
-            entries = describe(item).removeprefix("a ") + ("" if least == 1 else "s")
+            entries = describe(item).removeprefix("a ").removeprefix("one ") + ("" if least == 1 else "s")
             return f"a list of {f'at least {least} ' if least else ''}{entries}"
     raise TypeError(f"no words for {value_type} in the recipe schema")
 

@@ -5,6 +5,8 @@ from collections.abc import Collection, Sequence
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Learner
 
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
 
 def expert_layers(layers: int, experts: int, step: int, dense: Collection[int]) -> list[bool]:
     """Which of a model's layers are mixtures of experts: every ``step``-th, ``dense`` excepted (Hugging Face's Qwen3-MoE).
@@ -25,7 +27,7 @@ def check_experts(learner: Learner, with_experts: Sequence[bool], experts: int, 
         channels: of an expert.
 
     Raises:
-        RecipeError: if the layout cannot divide them.
+        RecipeError: if the layout cannot divide them, or they are to have adapters.
     """
     if not any(with_experts):
         if learner.expert_parallel * learner.expert_tensor_parallel > 1:
@@ -36,6 +38,13 @@ def check_experts(learner: Learner, with_experts: Sequence[bool], experts: int, 
                 "set both to 1",
             )
         return
+    refused = [] if learner.lora is None else [target for target in learner.lora.targets if target not in _ATTENTION]
+    if refused:
+        raise RecipeError(
+            "learner.lora.targets",
+            f"a model with experts cannot have adapters beside {', '.join(refused)}",
+            f"name projections of attention only: {', '.join(_ATTENTION)}",
+        )
     for key, ranks, count, what in (
         ("expert_parallel", learner.expert_parallel, experts, "experts"),
         ("expert_tensor_parallel", learner.expert_tensor_parallel, channels, "channels of an expert"),

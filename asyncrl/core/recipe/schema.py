@@ -1,6 +1,6 @@
 """Every key a recipe can hold, its type, range, default and meaning. The reference in docs/recipe.md is generated from here."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
@@ -251,6 +251,23 @@ class Buffer(Section, frozen=True):
     max_failures: Count = 64
 
 
+Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class Lora(Section, frozen=True):
+    """Low-rank adapters are trained, and the model's own weights stay as they are (Hu et al. 2021, arXiv:2106.09685).
+
+    Attributes:
+        rank: of each adapter; its two matrices are [rank, inputs] and [outputs, rank].
+        alpha: an adapter adds ``alpha / rank`` times the product of its matrices to the weight it is beside.
+        targets: which of each layer's weights have one, named as in Hugging Face.
+    """
+
+    rank: Count = 16
+    alpha: Positive = 32.0
+    targets: Annotated[tuple[Projection, ...], Meta(min_length=1)] = get_args(Projection)
+
+
 class Learner(Section, frozen=True):
     """The Megatron learner.
 
@@ -276,6 +293,7 @@ class Learner(Section, frozen=True):
             the time in which stages wait for each other; needs ``pipeline_parallel`` of at least 2.
         recompute: what the backward pass computes again instead of keeping it in memory: nothing, attention between its
             projections (``selective``), or whole layers (``full``, about a third more time).
+        lora: train low-rank adapters in place of the policy's weights, with a higher ``lr``; null trains all weights.
     """
 
     lr: Positive = 1e-6
@@ -294,6 +312,7 @@ class Learner(Section, frozen=True):
     expert_tensor_parallel: Count = 1
     virtual_pipeline: Count = 1
     recompute: Literal["none", "selective", "full"] = "none"
+    lora: Lora | None = None
 
     @property
     def ranks(self) -> int:

@@ -1,0 +1,283 @@
+"""Low-rank adapters beside a frozen model (Hu et al. 2021, arXiv:2106.09685): ``W x`` becomes ``W x + alpha / rank * B (A x)``.
+
+What always holds: each adapter is one of one Hugging Face projection, though Megatron keeps several in one matrix; nothing writes
+to the model's own weights, the sum is made as it is published; what an adapter begins with follows from its name and the seed, in
+every layout. There is no dropout: the policy that is trained must be the one that sampled.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_sequence_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
+from torch import Tensor
+
+from asyncrl.core.publication import Shard
+from asyncrl.core.recipe.schema import Lora
+from learners.megatron import placement
+from learners.megatron.elementwise import rms_norm
+from learners.megatron.model import PolicyModel
+from learners.rank import RankSpec
+
+_PROJECTIONS = {
+    "self_attention.linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "self_attention.linear_proj": ("o_proj",),
+    "mlp.linear_fc1": ("gate_proj", "up_proj"),
+    "mlp.linear_fc2": ("down_proj",),
+}
+"""Of each of Megatron's linear layers in a layer."""
+
+
+class Adapter(torch.nn.Module):
+    """Of one projection.
+
+    Attributes:
+        name: of the projection in Hugging Face's model.
+        rows: int64 [n], where its outputs lie among this rank's outputs of the linear layer.
+        divided: the matrix that tensor-parallel ranks divide, as they divide the weight; each has the whole other one.
+        lora_A: [rank, inputs]; where it is divided, this rank's columns.
+        lora_B: [outputs, rank]; where it is divided, this rank's rows. Begins at zero.
+
+    Args:
+        name: as ``name``.
+        part: what the projection takes of the numbers of this rank's outputs.
+        inputs: this rank's, of the linear layer.
+        settings: from the recipe.
+        config: of the model.
+        spec: where this rank stands.
+        seed: of the run.
+    """
+
+    def __init__(
+        self, name: str, part: placement.Part, inputs: int, settings: Lora, config: TransformerConfig, spec: RankSpec, seed: int
+    ) -> None:
+        super().__init__()
+        self.name, self.rows = name, part.local.flatten().to(torch.cuda.current_device())
+        self.divided = "lora_B" if part.split == 0 else "lora_A"
+        begins = torch.zeros(len(self.rows), settings.rank)
+        first = _first_factor(f"{seed} {name}", settings.rank, inputs if self.divided == "lora_B" else inputs * spec.tensor)
+        if self.divided == "lora_A":
+            first = first.chunk(spec.tensor, 1)[spec.tensor_rank]
+        for matrix, values in (("lora_A", first), ("lora_B", begins)):
+            values = values.to(torch.cuda.current_device(), config.params_dtype, copy=True).contiguous()
+            parameter = torch.nn.Parameter(values)
+            if matrix == self.divided:
+                set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=self.axis, stride=1)
+            else:
+                # Each rank multiplies its part of the sequence by it, so Megatron adds up the ranks' gradients.
+                parameter.sequence_parallel = config.sequence_parallel
+            self.register_parameter(matrix, parameter)
+
+    @property
+    def axis(self) -> int:
+        """The dimension in which the divided matrix is."""
+        return 0 if self.divided == "lora_B" else 1
+
+
+class Adapters(torch.nn.Module):
+    """Those beside one of Megatron's linear layers.
+
+    Attributes:
+        enabled: whether they add anything.
+        adapters: by projection, all of them divided alike.
+
+    Args:
+        adapters: as ``adapters``.
+        outputs: this rank's, of the linear layer.
+        scale: what their products are multiplied by.
+    """
+
+    def __init__(self, adapters: dict[str, Adapter], outputs: int, scale: float) -> None:
+        super().__init__()
+        self.adapters = torch.nn.ModuleDict(adapters)
+        self.enabled = True
+        self._outputs, self._scale = outputs, scale
+
+    def forward(self, values: Tensor) -> Tensor:
+        """What they add to the layer's outputs.
+
+        Args:
+            values: [t, 1, inputs], what the layer multiplies; its part of the sequence if the outputs are divided.
+
+        Returns:
+            [t, 1, outputs], the part of the sequence if the inputs are divided.
+        """
+        members = list(self.adapters.values())
+        inner = F.linear(values, torch.cat([member.lora_A for member in members]))
+        if members[0].divided == "lora_B":
+            inner = gather_from_sequence_parallel_region(inner)
+        else:
+            inner = reduce_scatter_to_sequence_parallel_region(inner)
+        rank = len(members[0].lora_A)
+        outer = inner.new_zeros(self._outputs, rank * len(members))
+        for number, member in enumerate(members):
+            outer[member.rows, number * rank : (number + 1) * rank] = member.lora_B
+        return F.linear(inner * self._scale, outer)
+
+
+class LowRank:
+    """The adapters of all chunks on this rank. Construction freezes the chunks, whose weights are loaded.
+
+    Args:
+        chunks: of this rank's pipeline stage.
+        spec: where this rank stands.
+        settings: from the recipe.
+        seed: of the run.
+    """
+
+    def __init__(self, chunks: Sequence[PolicyModel], spec: RankSpec, settings: Lora, seed: int) -> None:
+        self._spec, self._settings = spec, settings
+        self._scale = settings.alpha / settings.rank
+        self._beside: list[Adapters] = []
+        for chunk in chunks:
+            chunk.requires_grad_(requires_grad=False)
+            first_layer = get_transformer_layer_offset(chunk.config, chunk.vp_stage)
+            for number, layer in enumerate(chunk.decoder.layers):
+                for name, projections in _PROJECTIONS.items():
+                    if not set(settings.targets).isdisjoint(projections):
+                        self._add(layer.get_submodule(name), name, f"model.layers.{number + first_layer}.", chunk.config, seed)
+        self._by_projection = {adapter.name: adapter for beside in self._beside for adapter in beside.adapters.values()}
+
+    @property
+    def weights(self) -> int:
+        """Number of weights in the adapters of the whole model."""
+        mine = sum(
+            values.numel() * (self._spec.tensor if matrix == adapter.divided else 1)
+            for adapter in self._by_projection.values()
+            for matrix, values in adapter.named_parameters()
+        )
+        return mine * self._spec.pipeline
+
+    @property
+    def description(self) -> str:
+        """What two runs must share for the adapters of the one to fit the other."""
+        return f"rank {self._settings.rank}, alpha {self._settings.alpha:g}, {' '.join(sorted(set(self._settings.targets)))}"
+
+    def merged(self, base: Iterable[Shard]) -> Iterator[Shard]:
+        """Each of this rank's rectangles of the frozen weights with what its adapter adds, summed in float32."""
+        for shard in base:
+            adapter = self._by_projection.get(shard.name.removesuffix(".weight"))
+            yield shard if adapter is None else msgspec.structs.replace(shard, tensor=self._sum(shard.tensor, adapter))
+
+    def shards(self) -> Iterator[Shard]:
+        """The adapters themselves, as PEFT names them; over all ranks every element once."""
+        for name, adapter in self._by_projection.items():
+            for matrix in ("lora_A", "lora_B"):
+                values = getattr(adapter, matrix).detach()
+                shape, start = list(values.shape), [0, 0]
+                if matrix == adapter.divided:
+                    shape[adapter.axis] *= self._spec.tensor
+                    start[adapter.axis] = values.shape[adapter.axis] * self._spec.tensor_rank
+                elif self._spec.tensor_rank:
+                    continue
+                if self._spec.is_first_replica:
+                    yield Shard(f"base_model.model.{name}.{matrix}.weight", tuple(shape), tuple(start), values)
+
+    def peft_config(self, base: str) -> dict[str, Any]:
+        """The content of PEFT's ``adapter_config.json``.
+
+        Args:
+            base: where the frozen weights are.
+        """
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "r": self._settings.rank,
+            "lora_alpha": self._settings.alpha,
+            "lora_dropout": 0.0,
+            "target_modules": sorted(set(self._settings.targets)),
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "inference_mode": True,
+        }
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the model be the frozen one within, as a reference policy."""
+        for beside in self._beside:
+            beside.enabled = False
+        try:
+            yield
+        finally:
+            for beside in self._beside:
+                beside.enabled = True
+
+    def _add(self, linear: torch.nn.Module, name: str, prefix: str, config: TransformerConfig, seed: int) -> None:
+        outputs, inputs = linear.weight.shape
+        adapters = {}
+        for part in placement.layer_parts(f"{name}.weight", torch.arange(outputs).unsqueeze(1), config):
+            projection = part.name.removesuffix(".weight")
+            target = projection.rsplit(".", 1)[-1]
+            if target in self._settings.targets:
+                adapters[target] = Adapter(prefix + projection, part, inputs, self._settings, config, self._spec, seed)
+        beside = Adapters(adapters, outputs, self._scale)
+        linear.add_module(placement.ADAPTERS, beside)
+        linear.register_forward_hook(_with_adapters)
+        self._beside.append(beside)
+
+    @torch.no_grad()
+    def _sum(self, weight: Tensor, adapter: Adapter) -> Tensor:
+        return torch.addmm(weight.float(), adapter.lora_B.float(), adapter.lora_A.float(), alpha=self._scale).to(weight.dtype)
+
+
+def trained_state(chunk: PolicyModel) -> ShardedStateDict:
+    """What a checkpoint holds of a chunk with adapters: these, by the chunk's names of them. Empty for a chunk without."""
+    tensor = parallel_state.get_tensor_model_parallel_group()
+    data = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    state: ShardedStateDict = {}
+    for place, adapter in chunk.named_modules():
+        if isinstance(adapter, Adapter):
+            for matrix, values in adapter.named_parameters():
+                key, groups = f"{adapter.name}.{matrix}", {"tp_group": tensor, "dp_cp_group": data}
+                state[f"{place}.{matrix}"] = (
+                    make_tp_sharded_tensor_for_checkpoint(values, key, adapter.axis, **groups)
+                    if matrix == adapter.divided
+                    else make_sharded_tensor_for_checkpoint(values, key, **groups)
+                )
+    return state
+
+
+def bit_sum(chunks: Sequence[PolicyModel], spec: RankSpec) -> int:
+    """The bits of the whole model's weights, added up: the same in every layout, and hardly ever of two models. Collective."""
+    total = torch.zeros((), dtype=torch.int64, device=torch.cuda.current_device())
+    for piece in placement.placed(chunks, spec):
+        if piece.published:
+            bits = piece.local.contiguous().view(torch.int16 if piece.local.element_size() == 2 else torch.int32)
+            total += bits.sum(dtype=torch.int64)
+    dist.all_reduce(total)
+    return int(total)
+
+
+def _with_adapters(linear: torch.nn.Module, inputs: tuple[Tensor], output: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
+    """Forward hook of a linear layer, whose output is a pair of outputs and a bias that is added later."""
+    beside = linear.get_submodule(placement.ADAPTERS)
+    if not beside.enabled:
+        return output
+    (values,) = inputs
+    if hasattr(linear, "layer_norm_weight"):
+        # TransformerEngine's layer, which norms what it multiplies.
+        values = rms_norm(values, linear.layer_norm_weight, linear.config.layernorm_epsilon)
+    return (output[0] + beside(values), *output[1:])
+
+
+def _first_factor(name: str, rank: int, inputs: int) -> Tensor:
+    """Float32 [rank, inputs], uniform as by He et al. 2015 (arXiv:1502.01852) with slope sqrt(5), which is PEFT's choice."""
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True))
+    first = torch.empty(rank, inputs)
+    return torch.nn.init.kaiming_uniform_(first, a=math.sqrt(5), generator=generator)
