@@ -1,4 +1,4 @@
-"""Scores from a real HTTP server in a thread, which answers as it is told."""
+"""Scores from an actor, and from a real HTTP server in a thread, which answers as it is told."""
 
 import asyncio
 import json
@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import numpy as np
 import pytest
-from test_desk import trajectory
+from ray.exceptions import RayActorError
+from test_desk import Remote, trajectory
 
-from asyncrl.core.errors import ComponentFailed, FailureKind, ScoringFailed
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.reward import RemoteReward
 from asyncrl.core.task import Task
-from asyncrl.run.scorers import RemoteScorer
+from asyncrl.run.scorers import ModelScorer, RemoteScorer
 
 TASK = Task(id=TaskId("t"), prompt="1+1", data={"answer": "2"})
 
@@ -97,7 +99,7 @@ async def test_a_service_sees_the_episode_and_each_gets_its_own_score() -> None:
         scores = await asyncio.gather(*(asked.score(TASK, trajectory(index)) for index in range(40)))
     assert scores == [len(" ".join(map(str, range(3 + index)))) for index in range(40)]
     assert all(len(request) <= 32 for request in service.requests)
-    (first, *_) = service.requests[0]
+    (first,) = [episode for request in service.requests for episode in request if episode["turns"] == ["2"]]
     assert first == {
         "task_id": "t",
         "prompt": "1+1",
@@ -167,7 +169,7 @@ async def test_a_slow_answer_is_given_up_and_asked_for_again() -> None:
 @pytest.mark.parametrize(("trouble", "told"), [(says(503, "no GPU"), "503: 'no GPU'"), (says(200, "<html>"), "no scores")])
 async def test_an_outage_beyond_the_deadline_is_the_infrastructure_s_failure(trouble: Reply, told: str) -> None:
     with serving(Service([trouble])) as port:
-        asked = scorer(port, deadline_s=0.2)
+        asked = scorer(port, deadline_s=1.0)
         outcomes = await asyncio.gather(*(asked.score(TASK, trajectory(index)) for index in range(3)), return_exceptions=True)
     for outcome in outcomes:
         assert isinstance(outcome, ScoringFailed)
@@ -196,3 +198,48 @@ async def test_what_will_not_pass_is_refused_at_once(reply: Reply, told: str) ->
 async def test_a_score_that_is_none_is_not_a_number(score: str) -> None:
     with serving(Service([says(200, f'{{"scores": [{score}]}}')])) as port:
         assert math.isnan(await scorer(port).score(TASK, trajectory(0)))
+
+
+class FakeModel:
+    """The handle of a reward model's actor: scores a row by its length."""
+
+    def __init__(self, trouble: Exception | None = None) -> None:
+        self.calls: list[int] = []
+        self.gate = asyncio.Event()
+        self._trouble = trouble
+        self.score = Remote(self._score)
+
+    async def _score(self, rows: Sequence[np.ndarray]) -> list[float]:
+        self.calls.append(len(rows))
+        await self.gate.wait()
+        if self._trouble is not None:
+            raise self._trouble
+        return [float(len(row)) for row in rows]
+
+
+async def test_the_model_gets_tokens_and_those_that_come_meanwhile_together() -> None:
+    model = FakeModel()
+    asked = ModelScorer(model, "generator-0", 10.0)
+    first = asyncio.create_task(asked.score(TASK, trajectory(0)))
+    async with asyncio.timeout(10):
+        while not model.calls:  # noqa: ASYNC110 - counted in the actor
+            await asyncio.sleep(0)
+    others = [asyncio.create_task(asked.score(TASK, trajectory(index))) for index in range(1, 6)]
+    await asyncio.sleep(0)
+    model.gate.set()
+    assert await asyncio.gather(first, *others) == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert model.calls == [1, 5]
+
+
+async def test_a_model_that_dies_ends_the_run_and_no_generator() -> None:
+    model = FakeModel(RayActorError())
+    model.gate.set()
+    with pytest.raises(ComponentFailed, match="the reward model to score 1 episodes: its process died") as caught:
+        await ModelScorer(model, "generator-0", 10.0).score(TASK, trajectory(0))
+    assert not isinstance(caught.value, ProcessDied)
+
+
+async def test_a_model_that_does_not_answer_is_not_waited_for_for_ever() -> None:
+    with pytest.raises(DeadlineExceeded, match=r"generator-0 waited .* for the reward model to score 1 episodes") as caught:
+        await ModelScorer(FakeModel(), "generator-0", 0.05).score(TASK, trajectory(0))
+    assert "deadlines.reward" in caught.value.remedy
