@@ -86,6 +86,8 @@ class SharedMemoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         publication = msgspec.msgpack.decode(update_info.publication, type=Publication)
         self._checkpoint.check(publication.shards)
         initialize_layerwise_reload(self.model)
+        if self.device.type == "cpu":
+            _have_experts_packed(self.model)
         tensors = _Fingerprinting(read(publication), self.device)
         reached = self.model.load_weights(tensors)
         unreached = sorted(self._parameters - (reached or self._parameters)) or self._untouched_layers()
@@ -134,6 +136,15 @@ def _tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
             tied.append(layer)
         seen |= own
     return tied
+
+
+def _have_experts_packed(model: torch.nn.Module) -> None:
+    """Have vLLM bring experts into the CPU kernel's layout as it loads them. It does so where it makes that kernel, and keeps the
+    one that a layer has: this would read the new weights, not packed, as if they were."""
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 class _Fingerprinting:

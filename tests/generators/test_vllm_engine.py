@@ -10,7 +10,8 @@ import psutil
 import pytest
 import torch
 from chat_tokenizers import make_tokenizer
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from safetensors.torch import load_file
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from asyncrl.core.errors import ComponentFailed, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
@@ -175,6 +176,44 @@ async def test_a_publication_that_lacks_tensors_is_refused_and_the_engine_with_i
     for completion in (running, sample(engine, [1, 2, 3], 20)):
         with pytest.raises(ComponentFailed, match=r"unknown weights.*lacks model\.layers\.0"):
             await completion
+
+
+async def test_experts_arrive_as_they_were_sent(writer, tmp_path: Path) -> None:
+    """On CPU vLLM packs them for its kernels, and a publication must not be read as if it were packed."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=320,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        norm_topk_prob=True,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        dtype="float32",
+    )
+    model = Qwen3MoeForCausalLM(config).eval()
+    make_tokenizer().save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
+    engine = await VllmEngine.start(RECIPE, str(tmp_path))
+    prompt = list(range(5, 45))
+    try:
+        for version in (0, 1, 2):
+            if version:
+                perturb(model)
+                model.save_pretrained(tmp_path / str(version))
+                tensors = load_file(tmp_path / str(version) / "model.safetensors")
+                parts = [Shard(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in tensors.items()]
+                publication = publish(writer, 10 + version, parts)
+                assert await engine.install(publication) == publication.fingerprint
+            completion = await sample(engine, prompt, 30)
+            assert np.abs(completion.logprobs - reference_logprobs(model, prompt, completion.token_ids)).max() < 1e-3
+    finally:
+        await engine.close()
 
 
 KILLED = """
