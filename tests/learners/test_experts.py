@@ -149,6 +149,21 @@ def test_another_layout_goes_on_closely_from_the_same_bits(folder, tmp_path, wri
     assert_identical(*tensors)
 
 
+def test_a_critic_goes_on_in_another_layout(folder, tmp_path):
+    target, after = tmp_path / "version-000008", AFTER[:1]
+
+    def run(function, *arguments, **layout):
+        recipe, grid = recipe_and_grid(folder, **layout)
+        recipe = msgspec.structs.replace(recipe, algorithm=GAE)
+        return list(zip(*run_ranks(function, recipe, folder, *arguments, **grid), strict=True))
+
+    saved, reports, weights = run(rank_side.train_and_save, BEFORE, target, after, data=2, expert=2)
+    _, loaded, resumed_reports, resumed = run(rank_side.load_and_train, target, after, tensor=2)
+    assert_identical(assemble(loaded), assemble(saved))
+    assert readings_of(resumed_reports)[0] == pytest.approx(readings_of(reports)[0], rel=1e-3, abs=1e-5)
+    assert distance(assemble(resumed), assemble(weights)) < 1e-5
+
+
 def test_a_checkpoint_of_other_experts_is_refused(folder, tmp_path):
     target = tmp_path / "version-000000"
     recipe, _ = recipe_and_grid(folder)
