@@ -38,7 +38,7 @@ SNAPSHOT_BYTES = 8 << 20
 """A snapshot is taken when the journal grew by this much since the last one: what a recovery replays at most."""
 DISK_RETRY_S = 1.0
 """How often a full disk is tried again: a file system tells nobody that it has room."""
-FREED_AT_ONCE = 256
+FREED_AT_ONCE = 64
 """Payloads given up in one go."""
 BLOCKERS_NAMED = 3
 """Groups an overdue batch names; the rest are counted."""
