@@ -160,9 +160,9 @@ class Batches:
         """Take the lost rows out of a batch, and groups of which too little is left if it is not trained yet."""
         state, version = self._state, kept.batch.version
         rows = tuple(row for row in kept.batch.rows if row.payload not in lost)
-        if kept.trained and not rows:
+        if kept.trained and all(row.greedy for row in rows):
             raise LedgerError(
-                f"all trajectories of the batch of version {version}, which must be trained again, were destroyed; "
+                f"all trajectories to train of the batch of version {version}, which must be trained again, were destroyed; "
                 "start the run anew, and set buffer.journal.fsync to always if power cuts are to be survived"
             )
         if not kept.trained:

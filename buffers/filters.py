@@ -10,12 +10,17 @@ from asyncrl.core.recipe.schema import AccuracyWindowFilter, ZeroVarianceFilter
 Filter = ZeroVarianceFilter | AccuracyWindowFilter
 
 
-def left_out_by(filters: Sequence[Filter], rewards: Sequence[float]) -> str:
-    """Why a group with these rewards is left out, of a fixed vocabulary; empty if it is trained."""
+def left_out_by(filters: Sequence[Filter], rewards: Sequence[float], parts: Sequence[Sequence[float]]) -> str:
+    """Why a group is left out, of a fixed vocabulary; empty if it is trained.
+
+    Args:
+        rewards: of its episodes.
+        parts: the rewards that the recipe tells apart, of each; rewards that are equal in all of them have no variance.
+    """
     for chosen in filters:
         match chosen:
             case ZeroVarianceFilter():
-                if min(rewards) == max(rewards):
+                if min(rewards) == max(rewards) and len(set(map(tuple, parts))) == 1:
                     return "zero variance"
             case AccuracyWindowFilter(low=low, high=high):
                 if not low <= sum(rewards) / len(rewards) <= high:

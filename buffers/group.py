@@ -54,7 +54,8 @@ class Group(msgspec.Struct, array_like=True, gc=False):
         uses: trainings it was handed out for.
         kept: batches that may have to be handed out again and hold rows of it.
         consumed: the sampler will not have it again.
-        oldest_sampled, newest_sampled: versions of its tokens, once it is complete.
+        oldest_sampled: version of its tokens, once it is complete.
+        newest_sampled: the same of those that a loss may take.
         advantage: mean over its rows of ``|reward - mean| / standard deviation``, once it is complete.
     """
 
@@ -95,8 +96,8 @@ class Group(msgspec.Struct, array_like=True, gc=False):
         return sum(row.sample.payload.size for row in self.rows.values())
 
     def sampled_tokens(self) -> int:
-        """Of its finished episodes."""
-        return sum(tokens for row in self.rows.values() for _, tokens in row.sample.sampled)
+        """Of its finished episodes, greedy ones excepted."""
+        return sum(row.sample.trainable_tokens(PolicyVersion(0)) for row in self.rows.values())
 
     def oldest_row(self) -> PolicyVersion:
         """The oldest version that sampled a token of its finished episodes, of which there must be one."""

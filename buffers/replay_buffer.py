@@ -236,12 +236,13 @@ class ReplayBuffer:
     def _complete(self, group: Group) -> None:
         rows = [row.sample for row in group.rows.values()]
         rewards = [row.reward for row in rows]
-        why = left_out_by(self._limits.filters, rewards)
+        why = left_out_by(self._limits.filters, rewards, [row.rewards for row in rows])
         if why:
             self._groups.end(group, GroupState.FILTERED, why)
         else:
             group.oldest_sampled = min([row.sampled[0][0] for row in rows])
-            group.newest_sampled = max([row.sampled[-1][0] for row in rows])
+            # A greedy episode has no token that a loss could still take.
+            group.newest_sampled = max([row.sampled[-1][0] for row in rows if not row.greedy])
             group.advantage = mean_absolute_advantage(rewards)
             self._groups.move(group, GroupState.COMMITTED, birth=group.oldest_sampled)
         self._tasks.observe(group.source, rewards)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from asyncrl.core.errors import FailureKind, ScoringFailed
+from asyncrl.core.errors import ComponentFailed, FailureKind, ScoringFailed
 from asyncrl.core.scoring import Scorer
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Trajectory
@@ -59,7 +59,7 @@ class Scoring:
 
         Raises:
             ScoringFailed: there is no score, or it is not finite.
-            ComponentFailed: there will never be one.
+            ComponentFailed: there will never be one, or the environment has metrics of these names.
         """
         if not trajectory.turns:
             return trajectory
@@ -73,6 +73,9 @@ class Scoring:
 
 
 def _with_score(trajectory: Trajectory, score: float, environment_weight: float) -> Trajectory:
+    if taken := trajectory.metrics.keys() & {SCORE, ENVIRONMENT_REWARD}:
+        problem = f"the environment of task {trajectory.task_id} reports a metric {min(taken)!r}, which scoring does; rename it"
+        raise ComponentFailed(problem)
     turns = [msgspec.structs.replace(turn, reward=environment_weight * turn.reward) for turn in trajectory.turns]
     turns[-1] = msgspec.structs.replace(turns[-1], reward=turns[-1].reward + score)
     return msgspec.structs.replace(

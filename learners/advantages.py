@@ -75,7 +75,7 @@ def against_greedy(values: Tensor, greedy: Tensor) -> Tensor:
 
 
 def decoupled_advantages(rewards: Tensor, weights: Tensor, group: Tensor, tokens: Tensor) -> Tensor:
-    """float32 [u]. Each reward is standardised within its group, then their weighted sum over the batch.
+    """float32 [u]. Each reward is standardised within its group, then their weighted sum over the batch's tokens.
 
     Standardising the sum instead gives different combinations of rewards the same advantage.
 

@@ -17,6 +17,9 @@ from math import ceil
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import RecipeError
 
+FP8_MULTIPLE = 16
+"""TransformerEngine multiplies matrices in fp8 only if their sides, tokens and channels, are multiples of this."""
+
 MicroBatchRows = list[int]
 """Indexes into ``Batch.rows``."""
 

@@ -22,7 +22,7 @@ from learners.covariance import draws, single_out
 from learners.kl import divergence
 from learners.micro_batch import MicroBatch, pack
 from learners.mini_batches import mini_batches
-from learners.packing import plan
+from learners.packing import FP8_MULTIPLE, plan
 from learners.rank import RankSpec
 from learners.rating import less_overlong, less_penalties, rate
 from learners.token_credit import normalised, token_credit
@@ -30,8 +30,6 @@ from learners.token_credit import normalised, token_credit
 if TYPE_CHECKING:
     from learners.megatron.trainer import Trainer
 
-_FP8_TOKENS = 16
-"""Matrix products in fp8 go over multiples of this many tokens."""
 RowName = tuple[GroupId, int]
 """Group and sample index."""
 
@@ -125,7 +123,7 @@ class Preparation:
                     batch=batch,
                     sampling=self._recipe.sampling,
                     # Tensor-parallel ranks divide the tokens between them.
-                    multiple=self._rank.tensor * (1 if self._recipe.learner.fp8 == "none" else _FP8_TOKENS),
+                    multiple=self._rank.tensor * (1 if self._recipe.learner.fp8 == "none" else FP8_MULTIPLE),
                 )
             )
         return packed

@@ -1,4 +1,4 @@
-"""A reward model: token ids in, scores out. What always holds: how rows are batched changes no score."""
+"""A reward model: token ids in, scores out. What always holds: how rows are batched changes a score by rounding alone."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

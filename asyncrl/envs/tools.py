@@ -32,6 +32,7 @@ import msgspec
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.messages import MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
+from asyncrl.core.trajectory import FINAL_REWARD
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from asyncrl.envs.signature import Parameters
 from asyncrl.envs.threads import run_in_daemon_thread
@@ -135,8 +136,8 @@ class ToolEnvironment(Environment):
             named = {name: float(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
             total = sum(named.values()) if isinstance(value, Mapping) else float(value)
             counts = _count([])
-            if taken := sorted(named.keys() & counts):
-                raise ValueError(f"reward() names a reward {taken[0]!r}, which is a count of calls; call it otherwise")
+            if taken := sorted(named.keys() & {FINAL_REWARD, *counts}):
+                raise ValueError(f"reward() names a reward {taken[0]!r}, which every episode has already; call it otherwise")
             return StepResult(Observation(()), float(total), done=True, metrics=counts | named)
         outcomes = [await self._run(call) for call in action.calls]
         return StepResult(

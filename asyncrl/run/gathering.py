@@ -1,13 +1,14 @@
 """Things on their way to somebody else's call: while one is under way, those that come meanwhile gather for the next.
 
 So the number of calls follows the pace of the one who is called, not that of the callers: who is slow for a moment gets fewer
-and larger calls. What always holds: no more calls overlap than may; what was given to a gathering is sent, even if the one who
-gave it has gone.
+and larger calls. What always holds: no more calls overlap than may; whoever stays gets an answer or an error.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
+
+from asyncrl.core.errors import ComponentFailed
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -19,17 +20,24 @@ class Gathering(Generic[T, R]):
     Args:
         calls: of ``send`` at once.
         limit: items in one call; by default as many as there are.
+        for_nobody: send items, too, whose callers have gone before a call was made up.
     """
 
     def __init__(
-        self, send: Callable[[Sequence[T]], Awaitable[Sequence[R]]], *, calls: int = 1, limit: int | None = None
+        self,
+        send: Callable[[Sequence[T]], Awaitable[Sequence[R]]],
+        *,
+        calls: int = 1,
+        limit: int | None = None,
+        for_nobody: bool = True,
     ) -> None:
-        self._send, self._at_once, self._limit = send, calls, limit
+        self._send, self._at_once, self._limit, self._for_nobody = send, calls, limit, for_nobody
         self._gathering: list[tuple[T, asyncio.Future[R]]] = []
         self._sending: list[asyncio.Task[None]] = []
 
     async def send(self, item: T) -> R:
-        """The answer to ``item``; raises what the call raised that took it along."""
+        """The answer to ``item``; raises what the call raised that took it along, or ``ComponentFailed`` if the call did not
+        answer each of its items."""
         answered = asyncio.get_running_loop().create_future()
         self._gathering.append((item, answered))
         self._sending = [sending for sending in self._sending if not sending.done()]
@@ -37,18 +45,26 @@ class Gathering(Generic[T, R]):
             self._sending.append(asyncio.create_task(self._send_all(), name="sending what has gathered"))
         return await answered
 
+    def _next(self) -> list[tuple[T, "asyncio.Future[R]"]]:
+        """What the next call takes along."""
+        waiting = self._gathering if self._for_nobody else [one for one in self._gathering if not one[1].done()]
+        limit = self._limit or len(waiting)
+        gathered, self._gathering = waiting[:limit], waiting[limit:]
+        return gathered
+
     async def _send_all(self) -> None:
-        while self._gathering:
-            limit = self._limit or len(self._gathering)
-            gathered, self._gathering = self._gathering[:limit], self._gathering[limit:]
+        while gathered := self._next():
             call = asyncio.ensure_future(self._send([item for item, _ in gathered]))  # noqa: RUF006 - awaited here
             await asyncio.wait({call})
+            error = None if call.cancelled() else call.exception()
+            if not (call.cancelled() or error) and len(call.result()) != len(gathered):
+                error = ComponentFailed(f"{len(call.result())} answers came to {len(gathered)} items")
             for number, (_, answered) in enumerate(gathered):
                 if answered.done():
                     continue  # its caller has gone
                 if call.cancelled():
                     answered.cancel()
-                elif error := call.exception():
+                elif error:
                     answered.set_exception(error)
                 else:
                     answered.set_result(call.result()[number])

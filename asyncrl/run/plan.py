@@ -188,9 +188,8 @@ def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:
 
     Only what is trained has gradients, moments and master weights. The last two are shared out over the ranks that hold the same
     weights: data- and context-parallel ones, and for experts those of a stage that neither share them out nor divide them.
-    Activations are those of one micro-batch: 17
-    elements a token, layer and hidden unit (Korthikanti et al. 2022, arXiv:2205.05198, equation 2 without attention matrices),
-    and the logits, their exponentials and their gradient in float32.
+    Activations are those of one micro-batch: 17 elements a token, layer and hidden unit (Korthikanti et al. 2022,
+    arXiv:2205.05198, equation 2 without attention matrices), and the logits, their exponentials and their gradient in float32.
     """
     learner = recipe.learner
     element = ELEMENT_BYTES[learner.dtype]

@@ -30,6 +30,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.5, 10.0
 """How soon a service that is down is asked again, at first and at last."""
 PASSING = (408, 425, 429)
 """Statuses below 500 that say nothing against the request: timeout, too early, too many."""
+_SEE_LOG = "see logs/reward-model.log; raise deadlines.reward"
 TOLD_BYTES = 200
 """Of an answer that is an error."""
 
@@ -58,23 +59,30 @@ class ModelScorer:
     Args:
         actor: handle of the model's actor.
         client: who asks, for error messages.
-        deadline_s: for the scores of what has gathered.
+        deadline_s: for the score of an episode.
     """
 
     def __init__(self, actor: Any, client: str, deadline_s: float) -> None:
         self._actor, self._client, self._deadline_s = actor, client, deadline_s
-        self._rows: Gathering[np.ndarray, float] = Gathering(self._ask)
+        self._rows: Gathering[np.ndarray, float] = Gathering(self._ask, for_nobody=False)
 
     async def score(self, task: Task, trajectory: Trajectory) -> float:
-        """What the model says of the tokens, as they were sampled."""
-        return await self._rows.send(trajectory.token_ids)
+        """What the model says of the tokens, as they were sampled.
+
+        Raises:
+            ScoringFailed: it said nothing in time.
+            ComponentFailed: it died.
+        """
+        try:
+            async with deadline(self._deadline_s, waiter=self._client, owner="the reward model", remedy=_SEE_LOG):
+                return await self._rows.send(trajectory.token_ids)
+        except DeadlineExceeded as late:
+            raise ScoringFailed(FailureKind.INFRASTRUCTURE, str(late)) from late
 
     async def _ask(self, rows: Sequence[np.ndarray]) -> list[float]:
         of = f"the reward model to score {len(rows)} episodes"
-        remedy = "see logs/reward-model.log; raise deadlines.reward"
-        asked = self._actor.score.remote(rows)
         try:
-            return await ask(asked, of=of, by=self._client, seconds=self._deadline_s, remedy=remedy)
+            return await ask(self._actor.score.remote(rows), of=of, by=self._client, seconds=self._deadline_s, remedy=_SEE_LOG)
         except ProcessDied as death:  # not the asking generator's own death, for which there would be another
             raise ComponentFailed(str(death)) from death
 
@@ -115,12 +123,13 @@ class RemoteScorer:
     """A reward model behind HTTP; see :class:`asyncrl.core.scoring.Scorer`.
 
     A request that is not answered in time, or with something that is no :class:`Answer`, or with a status that a service has when
-    it is down or overloaded, is made again until ``deadline_s``; then its episodes have failed for the infrastructure's fault.
+    it is down or overloaded, is made again. An episode without a score after ``deadline_s`` has failed for the infrastructure's
+    fault.
 
     Args:
         reward: the recipe's.
         decode: the text of token ids.
-        deadline_s: for one request, its repetitions included.
+        deadline_s: for the score of an episode, waiting for its turn and repeated requests included.
         first_retry_s: after this long it is made for the second time; then the waits double.
     """
 
@@ -134,7 +143,10 @@ class RemoteScorer:
     ) -> None:
         self._reward, self._decode, self._deadline_s, self._first_retry_s = reward, decode, deadline_s, first_retry_s
         self._name = f"the reward service at {reward.url}"
-        self._episodes: Gathering[EpisodeToScore, float] = Gathering(self._ask, calls=reward.requests, limit=reward.batch_size)
+        self._episodes: Gathering[EpisodeToScore, float] = Gathering(
+            self._ask, calls=reward.requests, limit=reward.batch_size, for_nobody=False
+        )
+        self._last_problem = "there was no answer"
 
     async def score(self, task: Task, trajectory: Trajectory) -> float:
         """What the service says; not a number where it says null.
@@ -144,42 +156,43 @@ class RemoteScorer:
             ComponentFailed: it refuses the request, or answers other episodes than it was asked for.
         """
         tokens: list[int] = trajectory.token_ids.tolist()
-        return await self._episodes.send(
-            EpisodeToScore(
-                task_id=task.id,
-                prompt=task.prompt,
-                data=task.data,
-                text=self._decode(tokens),
-                turns=tuple(self._decode(tokens[turn.start : turn.end]) for turn in trajectory.turns),
-                reward=trajectory.reward,
-                stop_reason=trajectory.stop_reason,
-                metrics=trajectory.metrics,
-            )
+        episode = EpisodeToScore(
+            task_id=task.id,
+            prompt=task.prompt,
+            data=task.data,
+            text=self._decode(tokens),
+            turns=tuple(self._decode(tokens[turn.start : turn.end]) for turn in trajectory.turns),
+            reward=trajectory.reward,
+            stop_reason=trajectory.stop_reason,
+            metrics=trajectory.metrics,
         )
+        try:
+            async with deadline(self._deadline_s, waiter="a generator", owner=self._name, remedy="raise deadlines.reward"):
+                return await self._episodes.send(episode)
+        except DeadlineExceeded as late:
+            raise ScoringFailed(FailureKind.INFRASTRUCTURE, f"{late}; the last time {self._last_problem}") from late
 
     async def _ask(self, episodes: Sequence[EpisodeToScore]) -> list[float]:
         body = msgspec.json.encode({"episodes": episodes})
-        last_problem = "there was no answer"
-        try:
-            async with deadline(self._deadline_s, waiter="a generator", owner=self._name, remedy="raise deadlines.reward"):
-                wait = self._first_retry_s
-                while True:
-                    try:
-                        scores = await self._post(body)
-                        break
-                    except _NotNow as problem:
-                        last_problem = str(problem)
-                        logger.warning("%s: %s; it is asked again in %g s", self._name, problem, wait)
-                    await asyncio.sleep(wait)
-                    wait = min(2 * wait, LAST_RETRY_S)
-        except DeadlineExceeded as late:
-            raise ScoringFailed(FailureKind.INFRASTRUCTURE, f"{late}; the last time {last_problem}") from late
+        async with deadline(self._deadline_s, waiter="a generator", owner=self._name, remedy="raise deadlines.reward"):
+            scores = await self._post_until_answered(body)
         if len(scores) != len(episodes):
             raise ComponentFailed(
                 f"{self._name} answered {len(scores)} scores for {len(episodes)} episodes; it must answer one for each, in "
                 "order, and null for one that it cannot score"
             )
         return [math.nan if score is None else score for score in scores]
+
+    async def _post_until_answered(self, body: bytes) -> tuple[float | None, ...]:
+        wait = self._first_retry_s
+        while True:
+            try:
+                return await self._post(body)
+            except _NotNow as problem:
+                self._last_problem = str(problem)
+                logger.warning("%s: %s; it is asked again in %g s", self._name, problem, wait)
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, LAST_RETRY_S)
 
     async def _post(self, body: bytes) -> tuple[float | None, ...]:
         seconds = self._reward.timeout_s

@@ -15,11 +15,10 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import check_experts, expert_layers
 from asyncrl.core.recipe.schema import Learner
 from learners.flops import ProductShapes
+from learners.packing import FP8_MULTIPLE
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 _SCALED_ROPE = ("linear", "llama3")
-_FP8_MULTIPLE = 16
-"""TransformerEngine multiplies matrices in fp8 only if their sides are multiples of this."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -172,22 +171,20 @@ def _check_fp8(source: PreTrainedConfig, learner: Learner) -> None:
     if any(_expert_layers(source)):
         raise RecipeError(
             "learner.fp8",
-            f"products in fp8 go over multiples of {_FP8_MULTIPLE} tokens, and an expert has as many as are routed to it",
+            "products of experts in fp8 have not been tried",
             "set it to none, or choose a model without experts",
         )
     heads, groups = source.num_attention_heads, source.num_key_value_heads
-    with_experts = _expert_layers(source)
     for what, channels in (
         ("hidden channels", source.hidden_size),
         ("channels of queries, keys and values", _head_dim(source) * (heads + 2 * groups) // learner.tensor_parallel),
         ("channels of attention", _head_dim(source) * heads // learner.tensor_parallel),
-        ("feed-forward channels", 0 if all(with_experts) else source.intermediate_size // learner.tensor_parallel),
-        ("channels of an expert", source.moe_intermediate_size // learner.expert_tensor_parallel if any(with_experts) else 0),
+        ("feed-forward channels", source.intermediate_size // learner.tensor_parallel),
     ):
-        if channels % _FP8_MULTIPLE:
+        if channels % FP8_MULTIPLE:
             raise RecipeError(
                 "learner.fp8",
-                f"a rank's {channels} {what} are not a multiple of {_FP8_MULTIPLE}, as fp8 products need",
+                f"a rank's {channels} {what} are not a multiple of {FP8_MULTIPLE}, as fp8 products need",
                 "set it to none, or choose another learner.tensor_parallel or model",
             )
 

@@ -24,4 +24,9 @@ WINDOW = AccuracyWindowFilter(low=0.25, high=0.75)
     ],
 )
 def test_the_first_filter_that_says_no_is_the_reason(filters, rewards, why):
-    assert left_out_by(filters, rewards) == why
+    assert left_out_by(filters, rewards, [()] * len(rewards)) == why
+
+
+def test_equal_sums_of_unlike_rewards_have_variance():
+    assert left_out_by((ZeroVarianceFilter(),), (1.0, 1.0), [(1.0, 0.0), (0.0, 1.0)]) == ""
+    assert left_out_by((ZeroVarianceFilter(),), (1.0, 1.0), [(1.0, 0.0), (1.0, 0.0)]) == "zero variance"

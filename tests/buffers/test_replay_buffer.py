@@ -137,6 +137,21 @@ def test_a_greedy_episode_is_in_the_batch_and_none_of_its_tokens_in_the_loss():
     assert buffer.statistics().stale_tokens.masked == 5
 
 
+def test_a_group_of_which_only_the_greedy_episode_is_fresh_is_let_go():
+    buffer = make_buffer(groups_per_step=1, max_staleness=1)
+    (ticket,) = buffer.lease("w", 1, 0.0)
+    greedy, sampled = sample(ticket, 0, (5,)), sample(ticket, 1, (0,))
+    buffer.commit([sampled], 0.0)
+    for version in range(1, 6):
+        buffer.advance(version)
+    buffer.commit([msgspec.structs.replace(greedy, greedy=True)], 0.0)
+    assert buffer.has_stale(5)
+    assert not buffer.takeable(5, 1)
+    buffer.expire(5)
+    assert buffer.statistics().stale_tokens.dropped == 2
+    assert buffer.statistics().ledger.expired == 1
+
+
 def test_a_greedy_episode_is_one_of_its_group_to_a_filter():
     buffer = make_buffer(groups_per_step=1, filters=(ZeroVarianceFilter(),))
     for (rewards, filtered), ticket in zip([((1.0, 0.0), 0), ((1.0, 1.0), 1)], buffer.lease("w", 2, 0.0), strict=True):

@@ -12,8 +12,8 @@ class EnvironmentReward(Section, frozen=True, tag_field="kind", tag="environment
 
 
 class ModelReward(Section, frozen=True, tag_field="kind", tag="model"):
-    """The score of a reward model, beside the learner. It reads an episode's tokens just as they were sampled, so its tokenizer
-    must be the policy's.
+    """The score of a reward model, in a process of its own, which takes a GPU where the cluster has any. It reads an episode's
+    tokens just as they were sampled, so its tokenizer must be the policy's.
 
     Attributes:
         path: a Hugging Face folder of a sequence classifier with one label, trained on the policy's chat template.

@@ -235,7 +235,8 @@ class Buffer(Section, frozen=True):
         journal: whether the buffer survives being killed.
         shards: processes that hold trajectories, spread over the nodes of the cluster.
         max_attempts: attempts at a task that breaks its environment before it is filtered and named.
-        max_failures: failures of one kind (broken environments, dead generators) before the run stops with the reason.
+        max_failures: failures of one kind (broken environments; dead generators and reward services) before the run stops with
+            the reason.
     """
 
     max_staleness: NonNegative = 4
