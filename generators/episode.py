@@ -5,8 +5,10 @@ reward; what the model does badly ends in a stop reason and a reward, and never 
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from numbers import Real
 
 import msgspec
 import numpy as np
@@ -171,6 +173,11 @@ async def _step(environment: Environment, task: Task, reader: ToolCallReader, te
         result = await environment.step(action)
         if not isinstance(result, StepResult):
             raise TypeError(f"it must return a StepResult, not {result!r}")
+        for name, value in (("reward", result.reward), *result.metrics.items()):
+            if not isinstance(name, str):
+                raise TypeError(f"it names a metric {name!r}, which is no text")
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise ValueError(f"its {name} is {value!r}; it must be a finite number")
         return result
 
 

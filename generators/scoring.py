@@ -69,7 +69,14 @@ class Scoring:
             name = f"task {task.id}, group {trajectory.group_id}, sample {trajectory.sample_index}"
             raise ScoringFailed(FailureKind.DATA, f"the reward model's score of {name} is {score}; it must be a finite number")
         self.use += ScoringUse(1, score, self._clock() - began)
-        return _with_score(trajectory, score, self._environment_weight)
+        scored = _with_score(trajectory, score, self._environment_weight)
+        if not math.isfinite(scored.reward):
+            raise ScoringFailed(
+                FailureKind.DATA,
+                f"the reward of task {task.id} is {scored.reward}: score {score:g} and {self._environment_weight:g} times the "
+                f"environment's {trajectory.reward:g}; it must be a finite number",
+            )
+        return scored
 
 
 def _with_score(trajectory: Trajectory, score: float, environment_weight: float) -> Trajectory:

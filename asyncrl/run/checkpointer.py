@@ -34,6 +34,7 @@ class Checkpointer:
         self._writing: PolicyVersion | None = None
         self._overdue = False
         self._checkpoint_bytes = 0
+        self._written = (PolicyVersion(0), SavedTotals())
 
     async def resume(self, clock: PolicyVersion) -> PolicyVersion:
         """Bring learner and totals to the newest checkpoint, if there is one; the version to go on from.
@@ -117,6 +118,17 @@ class Checkpointer:
         self._writing = None
         self._view.note(f"{error}; it is tried again after the next step")
 
+    def note(self) -> None:
+        """Add to the newest totals what no resume does again: evaluations, tokens sampled and time."""
+        if self._wanted:
+            version, saved = self._written
+            now = self._totals.now()
+            known = {field: getattr(now, field) for field in ("evaluations", "tokens_generated", "wall")}
+            try:
+                self._write_totals(version, msgspec.structs.replace(saved, **known))
+            except CheckpointNotWritten as error:
+                self._view.note(str(error))
+
     async def room(self) -> None:
         """Wait until the disk has room for another step; says so, and goes on by itself."""
         await wait_for_room(self._folder.path, ROOM_BYTES + self._checkpoint_bytes, self._view.note)
@@ -128,6 +140,7 @@ class Checkpointer:
             file.parent.mkdir(exist_ok=True)
             draft.write_bytes(msgspec.json.encode(totals))
             draft.replace(file)
+            self._written = version, totals
         except OSError as error:
             raise CheckpointNotWritten(f"{file} could not be written: {error.strerror}; make room there") from error
 

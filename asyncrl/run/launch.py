@@ -120,7 +120,7 @@ async def _run(
         clock = (await cluster.buffer_statistics()).version
         begin = await checkpointer.resume(clock)
         recorder = Recorder(recipe, cluster, tracker, view, totals)
-        evaluator = Evaluator(recipe, cluster, load_tasks(recipe, "evaluation"), recorder)
+        evaluator = Evaluator(recipe, cluster, load_tasks(recipe, "evaluation"), recorder, checkpointer)
         publisher = Publisher(cluster, totals, clock)
         if begin >= clock:
             view.phase(f"Publishing version {begin}")
@@ -130,13 +130,17 @@ async def _run(
             await evaluator.evaluate(begin)
         view.phase(f"Training steps {begin + 1} to {recipe.steps}")
         await recorder.begin()
-        async with asyncio.TaskGroup() as pumps:
-            generating = pumps.create_task(cluster.generate(), name="generation pump")
-            await train_pump(recipe, begin, cluster, publisher, evaluator, checkpointer, recorder)
-            await cluster.stop_generating()
-            seconds, remedy = STOP_S + recipe.environment.tool_timeout_s, "an environment ignores being cancelled; see their logs"
-            async with deadline(seconds, waiter="the driver", owner="the generators to stop", remedy=remedy):
-                await generating
+        try:
+            async with asyncio.TaskGroup() as pumps:
+                generating = pumps.create_task(cluster.generate(), name="generation pump")
+                await train_pump(recipe, begin, cluster, publisher, evaluator, checkpointer, recorder)
+                await cluster.stop_generating()
+                seconds = STOP_S + recipe.environment.tool_timeout_s
+                remedy = "an environment ignores being cancelled; see their logs"
+                async with deadline(seconds, waiter="the driver", owner="the generators to stop", remedy=remedy):
+                    await generating
+        finally:
+            checkpointer.note()
         view.phase("Evaluating the last version and saving the model")
         await evaluator.evaluate(PolicyVersion(recipe.steps))
         await cluster.save_model()

@@ -16,8 +16,8 @@ def task(name: str = "t", **data: Any) -> Task:
 
 
 class Scripted(Environment):
-    """``task.data``: ``rewards`` of the steps, the last of which is done unless ``endless``; ``fault`` and ``reply`` of all;
-    the method that ``breaks`` or ``hangs``."""
+    """``task.data``: ``rewards`` of the steps, the last of which is done unless ``endless``; ``fault``, ``reply`` and ``metrics``
+    of all; the method that ``breaks`` or ``hangs``."""
 
     def __init__(self, made: "list[Scripted] | None" = None) -> None:
         self.actions: list[Action] = []
@@ -40,7 +40,7 @@ class Scripted(Environment):
             Observation((Message("tool", self.data.get("reply", "ok")),)),
             reward=rewards[number - 1] if number <= len(rewards) else 0.0,
             done=number == len(rewards) and not self.data.get("endless"),
-            metrics={"steps": 1.0, "malformed": float(malformed)},
+            metrics={"steps": 1.0, "malformed": float(malformed), **self.data.get("metrics", {})},
             fault=Fault.MALFORMED_CALL if malformed else self.data.get("fault"),
         )
 

@@ -1,11 +1,12 @@
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.core.errors import FailureKind, ScoringFailed
+from asyncrl.core.errors import ComponentFailed, FailureKind, ScoringFailed
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan
@@ -64,6 +65,18 @@ async def test_an_episode_without_a_finite_score_has_failed_and_is_named(score: 
         await scoring.reward(TASK, episode([1.0]))
     assert caught.value.kind is FailureKind.DATA
     assert scoring.use == ScoringUse()
+
+
+async def test_a_reward_that_is_not_finite_has_failed_and_is_named() -> None:
+    with pytest.raises(ScoringFailed, match=r"the reward of task t is inf: score 0.5 and 1e\+308 times the environment's 20"):
+        await Scoring(Says(0.5), 1e308).reward(TASK, episode([20.0]))
+
+
+async def test_a_metric_of_the_environment_is_not_overwritten() -> None:
+    before = episode([1.0])
+    before = msgspec.structs.replace(before, metrics={**before.metrics, "model_score": 2.0})
+    with pytest.raises(ComponentFailed, match="reports a metric 'model_score'"):
+        await Scoring(Says(0.5), 0.0).reward(TASK, before)
 
 
 async def test_what_was_scored_is_counted() -> None:

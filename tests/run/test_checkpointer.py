@@ -81,6 +81,21 @@ def test_a_resume_counts_even_if_there_is_no_checkpoint_before_the_next(folder: 
         assert notes.lines == ["version 5 had been reached: steps 5 to 5 are done again from the journal"]
 
 
+@pytest.mark.parametrize("steps", [1, 5], ids=["before the first checkpoint", "after one"])
+def test_what_no_resume_does_again_is_not_forgotten(folder: RunFolder, steps: int):
+    totals = Totals()
+    checkpointer, _, _ = make(folder, totals)
+    asyncio.run(run(checkpointer, steps))
+    for reward in (0.25, 0.5):
+        totals.evaluation(reward)
+        checkpointer.note()
+    totals = Totals()
+    again, _, _ = make(folder, totals)
+    asyncio.run(again.resume(PolicyVersion(steps)))
+    assert totals.now().evaluations == [0.25, 0.5]
+    assert totals.now().steps == 0
+
+
 def test_a_journal_that_ends_before_the_newest_checkpoint_is_refused(folder: RunFolder):
     checkpointer, _, _ = make(folder, Totals(), "checkpoint.keep=3")
     asyncio.run(run(checkpointer, 5))
