@@ -2,12 +2,15 @@
 
 import asyncio
 import http.client
+import io
 import json
 import logging
 import math
-import urllib.error
+import socket
+import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,6 +36,8 @@ PASSING = (408, 425, 429)
 _SEE_LOG = "see logs/reward-model.log; raise deadlines.reward"
 TOLD_BYTES = 200
 """Of an answer that is an error."""
+ANSWER_BYTES, SCORE_BYTES = 64 * 1024, 64
+"""The most of an answer that is read, headers included: so much, and so much more for each episode."""
 
 
 def make_scoring(recipe: Recipe, reward_model: Any | None, decode: Callable[[Sequence[int]], str], client: str) -> Scoring | None:
@@ -122,9 +127,9 @@ class _NotNow(Exception):
 class RemoteScorer:
     """A reward model behind HTTP; see :class:`asyncrl.core.scoring.Scorer`.
 
-    A request that is not answered in time, or with something that is no :class:`Answer`, or with a status that a service has when
-    it is down or overloaded, is made again. An episode without a score after ``deadline_s`` has failed for the infrastructure's
-    fault.
+    A request that is not answered in time, or with something that is no :class:`Answer`, or at too great length, or with a status
+    that a service has when it is down or overloaded, is made again. A redirection is not followed. An episode without a score
+    after ``deadline_s`` has failed for the infrastructure's fault.
 
     Args:
         reward: the recipe's.
@@ -175,7 +180,7 @@ class RemoteScorer:
     async def _ask(self, episodes: Sequence[EpisodeToScore]) -> list[float]:
         body = msgspec.json.encode({"episodes": episodes})
         async with deadline(self._deadline_s, waiter="a generator", owner=self._name, remedy="raise deadlines.reward"):
-            scores = await self._post_until_answered(body)
+            scores = await self._post_until_answered(body, ANSWER_BYTES + SCORE_BYTES * len(episodes))
         if len(scores) != len(episodes):
             raise ComponentFailed(
                 f"{self._name} answered {len(scores)} scores for {len(episodes)} episodes; it must answer one for each, in "
@@ -183,30 +188,30 @@ class RemoteScorer:
             )
         return [math.nan if score is None else score for score in scores]
 
-    async def _post_until_answered(self, body: bytes) -> tuple[float | None, ...]:
+    async def _post_until_answered(self, body: bytes, most: int) -> tuple[float | None, ...]:
         wait = self._first_retry_s
         while True:
             try:
-                return await self._post(body)
+                return await self._post(body, most)
             except _NotNow as problem:
                 self._last_problem = str(problem)
                 logger.warning("%s: %s; it is asked again in %g s", self._name, problem, wait)
             await asyncio.sleep(wait)
             wait = min(2 * wait, LAST_RETRY_S)
 
-    async def _post(self, body: bytes) -> tuple[float | None, ...]:
-        seconds = self._reward.timeout_s
+    async def _post(self, body: bytes, most: int) -> tuple[float | None, ...]:
+        url, seconds = self._reward.url, self._reward.timeout_s
         try:
-            # A socket's own timeout is for each packet, and so bounds only the thread.
+            # The thread ends by itself at that time, unless it is resolving the host's name.
             async with asyncio.timeout(seconds):
-                status, answer = await run_in_daemon_thread(lambda: _post(self._reward.url, body, seconds), "asking for scores")
+                status, answer = await run_in_daemon_thread(lambda: _post(url, body, seconds, most), "asking for scores")
             if 200 <= status < 300:
                 return msgspec.convert(json.loads(answer), Answer).scores
         except TimeoutError as error:
             raise _NotNow(f"it did not answer within reward.timeout_s {seconds:g} s") from error
         except (OSError, http.client.HTTPException) as error:
             raise _NotNow(f"it could not be asked ({type(error).__name__}: {error})") from error
-        except (ValueError, msgspec.ValidationError) as error:
+        except (ValueError, RecursionError, msgspec.ValidationError) as error:
             raise _NotNow(f"it answered no scores ({error})") from error
         told = f"it answered status {status}: {answer[:TOLD_BYTES].decode(errors='replace')!r}"
         if status >= 500 or status in PASSING:
@@ -214,12 +219,64 @@ class RemoteScorer:
         raise ComponentFailed(f"{self._name} refuses what it is asked: {told}; see its log and the recipe's reward.url")
 
 
-def _post(url: str, body: bytes, seconds: float) -> tuple[int, bytes]:
-    """Status and body of the answer."""
+def _post(url: str, body: bytes, seconds: float, most: int) -> tuple[int, bytes]:
+    """Status and body of the answer; of one that is an error, the beginning."""
+    until = time.monotonic() + seconds
+    opener = urllib.request.OpenerDirector()  # an empty one follows no redirection, and has no opinion of a status
+    opener.add_handler(urllib.request.ProxyHandler())
+    opener.add_handler(_Connections(partial(_BoundedResponse, until=until, most=most)))
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=seconds) as response:
-            return response.status, response.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()
+    with opener.open(request, timeout=seconds) as response:
+        return response.status, response.read(most if 200 <= response.status < 300 else TOLD_BYTES)
+
+
+class _Connections(urllib.request.AbstractHTTPHandler):
+    """Opens connections whose responses are made by ``response``."""
+
+    def __init__(self, response: Callable[..., http.client.HTTPResponse]) -> None:
+        super().__init__()
+        self._response = response
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(self._connection, http.client.HTTPConnection), request)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(self._connection, http.client.HTTPSConnection), request)
+
+    http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
+
+    def _connection(self, kind: type[http.client.HTTPConnection], host: str, **keys: Any) -> http.client.HTTPConnection:
+        connection = kind(host, **keys)
+        connection.response_class = self._response
+        return connection
+
+
+class _BoundedResponse(http.client.HTTPResponse):
+    """A response that is read in blocks, status and headers too, until a time and up to a length."""
+
+    def __init__(self, sock: socket.socket, *args: Any, until: float, most: int, **keys: Any) -> None:
+        super().__init__(sock, *args, **keys)
+        self.fp = io.BufferedReader(_BoundedSocket(sock, self.fp.detach(), until, most))
+
+
+class _BoundedSocket(io.RawIOBase):
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase, until: float, most: int) -> None:
+        self._sock, self._raw, self._until, self._most, self._read = sock, raw, until, most, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, block: Any) -> int | None:
+        # A socket's own timeout is for each block, so it is set anew.
+        if (left := self._until - time.monotonic()) <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left)
+        count = self._raw.readinto(block)
+        self._read += count or 0
+        if self._read > self._most:
+            raise _NotNow(f"it answered more than {self._most} bytes")
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()

@@ -50,6 +50,9 @@ def decode(algorithm: dict[str, Any], **sections: Any) -> Any:
         ({"overlong": {"limit": 100, "ramp": 10}, "advantage": {"kind": "pass_at_k"}}, "overlong", "grpo"),
         ({"advantage": {"kind": "gdpo", "rewards": {"a": 1, "b": 0}}}, "advantage.rewards.b", "finite number"),
         ({"advantage": {"kind": "gdpo", "rewards": {"a": float("inf")}}}, "advantage.rewards.a", "finite number"),
+        ({"advantage": {"kind": "gdpo", "rewards": {"a": 1e200}}}, "advantage.rewards.a", "to 1e+06"),
+        ({"advantage": {"kind": "gdpo", "rewards": {"a": -1e-200}}}, "advantage.rewards.a", "from 1e-06"),
+        ({"advantage": {"kind": "gdpo", "rewards": {"": 1}}}, "advantage.rewards", "name a metric"),
         ({"advantage": {"kind": "gdpo", "rewards": {"a": 1}}, "credit": {"kind": "turn"}}, "credit.kind", "episode"),
         ({"advantage": {"kind": "gdpo", "rewards": {"a": 1}}, "kl": {"kind": "in_reward"}}, "kl.kind", "in_loss"),
         (
@@ -82,6 +85,7 @@ def test_a_combination_without_sense_is_refused_with_the_remedy(algorithm: dict[
         {"minibatches": 16, "epochs": 4},
         {"advantage": {"kind": "gae", "critic_warmup_steps": 2}, "credit": {"kind": "turn"}},
         {"advantage": {"kind": "gdpo", "rewards": {"reward": 1, "tool_calls": -0.1}}, "kl": {"kind": "in_loss"}},
+        {"advantage": {"kind": "gdpo", "rewards": {"reward": 1e6, "tool_calls": -1e-6}}},
         {"kl": {"kind": "in_loss", "estimator": "k1"}},
         {"kl": {"kind": "in_loss", "estimator": "k3", "straight_through": False}},
         {"kl": {"kind": "in_reward", "estimator": "k1", "control": {"kind": "adaptive", "target": 0.1}}},

@@ -5,8 +5,8 @@ import json
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -23,8 +23,9 @@ from asyncrl.run.scorers import ModelScorer, RemoteScorer
 
 TASK = Task(id=TaskId("t"), prompt="1+1", data={"answer": "2"})
 
-Reply = Callable[[list[dict[str, Any]]], tuple[int, bytes]]
-"""From the episodes of a request to status and body."""
+Blocks = Generator[bytes, None, None]
+Reply = Callable[[list[dict[str, Any]]], tuple[int, bytes] | Blocks]
+"""From the episodes of a request to status and body, or to all that is sent, headers included, as long as it can be."""
 
 
 def lengths(episodes: list[dict[str, Any]]) -> tuple[int, bytes]:
@@ -45,7 +46,7 @@ class Service:
         self.gate = threading.Event()
         self.gate.set()
 
-    def answer(self, episodes: list[dict[str, Any]]) -> tuple[int, bytes]:
+    def answer(self, episodes: list[dict[str, Any]]) -> tuple[int, bytes] | Blocks:
         with self._lock:
             self.requests.append(episodes)
             reply = self._replies.pop(0) if len(self._replies) > 1 else self._replies[0]
@@ -63,7 +64,13 @@ def serving(service: Service, port: int = 0) -> Iterator[int]:
         def do_POST(self) -> None:
             assert self.headers["Content-Type"] == "application/json"
             read = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, body = service.answer(read["episodes"])
+            answer = service.answer(read["episodes"])
+            if not isinstance(answer, tuple):
+                with closing(answer):
+                    for block in answer:
+                        self.wfile.write(block)
+                return
+            status, body = answer
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -134,6 +141,8 @@ PASSING = {
     "garbage": says(200, "<html>"),
     "another shape": says(200, '{"score": [1]}'),
     "no number": says(200, '{"scores": ["good"]}'),
+    "a nest": says(200, "[" * 60_000),
+    "too much": says(200, '{"scores": [5]}' + " " * (1 << 16)),
 }
 
 
@@ -213,6 +222,69 @@ async def test_what_will_not_pass_is_refused_at_once(reply: Reply, told: str) ->
 async def test_a_score_that_is_none_is_not_a_number(score: str) -> None:
     with serving(Service([says(200, f'{{"scores": [{score}]}}')])) as port:
         assert math.isnan(await scorer(port).score(TASK, trajectory(0)))
+
+
+class Endless:
+    """A reply that goes on until who asked hangs up; a byte at a time, if it drips."""
+
+    def __init__(self, head: bytes, block: bytes, *, drips: bool = False) -> None:
+        self._head, self._block, self._drips = head, block, drips
+        self.hung_up = threading.Event()
+
+    def __call__(self, episodes: list[dict[str, Any]]) -> Blocks:
+        try:
+            yield self._head
+            while True:
+                yield self._block
+                if self._drips:
+                    self.hung_up.wait(0.005)
+        finally:
+            self.hung_up.set()
+
+
+@pytest.mark.parametrize(
+    ("head", "block", "drips", "told"),
+    [
+        (b"HTTP/1.0 200 OK\r\n\r\n", b" " * 65536, False, "it answered more than 65600 bytes"),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 1000000000000\r\n\r\n", b" " * 65536, False, "more than 65600 bytes"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n", False, "more than 65600 bytes"),
+        (b"HTTP/1.0 100 Continue\r\n", b"\r\nHTTP/1.0 100 Continue\r\n", False, "more than 65600 bytes"),
+        (b"HTTP/1.0 200 OK\r\n\r\n", b" ", True, "did not answer within reward.timeout_s 0.2 s"),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 1000\r\n\r\n", b" ", True, "did not answer within reward.timeout_s 0.2 s"),
+        (b"HTTP/1.0 200 OK\r\nKey: ", b"a", True, "did not answer within reward.timeout_s 0.2 s"),
+    ],
+)
+async def test_an_endless_answer_is_read_no_further_and_asked_for_again(
+    head: bytes, block: bytes, drips: bool, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    endless = Endless(head, block, drips=drips)
+    with serving(Service([endless, lengths])) as port:
+        before = threading.enumerate()
+        assert await scorer(port, timeout_s=0.2 if drips else 5.0).score(TASK, trajectory(0)) == 5
+        assert told in caplog.text
+        assert await asyncio.to_thread(endless.hung_up.wait, 10)
+        for thread in threading.enumerate():
+            if thread.name == "asking for scores" and thread not in before:
+                thread.join(10)
+                assert not thread.is_alive()
+
+
+async def test_of_an_endless_refusal_the_beginning_is_told() -> None:
+    endless = Endless(b"HTTP/1.0 404 Not Found\r\n\r\n", b"what? " * 1000)
+    with serving(Service([endless])) as port, pytest.raises(ComponentFailed, match=r"refuses .* 404: 'what"):
+        await scorer(port).score(TASK, trajectory(0))
+    assert await asyncio.to_thread(endless.hung_up.wait, 10)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirection_is_refused_and_not_followed(status: int) -> None:
+    def elsewhere(episodes: list[dict[str, Any]]) -> Blocks:
+        yield f"HTTP/1.0 {status} Elsewhere\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n".encode()
+
+    service = Service([elsewhere, lengths])
+    with serving(service) as port, pytest.raises(ComponentFailed, match=f"refuses .* status {status}"):
+        await scorer(port).score(TASK, trajectory(0))
+    assert len(service.requests) == 1
 
 
 class FakeModel:

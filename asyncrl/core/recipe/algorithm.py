@@ -89,7 +89,7 @@ class GdpoAdvantage(Section, frozen=True, tag_field="kind", tag="gdpo"):
 
     Attributes:
         rewards: what counts, and how much: names of metrics that the environment reports of an episode, or ``reward`` for the
-            final one.
+            final one; a weight is 1e-6 to 1e6, or as much below 0.
     """
 
     rewards: Annotated[dict[str, float], Meta(min_length=1)]

@@ -1,6 +1,5 @@
 """Rules of the algorithm section: combinations that would silently train on something else than the user means."""
 
-import math
 from collections.abc import Callable, Iterator
 
 from asyncrl.core.errors import RecipeError
@@ -26,6 +25,9 @@ from asyncrl.core.recipe.algorithm import (
     TurnCredit,
 )
 from asyncrl.core.recipe.schema import Recipe
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
+"""Of a reward of gdpo, without its sign: beyond these, squares overflow and standard deviations vanish."""
 
 
 def _stale_tokens_need_a_correction(recipe: Recipe) -> Iterator[RecipeError]:
@@ -153,11 +155,18 @@ def _several_rewards_are_weighed_and_stay_what_they_are(recipe: Recipe) -> Itera
     if not isinstance(algorithm.advantage, GdpoAdvantage):
         return
     for name, weight in algorithm.advantage.rewards.items():
-        if weight == 0 or not math.isfinite(weight):
+        if not name:
+            yield RecipeError(
+                "algorithm.advantage.rewards",
+                f"the weight {weight:g} has an empty name",
+                "name a metric of the environment, or reward for the final one",
+            )
+        elif not MIN_WEIGHT <= abs(weight) <= MAX_WEIGHT:
             yield RecipeError(
                 f"algorithm.advantage.rewards.{name}",
                 f"{weight:g} is no weight",
-                "give it a finite number, below 0 for what should be little, or take it out",
+                f"give it a finite number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, below 0 for what should be little (from "
+                f"{-MAX_WEIGHT:g} to {-MIN_WEIGHT:g}), or take it out",
             )
     taken_off = [
         *(["algorithm.kl.kind"] if isinstance(algorithm.kl, KlInReward) else []),

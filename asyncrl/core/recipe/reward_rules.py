@@ -7,18 +7,37 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.reward import EnvironmentReward, ModelReward, RemoteReward
 from asyncrl.core.recipe.schema import Recipe
 
+LABEL_BYTES = 63
+"""The most between two dots of a host's name, RFC 1035."""
+
 
 def _a_url_is_one_of_http(recipe: Recipe) -> Iterator[RecipeError]:
-    if isinstance(recipe.reward, RemoteReward) and not _is_http(recipe.reward.url):
-        yield RecipeError("reward.url", f"{recipe.reward.url!r} is no address of HTTP", "write it as http://host:port/path")
+    if isinstance(recipe.reward, RemoteReward) and (wrong := _wrong_with(url := recipe.reward.url)):
+        problem, remedy = wrong
+        yield RecipeError("reward.url", f"{_without_password(url)!r} {problem}", f"write it as http://host:port/path{remedy}")
 
 
-def _is_http(url: str) -> bool:
+def _wrong_with(url: str) -> tuple[str, str] | None:
+    """Problem and remedy of an address to which nothing can be posted."""
+    nothing_of_http = "is no address of HTTP", ""
+    if not all("!" <= character <= "~" for character in url):
+        return "has a space, a control character or one that is not ASCII", ", with %XX for such a character of the path"
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            return nothing_of_http
     except ValueError:  # a port that is no number
-        return False
+        return nothing_of_http
+    if "@" in parts.netloc:
+        return "has a user or a password, which would not be sent", ", without what is before the @"
+    if not all(0 < len(label) <= LABEL_BYTES for label in parts.hostname.removesuffix(".").split(".")):
+        return f"has a host with a part that is empty or longer than {LABEL_BYTES} characters", ", with a host such as a.b"
+    return None
+
+
+def _without_password(url: str) -> str:
+    before, at, after = url.rpartition("@")
+    return f"...@{after}" if at else before + after
 
 
 def _a_request_ends_before_its_deadline(recipe: Recipe) -> Iterator[RecipeError]:
