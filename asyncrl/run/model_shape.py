@@ -2,33 +2,37 @@
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import check_experts, expert_layers
+from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_routing
 from asyncrl.core.recipe.schema import Lora, Recipe
 
 TINY = "tiny"
 """The ``model.path`` of the model that is made on this machine."""
+Size = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer, dense or with experts, named as in Hugging Face's ``config.json``."""
 
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    vocab_size: int
-    max_position_embeddings: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    hidden_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    intermediate_size: Size
+    vocab_size: Size
+    max_position_embeddings: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
     tie_word_embeddings: bool = False
-    num_experts: int = 0
-    num_local_experts: int = 0
-    moe_intermediate_size: int = 0
-    decoder_sparse_step: int = 1
+    num_experts: Count = 0
+    num_local_experts: Count = 0
+    moe_intermediate_size: Count = 0
+    decoder_sparse_step: Size = 1
     mlp_only_layers: tuple[int, ...] | None = None
 
     @property
@@ -85,6 +89,14 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return 2 * self.num_hidden_layers * self.key_value_heads * self.head_size * element_bytes
 
 
+class _Kind(msgspec.Struct, frozen=True):
+    """What decides whether the learner takes a model; Hugging Face means 8 experts a token where nothing is said."""
+
+    architectures: tuple[str, ...] | None = None
+    quantization_config: object = None
+    num_experts_per_tok: int | None = 8
+
+
 TINY_SHAPE = ModelShape(
     hidden_size=128,
     num_hidden_layers=2,
@@ -103,19 +115,23 @@ def read_shape(recipe: Recipe) -> ModelShape:
     """Shape of the recipe's model.
 
     Raises:
-        RecipeError: there is no such folder, its config cannot be read, or the recipe's sizes do not go with the model's.
+        RecipeError: there is no such folder, its config cannot be read, the learner does not take such a model, or the recipe's
+            sizes do not go with the model's.
     """
     if recipe.model.path == TINY:
         _check_sizes(recipe, TINY_SHAPE)
         return TINY_SHAPE
     config = Path(recipe.model.path) / "config.json"
     try:
-        shape = msgspec.convert(json.loads(config.read_bytes()), ModelShape)
+        read = json.loads(config.read_bytes())
+        shape, kind = msgspec.convert(read, ModelShape), msgspec.convert(read, _Kind)
     except FileNotFoundError as error:
         remedy = f"name a Hugging Face folder that holds config.json, or {TINY}"
         raise RecipeError("model.path", f"there is no {config}", remedy) from error
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise RecipeError("model.path", f"cannot read {config}: {error}", "name a folder with a Qwen or Llama model") from error
+    if check_architecture(kind.architectures, kind.quantization_config) == WITH_EXPERTS:
+        check_routing(shape.experts, shape.moe_intermediate_size, kind.num_experts_per_tok or 0)
     _check_sizes(recipe, shape)
     return shape
 

@@ -23,7 +23,9 @@ class _Config(msgspec.Struct, frozen=True):
     @property
     def labels(self) -> int:
         """Hugging Face means two where nothing is said."""
-        return self.num_labels or (2 if self.id2label is None else len(self.id2label))
+        if self.num_labels is not None:
+            return self.num_labels
+        return 2 if self.id2label is None else len(self.id2label)
 
 
 def read_reward_shape(recipe: Recipe, reward: ModelReward) -> ModelShape:
@@ -50,6 +52,12 @@ def read_reward_shape(recipe: Recipe, reward: ModelReward) -> ModelShape:
     if config.pad_token_id is None:
         problem = f"{path} has no pad_token_id, without which rows cannot be scored together"
         raise RecipeError(PLACE, problem, "set it there to a token that no episode ends with")
+    if not 0 <= config.pad_token_id < shape.vocab_size:
+        problem = f"{path} has pad_token_id {config.pad_token_id}, which is none of the model's {shape.vocab_size} tokens"
+        raise RecipeError(PLACE, problem, f"set it there to one from 0 to {shape.vocab_size - 1} that no episode ends with")
+    if not any(path.parent.glob("*.safetensors")):
+        problem = f"{path.parent} holds no *.safetensors"
+        raise RecipeError(PLACE, problem, "save the model as safetensors (save_pretrained)")
     if recipe.model.max_context > shape.max_position_embeddings:
         problem = f"its {shape.max_position_embeddings} positions cannot hold an episode of model.max_context"
         raise RecipeError(PLACE, f"{problem} {recipe.model.max_context} tokens", "lower that, or name another model")

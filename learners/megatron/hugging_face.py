@@ -19,6 +19,7 @@ from asyncrl.core.publication import Shard
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _FILE_BYTES = 4 * 2**30
 _SOURCE_SUFFIXES = frozenset({".json", ".jinja", ".txt", ".model"})
 """What is copied from the source folder: configuration, tokenizer and chat template; never weights."""
@@ -49,7 +50,7 @@ class HuggingFaceTensors(contextlib.ExitStack):
         """Read one rectangle of tensor ``name``, which must have ``shape``.
 
         Raises:
-            RecipeError: if there is no such tensor, or it has another shape.
+            RecipeError: if there is no such tensor, or it has another shape or a dtype that weights are not read from.
         """
         if name not in self._file_of:
             raise RecipeError(
@@ -67,6 +68,12 @@ class HuggingFaceTensors(contextlib.ExitStack):
                 "model.path",
                 f"tensor {name} has shape {tuple(stored.get_shape())}, its config.json implies {tuple(shape)}",
                 "name a folder whose weights fit its config.json",
+            )
+        if stored.get_dtype() not in _DTYPES:
+            raise RecipeError(
+                "model.path",
+                f"tensor {name} in {self._folder / file} is stored as {stored.get_dtype()}, not as {', '.join(_DTYPES.values())}",
+                "name a folder of unquantised weights",
             )
         return stored[tuple(slice(begin, begin + size) for begin, size in zip(start, extent, strict=True))]
 

@@ -13,11 +13,22 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import check_experts, expert_layers
+from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_positive, check_routing
 from asyncrl.core.recipe.schema import Learner
 from learners.flops import ProductShapes
 from learners.packing import FP8_MULTIPLE
 
-_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "decoder_sparse_step",
+)
 _SCALED_ROPE = ("linear", "llama3")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -101,11 +112,10 @@ def _head_dim(source: PreTrainedConfig) -> int:
 
 
 def _check_supported(source: PreTrainedConfig) -> None:
-    architecture = _architecture(source)
-    if architecture not in _ARCHITECTURES:
-        raise RecipeError(
-            "model.path", f"architecture {architecture} is not supported", f"supported are {', '.join(_ARCHITECTURES)}"
-        )
+    architecture = check_architecture(source.architectures, getattr(source, "quantization_config", None))
+    check_positive({name: getattr(source, name, None) for name in _SIZES})
+    if architecture == WITH_EXPERTS:
+        check_routing(source.num_experts, source.moe_intermediate_size, source.num_experts_per_tok)
     rope = source.rope_parameters.get("rope_type", "default")
     unsupported = {
         f"hidden_act {source.hidden_act}": source.hidden_act != "silu",
@@ -129,7 +139,7 @@ def _check_supported(source: PreTrainedConfig) -> None:
 
 
 def _expert_layers(source: PreTrainedConfig) -> list[bool]:
-    if _architecture(source) != "Qwen3MoeForCausalLM":
+    if _architecture(source) != WITH_EXPERTS:
         return [False] * source.num_hidden_layers
     return expert_layers(source.num_hidden_layers, source.num_experts, source.decoder_sparse_step, source.mlp_only_layers)
 

@@ -8,8 +8,10 @@ import torch
 from learner_samples import assemble, make_batch, make_model, make_recipe
 from ranks import run_ranks
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+
+from asyncrl.core.errors import RecipeError
 
 
 def stored(folder):
@@ -66,6 +68,7 @@ def refusal(folder, **recipe):
     ("change", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not supported; supported are Llama"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "config.json has a quantization_config (fp8)"),
         ({"attention_bias": True}, "Qwen3ForCausalLM with attention_bias is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "rope_type yarn"),
@@ -99,6 +102,43 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(tmp_path):
     assert "tensor model.layers.0.mlp.gate_proj.weight has shape (48, 32), its config.json implies (64, 32)" in refusal(folder)
     (folder / "model.safetensors").unlink()
     assert "holds neither model.safetensors nor" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"decoder_sparse_step": 0}, "config.json has decoder_sparse_step 0"),
+        ({"hidden_size": -64}, "config.json has hidden_size -64"),
+        ({"num_hidden_layers": 0}, "config.json has num_hidden_layers 0"),
+        ({"num_local_experts": -8}, "has num_experts -8"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok 5, and a layer has 4 experts"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok 0"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused(tmp_path, change, message):
+    from learners.megatron.model_config import policy_config
+
+    folder = make_model(tmp_path, "qwen3_moe")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(RecipeError) as caught:
+        policy_config(folder, make_recipe(folder).learner)
+    assert message in str(caught.value)
+
+
+def test_quantised_weights_are_refused(tmp_path):
+    """Of a folder whose config.json does not tell."""
+    from learners.megatron.hugging_face import HuggingFaceTensors
+
+    folder = make_model(tmp_path)
+    name = "model.layers.2.mlp.down_proj.weight"
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {name: weights[name].to(torch.float8_e4m3fn)}, folder / "model.safetensors")
+    with (
+        HuggingFaceTensors(folder) as tensors,
+        pytest.raises(RecipeError, match=f"tensor {name} .* as F8_E4M3, not as"),
+    ):
+        tensors.rectangle(name, (32, 48), (0, 0), (32, 48))
 
 
 def test_a_grid_that_is_not_the_recipes_is_refused(tmp_path):

@@ -25,6 +25,7 @@ QWEN3_0_6B = {
     "max_position_embeddings": 40960,
     "tie_word_embeddings": True,
     "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
 }
 
 
@@ -42,6 +43,8 @@ QWEN3_30B_A3B = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
     "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts_per_tok": 8,
 }
 
 
@@ -195,6 +198,31 @@ def test_a_config_that_is_no_model_s_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"hidden_size": "many"}')
     with pytest.raises(RecipeError, match=r"cannot read .*config\.json"):
         make_plan(compose("quickstart", [f"model.path={tmp_path}"]), ROOMY)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, r"quantization_config \(fp8\)"),
+        ({"decoder_sparse_step": 0}, r"`int` >= 1 - at `\$.decoder_sparse_step`"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"hidden_size": -64}, "hidden_size"),
+        ({"num_experts": -8}, "num_experts"),
+        ({"num_experts_per_tok": 129}, "num_experts_per_tok 129, and a layer has 128 experts"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok 0"),
+        ({"num_experts_per_tok": -1}, "num_experts_per_tok -1"),
+        ({"num_experts": 0}, "no num_experts, or 0"),
+        ({"moe_intermediate_size": 0}, "no moe_intermediate_size, or 0"),
+        ({"architectures": ["Qwen2MoeForCausalLM"]}, "architecture Qwen2MoeForCausalLM is not supported; supported are Llama"),
+        ({"architectures": None}, "architecture none"),
+    ],
+)
+def test_a_model_that_the_learner_does_not_take_is_refused(tmp_path, change, told):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B_A3B | change))
+    with pytest.raises(RecipeError, match=told) as caught:
+        make_plan(compose("quickstart", [f"model.path={tmp_path}"]), ROOMY)
+    assert caught.value.place == "model.path"
 
 
 def of_files(*overrides: str, train: str, evaluation: str) -> Recipe:

@@ -17,6 +17,7 @@ SHAPE = {
     "intermediate_size": 128,
     "vocab_size": 8,
     "max_position_embeddings": 1024,
+    "architectures": ["Qwen2ForCausalLM"],
 }
 CLASSIFIER = {
     **SHAPE,
@@ -30,6 +31,7 @@ TOKENS = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}, "added_tokens": [
 def folder(path: Path, config: dict[str, Any], tokens: dict[str, Any] | None) -> Path:
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config))
+    (path / "model.safetensors").touch()
     if tokens is not None:
         (path / "tokenizer.json").write_text(json.dumps(tokens))
     return path
@@ -64,7 +66,10 @@ def test_tokens_of_a_unigram_model_are_numbered_by_their_place(tmp_path: Path):
         ({"architectures": []}, "none of which scores"),
         ({"id2label": {"0": "bad", "1": "good"}}, "2 labels"),
         ({"id2label": None}, "2 labels"),
+        ({"num_labels": 0}, "0 labels"),
         ({"pad_token_id": None}, "pad_token_id"),
+        ({"pad_token_id": -1}, "pad_token_id -1"),
+        ({"pad_token_id": 8}, "pad_token_id 8, which is none of the model's 8 tokens"),
         ({"max_position_embeddings": 255}, "255 positions"),
         ({"hidden_size": "many"}, "cannot read"),
     ],
@@ -93,4 +98,12 @@ def test_a_reward_model_that_reads_other_tokens_is_refused(tmp_path: Path, token
 def test_a_folder_must_be_there(tmp_path: Path):
     with pytest.raises(RecipeError, match="there is no") as caught:
         make_plan(compose("quickstart", ["+reward.kind=model", f"+reward.path={tmp_path / 'nowhere'}"]), ROOMY)
+    assert caught.value.place == "reward.path"
+
+
+def test_a_folder_without_safetensors_is_refused(tmp_path: Path):
+    reward = folder(tmp_path / "reward", CLASSIFIER, TOKENS)
+    (reward / "model.safetensors").rename(reward / "pytorch_model.bin")
+    with pytest.raises(RecipeError, match=r"holds no \*\.safetensors") as caught:
+        make_plan(compose("quickstart", ["+reward.kind=model", f"+reward.path={reward}"]), ROOMY)
     assert caught.value.place == "reward.path"

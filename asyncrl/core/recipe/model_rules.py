@@ -1,0 +1,67 @@
+"""Which models can be trained, as far as a Hugging Face folder's ``config.json`` tells: the same at launch and for a rank."""
+
+from collections.abc import Mapping, Sequence
+
+from asyncrl.core.errors import RecipeError
+
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+WITH_EXPERTS = "Qwen3MoeForCausalLM"
+"""The only one of them that has experts."""
+
+
+def check_architecture(architectures: Sequence[str] | None, quantization: object) -> str:
+    """The first of a config's ``architectures``, if it can be trained, with weights that are stored as they are.
+
+    Args:
+        quantization: the config's ``quantization_config``, ``None`` if it has none.
+
+    Raises:
+        RecipeError: it cannot.
+    """
+    architecture = (architectures or ["none"])[0]
+    if architecture not in ARCHITECTURES:
+        raise RecipeError(
+            "model.path", f"architecture {architecture} is not supported", f"supported are {', '.join(ARCHITECTURES)}"
+        )
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+        raise RecipeError(
+            "model.path",
+            f"config.json has a quantization_config ({method}), and quantised weights are not supported",
+            "name the folder of the model's unquantised weights",
+        )
+    return architecture
+
+
+def check_positive(sizes: Mapping[str, int | None]) -> None:
+    """Each of a config's sizes by name is at least 1, or not said.
+
+    Raises:
+        RecipeError: one is not.
+    """
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise RecipeError("model.path", f"config.json has {name} {size}", "name the folder of a model with at least 1")
+
+
+def check_routing(experts: int, channels: int, chosen: int) -> None:
+    """Compare the numbers of a model that is a mixture of experts.
+
+    Args:
+        experts: of a layer; 0 if the config does not say.
+        channels: of an expert; 0 if the config does not say.
+        chosen: experts that a token is routed to.
+
+    Raises:
+        RecipeError: there are no experts, or a token cannot be routed to so many.
+    """
+    for name, count in (("num_experts", experts), ("moe_intermediate_size", channels)):
+        if count < 1:
+            problem = f"config.json of a {WITH_EXPERTS} has {name} {count}" if count else f"config.json has no {name}, or 0"
+            raise RecipeError("model.path", problem, f"name a folder whose {name} is the weights' own, at least 1")
+    if not 1 <= chosen <= experts:
+        raise RecipeError(
+            "model.path",
+            f"config.json has num_experts_per_tok {chosen}, and a layer has {experts} experts",
+            f"name a folder whose number is the model's own, from 1 to {experts}",
+        )
