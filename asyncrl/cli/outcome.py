@@ -38,9 +38,9 @@ class ExitCode(IntEnum):
 
 
 def show_refusal(error: RecipeError) -> ExitCode:
-    """Tell what is wrong with the recipe, all of it."""
+    """Tell what is wrong with the recipe, or with what it is asked for, all of it."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(Text("Recipe refused, nothing was started:", "bold red"))
+    console.print(Text("Refused, nothing was started:", "bold red"))
     for problem in (str(error), *getattr(error, "__notes__", ())):
         console.print(Text(f"  {problem}"))
     return ExitCode.REFUSED

@@ -41,10 +41,10 @@ def _table(title: str, *columns: str) -> Table:
 def _ledger(report: BufferReport) -> Table:
     ledger = report.ledger
     states = [*GroupState, TaskState.WAITING, TrajectoryState.MISSING]
-    table = _table(f"Issued by version {report.version}", "", "issued", *(state.value for state in states))
-    for name, counts in (("groups", ledger), ("trajectories", ledger.trajectories), ("tasks drawn", ledger.tasks)):
-        cells = [getattr(counts, state.value, None) for state in states]
-        table.add_row(name, f"{counts.issued:,}", *("" if cell is None else f"{cell:,}" for cell in cells))
+    table = _table(f"Issued by version {report.version}", "", "groups", "trajectories", "tasks drawn")
+    for state in ("issued", *(state.value for state in states)):
+        cells = [getattr(counts, state, None) for counts in (ledger, ledger.trajectories, ledger.tasks)]
+        table.add_row(state, *("-" if cell is None else f"{cell:,}" for cell in cells))
     return table
 
 
@@ -64,13 +64,13 @@ def _reasons(report: BufferReport) -> Table:
 
 
 def _lengths(lengths: tuple[LengthBin, ...]) -> Table:
-    table = _table("Lengths: finished against trained", "tokens", "finished", "trained", "", "share finished / trained")
-    table.columns[3].justify = table.columns[4].justify = "left"
+    table = _table("Lengths: finished against trained", "tokens", "", "trajectories and their share")
+    table.columns[1].justify = table.columns[2].justify = "left"
     longest = max(max(row.share_issued, row.share_trained) for row in lengths)
     for row in lengths:
         bars = Text.assemble((_bar(row.share_issued / longest), "dim"), "\n", (_bar(row.share_trained / longest), "cyan"))
-        shares = f"{percent(row.share_issued)} finished\n{percent(row.share_trained)} trained"
-        table.add_row(f"{row.shortest:,} to {row.longest:,}", f"{row.issued:,}", f"{row.trained:,}", bars, shares)
+        shares = f"{row.issued:,} finished, {percent(row.share_issued)}\n{row.trained:,} trained, {percent(row.share_trained)}"
+        table.add_row(f"{row.shortest:,} to {row.longest:,}", bars, shares)
     return table
 
 

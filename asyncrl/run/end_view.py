@@ -1,6 +1,10 @@
 """What a user sees when a run has ended: the reason first, if there is one, and where to look and how to go on, last."""
 
+import os
 import shlex
+import shutil
+import sys
+from pathlib import Path
 
 from rich import box
 from rich.console import RenderableType
@@ -25,12 +29,18 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
         lines.append(Text.assemble((summary.status.capitalize(), _STYLE[summary.status]), f": {summary.reason}"))
     if summary.steps:
         lines.append(_table(summary, recipe.name))
-        lines.append(_place("Metrics", f"mlflow ui --backend-store-uri {tracking_uri(recipe, folder)}"))
+        lines.append(_place("Metrics", f"{_command('mlflow')} ui --backend-store-uri {tracking_uri(recipe, folder)}"))
     failed = summary.status is Status.FAILED
     lines.append(_place("Logs", str(folder.logs)) if failed else _place("Run folder", str(folder.path)))
     if summary.status is not Status.COMPLETED and journal_of(folder.path).is_dir():
-        lines.append(_place("Go on with", f"asyncrl launch --resume {shlex.quote(str(folder.path))}"))
+        lines.append(_place("Go on with", f"{_command('asyncrl')} launch --resume {shlex.quote(str(folder.path))}"))
     return lines
+
+
+def _command(name: str) -> str:
+    """As the user can type it here, whether or not the environment that it is installed in is active."""
+    beside = Path(sys.executable).with_name(name)
+    return name if shutil.which(name) or not beside.is_file() else shlex.quote(os.path.relpath(beside))
 
 
 def _place(what: str, where: str) -> Text:

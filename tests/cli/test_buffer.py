@@ -66,7 +66,15 @@ def test_as_tables_it_shows_lengths_side_by_side(run, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     assert main(["buffer", str(run)]) == ExitCode.COMPLETED
     shown = capsys.readouterr().out
-    for expected in ("Issued by version 1", "Held", "512 to 1,023", "33 % finished", "0 % trained", "100 % trained", "generated"):
+    for expected in (
+        "Issued by version 1",
+        "Held",
+        "512 to 1,023",
+        "finished, 33 %",
+        "trained, 0 %",
+        "trained, 100 %",
+        "generated",
+    ):
         assert expected in shown
 
 
