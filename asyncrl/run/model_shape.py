@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.expert_rules import check_experts, expert_layers
-from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_routing
+from asyncrl.core.recipe.expert_rules import expert_layers
+from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_routing
 from asyncrl.core.recipe.schema import Lora, Recipe
 
 TINY = "tiny"
@@ -142,27 +142,20 @@ def _check_sizes(recipe: Recipe, shape: ModelShape) -> None:
         raise RecipeError(
             "model.max_context", f"{context} is more than the model's {positions} positions", f"set it to at most {positions}"
         )
-    for place, ranks in (
-        ("learner.tensor_parallel", recipe.learner.tensor_parallel),
-        ("generators.tensor_parallel", recipe.generators.tensor_parallel),
-    ):
-        if shape.key_value_heads % ranks:
-            heads = shape.key_value_heads
-            raise RecipeError(
-                place, f"{ranks} does not divide the model's {heads} key-value heads", f"set it to a divisor of {heads}"
-            )
-    stages, layers = recipe.learner.pipeline_parallel, shape.num_hidden_layers
-    if layers % stages:
+    check_layout(
+        recipe.learner,
+        heads=shape.num_attention_heads,
+        key_value_heads=shape.key_value_heads,
+        vocabulary=shape.vocab_size,
+        feed_forward=shape.intermediate_size,
+        with_experts=shape.with_experts,
+        experts=shape.experts,
+        channels=shape.moe_intermediate_size,
+    )
+    ranks, heads = recipe.generators.tensor_parallel, shape.key_value_heads
+    if heads % ranks:
         raise RecipeError(
-            "learner.pipeline_parallel",
-            f"{stages} does not divide the model's {layers} layers",
-            f"set it to a divisor of {layers}",
+            "generators.tensor_parallel",
+            f"{ranks} does not divide the model's {heads} key-value heads",
+            f"choose a divisor of {heads}",
         )
-    chunks, layers = recipe.learner.virtual_pipeline, layers // stages
-    if layers % chunks:
-        raise RecipeError(
-            "learner.virtual_pipeline",
-            f"{chunks} does not divide the {layers} layers of a pipeline stage",
-            f"set it to a divisor of {layers}",
-        )
-    check_experts(recipe.learner, shape.with_experts, shape.experts, shape.moe_intermediate_size)

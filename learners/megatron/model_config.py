@@ -12,8 +12,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.expert_rules import check_experts, expert_layers
-from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_positive, check_routing
+from asyncrl.core.recipe.expert_rules import expert_layers
+from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_positive, check_routing
 from asyncrl.core.recipe.schema import Learner
 from learners.flops import ProductShapes
 from learners.packing import FP8_MULTIPLE
@@ -91,7 +91,16 @@ def policy_config(folder: Path, learner: Learner) -> PolicyConfig:
             "name the folder of a Hugging Face model",
         ) from error
     _check_supported(source)
-    _check_divisible(source, learner)
+    check_layout(
+        learner,
+        heads=source.num_attention_heads,
+        key_value_heads=source.num_key_value_heads,
+        vocabulary=source.vocab_size,
+        feed_forward=source.intermediate_size,
+        with_experts=_expert_layers(source),
+        experts=getattr(source, "num_experts", 0),
+        channels=getattr(source, "moe_intermediate_size", 0),
+    )
     if learner.fp8 != "none":
         _check_fp8(source, learner)
     return PolicyConfig(
@@ -142,39 +151,6 @@ def _expert_layers(source: PreTrainedConfig) -> list[bool]:
     if _architecture(source) != WITH_EXPERTS:
         return [False] * source.num_hidden_layers
     return expert_layers(source.num_hidden_layers, source.num_experts, source.decoder_sparse_step, source.mlp_only_layers)
-
-
-def _check_divisible(source: PreTrainedConfig, learner: Learner) -> None:
-    counts = {
-        "attention heads": source.num_attention_heads,
-        "key-value heads": source.num_key_value_heads,
-        "vocabulary entries": source.vocab_size,
-    }
-    with_experts = _expert_layers(source)
-    if not all(with_experts):
-        counts["feed-forward channels"] = source.intermediate_size
-    for what, count in counts.items():
-        if count % learner.tensor_parallel:
-            raise RecipeError(
-                "learner.tensor_parallel",
-                f"{learner.tensor_parallel} does not divide the model's {count} {what}",
-                f"choose a divisor of {count}",
-            )
-    layers = source.num_hidden_layers
-    if layers % learner.pipeline_parallel:
-        raise RecipeError(
-            "learner.pipeline_parallel",
-            f"{learner.pipeline_parallel} does not divide the model's {layers} layers",
-            f"choose a divisor of {layers}",
-        )
-    layers //= learner.pipeline_parallel
-    if layers % learner.virtual_pipeline:
-        raise RecipeError(
-            "learner.virtual_pipeline",
-            f"{learner.virtual_pipeline} does not divide the {layers} layers of a pipeline stage",
-            f"choose a divisor of {layers}",
-        )
-    check_experts(learner, with_experts, getattr(source, "num_experts", 0), getattr(source, "moe_intermediate_size", 0))
 
 
 def _check_fp8(source: PreTrainedConfig, learner: Learner) -> None:

@@ -129,6 +129,23 @@ def test_experts_that_cannot_be_shared_out_are_refused(mixture, layout, place, p
     assert problem in caught.value.problem
 
 
+@pytest.mark.parametrize(
+    ("change", "key", "problem"),
+    [
+        ({"num_key_value_heads": 3}, "tensor_parallel", "2 does not divide the model's 3 key-value heads"),
+        ({"vocab_size": 151937}, "tensor_parallel", "2 does not divide the model's 151937 vocabulary entries"),
+        ({"intermediate_size": 3071}, "tensor_parallel", "the model's 3071 feed-forward channels"),
+        ({"num_hidden_layers": 27}, "pipeline_parallel", "2 does not divide the model's 27 layers"),
+    ],
+)
+def test_a_model_that_the_ranks_cannot_divide_is_refused_before_anything_starts(tmp_path, change, key, problem):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_0_6B | change))
+    with pytest.raises(RecipeError) as caught:
+        make_plan(compose("quickstart", [f"model.path={tmp_path}", f"learner.{key}=2"]), ROOMY)
+    assert caught.value.place == f"learner.{key}"
+    assert problem in caught.value.problem
+
+
 def test_memory_grows_with_the_model_and_shrinks_with_ranks(model):
     def learner_bytes(*overrides: str) -> int:
         plan = make_plan(compose("quickstart", overrides), ROOMY)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.expert_rules import check_experts
+from asyncrl.core.recipe.schema import Learner
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 WITH_EXPERTS = "Qwen3MoeForCausalLM"
@@ -65,3 +67,45 @@ def check_routing(experts: int, channels: int, chosen: int) -> None:
             f"config.json has num_experts_per_tok {chosen}, and a layer has {experts} experts",
             f"name a folder whose number is the model's own, from 1 to {experts}",
         )
+
+
+def check_layout(
+    learner: Learner,
+    *,
+    heads: int,
+    key_value_heads: int,
+    vocabulary: int,
+    feed_forward: int,
+    with_experts: Sequence[bool],
+    experts: int,
+    channels: int,
+) -> None:
+    """Compare a model with the ranks that are to divide it.
+
+    Args:
+        feed_forward: channels of a layer without experts.
+        with_experts: which layers are mixtures of experts.
+        experts: of such a layer.
+        channels: of an expert.
+
+    Raises:
+        RecipeError: if the ranks cannot divide it.
+    """
+    layers = len(with_experts)
+    counts = {"attention heads": heads, "key-value heads": key_value_heads, "vocabulary entries": vocabulary}
+    if not all(with_experts):
+        counts["feed-forward channels"] = feed_forward
+    for key, ranks, what, count in (
+        *(("tensor_parallel", learner.tensor_parallel, f"the model's {count} {what}", count) for what, count in counts.items()),
+        ("pipeline_parallel", learner.pipeline_parallel, f"the model's {layers} layers", layers),
+    ):
+        if count % ranks:
+            raise RecipeError(f"learner.{key}", f"{ranks} does not divide {what}", f"choose a divisor of {count}")
+    of_stage = layers // learner.pipeline_parallel
+    if of_stage % learner.virtual_pipeline:
+        raise RecipeError(
+            "learner.virtual_pipeline",
+            f"{learner.virtual_pipeline} does not divide the {of_stage} layers of a pipeline stage",
+            f"choose a divisor of {of_stage}",
+        )
+    check_experts(learner, with_experts, experts, channels)
