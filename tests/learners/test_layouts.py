@@ -157,6 +157,15 @@ def test_tensor_parallel_ranks_divide_the_sequence_between_their_products(folder
         assert normed == [count // 2 for count in tokens]
 
 
+@pytest.mark.parametrize(("ranks", "multiple"), [(2, 2), (4, 2)])
+def test_rows_of_log_normal_lengths_are_padded_by_less_than_a_twentieth(ranks, multiple):
+    """Only context-parallel ranks pad rows at all; elsewhere a micro-batch is, to a multiple of the tensor-parallel ranks."""
+    lengths = np.clip(256 * np.exp(np.random.default_rng(0).standard_normal(64)), 16, 2048).astype(int).tolist()
+    (shares,) = run_ranks(layout_side.shares_of_rows, lengths, ranks, multiple)
+    _, _, padded = shares[0]
+    assert sum(lengths) <= sum(padded) < 1.05 * sum(lengths)
+
+
 @pytest.mark.parametrize(("ranks", "multiple"), [(2, 1), (2, 2), (3, 4), (4, 3)])
 def test_context_parallel_ranks_share_tokens_and_attention_evenly(ranks, multiple):
     lengths = np.random.default_rng(ranks).integers(1, 90, 12).tolist()
