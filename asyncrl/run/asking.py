@@ -1,17 +1,12 @@
 """Asking an actor: bounded, named, and with the actor's own error or death turned into one that a user understands."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, ProcessDied
-
-PAUSE_CHECK_S = 10.0
-"""How often a buffer that has not answered is asked whether it waits for its disk; a lease that waits for a ticket takes less."""
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
 
 T = TypeVar("T")
 
@@ -36,39 +31,6 @@ async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, r
     """
     async with deadline(seconds, waiter=by, owner=of, remedy=remedy):
         return await watch(answer, of=of)
-
-
-async def ask_buffer(
-    answer: "ray.ObjectRef[T]",
-    *,
-    paused: Callable[[], Awaitable[str]],
-    on_pause: Callable[[str], None],
-    of: str,
-    by: str,
-    seconds: float,
-    remedy: str,
-) -> T:
-    """Like :func:`ask`, but the time in which the buffer waits for room on its disk does not count.
-
-    Args:
-        paused: why the buffer waits; empty while it does not.
-        on_pause: told the reason, each time it was asked for.
-    """
-    answering = asyncio.ensure_future(watch(answer, of=of))
-    left = seconds
-    try:
-        while True:
-            done, _ = await asyncio.wait({answering}, timeout=min(left, PAUSE_CHECK_S))
-            if done:
-                return answering.result()
-            if reason := await paused():
-                on_pause(reason)
-            else:
-                left -= PAUSE_CHECK_S
-            if left <= 0:
-                raise DeadlineExceeded(by, of, seconds, remedy)
-    finally:
-        answering.cancel()
 
 
 async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:

@@ -57,11 +57,9 @@ class Cluster:
         log = folder.logs
         # Beside the run folder, which holds its journal and need not be on a shared file system.
         where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
-        # A lease waits within its call, and a worker may have two: they must not keep anybody else from being heard.
-        calls = 1000 + 2 * recipe.generators.count
-        options = RemoteBuffer.options(num_cpus=0, max_concurrency=calls, scheduling_strategy=where)
+        options = RemoteBuffer.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=where)
         self._buffer_actor = buffer = options.remote(recipe, folder.path, run_id, log / "buffer.log")
-        self._buffer = BufferHandle(buffer, "the driver", note)
+        self._connected: BufferHandle | None = None
 
         self._reward_model: Any | None = None
         if isinstance(recipe.reward, ModelReward):
@@ -88,6 +86,7 @@ class Cluster:
         recovered = await ask(ready, of="the buffer to get ready", by="the driver", seconds=seconds, remedy=remedy)
         if recovered:
             self._note(recovered)
+        self._connected = await BufferHandle.connect(self._buffer_actor, "the driver", self._note)
         async with asyncio.TaskGroup() as starting:
             starting.create_task(self._start_learners(seconds, remedy))
             starting.create_task(self._generators.start())
@@ -99,6 +98,12 @@ class Cluster:
             [self._learners[0].endpoint.remote()], "learner rank to name its address", seconds, remedy
         )
         await self._all([rank.start.remote(address, port) for rank in self._learners], "learner rank to start", seconds, remedy)
+
+    @property
+    def _buffer(self) -> BufferHandle:
+        if self._connected is None:
+            raise RuntimeError("the buffer was used before start()")
+        return self._connected
 
     async def _report_lost(self, worker: WorkerId) -> None:
         await self._buffer.call("lost", worker)
@@ -185,7 +190,10 @@ class Cluster:
             ask(actor.close.remote(), of=f"{name} to close", by="the driver", seconds=seconds, remedy="it is killed")
             for name, actor in [("the buffer", self._buffer_actor), *(("a learner rank", rank) for rank in self._learners)]
         ]
-        for outcome in await asyncio.gather(self._generators.close(seconds), *closing, return_exceptions=True):
+        outcomes = await asyncio.gather(self._generators.close(seconds), *closing, return_exceptions=True)
+        if self._connected is not None:
+            self._connected.close()
+        for outcome in outcomes:
             if isinstance(outcome, AsyncRLError):
                 logger.warning("closing: %s", outcome)
             elif outcome is not None:

@@ -8,7 +8,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,18 @@ import numpy as np
 import ray
 
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import FinishedSample
+from asyncrl.core.payload import FinishedSample, PayloadRef
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode
-from asyncrl.run.actors.buffer import BufferActor, as_remote
+from asyncrl.run.actors.buffer import BufferActor
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.buffer_handle import BufferHandle
 from asyncrl.run.desk import RemoteTicketDesk
 from asyncrl.run.payload import PayloadSink, PayloadSource
+from buffers.journal import Journal
+from buffers.replay_buffer import ReplayBuffer
+from buffers.service import BufferService
 
 logger = logging.getLogger(__name__)
 
@@ -34,22 +37,33 @@ SampleKey = tuple[GroupId, int]
 """Group and sample index."""
 
 
-class TimedBufferActor(BufferActor):
-    """The buffer, keeping the time at which each trajectory could be taken."""
+class _TimedService(BufferService):
+    """The service, keeping the time at which each trajectory could be taken."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._takeable_at: dict[SampleKey, float] = {}
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.takeable_at: dict[SampleKey, float] = {}
 
     async def commit(self, samples: Sequence[FinishedSample]) -> None:
-        """As the buffer's own."""
+        """As the service's own."""
         await super().commit(samples)
         now = time.monotonic()
-        self._takeable_at.update(((sample.group_id, sample.sample_index), now) for sample in samples)
+        self.takeable_at.update(((sample.group_id, sample.sample_index), now) for sample in samples)
+
+
+class TimedBufferActor(BufferActor):
+    """The buffer's actor, with such a service."""
+
+    def make_service(
+        self, buffer: ReplayBuffer, journal: Journal | None, free: Callable[[Sequence[PayloadRef]], None]
+    ) -> _TimedService:
+        """As the actor's own."""
+        self._timed = _TimedService(self._recipe, buffer, journal=journal, free=free)
+        return self._timed
 
     async def takeable_at(self) -> dict[SampleKey, float]:
         """When, by the clock that all processes of a host share, each trajectory could be taken."""
-        return self._takeable_at
+        return self._timed.takeable_at
 
 
 def trajectory_of(ticket: Ticket, index: int, tokens: int, version: PolicyVersion) -> Trajectory:
@@ -99,7 +113,8 @@ class ProducerActor:
             per_second: how many trajectories; None as fast as they are taken in.
         """
         sink = await PayloadSink.of(self._recipe, self._buffer, self._worker)
-        desk = RemoteTicketDesk(BufferHandle(self._buffer, self._worker, logger.warning), self._worker, sink)
+        buffer = await BufferHandle.connect(self._buffer, self._worker, logger.warning)
+        desk = RemoteTicketDesk(buffer, self._worker, sink)
         pace = None if per_second is None else _Pace(per_second)
         gc.freeze()  # as a generator does
         async with asyncio.TaskGroup() as work:
@@ -110,6 +125,7 @@ class ProducerActor:
                     work.create_task(self._serve(desk, self._version, pace))
                 await self._changed.wait()
         sink.close()
+        buffer.close()
         return self._handed_in
 
     async def _serve(self, desk: RemoteTicketDesk, version: PolicyVersion, pace: "_Pace | None") -> None:
@@ -164,30 +180,33 @@ class ConsumerActor:
     def __init__(self, recipe: Recipe, buffer: Any, producer: Any, log_file: Path) -> None:
         route_output(log_file)
         self._recipe, self._buffer, self._producer = recipe, buffer, producer
-        self._source = PayloadSource.of(buffer, "consumer")
 
-    def run(self, warm_up: int, steps: int) -> tuple[int, float]:
+    async def run(self, warm_up: int, steps: int) -> tuple[int, float]:
         """Rows trained and seconds taken in ``steps`` steps, behind ``warm_up`` others."""
+        buffer = await BufferHandle.connect(self._buffer, "consumer", logger.warning)
+        source = await asyncio.to_thread(PayloadSource.of, self._buffer, "consumer")
         rows, begin = 0, time.perf_counter()
         for step in range(warm_up + steps):
             if step == warm_up:
                 rows, begin = 0, time.perf_counter()
-            rows += self._step(PolicyVersion(step))
-        return rows, time.perf_counter() - begin
+            rows += await self._step(buffer, source, PolicyVersion(step))
+        seconds = time.perf_counter() - begin
+        buffer.close()
+        return rows, seconds
 
-    def _step(self, version: PolicyVersion) -> int:
-        batch = ray.get(self._buffer.take.remote(version))
-        tokens = sum(len(decode(payload)) for payload in self._source.fetch([row.payload for row in batch.rows]))
+    async def _step(self, buffer: BufferHandle, source: PayloadSource, version: PolicyVersion) -> int:
+        batch = await buffer.call("take", version)
+        tokens = sum(len(decode(payload)) for payload in source.fetch([row.payload for row in batch.rows]))
         if tokens != sum(row.length for row in batch.rows):
             raise AssertionError(f"{tokens} tokens were read, the batch of version {version} says otherwise")
         following = PolicyVersion(version + 1)
-        ray.get([self._producer.install.remote(following), self._buffer.trained.remote(version)])
+        await asyncio.gather(self._producer.install.remote(following), buffer.call("trained", version))
         if following % self._recipe.checkpoint.every == 0:
-            ray.get(self._buffer.checkpointed.remote(following))
-        ray.get(self._buffer.advance.remote(following))
+            await buffer.call("checkpointed", following)
+        await buffer.call("advance", following)
         return len(batch.rows)
 
 
-RemoteTimedBuffer = as_remote(TimedBufferActor)
+RemoteTimedBuffer = ray.remote(TimedBufferActor)
 RemoteProducer = ray.remote(ProducerActor)
 RemoteConsumer = ray.remote(ConsumerActor)

@@ -2,33 +2,31 @@
 
 import asyncio
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncrl.core.batch import Batch
-from asyncrl.core.errors import FailureKind
-from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.ticket import Ticket
 from asyncrl.run.actors.payload_shard import PayloadShardActor, RemotePayloadShard, RemoteStore
 from asyncrl.run.asking import ask
 from asyncrl.run.buffer_folder import BufferFolder
+from asyncrl.run.buffer_handle import METHODS
 from asyncrl.run.payload import SHARD_DEADLINE_S, ShardPlace, this_node
+from asyncrl.run.rpc import Endpoint
+from asyncrl.run.rpc_server import RpcServer
 from asyncrl.run.tasks import make_task_stream
 from buffers.journal import Journal
 from buffers.payload import PayloadStore
 from buffers.recovery import Store, recover
-from buffers.replay_buffer import BufferStatistics, ReplayBuffer
+from buffers.replay_buffer import ReplayBuffer
 from buffers.service import BufferService
 
 
 class BufferActor(PayloadShardActor):
-    """See :class:`buffers.service.BufferService` for the contract. Nothing may be called before :meth:`ready` has answered.
+    """Brings the service up and lets it be asked at :meth:`endpoint`. Nothing may be called before :meth:`ready` has answered.
 
     Args:
         recipe: the run's.
@@ -42,7 +40,9 @@ class BufferActor(PayloadShardActor):
         super().__init__(recipe, 0, self._folder.shard(0), log_file)
         self._recipe, self._log_file = recipe, log_file
         self._places: list[ShardPlace] = []
-        self._started: BufferService | None = None
+        self._service: BufferService | None = None
+        self._rpc: RpcServer | None = None
+        self._endpoint: Endpoint | None = None
 
     async def ready(self) -> str:
         """Load the tasks and recover what the journal holds; what was recovered, in words, empty for a new run."""
@@ -60,7 +60,9 @@ class BufferActor(PayloadShardActor):
                 if of_shard := [ref for ref in refs if ref.shard == shard]:
                     store.free(of_shard)
 
-        self._started = BufferService(self._recipe, buffer, journal=journal, free=free)
+        self._service = self.make_service(buffer, journal, free)
+        self._rpc = RpcServer(self._service, METHODS, "the buffer")
+        self._endpoint = await self._rpc.start(ray.util.get_node_ip_address())
         gc.freeze()  # tasks and modules stay: looking through them again and again would cost more than all bookkeeping
         return report
 
@@ -83,64 +85,28 @@ class BufferActor(PayloadShardActor):
         of, remedy = f"payload shard {place.shard} to start", f"see the logs beside {self._log_file.name}"
         await ask(place.actor.verify.remote([]), of=of, by="the buffer", seconds=SHARD_DEADLINE_S, remedy=remedy)
 
-    @property
-    def _service(self) -> BufferService:
-        if self._started is None:
+    def make_service(
+        self, buffer: ReplayBuffer, journal: Journal | None, free: Callable[[Sequence[PayloadRef]], None]
+    ) -> BufferService:
+        """The service, of these parts."""
+        return BufferService(self._recipe, buffer, journal=journal, free=free)
+
+    async def endpoint(self) -> Endpoint:
+        """Where the service is to be asked."""
+        if self._endpoint is None:
             raise RuntimeError("the buffer was used before ready()")
-        return self._started
+        return self._endpoint
 
     async def shards(self) -> list[ShardPlace]:
         """Where trajectories are kept."""
         return self._places
 
-    async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
-        """See :meth:`buffers.service.BufferService.lease`."""
-        return await self._service.lease(worker, version, limit)
-
-    async def commit(self, samples: Sequence[FinishedSample]) -> None:
-        """See :meth:`buffers.service.BufferService.commit`."""
-        await self._service.commit(samples)
-
-    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
-        """See :meth:`buffers.service.BufferService.fail`."""
-        await self._service.fail(group_id, sample_index, kind, reason)
-
-    async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
-        """See :meth:`buffers.service.BufferService.renew`."""
-        return await self._service.renew(worker, running)
-
-    async def lost(self, worker: WorkerId) -> None:
-        """See :meth:`buffers.service.BufferService.lost`."""
-        await self._service.lost(worker)
-
-    async def report_pause(self, worker: WorkerId, message: str) -> None:
-        """See :meth:`buffers.service.BufferService.report_pause`."""
-        await self._service.report_pause(worker, message)
-
-    async def take(self, version: PolicyVersion) -> Batch:
-        """See :meth:`buffers.service.BufferService.take`."""
-        return await self._service.take(version)
-
-    async def trained(self, version: PolicyVersion) -> None:
-        """See :meth:`buffers.service.BufferService.trained`."""
-        await self._service.trained(version)
-
-    async def advance(self, version: PolicyVersion) -> None:
-        """See :meth:`buffers.service.BufferService.advance`."""
-        await self._service.advance(version)
-
-    async def checkpointed(self, version: PolicyVersion) -> None:
-        """See :meth:`buffers.service.BufferService.checkpointed`."""
-        await self._service.checkpointed(version)
-
-    async def statistics(self) -> BufferStatistics:
-        """See :meth:`buffers.service.BufferService.statistics`."""
-        return await self._service.statistics()
-
     async def close(self) -> None:
         """End the service; without a journal, remove the trajectories on all nodes, which nobody could make use of any more."""
-        if self._started is not None:
-            await self._started.close()
+        if self._rpc is not None:
+            self._rpc.close()
+        if self._service is not None:
+            await self._service.close()
         if self._folder.journal is None:
             await asyncio.gather(self.remove(), *(place.actor.remove.remote() for place in self._places[1:]))
 
@@ -151,10 +117,4 @@ def _other_nodes() -> list[str]:
     return [node_id for _, node_id in sorted(nodes) if node_id != this_node()]
 
 
-def as_remote(buffer: type[BufferActor]) -> Any:
-    """``buffer`` as Ray starts it."""
-    # A client reports each of its calls to Ray's head, once a second, and meanwhile holds up those under way; these are too many.
-    return ray.remote(enable_task_events=False)(buffer)
-
-
-RemoteBuffer = as_remote(BufferActor)
+RemoteBuffer = ray.remote(BufferActor)

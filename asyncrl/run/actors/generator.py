@@ -39,6 +39,7 @@ class GeneratorActor:
         self._buffer, self._reward_model = buffer, reward_model
         self._stop = asyncio.Event()
         self._sink: PayloadSink | None = None
+        self._buffer_handle: BufferHandle | None = None
         self._engine: VllmEngine | None = None
         self._worker: GeneratorWorker | None = None
 
@@ -47,8 +48,8 @@ class GeneratorActor:
         environment_factory = load_environment(self._recipe.environment)
         self._sink = await PayloadSink.of(self._recipe, self._buffer, self._id)
         self._engine = await VllmEngine.start(self._recipe, self._model_path, index=self._number)
-        buffer = BufferHandle(self._buffer, self._id, logger.warning)
-        desk = RemoteTicketDesk(buffer, self._id, self._sink, self._recipe.algorithm.reward_names)
+        self._buffer_handle = await BufferHandle.connect(self._buffer, self._id, logger.warning)
+        desk = RemoteTicketDesk(self._buffer_handle, self._id, self._sink, self._recipe.algorithm.reward_names)
         chat = ChatFormat.load(self._model_path)
         scoring = make_scoring(self._recipe, self._reward_model, chat.decode, self._id)
         self._worker = GeneratorWorker(self._id, self._recipe, self._engine, chat, environment_factory, desk, scoring)
@@ -81,6 +82,8 @@ class GeneratorActor:
             await self._engine.close()
         if self._sink is not None:
             self._sink.close()
+        if self._buffer_handle is not None:
+            self._buffer_handle.close()
 
     def _started(self) -> GeneratorWorker:
         if self._worker is None:
