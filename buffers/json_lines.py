@@ -60,9 +60,8 @@ class JsonLines:
                 self._numbers.append(number)
                 try:
                     row = _ROW.decode(line)
-                    encoder.encode_into(
-                        row, scratch
-                    )  # tickets carry it as MessagePack, which has no larger integers than 64 bits
+                    # Tickets carry it as MessagePack, which has no larger integers than 64 bits.
+                    encoder.encode_into(row, scratch)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     yield Head(None, None, f"is no JSON object ({error})")
                 except OverflowError:

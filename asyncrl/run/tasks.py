@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
+
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import FileTasks, Recipe
 from asyncrl.core.task import Task
@@ -10,6 +12,8 @@ from asyncrl.envs.load import make_tasks
 from buffers.curriculum import load_curriculum
 from buffers.task_files import read_sources
 from buffers.task_stream import TaskSource, TaskStream
+
+_PLAIN = "make it of texts, numbers, booleans, None, lists and dictionaries"
 
 Split = Literal["train", "evaluation"]
 
@@ -56,8 +60,22 @@ def _check_made(tasks: Sequence[Task], environment: str, place: str) -> None:
     for index, task in enumerate(tasks):
         if not isinstance(task, Task) or not isinstance(task.id, str) or not isinstance(task.prompt, str):
             raise RecipeError(place, f"{maker} returned {_short(task)} at {index}", "return Tasks whose id and prompt are text")
+        if why := _not_plain(task):
+            raise RecipeError(place, f"{maker} returned task {task.id!r}, whose {why}", _PLAIN)
     if len({task.id for task in tasks}) < len(tasks):
         raise RecipeError(place, f"{maker} returned two tasks of one id", "give each task an id of its own")
+
+
+def _not_plain(task: Task) -> str:
+    """What of the task would not reach the environment as it is, on its way there or out of the journal; empty if all does."""
+    for key, value in task.data.items():
+        try:
+            arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            return f"data[{key!r}] is {_short(value)}: {error}"
+        if repr(arrived) != repr(value):  # == takes True for 1, and an enum's member for its text
+            return f"data[{key!r}] is {_short(value)}, which would reach the environment as {_short(arrived)}"
+    return ""
 
 
 def _short(value: object) -> str:

@@ -1,7 +1,7 @@
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,13 +14,34 @@ from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId, Worker
 from asyncrl.core.payload import FinishedSample, PayloadRef
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Buffer
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode
-from asyncrl.run import asking, desk
-from asyncrl.run.buffer_handle import BufferHandle
+from asyncrl.run import buffer_handle, desk
+from asyncrl.run.buffer_handle import METHODS, BufferHandle
 from asyncrl.run.desk import RemoteTicketDesk
 from asyncrl.run.payload import PayloadSink, ShardPlace
+from asyncrl.run.rpc_client import RpcClient
+from asyncrl.run.rpc_server import RpcServer
+from buffers.ledger import LedgerCounts
 from buffers.payload import DiskFull, PayloadReader
+from buffers.statistics import BufferStatistics, StaleTokens
 
 WORKER = WorkerId("generator-0")
+NOTHING = BufferStatistics(
+    version=PolicyVersion(0),
+    ledger=LedgerCounts(0, 0, 0, 0, 0, 0, 0, 0, {}),
+    payload_bytes=0,
+    kept_batches=0,
+    kept_bytes=0,
+    held=(),
+    lengths_issued=(),
+    lengths_trained=(),
+    late_samples=0,
+    stale_tokens=StaleTokens(),
+    lost_rows=0,
+    failures={},
+    filtered_tasks=(),
+    tasks_drawn=0,
+    skipped_rows={},
+)
 
 
 def trajectory(index: int, group: int = 3) -> Trajectory:
@@ -46,13 +67,6 @@ def sample(index: int) -> FinishedSample:
     return FinishedSample.of(trajectory(index), PayloadRef(0, "s", index, 1, 0))
 
 
-class Remote:
-    """An actor's method as its handle offers it."""
-
-    def __init__(self, method: Callable[..., Coroutine[Any, Any, Any]]) -> None:
-        self.remote = method
-
-
 class FakeBuffer:
     """Answers at once, except while its ``gate`` is closed; ``paused`` as its statistics say."""
 
@@ -61,34 +75,29 @@ class FakeBuffer:
         self.pauses: list[str] = []
         self.renewed = 0
         self.paused = ""
-        self.dead = False
         self.gate = asyncio.Event()
         self.gate.set()
         self.changed = asyncio.Condition()
-        self.commit, self.renew, self.fail = Remote(self._commit), Remote(self._renew), Remote(self._fail)
-        self.report_pause, self.statistics = Remote(self._report_pause), Remote(self._statistics)
 
-    async def _commit(self, samples: Sequence[FinishedSample]) -> None:
-        if self.dead:
-            raise RayActorError
+    async def commit(self, samples: Sequence[FinishedSample]) -> None:
         self.commits.append([s.sample_index for s in samples])
         self.samples = list(samples)
         await self._notify()
         await self.gate.wait()
 
-    async def _renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
+    async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
         self.renewed += 1
         return running[:1]
 
-    async def _fail(self, *arguments: Any) -> None:
+    async def fail(self, *arguments: Any) -> None:
         self.failure = arguments
 
-    async def _report_pause(self, worker: WorkerId, message: str) -> None:
+    async def report_pause(self, worker: WorkerId, message: str) -> None:
         self.pauses.append(message)
         await self._notify()
 
-    async def _statistics(self) -> SimpleNamespace:
-        return SimpleNamespace(paused=self.paused)
+    async def statistics(self) -> BufferStatistics:
+        return msgspec.structs.replace(NOTHING, paused=self.paused)
 
     async def _notify(self) -> None:
         async with self.changed:
@@ -97,6 +106,18 @@ class FakeBuffer:
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(10), self.changed:
             await self.changed.wait_for(condition)
+
+
+class FakeActor:
+    """What Ray says of the buffer's process."""
+
+    def __init__(self, *, dead: bool) -> None:
+        self.endpoint = self
+        self._dead = dead
+
+    async def remote(self) -> None:
+        if self._dead:
+            raise RayActorError
 
 
 class FillingSink:
@@ -115,14 +136,42 @@ class FillingSink:
 
 
 class Shop:
-    def __init__(self, folder: Path, fsync: str = "never", reward_names: Sequence[str] = ()) -> None:
+    """A desk on its way to a buffer, over a real connection."""
+
+    def __init__(self, folder: Path, fsync: str, reward_names: Sequence[str], *, buffer_dead: bool) -> None:
         (folder / "shard-0").mkdir()
         self.folder = folder / "shard-0"
-        recipe = Buffer(journal=AppendOnlyJournal(fsync=fsync))  # type: ignore[arg-type]
-        self.buffer, self.notes = FakeBuffer(), []
-        sink = PayloadSink(recipe, [ShardPlace(0, "here", self.folder, None)], "here", WORKER)
+        self.recipe = Buffer(journal=AppendOnlyJournal(fsync=fsync))  # type: ignore[arg-type]
+        self.buffer, self.actor, self.notes = FakeBuffer(), FakeActor(dead=buffer_dead), []
+        sink = PayloadSink(self.recipe, [ShardPlace(0, "here", self.folder, None)], "here", WORKER)
         self.sink = FillingSink(sink, self.folder)
-        self.desk = RemoteTicketDesk(BufferHandle(self.buffer, WORKER, self.notes.append), WORKER, self.sink, reward_names)
+        self.server = RpcServer(self.buffer, METHODS, "the buffer")
+        self.reward_names = reward_names
+
+    async def open(self) -> None:
+        self.rpc = await RpcClient.connect(await self.server.start("127.0.0.1"), METHODS)
+        self.handle = BufferHandle(self.actor, self.rpc, WORKER, self.notes.append)
+        self.desk = RemoteTicketDesk(self.handle, WORKER, self.sink, self.reward_names)
+
+    def close(self) -> None:
+        self.rpc.close()
+        self.server.close()
+
+
+OpenShop = Callable[..., Awaitable[Shop]]
+
+
+@pytest.fixture
+async def open_shop(tmp_path: Path) -> AsyncIterator[OpenShop]:
+    with ExitStack() as shops:
+
+        async def open_one(fsync: str = "never", reward_names: Sequence[str] = (), *, buffer_dead: bool = False) -> Shop:
+            shop = Shop(tmp_path, fsync, reward_names, buffer_dead=buffer_dead)
+            await shop.open()
+            shops.callback(shop.close)
+            return shop
+
+        yield open_one
 
 
 async def all_within(seconds: float, *waiting: Awaitable[Any]) -> list[Any]:
@@ -131,8 +180,8 @@ async def all_within(seconds: float, *waiting: Awaitable[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("fsync", ["never", "always"])
-async def test_what_the_buffer_hears_of_is_kept(tmp_path: Path, fsync: str) -> None:
-    shop = Shop(tmp_path, fsync)
+async def test_what_the_buffer_hears_of_is_kept(open_shop: OpenShop, fsync: str) -> None:
+    shop = await open_shop(fsync)
     sent = [trajectory(index) for index in range(4)]
     heard = []
     for each in sent:
@@ -145,8 +194,8 @@ async def test_what_the_buffer_hears_of_is_kept(tmp_path: Path, fsync: str) -> N
         assert told.sampled == ((5, each.sample_index + 1),)
 
 
-async def test_the_buffer_hears_what_no_loss_can_train(tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
+async def test_the_buffer_hears_what_no_loss_can_train(open_shop: OpenShop) -> None:
+    shop = await open_shop()
     sampled = trajectory(0)
     for each in (sampled, msgspec.structs.replace(sampled, sampling=Sampling(0.0, 1.0, 0))):
         await shop.desk.commit(each)
@@ -156,8 +205,8 @@ async def test_the_buffer_hears_what_no_loss_can_train(tmp_path: Path) -> None:
         assert told.sampled == ((5, 1),)
 
 
-async def test_the_buffer_hears_of_each_reward_that_the_recipe_names(tmp_path: Path) -> None:
-    shop = Shop(tmp_path, reward_names=("polite", "reward"))
+async def test_the_buffer_hears_of_each_reward_that_the_recipe_names(open_shop: OpenShop) -> None:
+    shop = await open_shop(reward_names=("polite", "reward"))
     await shop.desk.commit(msgspec.structs.replace(trajectory(0), metrics={"polite": 0.25, "calls": 3.0}))
     (told,) = shop.buffer.samples
     assert told.rewards == (0.25, 0.5)
@@ -167,8 +216,8 @@ def arrays_of(each: Trajectory) -> dict[str, Any]:
     return {"token_ids": each.token_ids.tolist(), "logprobs": [], "loss_mask": []}
 
 
-async def test_samples_that_come_while_a_call_is_under_way_go_with_the_next(tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
+async def test_samples_that_come_while_a_call_is_under_way_go_with_the_next(open_shop: OpenShop) -> None:
+    shop = await open_shop()
     shop.buffer.gate.clear()
     first = asyncio.create_task(shop.desk.commit(trajectory(0)))
     await shop.buffer.until(lambda: shop.buffer.commits == [[0]])
@@ -183,11 +232,11 @@ async def test_samples_that_come_while_a_call_is_under_way_go_with_the_next(tmp_
 
 
 async def test_a_full_disk_loses_nothing_is_reported_once_and_holds_up_no_renewal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(desk, "FIRST_RETRY_S", 0.001)
     monkeypatch.setattr(desk, "LAST_RETRY_S", 0.004)
-    shop = Shop(tmp_path)
+    shop = await open_shop()
     shop.sink.full = True
     waiting = [asyncio.create_task(shop.desk.commit(trajectory(index))) for index in range(6)]
     await shop.buffer.until(lambda: len(shop.buffer.pauses) == 1)
@@ -203,8 +252,8 @@ async def test_a_full_disk_loses_nothing_is_reported_once_and_holds_up_no_renewa
     assert sorted(index for call in shop.buffer.commits for index in call) == list(range(6))
 
 
-async def test_a_group_given_up_on_a_full_disk_pauses_nobody_any_more(tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
+async def test_a_group_given_up_on_a_full_disk_pauses_nobody_any_more(open_shop: OpenShop) -> None:
+    shop = await open_shop()
     shop.sink.full = True
     waiting = asyncio.create_task(shop.desk.commit(trajectory(0)))
     await shop.buffer.until(lambda: len(shop.buffer.pauses) == 1)
@@ -213,8 +262,8 @@ async def test_a_group_given_up_on_a_full_disk_pauses_nobody_any_more(tmp_path: 
     assert shop.buffer.pauses[1] == ""
 
 
-async def test_a_malformed_trajectory_is_named(tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
+async def test_a_malformed_trajectory_is_named(open_shop: OpenShop) -> None:
+    shop = await open_shop()
     broken = msgspec.structs.replace(trajectory(1), loss_mask=np.zeros(4, bool))
     message = r"generator-0 made a malformed trajectory \(task t, group 3, sample 1\): the loss mask is not exactly"
     with pytest.raises(ComponentFailed, match=message):
@@ -222,19 +271,20 @@ async def test_a_malformed_trajectory_is_named(tmp_path: Path) -> None:
     assert shop.buffer.commits == []
 
 
-async def test_a_failure_is_given_back_by_name(tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
+async def test_a_failure_is_given_back_by_name(open_shop: OpenShop) -> None:
+    shop = await open_shop()
     await shop.desk.fail(GroupId(3), 1, FailureKind.DATA, "it broke")
     assert shop.buffer.failure == (3, 1, FailureKind.DATA, "it broke")
 
 
-async def test_a_paused_buffer_is_waited_for_and_a_silent_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "PAUSE_CHECK_S", 0.01)
-    shop = Shop(tmp_path)
+async def test_a_paused_buffer_is_waited_for_and_a_silent_one_is_not(
+    open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffer_handle, "PAUSE_CHECK_S", 0.01)
+    shop = await open_shop()
     shop.buffer.gate.clear()
-    handle = BufferHandle(shop.buffer, WORKER, shop.notes.append)
     shop.buffer.paused = "the buffer: /runs is full"
-    waiting = asyncio.create_task(handle.call("commit", [], seconds=0.02))
+    waiting = asyncio.create_task(shop.handle.call("commit", [], seconds=0.02))
     async with asyncio.timeout(10):
         while len(shop.notes) < 1:  # noqa: ASYNC110 - the pause is asked for at intervals
             await asyncio.sleep(0.01)
@@ -246,13 +296,20 @@ async def test_a_paused_buffer_is_waited_for_and_a_silent_one_is_not(tmp_path: P
     shop.buffer.gate.clear()
     shop.buffer.paused = ""
     with pytest.raises(DeadlineExceeded, match=r"generator-0 waited 0.02 s for the buffer \(commit\)"):
-        await handle.call("commit", [], seconds=0.02)
+        await shop.handle.call("commit", [], seconds=0.02)
 
 
-async def test_the_buffers_death_is_not_taken_for_the_generators(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dead", "told"), [(True, "its process died"), (False, "its process lives; see the network between generator-0 and its node")]
+)
+async def test_the_buffers_end_is_not_taken_for_the_generators(open_shop: OpenShop, dead: bool, told: str) -> None:
     """A generator that died is replaced; nothing can take the buffer's place."""
-    shop = Shop(tmp_path)
-    shop.buffer.dead = True
-    with pytest.raises(ComponentFailed, match=r"the buffer \(commit\): its process died") as raised:
-        await shop.desk.commit(trajectory(0))
-    assert type(raised.value) is ComponentFailed
+    shop = await open_shop(buffer_dead=dead)
+    shop.buffer.gate.clear()
+    waiting = asyncio.create_task(shop.desk.commit(trajectory(0)))
+    await shop.buffer.until(lambda: shop.buffer.commits == [[0]])
+    shop.rpc.close()
+    for call in (waiting, shop.desk.commit(trajectory(1))):
+        with pytest.raises(ComponentFailed, match=rf"the buffer \(commit\): .*{told}") as raised:
+            await call
+        assert type(raised.value) is ComponentFailed

@@ -16,6 +16,7 @@ from asyncrl.core.trajectory import encode
 from asyncrl.run.actors.bench_buffer import trajectory_of
 from asyncrl.run.actors.buffer import RemoteBuffer
 from asyncrl.run.actors.payload_shard import RemotePayloadShard, RemoteStore
+from asyncrl.run.buffer_handle import BufferHandle
 from asyncrl.run.payload import PayloadSink, PayloadSource, ShardPlace
 from buffers.payload import PayloadLost, PayloadReader
 
@@ -138,19 +139,23 @@ def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
     assert [place.node for place in places] == [nodes[0], nodes[1], nodes[0]]
     assert all(place.folder.is_dir() for place in places)
 
-    written = {}
-    for ticket, node in zip(ray.get(buffer.lease.remote("worker", 0, 2)), nodes, strict=True):
-        trajectories = [trajectory_of(ticket, index, 64, 0) for index in ticket.samples]
-        sink = PayloadSink(recipe.buffer, places, node, "worker")
-        refs = append(sink, ticket.group_id, *map(encode, trajectories))
-        ray.get(buffer.commit.remote([FinishedSample.of(row, ref) for row, ref in zip(trajectories, refs, strict=True)]))
-        written |= {(row.group_id, row.sample_index): encode(row) for row in trajectories}
+    async def through():
+        handle = await BufferHandle.connect(buffer, "a client", print)
+        written = {}
+        for ticket, node in zip(await handle.call("lease", "worker", 0, 2), nodes, strict=True):
+            trajectories = [trajectory_of(ticket, index, 64, 0) for index in ticket.samples]
+            refs = await PayloadSink(recipe.buffer, places, node, "worker").append(ticket.group_id, [*map(encode, trajectories)])
+            await handle.call("commit", [FinishedSample.of(row, ref) for row, ref in zip(trajectories, refs, strict=True)])
+            written |= {(row.group_id, row.sample_index): encode(row) for row in trajectories}
+        batch = await handle.call("take", 0)
+        await handle.call("trained", 0)
+        handle.close()
+        return written, batch
 
-    batch = ray.get(buffer.take.remote(0))
+    written, batch = asyncio.run(through())
     assert {row.payload.shard for row in batch.rows} == {0, 1}
     fetched = PayloadSource(places, nodes[0], "rank").fetch([row.payload for row in batch.rows])
     assert dict(zip([(row.group_id, row.sample_index) for row in batch.rows], fetched, strict=True)) == written
-    ray.get(buffer.trained.remote(0))
     ray.get(buffer.close.remote())
     assert places[0].folder.parent.is_dir() == (journal != NoJournal())
     ray.kill(buffer)

@@ -288,6 +288,10 @@ MADE = {
     "[Task(id=1, prompt='a')]": "returned Task(id=1, prompt='a', data={}) at 0",
     "[Task(id='1', prompt='a'), Task(id='1', prompt='b')]": "two tasks of one id",
     "[][0]": "raised IndexError",
+    "[Task(id='1', prompt='a', data={'at': (1, 2)})]": "data['at'] is (1, 2), which would reach the environment as [1, 2]",
+    "[Task(id='1', prompt='a', data={'at': {1}})]": "data['at'] is {1}, which would reach the environment as [1]",
+    "[Task(id='1', prompt='a', data={'n': 2**70})]": "data['n'] is 1180591620717411303424: can't serialize ints",
+    "[Task(id='1', prompt='a', data={'f': print})]": "data['f'] is <built-in function print>: Encoding objects",
 }
 
 

@@ -5,7 +5,7 @@ import json
 import math
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ray.exceptions import RayActorError
-from test_desk import Remote, trajectory
+from test_desk import trajectory
 
 from asyncrl.core.errors import ComponentFailed, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import TaskId
@@ -34,6 +34,13 @@ def lengths(episodes: list[dict[str, Any]]) -> tuple[int, bytes]:
 
 def says(status: int, body: str) -> Reply:
     return lambda episodes: (status, body.encode())
+
+
+class Remote:
+    """An actor's method as its handle offers it."""
+
+    def __init__(self, method: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self.remote = method
 
 
 class Service:

@@ -1,0 +1,241 @@
+"""Calls over TCP, between a server and clients in one event loop."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind
+from asyncrl.core.ids import WorkerId
+from asyncrl.run import rpc_server
+from asyncrl.run.rpc import Endpoint, Frames, signatures
+from asyncrl.run.rpc_client import ConnectionLost, RpcClient
+from asyncrl.run.rpc_server import RpcServer
+
+
+class Point(msgspec.Struct, frozen=True):
+    x: int
+    name: str = ""
+
+
+class Served:
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.ended: list[str] = []
+
+    async def mirrored(self, points: Sequence[Point], by: float) -> dict[str, list[Point]]:
+        return {"points": [Point(int(-by * point.x), point.name) for point in points]}
+
+    async def length(self, data: bytes) -> int:
+        return len(data)
+
+    async def kind_of(self, worker: WorkerId) -> FailureKind:
+        return FailureKind.DATA
+
+    async def wait(self) -> None:
+        self.begun.set()
+        try:
+            await self.gate.wait()
+            self.ended.append("answered")
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            raise
+
+    async def late(self) -> None:
+        raise DeadlineExceeded("the learner", "a batch", 3.0, "raise it")
+
+    async def broken(self) -> int:
+        raise KeyError("no such thing")
+
+    async def secret(self) -> str:
+        return "secret"
+
+
+METHODS = signatures(Served, ("mirrored", "length", "kind_of", "wait", "late", "broken"))
+
+
+class Line:
+    """A server, and as many clients as are asked for."""
+
+    def __init__(self) -> None:
+        self.served = Served()
+        self.server = RpcServer(self.served, METHODS, "the thing")
+        self.clients: list[RpcClient] = []
+
+    async def client(self) -> RpcClient:
+        if not self.clients:
+            self.endpoint = await self.server.start("127.0.0.1")
+        self.clients.append(await RpcClient.connect(self.endpoint, METHODS))
+        return self.clients[-1]
+
+    async def __aenter__(self) -> "Line":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.server.close()
+        for client in self.clients:
+            client.close()
+
+
+async def within(seconds: float, waiting: Awaitable[Any]) -> Any:
+    async with asyncio.timeout(seconds):
+        return await waiting
+
+
+async def test_arguments_and_results_arrive_as_what_they_were():
+    async with Line() as line:
+        client = await line.client()
+        assert await client.call("mirrored", (Point(3, "a"), Point(4)), 2.0) == {"points": [Point(-6, "a"), Point(-8)]}
+        assert await client.call("kind_of", WorkerId("generator-0")) is FailureKind.DATA
+
+
+async def test_a_call_that_waits_holds_up_no_other():
+    async with Line() as line:
+        first, second = await line.client(), await line.client()
+        waiting = asyncio.create_task(first.call("wait"))
+        await within(10, line.served.begun.wait())
+        assert await within(10, first.call("length", b"abc")) == 3
+        assert await within(10, second.call("length", b"ab")) == 2
+        assert not waiting.done()
+        line.served.gate.set()
+        assert await within(10, waiting) is None
+
+
+async def test_frames_of_many_megabytes_arrive_whole():
+    async with Line() as line:
+        client = await line.client()
+        sizes = [0, 1, 70_000, 20 << 20]
+        assert await within(30, asyncio.gather(*(client.call("length", bytes(size)) for size in sizes))) == sizes
+
+
+async def test_an_error_of_the_projects_own_arrives_as_it_was():
+    async with Line() as line:
+        client = await line.client()
+        with pytest.raises(DeadlineExceeded, match="the learner waited 3 s for a batch; raise it") as raised:
+            await client.call("late")
+        assert raised.value.owner == "a batch"
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (("broken",), r"the thing \(broken\): KeyError: 'no such thing'"),
+        (("secret",), r"the thing \(secret\): KeyError: 'secret'"),
+        (("length", 3), r"the thing \(length\): ValidationError: Expected `bytes`, got `int`"),
+        (("mirrored", ()), r"the thing \(mirrored\): ValidationError: Expected `array` of length 2, got 1"),
+    ],
+)
+async def test_a_bug_is_the_callers_to_hear_of_and_ends_nothing(call: tuple, told: str):
+    async with Line() as line:
+        client = await line.client()
+        with pytest.raises(ComponentFailed, match=told):
+            await client.call(*call)
+        assert await client.call("length", b"a") == 1
+
+
+async def test_who_waits_is_told_when_the_connection_ends_and_so_is_who_calls_later():
+    async with Line() as line:
+        client = await line.client()
+        waiting = [asyncio.create_task(client.call("wait")) for _ in range(3)]
+        await within(10, line.served.begun.wait())
+        client.close()
+        for call in (*waiting, client.call("length", b"a")):
+            with pytest.raises(ConnectionLost):
+                await within(10, call)
+
+
+async def test_what_nobody_waits_for_any_more_is_cancelled():
+    async with Line() as line:
+        client, other = await line.client(), await line.client()
+        waiting = asyncio.create_task(client.call("wait"))
+        await within(10, line.served.begun.wait())
+        client.close()
+        async with asyncio.timeout(10):
+            while not line.served.ended:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.001)
+        assert line.served.ended == ["cancelled"]
+        assert await other.call("length", b"a") == 1
+        with pytest.raises(ConnectionLost):
+            await waiting
+
+
+async def test_an_answer_that_comes_too_late_harms_nobody():
+    async with Line() as line:
+        client = await line.client()
+        waiting = asyncio.create_task(client.call("wait"))
+        await within(10, line.served.begun.wait())
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        line.served.gate.set()
+        assert await within(10, client.call("length", b"a")) == 1
+        assert line.served.ended == ["answered"]
+
+
+async def test_where_nobody_listens():
+    async with Line() as line:
+        await line.client()
+        with pytest.raises(ConnectionLost, match=r"127.0.0.1:1 cannot be reached"):
+            await RpcClient.connect(Endpoint("127.0.0.1", 1, b""), METHODS)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"\x20\0\0\0" + bytes(32), b"\xff\xff\xff\x7f", b"GET / HTTP/1.1\r\n\r\n", b""],
+    ids=["wrong", "long", "other", "silent"],
+)
+async def test_a_stranger_is_turned_away_and_heard_nothing(
+    said: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rpc_server, "_INTRODUCTION_S", 0.05)
+    async with Line() as line:
+        client = await line.client()
+        reader, writer = await asyncio.open_connection(line.endpoint.host, line.endpoint.port)
+        writer.write(said)
+        with caplog.at_level(logging.WARNING), contextlib.suppress(ConnectionResetError):
+            assert await within(10, reader.read()) == b""
+        writer.close()
+        assert "did not know the token" in caplog.text
+        await asyncio.sleep(0.1)  # longer than the introduction may take
+        assert await client.call("length", b"a") == 1
+
+
+class Collected(Frames):
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames: list[bytes] = []
+        self.connection_made(Sending())
+
+    def frame_received(self, frame: bytes) -> None:
+        self.frames.append(frame)
+
+
+class Sending(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def is_closing(self) -> bool:
+        return False
+
+
+@given(frames=st.lists(st.binary(max_size=300)), cuts=st.lists(st.integers(0, 3000)))
+def test_frames_arrive_however_the_network_cuts_them(frames: list[bytes], cuts: list[int]):
+    connection = Collected()
+    for frame in frames:
+        connection.send(frame)
+    sent = connection._transport.sent
+    ends = sorted({min(cut, len(sent)) for cut in cuts} | {len(sent)})
+    for begin, end in zip([0, *ends], ends, strict=False):
+        connection.data_received(sent[begin:end])
+    assert connection.frames == frames
