@@ -18,7 +18,7 @@ trajectories and completion tokens a second, and the share of time in which each
 
 _BUFFER = """\
 Move trajectories from one producer process through the replay buffer to one consumer process, without and
-with a journal; measure their rate, the latency of handing one in, and what the bookkeeping costs."""
+with a journal; measure their rate, the latency of handing one in, what the bookkeeping costs, and what memory."""
 
 _POOL = """\
 Let a pool of engines work through hours of simulated time on the real replay buffer: heavy-tailed durations,
@@ -42,7 +42,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser("bench", help="measure", description="Measure asyncrl on this machine.")
     kinds = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     _add(kinds, "loop", "throughput of the whole loop", _LOOP, run_loop)
-    _add(kinds, "buffer", "throughput of the replay buffer", _BUFFER, run_buffer)
+    buffer = _add(kinds, "buffer", "the replay buffer as a service", _BUFFER, run_buffer)
+    buffer.add_argument("--tokens", metavar="N", type=_count, default=2048, help="of a trajectory (default 2048)")
     pool = _add(kinds, "pool", "a simulated pool of engines", _POOL, run_pool)
     pool.add_argument("--engines", metavar="N", type=_count, default=1024, help="in the pool (default 1024)")
     pool.add_argument("--hours", metavar="N", type=_count, default=24, help="of simulated time (default 24)")
@@ -82,7 +83,7 @@ def run_buffer(arguments: argparse.Namespace) -> ExitCode:
     from asyncrl.run import bench_buffer
 
     console = Console()
-    result = bench_buffer.run(arguments.json, console)
+    result = bench_buffer.run(arguments.json, console, bench_buffer.BenchSettings(tokens=arguments.tokens))
     console.print(bench_buffer.view(result))
     return ExitCode.COMPLETED
 

@@ -23,6 +23,7 @@ from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import encode
 from asyncrl.run.actors.bench_buffer import RemoteConsumer, RemoteProducer, RemoteTimedBuffer, trajectory_of
 from asyncrl.run.bench_buffer_core import core_us_per_trajectory
+from asyncrl.run.bench_buffer_memory import HeldMemory, held_memory
 from asyncrl.run.buffer_folder import remove_payload_in_memory
 from asyncrl.run.cluster import start_ray
 from asyncrl.run.compose import compose
@@ -43,6 +44,7 @@ class BenchSettings(msgspec.Struct, frozen=True):
         latency_groups_per_step, latency_steps: size and number of the batches meanwhile.
         core_outstanding: groups outstanding while the core is measured.
         core_steps: batches meanwhile.
+        held_groups: groups held while memory is measured.
     """
 
     tokens: int = 2048
@@ -56,6 +58,7 @@ class BenchSettings(msgspec.Struct, frozen=True):
     latency_steps: int = 160
     core_outstanding: int = 1_000_000
     core_steps: int = 100
+    held_groups: int = 2048
 
 
 class Throughput(msgspec.Struct, frozen=True):
@@ -74,6 +77,7 @@ class BufferResult(msgspec.Struct, frozen=True):
         latency_p50_ms, latency_p99_ms: from handing in a trajectory until it may be taken, with a journal.
         latency_p99_ms_journal_off: the same without.
         answer_p99_ms: from handing in a trajectory until the buffer's answer is there, with a journal.
+        held_per_payload_byte: memory and files that a held trajectory takes.
         bytes_per_trajectory: as encoded.
     """
 
@@ -84,15 +88,18 @@ class BufferResult(msgspec.Struct, frozen=True):
     latency_p99_ms: float
     latency_p99_ms_journal_off: float
     answer_p99_ms: float
+    held_per_payload_byte: HeldMemory
     bytes_per_trajectory: int
     settings: BenchSettings
 
 
-def run(json_file: Path, console: Console, settings: BenchSettings | None = None) -> BufferResult:
+def run(json_file: Path, console: Console, settings: BenchSettings) -> BufferResult:
     """Measure everything, tell on ``console`` what is going on, and write ``json_file``."""
-    settings = settings or BenchSettings()
+    console.print(f"Memory of {settings.held_groups:,} groups")
+    with _folder() as folder:
+        held = held_memory(_deep_recipe(settings, settings.held_groups, settings.held_groups), settings.tokens, folder)
     console.print(f"The core, with {settings.core_outstanding:,} groups outstanding")
-    core = core_us_per_trajectory(_core_recipe(settings), settings.core_steps)
+    core = core_us_per_trajectory(_deep_recipe(settings, settings.core_outstanding, settings.core_steps), settings.core_steps)
     ticket = Ticket(GroupId(0), Task(id=TaskId("0"), prompt=""), (0,), 0, PolicyVersion(0))
     size = len(encode(trajectory_of(ticket, 0, settings.tokens, PolicyVersion(0))))
     rates = {}
@@ -115,6 +122,7 @@ def run(json_file: Path, console: Console, settings: BenchSettings | None = None
         latency_p99_ms=on.p99,
         latency_p99_ms_journal_off=off.p99,
         answer_p99_ms=on.answer_p99,
+        held_per_payload_byte=held,
         bytes_per_trajectory=size,
         settings=settings,
     )
@@ -130,6 +138,8 @@ def view(result: BufferResult) -> RenderableType:
     for name, rate in (("without a journal", result.journal_off), ("with a journal", result.journal_on)):
         table.add_row(name, f"{rate.trajectories_per_s:,.0f} trajectories/s, {rate.megabytes_per_s:,.0f} MB/s")
     table.add_row("bookkeeping", f"{result.core_us_per_trajectory:.1f} us a trajectory")
+    held = result.held_per_payload_byte
+    table.add_row("memory", f"{held.at_first:.2f} times the payload, {held.refilled:.2f} once half of it was replaced")
     table.add_row("until takeable", f"{result.latency_p50_ms:.2f} ms median, {result.latency_p99_ms:.2f} ms 99th percentile")
     table.add_row("the same without a journal", f"{result.latency_p99_ms_journal_off:.2f} ms 99th percentile")
     table.add_row("until answered", f"{result.answer_p99_ms:.2f} ms 99th percentile")
@@ -173,17 +183,18 @@ def _batches(settings: BenchSettings) -> int:
     return 2 * (settings.warm_up + settings.steps) + settings.pipeline_depth
 
 
-def _core_recipe(settings: BenchSettings) -> Recipe:
-    depth = -(-settings.core_outstanding // settings.groups_per_step) - 1
+def _deep_recipe(settings: BenchSettings, outstanding: int, steps: int) -> Recipe:
+    """With ``outstanding`` groups at full pipeline depth, for ``steps`` batches."""
+    depth = -(-outstanding // settings.groups_per_step) - 1
     return compose(
         "quickstart",
         [
             "name=bench-buffer",
-            f"steps={depth + 2 * settings.core_steps}",
+            f"steps={depth + 2 * steps + 1}",
             f"batch.groups_per_step={settings.groups_per_step}",
             f"batch.group_size={settings.group_size}",
             f"buffer.pipeline_depth={depth}",
-            f"buffer.max_staleness={depth + settings.core_steps}",
+            f"buffer.max_staleness={depth + steps}",
         ],
     )
 
