@@ -128,7 +128,17 @@ class Recovered(msgspec.Struct, frozen=True, array_like=True, tag=10):
         return buffer.drop_lost_payload(self.lost_payload)
 
 
-Command = Lease | Commit | Fail | Lost | Expire | Take | Trained | Advance | Checkpointed | Recovered
+class Plan(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """The run is to have ``steps`` steps: the first command of all, and once more each time that it is made longer."""
+
+    steps: int
+
+    def apply(self, buffer: ReplayBuffer) -> None:
+        """Let as many be generated for."""
+        buffer.plan(self.steps)
+
+
+Command = Lease | Commit | Fail | Lost | Expire | Take | Trained | Advance | Checkpointed | Recovered | Plan
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

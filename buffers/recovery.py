@@ -109,6 +109,7 @@ def recover(
     try:
         buffer = rebuild(recipe, tasks, folder, found)
         report = _begin_anew(buffer, journal, found, stores)
+        _plan(recipe.steps, buffer, journal, new=not report.resumed)
     except BaseException:
         journal.close()
         raise
@@ -125,6 +126,11 @@ def rebuild(recipe: Recipe, tasks: TaskStream, folder: Path, found: Recovery) ->
         _Identity.of(recipe, tasks).check(msgspec.json.decode(found.identity, type=_Identity), folder)
     buffer = ReplayBuffer(recipe, tasks) if found.snapshot is None else ReplayBuffer.restore(recipe, tasks, found.snapshot)
     commands.replay(found.records, buffer)
+    if recipe.steps < buffer.steps:
+        raise JournalOfAnotherRun(
+            f"{folder} is of a run of {buffer.steps} steps, and now steps is {recipe.steps}: a run can be made longer, "
+            f"not shorter; set steps to {buffer.steps} or more, or launch a new run"
+        )
     return buffer
 
 
@@ -155,6 +161,13 @@ def _begin_anew(buffer: ReplayBuffer, journal: Journal, found: Recovery, stores:
     )
 
 
+def _plan(steps: int, buffer: ReplayBuffer, journal: Journal, *, new: bool) -> None:
+    if steps != buffer.steps or new:
+        command = commands.Plan(steps)
+        journal.append(commands.encode(command))
+        command.apply(buffer)
+
+
 def _by_shard(refs: Iterable[PayloadRef], stores: Mapping[int, Store]) -> dict[int, list[PayloadRef]]:
     by_shard: dict[int, list[PayloadRef]] = {shard: [] for shard in stores}
     for ref in dict.fromkeys(refs):
@@ -175,7 +188,7 @@ class _Identity(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, recipe: Recipe, tasks: TaskStream) -> "_Identity":
-        values = msgspec.to_builtins({key: getattr(recipe, key) for key in ("steps", "seed", "batch", "buffer", "tasks")})
+        values = msgspec.to_builtins({key: getattr(recipe, key) for key in ("seed", "batch", "buffer", "tasks")})
         del values["buffer"]["journal"], values["tasks"]["evaluation"]
         if isinstance(recipe.tasks, FileTasks):
             for source in values["tasks"]["train"]:

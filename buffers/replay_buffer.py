@@ -53,7 +53,7 @@ class ReplayBuffer:
         self._policy = StalenessPolicy(recipe.buffer, recipe.batch)
         self._sampler = make_sampler(recipe)
         self._fingerprint = tasks.fingerprint()
-        self._adopt(BufferState())
+        self._adopt(BufferState(recipe.steps))
 
     def _adopt(self, state: BufferState) -> None:
         self._state = state
@@ -65,6 +65,15 @@ class ReplayBuffer:
     def version(self) -> PolicyVersion:
         """The clock."""
         return self._state.version
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run is to have."""
+        return self._state.steps
+
+    def plan(self, steps: int) -> None:
+        """The run is to have ``steps`` steps from now on, whatever its recipe said."""
+        self._state.steps = steps
 
     # Tickets
 
@@ -78,7 +87,7 @@ class ReplayBuffer:
                 passing=sum(state.passing.values()),
                 returning=self._index.returning,
                 supply=self._index.supply,
-                wanted=self._recipe.steps * self._batch.groups_per_step - state.trainings,
+                wanted=state.steps * self._batch.groups_per_step - state.trainings,
                 payload_bytes=state.payload_bytes,
             )
         )

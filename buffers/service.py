@@ -33,7 +33,7 @@ from buffers.replay_buffer import BufferStatistics, ReplayBuffer
 logger = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 5.0
-"""A lease request that finds no ticket is answered empty after this long, so that a lost worker's request does not stay."""
+"""A lease request that finds no ticket is answered empty after this long, so that one whose worker is gone does not stay."""
 SNAPSHOT_BYTES = 8 << 20
 """A snapshot is taken when the journal grew by this much since the last one: what a recovery replays at most."""
 DISK_RETRY_S = 1.0
@@ -83,7 +83,7 @@ class BufferService:
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
         """Tickets for a worker that is at the clock; empty after ``LEASE_WAIT_S`` without one.
 
-        A worker that is given up gets none by what it asked for before: a call outlives the process that made it.
+        A worker that is given up gets none by what it asked for before: its call may outlive it.
         """
         self._heartbeats.heard(worker)
         losses = self._losses[worker]

@@ -36,6 +36,7 @@ class BufferState(msgspec.Struct):
     """See the module.
 
     Attributes:
+        steps: that the run is to have; never fewer than before.
         version: the clock.
         now: the last time that was told, seconds since the epoch.
         groups: that have not ended or are in a kept batch, oldest first.
@@ -52,6 +53,7 @@ class BufferState(msgspec.Struct):
         fingerprint: of the stream of tasks; only set in a snapshot.
     """
 
+    steps: int
     version: PolicyVersion = PolicyVersion(0)
     now: float = 0.0
     groups: dict[GroupId, Group] = {}

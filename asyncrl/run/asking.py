@@ -33,6 +33,18 @@ async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, r
         return await watch(answer, of=of)
 
 
+async def ask_buffer(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, remedy: str) -> T:
+    """Like :func:`ask`, of the buffer's actor: if that died, no other process can take its place.
+
+    Raises:
+        ComponentFailed: it died; never ``ProcessDied``.
+    """
+    try:
+        return await ask(answer, of=of, by=by, seconds=seconds, remedy=remedy)
+    except ProcessDied as death:
+        raise ComponentFailed(str(death)) from death
+
+
 async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:
     """Like :func:`ask` for a call that lasts as long as the run, and so has no deadline."""
     try:

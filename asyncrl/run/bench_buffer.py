@@ -1,6 +1,6 @@
 """Throughput, cost and latency of the replay buffer as a service, without engines and without a model.
 
-One producer process and one consumer process, with the buffer's actor between them: lease, encode, append, commit, take, read,
+One producer process and one consumer process, with the buffer's between them: lease, encode, append, commit, take, read,
 check and decode, trained, clock. Nothing is left out that a run does with a trajectory between its last token and its first use.
 """
 
@@ -204,9 +204,7 @@ def _produce_and_consume(
 ) -> tuple[int, float, list[tuple[float, float, float]]]:
     """Rows trained, seconds taken; and of each row when, in seconds, it was handed in, could be taken, and was answered for."""
     with _folder() as folder:
-        buffer = RemoteTimedBuffer.options(num_cpus=0, max_concurrency=1000).remote(
-            recipe, folder, folder.name, folder / "buffer.log"
-        )
+        buffer = RemoteTimedBuffer.options(num_cpus=0).remote(recipe, folder, folder.name, folder / "buffer.log")
         ray.get(buffer.ready.remote(), timeout=RUN_DEADLINE_S)
         producer = RemoteProducer.options(num_cpus=0, max_concurrency=10).remote(
             recipe, buffer, settings.tokens, folder / "producer.log"

@@ -17,7 +17,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.errors import AsyncRLError, ComponentFailed
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.reward import ModelReward
@@ -57,9 +57,9 @@ class Cluster:
         log = folder.logs
         # Beside the run folder, which holds its journal and need not be on a shared file system.
         where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
-        options = RemoteBuffer.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=where)
+        options = RemoteBuffer.options(num_cpus=0, scheduling_strategy=where)
         self._buffer_actor = buffer = options.remote(recipe, folder.path, run_id, log / "buffer.log")
-        self._connected: BufferHandle | None = None
+        self._buffer: BufferHandle | None = None
 
         self._reward_model: Any | None = None
         if isinstance(recipe.reward, ModelReward):
@@ -86,7 +86,7 @@ class Cluster:
         recovered = await ask(ready, of="the buffer to get ready", by="the driver", seconds=seconds, remedy=remedy)
         if recovered:
             self._note(recovered)
-        self._connected = await BufferHandle.connect(self._buffer_actor, "the driver", self._note)
+        self._buffer = await BufferHandle.connect(self._buffer_actor, "the driver", self._note)
         async with asyncio.TaskGroup() as starting:
             starting.create_task(self._start_learners(seconds, remedy))
             starting.create_task(self._generators.start())
@@ -99,14 +99,13 @@ class Cluster:
         )
         await self._all([rank.start.remote(address, port) for rank in self._learners], "learner rank to start", seconds, remedy)
 
-    @property
-    def _buffer(self) -> BufferHandle:
-        if self._connected is None:
-            raise RuntimeError("the buffer was used before start()")
-        return self._connected
+    async def _ask_buffer(self, method: str, *arguments: Any, seconds: float = ANSWER_DEADLINE_S) -> Any:
+        if self._buffer is None:
+            raise ComponentFailed(f"the buffer ({method}): it was not up yet")
+        return await self._buffer.call(method, *arguments, seconds=seconds)
 
     async def _report_lost(self, worker: WorkerId) -> None:
-        await self._buffer.call("lost", worker)
+        await self._ask_buffer("lost", worker)
 
     async def generate(self) -> None:
         """The generation pump: every generator pulls tickets until stopped, and one that dies is replaced."""
@@ -118,7 +117,7 @@ class Cluster:
 
     async def take(self, version: PolicyVersion) -> Batch:
         """The next batch; the buffer itself bounds the wait and says more than we could here."""
-        return await self._buffer.call("take", version, seconds=self._recipe.deadlines.batch + ANSWER_DEADLINE_S)
+        return await self._ask_buffer("take", version, seconds=self._recipe.deadlines.batch + ANSWER_DEADLINE_S)
 
     async def train(self, batch: Batch) -> list[StepReport]:
         """One optimizer step on all ranks."""
@@ -129,7 +128,7 @@ class Cluster:
 
     async def mark_trained(self, version: PolicyVersion) -> None:
         """Tell the buffer that the batch of ``version`` was trained."""
-        await self._buffer.call("trained", version)
+        await self._ask_buffer("trained", version)
 
     async def write_weights(self, version: PolicyVersion) -> Publication:
         """All ranks write their shards of ``version``."""
@@ -143,7 +142,7 @@ class Cluster:
 
     async def advance(self, version: PolicyVersion) -> None:
         """Move the clock."""
-        await self._buffer.call("advance", version)
+        await self._ask_buffer("advance", version)
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
         """One episode of each task, dealt out over the generators."""
@@ -155,7 +154,7 @@ class Cluster:
 
     async def buffer_statistics(self) -> BufferStatistics:
         """The buffer's content and ledger."""
-        return await self._buffer.call("statistics")
+        return await self._ask_buffer("statistics")
 
     async def start_checkpoint(self, path: Path, version: PolicyVersion) -> None:
         """All ranks begin to write their part of the checkpoint at ``version``, and may train on meanwhile."""
@@ -177,7 +176,7 @@ class Cluster:
 
     async def checkpointed(self, version: PolicyVersion) -> None:
         """Tell the buffer that the learner will not come back to before ``version``."""
-        await self._buffer.call("checkpointed", version)
+        await self._ask_buffer("checkpointed", version)
 
     async def save_model(self) -> None:
         """Export the trained model into the run folder."""
@@ -191,8 +190,8 @@ class Cluster:
             for name, actor in [("the buffer", self._buffer_actor), *(("a learner rank", rank) for rank in self._learners)]
         ]
         outcomes = await asyncio.gather(self._generators.close(seconds), *closing, return_exceptions=True)
-        if self._connected is not None:
-            self._connected.close()
+        if self._buffer is not None:
+            self._buffer.close()
         for outcome in outcomes:
             if isinstance(outcome, AsyncRLError):
                 logger.warning("closing: %s", outcome)

@@ -17,7 +17,7 @@ from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded
 from asyncrl.core.ids import GroupId
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Buffer, Recipe
-from asyncrl.run.asking import ask
+from asyncrl.run.asking import ask, ask_buffer
 from buffers.payload import PayloadReader, PayloadWriter
 
 SHARD_DEADLINE_S = 60.0
@@ -78,8 +78,8 @@ class PayloadSink:
             DeadlineExceeded: the buffer did not answer in time.
             ComponentFailed: the buffer's actor died.
         """
-        remedy = "see logs/buffer.log"
-        shards = await ask(buffer.shards.remote(), of="the buffer (shards)", by=name, seconds=SHARD_DEADLINE_S, remedy=remedy)
+        asked, remedy = buffer.shards.remote(), "see logs/buffer.log"
+        shards = await ask_buffer(asked, of="the buffer (shards)", by=name, seconds=SHARD_DEADLINE_S, remedy=remedy)
         return cls(recipe.buffer, shards, this_node(), name)
 
     async def append(self, group_id: GroupId, payloads: Sequence[bytes]) -> list[PayloadRef]:

@@ -10,9 +10,11 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> None:
     """Refuse to resume what cannot be.
 
     Raises:
-        RecipeError: the run keeps no journal, or has completed.
+        RecipeError: the run keeps no journal, or has completed and is not to be longer.
     """
     if not isinstance(recipe.buffer.journal, AppendOnlyJournal):
         raise RecipeError("buffer.journal", f"{folder.path} keeps no journal, so it cannot be resumed", "launch it anew")
-    if folder.summary.is_file() and Summary.read(folder.summary).status is Status.COMPLETED:
-        raise RecipeError("", f"{folder.path} has completed, there is nothing to resume", "launch a new run")
+    summary = Summary.read(folder.summary) if folder.summary.is_file() else None
+    if summary is not None and summary.status is Status.COMPLETED and recipe.steps <= summary.steps:
+        problem = f"{folder.path} has completed its {summary.steps} steps, there is nothing to resume"
+        raise RecipeError("", problem, f"raise steps in {folder.recipe} to go on with it, or launch a new run")

@@ -1,28 +1,44 @@
-"""Calls of an object's asynchronous methods over TCP, as they are written on the wire: how the buffer's service is asked.
+"""Calls of an object's asynchronous methods over TCP: what goes over the wire between :mod:`asyncrl.run.rpc_client` and
+:mod:`asyncrl.run.rpc_server`.
 
-A call through Ray takes ten times as long, and most of that is work. What always holds: arguments and results are msgpack of the
-types that the method is annotated with; errors, which only the server sends, are pickles of the project's own.
+Made for the buffer's service, which every trajectory asks: a call through Ray takes ten times as long and as much of the
+processor. What always holds: arguments and results are msgpack of the types that the method is annotated with, and errors are
+a name and values, so nothing that arrives is ever run.
 """
 
 import asyncio
 import inspect
+import socket
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
+from asyncrl.core.errors import AsyncRLError, ComponentFailed
+
 _LENGTH_BYTES = 4
+_KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""A node that is gone without a word is noticed after a minute."""
 
 encoder = msgspec.msgpack.Encoder()
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a server listens, and the secret that it serves for."""
+    """Where a server listens, and the token that shows it who may call."""
 
     host: str
     port: int
     token: bytes
+
+    def __repr__(self) -> str:
+        """Without the token."""
+        return f"{self.host}:{self.port}"
 
 
 class Signature:
@@ -36,7 +52,7 @@ class Signature:
 
 
 def signatures(of: type, methods: Iterable[str]) -> Mapping[str, Signature]:
-    """Those of some ``methods`` of a class."""
+    """The signatures of a class's ``methods``, by their names."""
     return {method: Signature(getattr(of, method)) for method in methods}
 
 
@@ -49,15 +65,61 @@ class Call(msgspec.Struct, array_like=True):
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """A frame from the server: ``content`` is the result of call ``number``, or, if it ``failed``, the pickled error."""
+    """A frame from the server: ``content`` is the result of call ``number``, or a :class:`Failure` if it ``failed``."""
 
     number: int
     failed: bool
     content: msgspec.Raw
 
 
+class Failure(msgspec.Struct, array_like=True):
+    """An error: its class, what it was made of, and its text."""
+
+    name: str
+    arguments: list[Any]
+    text: str
+
+    @classmethod
+    def of(cls, error: AsyncRLError) -> "Failure":
+        """``error``, as far as it can be sent."""
+        text = sendable(str(error))
+        arguments = error.__reduce__()[1]
+        try:
+            encoder.encode(arguments)
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return cls(ComponentFailed.__name__, [text], text)
+        return cls(type(error).__name__, list(arguments), text)
+
+    def error(self) -> AsyncRLError:
+        """The error again; a ``ComponentFailed`` of the same text if its class is not known here."""
+        known = _subclasses(AsyncRLError).get(self.name, ComponentFailed)
+        try:
+            error: AsyncRLError = known(*self.arguments)
+        except TypeError:
+            return ComponentFailed(self.text)
+        return error if str(error) == self.text else ComponentFailed(self.text)
+
+
+def _subclasses(of: type) -> dict[str, type]:
+    found = {of.__name__: of}
+    for each in of.__subclasses__():
+        found |= _subclasses(each)
+    return found
+
+
+def sendable(text: str) -> str:
+    """``text``, with what is no character (half of a surrogate pair) written out: nothing else can be said in UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 class Frames(asyncio.Protocol):
-    """A connection that carries frames, each its length and then as many bytes, in both directions."""
+    """A connection that carries frames, each its length and then as many bytes, in both directions.
+
+    Attributes:
+        longest: bytes that a frame from the other side may have; the connection ends with a longer one.
+    """
+
+    longest = (1 << 8 * _LENGTH_BYTES) - 1
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -66,6 +128,9 @@ class Frames(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The other side is there."""
         self._transport = typing.cast(asyncio.Transport, transport)
+        connected = transport.get_extra_info("socket")
+        for level, option, value in _KEEP_ALIVE:
+            connected.setsockopt(level, option, value)
 
     def data_received(self, data: bytes) -> None:
         """Some bytes came."""
@@ -73,16 +138,15 @@ class Frames(asyncio.Protocol):
         received += data
         while len(received) >= begin + _LENGTH_BYTES and not self._transport.is_closing():
             length = int.from_bytes(received[begin : begin + _LENGTH_BYTES], "little")
-            self.announced(length)
+            if length > self.longest:
+                self.refuse()
+                break
             end = begin + _LENGTH_BYTES + length
             if len(received) < end:
                 break
             self.frame_received(bytes(received[begin + _LENGTH_BYTES : end]))
             begin = end
         del received[:begin]
-
-    def announced(self, length: int) -> None:
-        """A frame of ``length`` bytes begins; told again while it is not whole."""
 
     def frame_received(self, frame: bytes) -> None:
         """A whole frame is here."""
@@ -92,6 +156,6 @@ class Frames(asyncio.Protocol):
         """Send a frame behind those that are on their way."""
         self._transport.write(len(frame).to_bytes(_LENGTH_BYTES, "little") + frame)
 
-    def close(self) -> None:
-        """End the connection, once what is on its way was sent."""
-        self._transport.close()
+    def refuse(self) -> None:
+        """End the connection at once; what is on its way is lost."""
+        self._transport.abort()

@@ -1,20 +1,20 @@
 """Answers calls of an object's methods; see :mod:`asyncrl.run.rpc`.
 
-What always holds: every call is answered by what the method returned or raised, as long as its connection lasts; who does not
-know the token is not heard.
+What always holds: every call is answered by what the method returned or raised, or else its connection ends; who does not know
+the token is not heard.
 """
 
 import asyncio
 import hmac
 import logging
-import pickle
 import secrets
 from collections.abc import Mapping
+from functools import partial
 
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed
-from asyncrl.run.rpc import Answer, Call, Endpoint, Frames, Signature, encoder
+from asyncrl.run.rpc import Answer, Call, Endpoint, Failure, Frames, Signature, encoder
 
 logger = logging.getLogger(__name__)
 
@@ -35,32 +35,37 @@ class RpcServer:
     """
 
     def __init__(self, served: object, methods: Mapping[str, Signature], name: str) -> None:
-        self._served, self._methods, self._name = served, methods, name
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._served, self._methods, self.name = served, methods, name
+        self.token = secrets.token_bytes(_TOKEN_BYTES)
         self._listening: asyncio.Server | None = None
 
     async def start(self, host: str) -> Endpoint:
-        """Listen on a free port of ``host``."""
+        """Listen on a free port of ``host``, an address of this node.
+
+        Raises:
+            ComponentFailed: it is none.
+        """
         loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(lambda: _Connection(self, self._token), host, 0)
-        return Endpoint(host, self._listening.sockets[0].getsockname()[1], self._token)
+        try:
+            self._listening = await loop.create_server(partial(_Connection, self), host, 0)
+        except OSError as error:
+            remedy = "start Ray on this node with the --node-ip-address of one of its own interfaces"
+            raise ComponentFailed(f"{self.name} cannot listen at {host}: {error.strerror}; {remedy}") from error
+        return Endpoint(host, self._listening.sockets[0].getsockname()[1], self.token)
 
     async def answer(self, call: Call) -> Answer:
-        """Do what ``call`` asks for."""
+        """What comes of ``call``."""
         try:
             arguments = self._methods[call.method].arguments.decode(call.arguments)
             result = await getattr(self._served, call.method)(*arguments)
             return Answer(call.number, False, msgspec.Raw(encoder.encode(result)))
         except AsyncRLError as error:
-            return _failure(call, error)
+            failure = Failure.of(error)
         except Exception as error:
-            # A bug, and the client's to hear of: it would wait in vain.
-            logger.exception("%s (%s)", self._name, call.method)
-            return _failure(call, ComponentFailed(f"{self._name} ({call.method}): {type(error).__name__}: {error}"))
-
-    def note_stranger(self, address: object) -> None:
-        """Somebody without the token was turned away."""
-        logger.warning("%s: %s connected and did not know the token", self._name, address)
+            # A bug, and the caller's to hear of, who would wait in vain.
+            logger.exception("%s (%s)", self.name, call.method)
+            failure = Failure.of(ComponentFailed(f"{self.name} ({call.method}): {type(error).__name__}: {error}"))
+        return Answer(call.number, True, msgspec.Raw(encoder.encode(failure)))
 
     def close(self) -> None:
         """Take no more connections; those that are there go on."""
@@ -68,44 +73,46 @@ class RpcServer:
             self._listening.close()
 
 
-def _failure(call: Call, error: AsyncRLError) -> Answer:
-    return Answer(call.number, True, msgspec.Raw(encoder.encode(pickle.dumps(error))))
-
-
 class _Connection(Frames):
     """One client, which introduces itself by the token."""
 
-    def __init__(self, server: RpcServer, token: bytes) -> None:
+    def __init__(self, server: RpcServer) -> None:
         super().__init__()
-        self._server, self._token = server, token
+        self._server = server
         self._introduced = False
         self._answering: set[asyncio.Task[None]] = set()
+        self.longest = _TOKEN_BYTES
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._patience = asyncio.get_running_loop().call_later(_INTRODUCTION_S, self._turn_away)
-
-    def announced(self, length: int) -> None:
-        if not self._introduced and length != _TOKEN_BYTES:
-            self._turn_away()  # before any more of it is kept
+        self._patience = asyncio.get_running_loop().call_later(_INTRODUCTION_S, self.refuse)
 
     def frame_received(self, frame: bytes) -> None:
         if self._introduced:
             task = asyncio.create_task(self._answer(_calls.decode(frame)))
             self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
-        elif hmac.compare_digest(frame, self._token):
-            self._introduced = True
+            task.add_done_callback(self._answered)
+        elif hmac.compare_digest(frame, self._server.token):
+            self._introduced, self.longest = True, Frames.longest
             self._patience.cancel()
         else:
-            self._turn_away()
+            self.refuse()
 
-    def _turn_away(self) -> None:
-        self._server.note_stranger(self._transport.get_extra_info("peername"))
-        self._transport.abort()
+    def refuse(self) -> None:
+        if not self._introduced:
+            address = self._transport.get_extra_info("peername")
+            logger.warning("%s: %s connected and did not show the token", self._server.name, address)
+        super().refuse()
 
     async def _answer(self, call: Call) -> None:
         self.send(encoder.encode(await self._server.answer(call)))
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._answering.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if (task.cancelled() or error) and not self._transport.is_closing():
+            logger.error("%s: a call could not be answered, so its connection ends", self._server.name, exc_info=error)
+            self.refuse()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._patience.cancel()

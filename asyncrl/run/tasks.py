@@ -1,7 +1,7 @@
 """The tasks a recipe names, from files or from the environment itself."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,7 +13,7 @@ from buffers.curriculum import load_curriculum
 from buffers.task_files import read_sources
 from buffers.task_stream import TaskSource, TaskStream
 
-_PLAIN = "make it of texts, numbers, booleans, None, lists and dictionaries"
+_PLAIN = "make it of texts, numbers of 64 bits, booleans, None, lists, and dictionaries by text"
 
 Split = Literal["train", "evaluation"]
 
@@ -60,21 +60,26 @@ def _check_made(tasks: Sequence[Task], environment: str, place: str) -> None:
     for index, task in enumerate(tasks):
         if not isinstance(task, Task) or not isinstance(task.id, str) or not isinstance(task.prompt, str):
             raise RecipeError(place, f"{maker} returned {_short(task)} at {index}", "return Tasks whose id and prompt are text")
-        if why := _not_plain(task):
-            raise RecipeError(place, f"{maker} returned task {task.id!r}, whose {why}", _PLAIN)
+        if type(task) is not Task:
+            raise RecipeError(place, f"{maker} returned a {type(task).__name__}", "return Tasks themselves, all else in data")
+        if why := _altered(task):
+            raise RecipeError(place, f"{maker} returned task {_short(task.id)}, whose {why}", _PLAIN)
     if len({task.id for task in tasks}) < len(tasks):
         raise RecipeError(place, f"{maker} returned two tasks of one id", "give each task an id of its own")
 
 
-def _not_plain(task: Task) -> str:
-    """What of the task would not reach the environment as it is, on its way there or out of the journal; empty if all does."""
-    for key, value in task.data.items():
+def _altered(task: Task) -> str:
+    """What of the task would not reach its environment as it is, or not come back from the journal; empty if all does."""
+    if not isinstance(task.data, dict):
+        return f"data is {_short(task.data)}"
+    parts = {"id": task.id, "prompt": task.prompt} | {f"data[{key!r}]": {key: value} for key, value in task.data.items()}
+    for name, part in parts.items():
         try:
-            arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            return f"data[{key!r}] is {_short(value)}: {error}"
-        if repr(arrived) != repr(value):  # == takes True for 1, and an enum's member for its text
-            return f"data[{key!r}] is {_short(value)}, which would reach the environment as {_short(arrived)}"
+            arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(part), type=str if isinstance(part, str) else dict[str, Any])
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            return f"{name} cannot be sent to it: {error}"
+        if repr(arrived) != repr(part):  # == takes True for 1, and an enum's member for its text
+            return f"{name} would reach the environment as {_short(arrived)}, where {_short(part)} is meant"
     return ""
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from small_disk import filled, mounted
 
 from buffers.disk import DiskFull
-from buffers.frames import UnknownFormat
+from buffers.frames import FORMAT, UnknownFormat
 from buffers.journal import Journal, JournalDamaged, JournalInUse, read_journal
 
 MARK = b"\xa7RL\x1e"
@@ -199,7 +199,7 @@ def test_a_journal_of_another_format_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("buffers.frames.FORMAT", 9)
         written(tmp_path, [b"a"])
-    with pytest.raises(UnknownFormat, match=r"format 09, not 01; resume with the version of asyncrl"):
+    with pytest.raises(UnknownFormat, match=rf"format 09, not {FORMAT:02x}; resume with the version of asyncrl"):
         open_journal(tmp_path)
 
 

@@ -68,7 +68,7 @@ def test_a_run_that_begins_has_nothing_to_report(tmp_path):
     life = Life(tmp_path)
     assert life.report == RecoveryReport(resumed=False)
     assert str(life.report) == ""
-    assert life.journal.records_since_snapshot == 0
+    assert life.journal.records_since_snapshot == 1, "how long it is to be"
     life.die()
 
 
@@ -118,7 +118,7 @@ def test_a_recovery_is_part_of_the_history(tmp_path):
         life.die()
     assert issued == [[(0, 3), (1, 3)], [(0, 2), (1, 3)], [(0, 1), (1, 3)], [(1, 3), (2, 3)]]
     life = Life(tmp_path)
-    assert life.report.records == 2 + 3 * 3
+    assert life.report.records == 1 + 2 + 3 * 3
     life.die()
     assert before != life.buffer.snapshot()
 
@@ -192,6 +192,34 @@ def test_a_damaged_snapshot_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("snapshot", [True, False])
+def test_a_run_that_is_made_longer_goes_on_where_it_was_to_end(tmp_path, snapshot):
+    def life_of(steps):
+        return Life(tmp_path, msgspec.structs.replace(RECIPE, steps=steps))
+
+    life = life_of(2)
+    life.step(0)
+    last = life.step(1)
+    life.do(commands.Checkpointed(2))
+    assert life.lease(9) == []
+    if snapshot:
+        life.journal.snapshot(life.buffer.snapshot())
+    life.die()
+    life = life_of(4)
+    assert min(row.group_id for row in life.step(2).rows) > max(row.group_id for row in last.rows)
+    life.die()
+    for _ in range(2):  # the second time there is nothing to be told anew
+        life = life_of(4)
+        assert life.buffer.steps == 4
+        assert life.buffer.version == 3
+        told = life.journal.records_since_snapshot
+        life.die()
+    assert life.report.records == told - 1
+    assert len(life_of(5).step(3).rows) == len(last.rows)
+    with pytest.raises(JournalInUse):
+        life_of(6)
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
 def test_other_tasks_or_another_recipe_are_refused_by_what_differs(tmp_path, snapshot):
     life = Life(tmp_path)
     life.lease(1)
@@ -202,9 +230,11 @@ def test_other_tasks_or_another_recipe_are_refused_by_what_differs(tmp_path, sna
     with pytest.raises(JournalOfAnotherRun, match=r"written with other tasks \(fingerprint .*\); put the task files back"):
         Life(tmp_path, tasks=others)
     replaced = msgspec.structs.replace
-    other = replaced(RECIPE, steps=7, buffer=replaced(RECIPE.buffer, pipeline_depth=2))
-    with pytest.raises(JournalOfAnotherRun, match=r"buffer.pipeline_depth was 1 and is 2, steps was 260 and is 7; resume with"):
+    other = replaced(RECIPE, seed=7, buffer=replaced(RECIPE.buffer, pipeline_depth=2))
+    with pytest.raises(JournalOfAnotherRun, match=r"buffer.pipeline_depth was 1 and is 2, seed was 0 and is 7; resume with"):
         Life(tmp_path, other)
+    with pytest.raises(JournalOfAnotherRun, match=r"is of a run of 260 steps, and now steps is 7: a run can be made longer, not"):
+        Life(tmp_path, replaced(RECIPE, steps=7))
     with pytest.raises(JournalOfAnotherRun, match=r"tasks.train was 20000 and is 7;"):
         Life(tmp_path, replaced(RECIPE, tasks=GeneratedTasks(train=7)))
     harmless = replaced(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ray.exceptions import RayActorError
 
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, ProcessDied
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.payload import FinishedSample, PayloadRef
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Buffer
@@ -18,6 +18,7 @@ from asyncrl.run import buffer_handle, desk
 from asyncrl.run.buffer_handle import METHODS, BufferHandle
 from asyncrl.run.desk import RemoteTicketDesk
 from asyncrl.run.payload import PayloadSink, ShardPlace
+from asyncrl.run.rpc import Endpoint
 from asyncrl.run.rpc_client import RpcClient
 from asyncrl.run.rpc_server import RpcServer
 from buffers.ledger import LedgerCounts
@@ -75,6 +76,8 @@ class FakeBuffer:
         self.pauses: list[str] = []
         self.renewed = 0
         self.paused = ""
+        self.silent = False
+        self.asked_for_statistics = 0
         self.gate = asyncio.Event()
         self.gate.set()
         self.changed = asyncio.Condition()
@@ -97,6 +100,10 @@ class FakeBuffer:
         await self._notify()
 
     async def statistics(self) -> BufferStatistics:
+        self.asked_for_statistics += 1
+        await self._notify()
+        if self.silent:
+            await asyncio.Event().wait()
         return msgspec.structs.replace(NOTHING, paused=self.paused)
 
     async def _notify(self) -> None:
@@ -111,13 +118,14 @@ class FakeBuffer:
 class FakeActor:
     """What Ray says of the buffer's process."""
 
-    def __init__(self, *, dead: bool) -> None:
+    def __init__(self, *, dead: bool, endpoint: Endpoint | None = None) -> None:
         self.endpoint = self
-        self._dead = dead
+        self._dead, self._endpoint = dead, endpoint
 
-    async def remote(self) -> None:
+    async def remote(self) -> Endpoint | None:
         if self._dead:
             raise RayActorError
+        return self._endpoint
 
 
 class FillingSink:
@@ -299,17 +307,64 @@ async def test_a_paused_buffer_is_waited_for_and_a_silent_one_is_not(
         await shop.handle.call("commit", [], seconds=0.02)
 
 
+async def test_an_answer_is_taken_while_the_pause_is_asked_for_and_a_silent_buffer_is_not_waited_for_longer(
+    open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffer_handle, "PAUSE_CHECK_S", 0.05)
+    shop = await open_shop()
+    shop.buffer.gate.clear()
+    shop.buffer.silent = True
+    waiting = asyncio.create_task(shop.handle.call("commit", [], seconds=0.06))
+    await shop.buffer.until(lambda: shop.buffer.asked_for_statistics > 0)
+    shop.buffer.gate.set()
+    await all_within(10, waiting)
+    shop.buffer.gate.clear()
+    with pytest.raises(DeadlineExceeded, match=r"generator-0 waited 0.06 s for the buffer \(commit\)"):
+        await all_within(10, shop.handle.call("commit", [], seconds=0.06))
+
+
 @pytest.mark.parametrize(
-    ("dead", "told"), [(True, "its process died"), (False, "its process lives; see the network between generator-0 and its node")]
+    ("dead", "raised", "told"),
+    [
+        (True, ComponentFailed, r"the buffer \(commit\): its process died"),
+        (False, ProcessDied, r"generator-0 lost its connection to the buffer, which lives \(the buffer \(commit\)"),
+    ],
 )
-async def test_the_buffers_end_is_not_taken_for_the_generators(open_shop: OpenShop, dead: bool, told: str) -> None:
-    """A generator that died is replaced; nothing can take the buffer's place."""
+async def test_the_buffers_death_is_not_taken_for_the_generators(
+    open_shop: OpenShop, dead: bool, raised: type[Exception], told: str
+) -> None:
+    """A generator that died, or lost its connection, is replaced; nothing can take the buffer's place."""
     shop = await open_shop(buffer_dead=dead)
     shop.buffer.gate.clear()
     waiting = asyncio.create_task(shop.desk.commit(trajectory(0)))
     await shop.buffer.until(lambda: shop.buffer.commits == [[0]])
     shop.rpc.close()
     for call in (waiting, shop.desk.commit(trajectory(1))):
-        with pytest.raises(ComponentFailed, match=rf"the buffer \(commit\): .*{told}") as raised:
+        with pytest.raises(ComponentFailed, match=told) as caught:
             await call
-        assert type(raised.value) is ComponentFailed
+        assert type(caught.value) is raised
+
+
+async def test_a_dead_buffer_cannot_be_connected_to_and_that_is_not_the_generators_death() -> None:
+    with pytest.raises(ComponentFailed, match=r"the buffer \(endpoint\): its process died") as caught:
+        await BufferHandle.connect(FakeActor(dead=True), WORKER, print)
+    assert type(caught.value) is ComponentFailed
+
+
+async def test_where_the_buffer_cannot_be_reached_the_remedy_is_told() -> None:
+    actor = FakeActor(dead=False, endpoint=Endpoint("127.0.0.1", 1, b""))
+    with pytest.raises(ComponentFailed, match=r"generator-0 cannot connect to the buffer: 127.0.0.1:1 .*; the nodes of"):
+        await BufferHandle.connect(actor, WORKER, print)
+
+
+async def test_who_ends_is_told_so_and_not_of_the_network(open_shop: OpenShop) -> None:
+    shop = await open_shop()
+    shop.handle.close()
+    with pytest.raises(ComponentFailed, match=r"the buffer \(commit\): generator-0 is ending and has closed its connection"):
+        await shop.handle.call("commit", [])
+
+
+async def test_what_cannot_be_said_in_utf_8_is_written_out(open_shop: OpenShop) -> None:
+    shop = await open_shop()
+    await shop.desk.fail(GroupId(3), 1, FailureKind.DATA, "half a pair: \ud800")
+    assert shop.buffer.failure == (3, 1, FailureKind.DATA, r"half a pair: \ud800")

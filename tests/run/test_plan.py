@@ -288,10 +288,14 @@ MADE = {
     "[Task(id=1, prompt='a')]": "returned Task(id=1, prompt='a', data={}) at 0",
     "[Task(id='1', prompt='a'), Task(id='1', prompt='b')]": "two tasks of one id",
     "[][0]": "raised IndexError",
-    "[Task(id='1', prompt='a', data={'at': (1, 2)})]": "data['at'] is (1, 2), which would reach the environment as [1, 2]",
-    "[Task(id='1', prompt='a', data={'at': {1}})]": "data['at'] is {1}, which would reach the environment as [1]",
-    "[Task(id='1', prompt='a', data={'n': 2**70})]": "data['n'] is 1180591620717411303424: can't serialize ints",
-    "[Task(id='1', prompt='a', data={'f': print})]": "data['f'] is <built-in function print>: Encoding objects",
+    "[Task(id='1', prompt='a', data={'at': (1, 2)})]": "data['at'] would reach the environment as {'at': [1, 2]}",
+    "[Task(id='1', prompt='a', data={'at': {1}})]": "data['at'] would reach the environment as {'at': [1]}, where",
+    "[Task(id='1', prompt='a', data={'n': 2**70})]": "data['n'] cannot be sent to it: can't serialize ints",
+    "[Task(id='1', prompt='a', data={'f': print})]": "data['f'] cannot be sent to it: Encoding objects",
+    "[Task(id='1', prompt='a', data={1: 2})]": "data[1] cannot be sent to it: Expected `str`, got `int`",
+    "[Task(id='1', prompt='a', data=[3])]": "returned task '1', whose data is [3]",
+    "[Task(id='1', prompt='\\ud800')]": "prompt cannot be sent to it: 'utf-8' codec can't encode",
+    "[type('Mine', (Task,), {})(id='1', prompt='a')]": "returned a Mine; return Tasks themselves, all else in data",
 }
 
 

@@ -1,22 +1,44 @@
-"""Calls over TCP, between a server and clients in one event loop."""
+"""Calls over TCP, between a server and clients in one event loop, of either kind that the run's processes have."""
 
 import asyncio
 import contextlib
-import logging
+import socket
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind
-from asyncrl.core.ids import WorkerId
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, FailureKind, LedgerError
+from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.run import rpc_server
-from asyncrl.run.rpc import Endpoint, Frames, signatures
+from asyncrl.run.rpc import Call, Endpoint, Frames, encoder, signatures
 from asyncrl.run.rpc_client import ConnectionLost, RpcClient
 from asyncrl.run.rpc_server import RpcServer
+from buffers.group import GroupState
+from buffers.ledger import LedgerCounts
+from buffers.statistics import BufferStatistics, HeldGroups, StaleTokens
+
+STATISTICS = BufferStatistics(
+    version=PolicyVersion(3),
+    ledger=LedgerCounts(9, 1, 2, 3, 1, 1, 0, 1, {"zero_variance": 1}),
+    payload_bytes=1,
+    kept_batches=2,
+    kept_bytes=3,
+    held=(HeldGroups(PolicyVersion(2), GroupState.RUNNING, 1, 0.5),),
+    lengths_issued=(0, 1),
+    lengths_trained=(),
+    late_samples=0,
+    stale_tokens=StaleTokens(1, 2),
+    lost_rows=0,
+    failures={FailureKind.DATA: 1},
+    filtered_tasks=(TaskId("t"),),
+    tasks_drawn=9,
+    skipped_rows={"a": 1},
+)
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -48,17 +70,46 @@ class Served:
             self.ended.append("cancelled")
             raise
 
+    async def statistics(self) -> BufferStatistics:
+        return STATISTICS
+
     async def late(self) -> None:
         raise DeadlineExceeded("the learner", "a batch", 3.0, "raise it")
 
     async def broken(self) -> int:
         raise KeyError("no such thing")
 
+    async def own(self) -> None:
+        raise Own(3, object())
+
+    async def unsayable(self) -> None:
+        raise LedgerError("half a pair: \ud800")
+
+    async def unanswerable(self) -> None:
+        raise asyncio.CancelledError
+
+    async def odd(self) -> Any:
+        return object()
+
     async def secret(self) -> str:
         return "secret"
 
 
-METHODS = signatures(Served, ("mirrored", "length", "kind_of", "wait", "late", "broken"))
+class Own(AsyncRLError):
+    """Cannot be made again from what it says it was made of."""
+
+    def __init__(self, number: int, thing: object) -> None:
+        super().__init__(f"own error {number}")
+
+
+METHODS = signatures(
+    Served, ("mirrored", "length", "kind_of", "wait", "late", "broken", "own", "unsayable", "unanswerable", "odd", "statistics")
+)
+
+
+@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
+def event_loop_policy(request: pytest.FixtureRequest) -> Any:
+    return request.param()
 
 
 class Line:
@@ -96,6 +147,13 @@ async def test_arguments_and_results_arrive_as_what_they_were():
         assert await client.call("kind_of", WorkerId("generator-0")) is FailureKind.DATA
 
 
+async def test_all_that_a_buffer_tells_of_itself_arrives():
+    assert STATISTICS.held
+    assert STATISTICS.failures
+    async with Line() as line:
+        assert await (await line.client()).call("statistics") == STATISTICS
+
+
 async def test_a_call_that_waits_holds_up_no_other():
     async with Line() as line:
         first, second = await line.client(), await line.client()
@@ -127,6 +185,9 @@ async def test_an_error_of_the_projects_own_arrives_as_it_was():
     ("call", "told"),
     [
         (("broken",), r"the thing \(broken\): KeyError: 'no such thing'"),
+        (("odd",), r"the thing \(odd\): TypeError: Encoding objects of type object is unsupported"),
+        (("own",), "own error 3"),
+        (("unsayable",), r"half a pair: \\ud800"),
         (("secret",), r"the thing \(secret\): KeyError: 'secret'"),
         (("length", 3), r"the thing \(length\): ValidationError: Expected `bytes`, got `int`"),
         (("mirrored", ()), r"the thing \(mirrored\): ValidationError: Expected `array` of length 2, got 1"),
@@ -135,7 +196,7 @@ async def test_an_error_of_the_projects_own_arrives_as_it_was():
 async def test_a_bug_is_the_callers_to_hear_of_and_ends_nothing(call: tuple, told: str):
     async with Line() as line:
         client = await line.client()
-        with pytest.raises(ComponentFailed, match=told):
+        with pytest.raises((ComponentFailed, LedgerError), match=told):
             await client.call(*call)
         assert await client.call("length", b"a") == 1
 
@@ -149,6 +210,26 @@ async def test_who_waits_is_told_when_the_connection_ends_and_so_is_who_calls_la
         for call in (*waiting, client.call("length", b"a")):
             with pytest.raises(ConnectionLost):
                 await within(10, call)
+
+
+async def test_where_no_answer_can_be_the_connection_ends_and_no_other(caplog: pytest.LogCaptureFixture):
+    async with Line() as line:
+        client, other = await line.client(), await line.client()
+        waiting = asyncio.create_task(client.call("wait"))
+        for call in (client.call("unanswerable"), waiting):
+            with pytest.raises(ConnectionLost):
+                await within(10, call)
+        assert "the thing: a call could not be answered" in caplog.text
+        assert await other.call("length", b"a") == 1
+
+
+async def test_who_closes_does_not_wait_for_the_other_side_to_listen():
+    async with Line() as line:
+        client = await line.client()
+        assert await client.call("length", b"a") == 1
+        asyncio.get_running_loop().call_soon(client.close)
+        with pytest.raises(ConnectionLost):
+            await within(10, client.call("length", bytes(200 << 20)))
 
 
 async def test_what_nobody_waits_for_any_more_is_cancelled():
@@ -180,29 +261,36 @@ async def test_an_answer_that_comes_too_late_harms_nobody():
 
 
 async def test_where_nobody_listens():
-    async with Line() as line:
-        await line.client()
-        with pytest.raises(ConnectionLost, match=r"127.0.0.1:1 cannot be reached"):
-            await RpcClient.connect(Endpoint("127.0.0.1", 1, b""), METHODS)
+    with pytest.raises(ConnectionLost, match=r"127.0.0.1:1 cannot be reached"):
+        await RpcClient.connect(Endpoint("127.0.0.1", 1, b""), METHODS)
+    with pytest.raises(ComponentFailed, match=r"the thing cannot listen at 192.0.2.1: .*--node-ip-address"):
+        await RpcServer(Served(), METHODS, "the thing").start("192.0.2.1")
+
+
+def test_the_token_is_not_told_by_accident():
+    assert repr(Endpoint("127.0.0.1", 7, b"secret")) == "127.0.0.1:7"
 
 
 @pytest.mark.parametrize(
     "said",
-    [b"\x20\0\0\0" + bytes(32), b"\xff\xff\xff\x7f", b"GET / HTTP/1.1\r\n\r\n", b""],
-    ids=["wrong", "long", "other", "silent"],
+    [b"\x20\0\0\0" + bytes(32), b"\x01\0\0\0a", b"\xff\xff\xff\x7f", b"GET / HTTP/1.1\r\n\r\n", b""],
+    ids=["wrong", "short", "long", "other", "silent"],
 )
-async def test_a_stranger_is_turned_away_and_heard_nothing(
+async def test_a_stranger_is_turned_away_and_not_heard(
     said: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(rpc_server, "_INTRODUCTION_S", 0.05)
     async with Line() as line:
         client = await line.client()
+        assert await client.call("length", b"a") == 1
         reader, writer = await asyncio.open_connection(line.endpoint.host, line.endpoint.port)
-        writer.write(said)
-        with caplog.at_level(logging.WARNING), contextlib.suppress(ConnectionResetError):
+        call = encoder.encode(Call(0, "wait", msgspec.Raw(encoder.encode(()))))
+        writer.write(said + (len(call).to_bytes(4, "little") + call if said else b""))
+        with contextlib.suppress(ConnectionResetError):
             assert await within(10, reader.read()) == b""
         writer.close()
-        assert "did not know the token" in caplog.text
+        assert caplog.text.count("connected and did not show the token") == 1
+        assert not line.served.begun.is_set()
         await asyncio.sleep(0.1)  # longer than the introduction may take
         assert await client.call("length", b"a") == 1
 
@@ -219,7 +307,7 @@ class Collected(Frames):
 
 class Sending(asyncio.Transport):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__({"socket": socket.socket()})
         self.sent = b""
 
     def write(self, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """The two sides of ``asyncrl bench buffer``: a producer where a generator would be, and a consumer where a learner rank would be.
 
-Both go the way that a run goes, desk, files and buffer's actor. Only engine and model are left out, so what is made is made at
-no cost: one trajectory, under many names.
+Both go the way that a run goes: desk, files and the buffer's own process. Only engine and model are left out, so what is made is
+made at no cost: one trajectory, under many names.
 """
 
 import asyncio
@@ -196,7 +196,8 @@ class ConsumerActor:
 
     async def _step(self, buffer: BufferHandle, source: PayloadSource, version: PolicyVersion) -> int:
         batch = await buffer.call("take", version)
-        tokens = sum(len(decode(payload)) for payload in source.fetch([row.payload for row in batch.rows]))
+        payloads = await asyncio.to_thread(source.fetch, [row.payload for row in batch.rows])
+        tokens = sum(len(decode(payload)) for payload in payloads)
         if tokens != sum(row.length for row in batch.rows):
             raise AssertionError(f"{tokens} tokens were read, the batch of version {version} says otherwise")
         following = PolicyVersion(version + 1)
