@@ -8,6 +8,10 @@ from collections.abc import Callable
 
 from asyncrl.core.ids import WorkerId
 
+LAST_TENTH = 0.1
+"""Of the time a worker has. It begins when the timer goes off, be it late: if it was our own event loop that was held up, the
+words of all lie unread until then."""
+
 
 class Heartbeats:
     """Reports workers by ``on_silent`` when they were not heard for ``seconds``. Lives within one event loop."""
@@ -22,7 +26,7 @@ class Heartbeats:
         loop = asyncio.get_running_loop()
         self._heard[worker] = loop.time()
         if worker not in self._timers:
-            self._timers[worker] = loop.call_later(self._seconds, self._check, worker)
+            self._look_at(worker)
 
     def forget(self, worker: WorkerId) -> None:
         """``worker`` is not expected to be heard any more; it may come back."""
@@ -36,11 +40,21 @@ class Heartbeats:
         for worker in list(self._timers):
             self.forget(worker)
 
-    def _check(self, worker: WorkerId) -> None:
+    def _look_at(self, worker: WorkerId) -> None:
+        begin_of_end = self._heard[worker] + (1 - LAST_TENTH) * self._seconds
+        self._timers[worker] = asyncio.get_running_loop().call_at(begin_of_end, self._look, worker)
+
+    def _look(self, worker: WorkerId) -> None:
+        heard = self._heard[worker]
         loop = asyncio.get_running_loop()
-        due = self._heard[worker] + self._seconds
-        if due > loop.time():
-            self._timers[worker] = loop.call_at(due, self._check, worker)
-            return
-        self.forget(worker)
-        self._on_silent(worker)
+        if loop.time() < heard + (1 - LAST_TENTH) * self._seconds:
+            self._look_at(worker)
+        else:
+            self._timers[worker] = loop.call_later(LAST_TENTH * self._seconds, self._decide, worker, heard)
+
+    def _decide(self, worker: WorkerId, heard: float) -> None:
+        if self._heard[worker] > heard:
+            self._look_at(worker)
+        else:
+            self.forget(worker)
+            self._on_silent(worker)

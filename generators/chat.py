@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.messages import Message, ToolSpec
+from asyncrl.core.text import writable
 
 _MARKER = "asyncrlmarker"
 """Stands for an assistant turn; plain letters, which no template trims or escapes."""
@@ -53,10 +54,12 @@ class ChatFormat:
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """The first tokens of a row: messages, tools, and the start of an assistant turn."""
+        messages = _writable(messages)
         return self._remember((messages, tools), lambda: self._render(messages, tools))
 
     def delta_ids(self, messages: Sequence[Message]) -> list[int]:
         """What follows a sampled turn that ended with :attr:`end_of_turn`: messages, and the start of the next assistant turn."""
+        messages = _writable(messages)
         return self._remember((messages,), lambda: self._after_marker(messages).removeprefix(self._end_text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -125,3 +128,8 @@ class ChatFormat:
             f"{problem}; put a template into the model's folder (chat_template.jinja) that ends each turn with one special token "
             "and knows the roles system, user, assistant and tool"
         )
+
+
+def _writable(messages: Sequence[Message]) -> list[Message]:
+    """What tools and environments say, as a tokenizer can read it."""
+    return [Message(message.role, writable(message.content)) for message in messages]

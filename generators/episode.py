@@ -176,6 +176,7 @@ async def _step(environment: Environment, task: Task, reader: ToolCallReader, te
         for name, value in (("reward", result.reward), *result.metrics.items()):
             if not isinstance(name, str):
                 raise TypeError(f"it names a metric {name!r}, which is no text")
+            name.encode()  # half of a surrogate pair is no text either
             if not isinstance(value, Real) or not math.isfinite(value):
                 raise ValueError(f"its {name} is {value!r}; it must be a finite number")
         return result

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import MalformedCall, ToolCall
+from asyncrl.core.text import writable
 from asyncrl.envs.base import Action
 
 _MARKS = ("tool_call_start_token", "bot_token", "tool_calls_start_token", "tool_start_token", "tool_call_prefix")
@@ -52,12 +53,16 @@ class ToolCallReader:
 
 
 def _decode(function: Any) -> ToolCall | MalformedCall:
+    text = writable(f"{function.name}({function.arguments})")
     try:
         arguments = json.loads(function.arguments)
+        json.dumps([function.name, arguments], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return MalformedCall(text, f"it holds no text: {error}")
     except ValueError as error:
-        return MalformedCall(f"{function.name}({function.arguments})", f"the arguments are not JSON: {error}")
+        return MalformedCall(text, f"the arguments are not JSON: {error}")
     if not isinstance(arguments, dict):
-        return MalformedCall(f"{function.name}({function.arguments})", "the arguments are not a JSON object")
+        return MalformedCall(text, "the arguments are not a JSON object")
     return ToolCall(function.name, arguments)
 
 

@@ -2,9 +2,14 @@
 
 from enum import StrEnum
 
+from asyncrl.core.text import writable
+
 
 class AsyncRLError(Exception):
-    """Base of every error this project raises on purpose."""
+    """Base of every error this project raises on purpose. Its text can be written and sent, whatever the user's code put in."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(writable(each) if isinstance(each, str) else each for each in arguments))
 
 
 class RecipeError(AsyncRLError):

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -179,7 +180,8 @@ class Cluster:
         await self._ask_buffer("checkpointed", version)
 
     async def save_model(self) -> None:
-        """Export the trained model into the run folder."""
+        """Export the trained model into the run folder, in place of the one of a shorter run."""
+        shutil.rmtree(self._folder.model, ignore_errors=True)
         saving = [r.save_pretrained.remote(self._folder.model) for r in self._learners]
         await self._all(saving, "learner rank to export the model", self._recipe.deadlines.step, "see its log")
 

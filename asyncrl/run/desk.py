@@ -16,7 +16,6 @@ from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Trajectory, encode
 from asyncrl.run.buffer_handle import BufferHandle
 from asyncrl.run.gathering import Gathering
-from asyncrl.run.rpc import sendable
 from buffers.payload import DiskFull
 
 logger = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ class RemoteTicketDesk:
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
         """Give one episode back."""
-        await self._buffer.call("fail", group_id, sample_index, kind, sendable(reason))
+        await self._buffer.call("fail", group_id, sample_index, kind, reason)
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
         """Say that the worker lives; what it need not go on with."""
@@ -99,7 +98,7 @@ class RemoteTicketDesk:
         logger.warning("paused: %s", full)
         retry = FIRST_RETRY_S
         try:
-            await self._buffer.call("report_pause", self._worker, sendable(str(full)))
+            await self._buffer.call("report_pause", self._worker, str(full))
             while True:
                 await asyncio.sleep(retry)
                 retry = min(2 * retry, LAST_RETRY_S)

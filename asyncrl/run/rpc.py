@@ -82,7 +82,7 @@ class Failure(msgspec.Struct, array_like=True):
     @classmethod
     def of(cls, error: AsyncRLError) -> "Failure":
         """``error``, as far as it can be sent."""
-        text = sendable(str(error))
+        text = str(error)
         arguments = error.__reduce__()[1]
         try:
             encoder.encode(arguments)
@@ -105,11 +105,6 @@ def _subclasses(of: type) -> dict[str, type]:
     for each in of.__subclasses__():
         found |= _subclasses(each)
     return found
-
-
-def sendable(text: str) -> str:
-    """``text``, with what is no character (half of a surrogate pair) written out: nothing else can be said in UTF-8."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 class Frames(asyncio.Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.errors import AsyncRLError, ComponentFailed
 from asyncrl.run.rpc import Answer, Call, Endpoint, Failure, Frames, Signature, encoder
 
 _answers = msgspec.msgpack.Decoder(Answer)
@@ -65,7 +65,10 @@ class RpcClient(Frames):
             del self._waiting[number]
         if answer.failed:
             raise _failures.decode(answer.content).error()
-        return self._methods[method].result.decode(answer.content)
+        try:
+            return self._methods[method].result.decode(answer.content)
+        except msgspec.DecodeError as error:
+            raise ComponentFailed(f"{method} answered what it must not: {error}") from error
 
     def frame_received(self, frame: bytes) -> None:
         """An answer; if who asked has gone, it is nobody's."""

@@ -144,10 +144,12 @@ class Tracker:
     def _with_room(self, write: Callable[[], None]) -> None:
         """Write; what the run folder's own store could not take because its disk is full is tried until there is room."""
         while True:
+            room_before = free_bytes(self._folder.path) >= ROOM_BYTES
             try:
                 return write()
             except Exception as error:
-                if self._recipe.tracking.uri or free_bytes(self._folder.path) >= ROOM_BYTES:
+                # Room may come between a write that failed for want of it and our look.
+                if self._recipe.tracking.uri or (room_before and free_bytes(self._folder.path) >= ROOM_BYTES):
                     raise
                 logger.warning("tracking waits for room on the disk: %s", error)
                 time.sleep(POLL_S)

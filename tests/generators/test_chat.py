@@ -73,3 +73,8 @@ def test_what_is_remembered_cannot_be_changed_by_a_caller(chat: ChatFormat) -> N
 def test_a_template_without_a_delta_is_refused_with_the_reason(template: str | None, problem: str) -> None:
     with pytest.raises(TemplateUnsuitable, match=problem):
         ChatFormat(make_tokenizer(template))
+
+
+def test_what_no_tokenizer_can_read_is_spelt_out(chat: ChatFormat) -> None:
+    for render in (chat.prompt_ids, chat.delta_ids):
+        assert render([Message("tool", "caf\udce9.txt")]) == render([Message("tool", r"caf\udce9.txt")])

@@ -36,6 +36,9 @@ def test_reads_content_and_calls_in_order(reader: ToolCallReader) -> None:
         (call("add(1, 2)"), "not in the format hermes"),
         (call('{"name": "add", "arguments": "1"}'), "not a JSON object"),
         (call('{"name": "add", "arguments": [1]}'), "not a JSON object"),
+        (call('{"name": "add", "arguments": {"a": "\\ud800"}}'), "surrogates not allowed"),
+        (call('{"name": "add", "arguments": {"\\ud800": 1}}'), "surrogates not allowed"),
+        (call('{"name": "\\ud800", "arguments": {}}'), "surrogates not allowed"),
         ("<tool_call>", "not in the format hermes"),
         (call(ADD) + call("{"), "not JSON|needs a name"),
     ],
@@ -44,7 +47,7 @@ def test_an_unreadable_call_is_data(reader: ToolCallReader, text: str, problem: 
     action = reader.read("so " + text)
     (malformed,) = action.calls
     assert isinstance(malformed, MalformedCall)
-    assert malformed.text
+    assert malformed.text.encode()
     assert any(part in malformed.problem for part in problem.split("|"))
     assert action.content == "so "
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ray.exceptions import RayActorError
 
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, ProcessDied
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, FailureKind, ProcessDied
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.payload import FinishedSample, PayloadRef
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Buffer
@@ -366,5 +366,5 @@ async def test_who_ends_is_told_so_and_not_of_the_network(open_shop: OpenShop) -
 
 async def test_what_cannot_be_said_in_utf_8_is_written_out(open_shop: OpenShop) -> None:
     shop = await open_shop()
-    await shop.desk.fail(GroupId(3), 1, FailureKind.DATA, "half a pair: \ud800")
+    await shop.desk.fail(GroupId(3), 1, FailureKind.DATA, str(EnvironmentBroken("half a pair: \ud800")))
     assert shop.buffer.failure == (3, 1, FailureKind.DATA, r"half a pair: \ud800")

@@ -33,17 +33,28 @@ def test_a_run_killed_twice_ends_as_if_it_had_not_been(model: Path, tmp_path: Pa
 
     third = Run.resume(folder)
     assert third.end(300) == 0, third.output
-    assert third.left_behind() == []
-    summary = third.summary
-    assert (summary.status, summary.steps, summary.versions_published, summary.resumes) == (Status.COMPLETED, STEPS, STEPS, 2)
-    ledger = summary.ledger
-    assert (ledger.trained, ledger.running, ledger.committed, ledger.taken, ledger.failed) == (STEPS * 4, 0, 0, 0, 0)
-    assert ledger.issued == ledger.trained + ledger.expired + ledger.filtered
-    assert _tracked_steps(folder) == Counter(range(1, STEPS + 1))
+    _check_whole(third, folder, STEPS, resumes=2)
 
     again = Run.resume(folder)
     assert again.end(60) == 2
-    assert "has completed, there is nothing to resume" in again.output
+    assert f"has completed its {STEPS} steps, there is nothing to resume" in again.output
+
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace(f"\nsteps: {STEPS}\n", f"\nsteps: {STEPS + 5}\n"))
+    longer = Run.resume(folder)
+    assert longer.end(200) == 0, longer.output
+    _check_whole(longer, folder, STEPS + 5, resumes=3)
+
+
+def _check_whole(run: Run, folder: Path, steps: int, *, resumes: int) -> None:
+    assert run.left_behind() == []
+    summary = run.summary
+    assert (summary.status, summary.steps, summary.resumes) == (Status.COMPLETED, steps, resumes)
+    assert summary.versions_published == steps
+    ledger = summary.ledger
+    assert (ledger.trained, ledger.running, ledger.committed, ledger.taken, ledger.failed) == (steps * 4, 0, 0, 0, 0)
+    assert ledger.issued == ledger.trained + ledger.expired + ledger.filtered
+    assert _tracked_steps(folder) == Counter(range(1, steps + 1))
 
 
 def _tracked_steps(folder: Path) -> Counter[int]:
