@@ -388,7 +388,7 @@ class Recipe(Section, frozen=True):
 
     Attributes:
         name: of the run; begins the name of its folder.
-        steps: optimizer steps.
+        steps: optimizer steps. A run that is resumed may be given more; a decaying learning rate then follows the new length.
         model: the policy.
         environment: the world its episodes happen in.
         tasks: what it is trained and evaluated on.
