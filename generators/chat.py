@@ -7,14 +7,16 @@ again; and what stands right after the end-of-turn token (often a newline) is pa
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.text import writable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _MARKER = "asyncrlmarker"
 """Stands for an assistant turn; plain letters, which no template trims or escapes."""
@@ -40,7 +42,7 @@ class ChatFormat:
         TemplateUnsuitable: if no delta can be derived from the template; says why.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer
         self._remembered: dict[bytes, list[int]] = {}
         self.end_of_turn = self._find_end_of_turn()
@@ -50,6 +52,8 @@ class ChatFormat:
     @classmethod
     def load(cls, model_path: str) -> "ChatFormat":
         """The chat format of a Hugging Face folder."""
+        from transformers import AutoTokenizer  # takes seconds, and who only starts generators needs none of it
+
         return cls(AutoTokenizer.from_pretrained(model_path))
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:

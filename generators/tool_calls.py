@@ -6,14 +6,15 @@ told.
 
 import json
 import logging
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import MalformedCall, ToolCall
 from asyncrl.core.text import writable
 from asyncrl.envs.base import Action
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _MARKS = ("tool_call_start_token", "bot_token", "tool_calls_start_token", "tool_start_token", "tool_call_prefix")
 """Attributes under which vLLM's parsers keep the text that begins a call, if their format has one."""
@@ -26,7 +27,7 @@ class ToolCallReader:
         RecipeError: vLLM has no parser of that name; lists those it has.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, parser_name: str) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", parser_name: str) -> None:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.tool_parsers import ToolParserManager
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForSequenceClassification
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.reward import ModelReward
@@ -21,6 +20,8 @@ class RewardModel:
     """
 
     def __init__(self, reward: ModelReward, device: torch.device) -> None:
+        from transformers import AutoModelForSequenceClassification  # takes seconds, in the driver, too, which needs none of it
+
         self._batch_tokens, self._device = reward.batch_tokens, device
         model, loading = AutoModelForSequenceClassification.from_pretrained(
             Path(reward.path), dtype=_DTYPES[reward.dtype], output_loading_info=True

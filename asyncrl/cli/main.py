@@ -1,9 +1,11 @@
 """The ``asyncrl`` command. One file a subcommand; nothing heavy is imported before the arguments and the recipe are right."""
 
 import argparse
-import gc
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import asyncrl
 from asyncrl.cli import bench, buffer, launch
@@ -31,9 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: ExitCode = arguments.run(arguments)
     except KeyboardInterrupt:  # before there is a run that could end in an orderly way
         return ExitCode.INTERRUPTED
-    gc.freeze()  # what was imported is not worth looking through on the way out, which takes seconds
     return code
 
 
+def run() -> NoReturn:
+    """The installed command. All that it started has ended when :func:`main` returns; what Python would still do is take its
+    imports apart, for seconds."""
+    code = main()
+    with contextlib.suppress(BrokenPipeError):  # who read along has gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()
