@@ -14,7 +14,7 @@ from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import AppendOnlyJournal, FileTasks, Recipe
 from buffers import commands
-from buffers.journal import Journal, Recovery
+from buffers.journal import Journal, Recovery, read_journal
 from buffers.replay_buffer import ReplayBuffer
 from buffers.task_stream import TaskStream
 
@@ -43,7 +43,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
         records: replayed.
         committed: groups that are ready to be trained.
         again: groups that are to be issued again, those whose generation was cut short among them.
-        batches: handed out and not known to be in a checkpoint: the learner is given them again.
+        batches: handed out and not in every checkpoint that is kept: a learner may be given them again.
         rows_lost: whose payload was gone or damaged; those that were not trained yet are generated again.
         cut_bytes: torn off the end of the journal: of a record that nobody was told of.
         swept_bytes: of payload that nobody needs.
@@ -64,8 +64,8 @@ class RecoveryReport(msgspec.Struct, frozen=True):
         if not self.resumed:
             return ""
         parts = [
-            f"{self.committed} groups are ready, {self.again} are issued again, "
-            f"{self.batches} batches are given to the learner again ({self.records} records replayed)"
+            f"the buffer is as it was ({self.records} records replayed): {self.committed} groups are ready, {self.again} are "
+            f"issued again, and {self.batches} batches are kept for a learner that begins from a checkpoint before them"
         ]
         if self.rows_lost:
             parts.append(
@@ -123,7 +123,7 @@ def rebuild(recipe: Recipe, tasks: TaskStream, folder: Path, found: Recovery) ->
         JournalOfAnotherRun: ``recipe`` or ``tasks`` are not those that the journal was written with.
     """
     if found.identity is not None:
-        _Identity.of(recipe, tasks).check(msgspec.json.decode(found.identity, type=_Identity), folder)
+        _Identity.of(recipe, tasks).check(_decoded(found.identity), folder)
     buffer = ReplayBuffer(recipe, tasks) if found.snapshot is None else ReplayBuffer.restore(recipe, tasks, found.snapshot)
     commands.replay(found.records, buffer)
     if recipe.steps < buffer.steps:
@@ -132,6 +132,18 @@ def rebuild(recipe: Recipe, tasks: TaskStream, folder: Path, found: Recovery) ->
             f"not shorter; set steps to {buffer.steps} or more, or launch a new run"
         )
     return buffer
+
+
+def check_recipe(recipe: Recipe, folder: Path) -> None:
+    """Compare ``recipe`` with the one that the journal in ``folder`` was written with. Takes nothing, and changes nothing.
+
+    Raises:
+        JournalOfAnotherRun: a replay would mean something else.
+        JournalDamaged, UnknownFormat: the journal cannot be read.
+    """
+    found = read_journal(folder)
+    if found.identity is not None:
+        _check_keys(_keys_of(recipe), _decoded(found.identity).recipe, folder)
 
 
 def _begin_anew(buffer: ReplayBuffer, journal: Journal, found: Recovery, stores: Mapping[int, Store]) -> RecoveryReport:
@@ -188,28 +200,37 @@ class _Identity(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, recipe: Recipe, tasks: TaskStream) -> "_Identity":
-        values = msgspec.to_builtins({key: getattr(recipe, key) for key in ("seed", "batch", "buffer", "tasks")})
-        del values["buffer"]["journal"], values["tasks"]["evaluation"]
-        if isinstance(recipe.tasks, FileTasks):
-            for source in values["tasks"]["train"]:
-                del source["path"]
-        return cls(tasks.fingerprint(), values)
+        return cls(tasks.fingerprint(), _keys_of(recipe))
 
     def check(self, recorded: "_Identity", folder: Path) -> None:
-        changed = sorted(set(_flat(self.recipe).items()) ^ set(_flat(recorded.recipe).items()))
-        if changed:
-            before, now = _flat(recorded.recipe), _flat(self.recipe)
-            keys = sorted({key for key, _ in changed})
-            told = ", ".join(f"{key} was {before.get(key, 'not there')} and is {now.get(key, 'not there')}" for key in keys)
-            raise JournalOfAnotherRun(
-                f"{folder} was written with another recipe: {told}; "
-                "resume with the recipe the run began with, or launch a new run"
-            )
+        _check_keys(self.recipe, recorded.recipe, folder)
         if self.tasks != recorded.tasks:
             raise JournalOfAnotherRun(
                 f"{folder} was written with other tasks (fingerprint {recorded.tasks}, now {self.tasks}); "
                 "put the task files back as they were when the run began, or launch a new run"
             )
+
+
+def _decoded(identity: bytes) -> _Identity:
+    return msgspec.json.decode(identity, type=_Identity)
+
+
+def _keys_of(recipe: Recipe) -> dict[str, Any]:
+    values: dict[str, Any] = msgspec.to_builtins({key: getattr(recipe, key) for key in ("seed", "batch", "buffer", "tasks")})
+    del values["buffer"]["journal"], values["tasks"]["evaluation"]
+    if isinstance(recipe.tasks, FileTasks):
+        for source in values["tasks"]["train"]:
+            del source["path"]
+    return values
+
+
+def _check_keys(now: dict[str, Any], recorded: dict[str, Any], folder: Path) -> None:
+    is_now, was = _flat(now), _flat(recorded)
+    if changed := sorted({key for key, _ in set(is_now.items()) ^ set(was.items())}):
+        told = ", ".join(f"{key} was {was.get(key, 'not there')} and is {is_now.get(key, 'not there')}" for key in changed)
+        raise JournalOfAnotherRun(
+            f"{folder} was written with another recipe: {told}; resume with the recipe the run began with, or launch a new run"
+        )
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:

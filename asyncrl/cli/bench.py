@@ -13,28 +13,34 @@ from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import AsyncRLError, RecipeError
 
 _LOOP = """\
-Train the quickstart's model on its task for a fixed number of steps and measure the loop as a whole:
-trajectories and completion tokens a second, and the share of time in which each side was idle."""
+Train the quickstart's model on its task for a fixed number of steps and
+measure the loop as a whole: trajectories and completion tokens a second, and
+the share of time in which each side was idle."""
 
 _BUFFER = """\
-Move trajectories from one producer process through the replay buffer to one consumer process, without and
-with a journal; measure their rate, the latency of handing one in, what the bookkeeping costs, and what memory."""
+Move trajectories from one producer process through the replay buffer to one
+consumer process, without and with a journal; measure their rate, the latency
+of handing one in, what the bookkeeping costs, and what memory."""
 
 _POOL = """\
-Let a pool of engines work through hours of simulated time on the real replay buffer: heavy-tailed durations,
-dying engines, filtered groups. Measures staleness, memory and the CPU time of a group."""
+Let a pool of engines work through hours of simulated time on the real replay
+buffer: heavy-tailed durations, dying engines, filtered groups. Measures
+staleness, memory and the CPU time of a group."""
 
 _STALENESS = """\
-Compare what each buffer.on_stale does, and admission control alone, in one simulated world: staleness, the
-lengths that are trained, and how long the learner waits."""
+Compare what each buffer.on_stale does, and admission control alone, in one
+simulated world: staleness, the lengths that are trained, and how long the
+learner waits."""
 
 _LEARNER = """\
-Train a small model with the learner and with a plain PyTorch loop, in turn, and compare tokens a second; and
-compare log-probabilities straight from hidden states with those from full logits. One CPU thread, 3 minutes."""
+Train a small model with the learner and with a plain PyTorch loop, in turn,
+and compare tokens a second; and compare log-probabilities straight from
+hidden states with those from full logits. One CPU thread, 3 minutes."""
 
 _LEARNING = """\
-Train the quickstart with several algorithms, and from stale tokens with several corrections and none, each with
-three seeds: which of them reach the bar, and when. Over an hour; called again with the same file, goes on there."""
+Train the quickstart with several algorithms, and from stale tokens with
+several corrections and none, each with three seeds: which of them reach the
+bar, and when. Over an hour; called again with the same file, goes on there."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

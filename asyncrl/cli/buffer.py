@@ -13,8 +13,9 @@ from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import AsyncRLError, RecipeError
 
 _DESCRIPTION = """\
-Show what the replay buffer of a run holds, by version and state; why groups were left out; and the lengths of
-trained episodes beside those of all finished ones. Reads the journal only: the run may be live or dead."""
+Show what the replay buffer of a run holds, by version and state; why groups
+were left out; and the lengths of trained episodes beside those of all
+finished ones. Reads the journal only: the run may be live or dead."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from asyncrl.run.summary import Summary
 
 _DESCRIPTION = """\
-Run a recipe. It is checked in full before anything starts; everything the run leaves behind is
-in one folder, runs/NAME-TIME."""
+Run a recipe. It is checked in full before anything starts; everything the run
+leaves behind is in one folder, runs/NAME-TIME."""
 
 _EXAMPLES = """\
 examples:
-  asyncrl launch quickstart                                   a shipped recipe
-  asyncrl launch my/recipe.yaml                               one of your own
+  asyncrl launch quickstart                     a shipped recipe
+  asyncrl launch my/recipe.yaml                 one of your own
   asyncrl launch quickstart learner.lr=1e-4 generators.count=3
-  asyncrl launch quickstart +pace=synchronous                 with a config group
-  asyncrl launch quickstart --dry-run                         check and show, start nothing
-  asyncrl launch --resume runs/quickstart-20260901T120000Z    go on with a run that ended or was killed
+  asyncrl launch quickstart +pace=synchronous   with a config group
+  asyncrl launch quickstart --dry-run           check and show, start nothing
+  asyncrl launch --resume runs/NAME-TIME        go on with a run that ended
 
 Every key, its range and its default: docs/recipe.md."""
 

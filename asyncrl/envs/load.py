@@ -5,6 +5,7 @@ Whatever is wrong with the name or the options is found here, before anything st
 
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -53,7 +54,8 @@ def make_tasks(spec: schema.Environment, split: str, count: int, seed: int) -> S
         ) from error
     except Exception as error:
         # The environment is the user's: whatever it raises is theirs to mend.
-        problem = f"make_tasks of {spec.name!r} raised {type(error).__name__}: {error}"
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        problem = f"make_tasks of {spec.name!r} raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
         raise RecipeError(_NAME, problem, "mend it, or set tasks.kind to `files` and name some") from error
 
 

@@ -89,6 +89,7 @@ async def _supervise(recipe: Recipe, folder: RunFolder, view: LiveView, totals: 
             remove_left_behind(folder.run_id)
             remove_payload_in_memory(folder.run_id)
             kill_everything(EXIT_INTERRUPTED)
+        view.give_up_phase()
         view.note(f"Stopping, at most {recipe.deadlines.shutdown:g} s; press Ctrl-C again to kill")
         if not ending.is_set():
             interrupted = True
@@ -102,6 +103,7 @@ async def _supervise(recipe: Recipe, folder: RunFolder, view: LiveView, totals: 
     except (Exception, BaseExceptionGroup, asyncio.CancelledError) as error:
         # Every error of a run ends here: the user gets its reason, the log its traceback.
         if not interrupted:
+            view.give_up_phase()
             logger.exception("the run failed")
             return Status.FAILED, _reason(error)
     return (Status.INTERRUPTED, "stopped by the user") if interrupted else (Status.COMPLETED, "")
@@ -111,6 +113,7 @@ async def _run(
     recipe: Recipe, folder: RunFolder, view: LiveView, totals: Totals, tracker: Tracker, ending: asyncio.Event
 ) -> None:
     if folder.run_id_before is not None:
+        folder.summary.unlink(missing_ok=True)  # of how the run ended then, which is not its end
         remove_left_behind(folder.run_id_before)
         remove_payload_in_memory(folder.run_id_before)
     await wait_for_room(folder.path, ROOM_BYTES, view.note)

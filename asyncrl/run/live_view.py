@@ -31,6 +31,8 @@ WARMUP_A_LINE = 0.25
 REDRAWS_A_SECOND = 4
 REWARDS_SHOWN = 40
 MAX_WIDTH = 100
+PANEL_WIDTH = 4
+"""Of the border, left and right."""
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -97,10 +99,15 @@ class LiveView:
         with self._lock:
             self._line(text)
 
-    def _end_phase(self) -> None:
+    def give_up_phase(self) -> None:
+        """The phase that goes on will not come to its end."""
+        with self._lock:
+            self._end_phase(("✗ ", "red"))
+
+    def _end_phase(self, mark: tuple[str, str] = ("✓ ", "green")) -> None:
         if self._phase and self._live is not None:
             took = duration(self._clock() - self._phase_began)
-            self._console.print(Text.assemble(("✓ ", "green"), self._phase, (f"  {took}", "dim")))
+            self._console.print(Text.assemble(mark, self._phase, (f"  {took}", "dim")))
         self._phase, self._warmup, self._warmup_lines = "", None, 0
 
     def _line(self, text: str) -> None:
@@ -129,16 +136,21 @@ class LiveView:
         warmup, progress = self._warmup, self._progress
         if warmup is not None:
             return [_bar(*warmup)]
-        return [] if progress is None else [*_dashboard(progress, self._rewards)]
+        if progress is None:
+            return []
+        return [*_dashboard(progress, self._rewards, min(self._console.width, MAX_WIDTH) - PANEL_WIDTH)]
 
 
-def _dashboard(progress: Progress, rewards: Sequence[float]) -> Sequence[RenderableType]:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="ellipsis", no_wrap=True)
-    evaluated = "not yet evaluated" if progress.evaluation is None else f"evaluation {progress.evaluation:.3f}"
-    table.add_row("reward", f"{progress.reward:.3f}", Text.assemble((_sparkline(rewards), "green"), f"  {evaluated}"))
+def _dashboard(progress: Progress, rewards: Sequence[float], width: int) -> Sequence[RenderableType]:
+    label, figure = 10, 22
+    rest = max(1, width - label - figure - 4)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True, width=label)
+    table.add_column(no_wrap=True, width=figure)
+    table.add_column(overflow="ellipsis", no_wrap=True, width=rest)
+    evaluated = "  not yet evaluated" if progress.evaluation is None else f"  evaluation {progress.evaluation:.3f}"
+    newest = rewards[-max(1, rest - len(evaluated)) :]
+    table.add_row("reward", f"{progress.reward:.3f}", Text.assemble((_sparkline(newest), "green"), evaluated))
     table.add_row(
         "generators", f"{quantity(progress.generator_tokens_per_s)} tokens/s", f"idle {percent(progress.idle_generators)}"
     )
@@ -159,7 +171,7 @@ def _dashboard(progress: Progress, rewards: Sequence[float]) -> Sequence[Rendera
     table.add_row(
         "weights",
         f"version {progress.version}",
-        f"delivered in {_milliseconds(progress.publish_seconds)}, generators paused {_milliseconds(progress.pause_seconds)}",
+        f"delivered in {_milliseconds(progress.publish_seconds)}, paused for {_milliseconds(progress.pause_seconds)}",
     )
     eta = "" if progress.eta_s is None else f", {duration(progress.eta_s)} to go"
     return _bar(progress.step / progress.steps, f"step {progress.step} of {progress.steps}{eta}"), Text(), table

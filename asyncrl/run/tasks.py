@@ -79,6 +79,8 @@ def _altered(task: Task) -> str:
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
             return f"{name} cannot be sent to it: {error}"
         if repr(arrived) != repr(part):  # == takes True for 1, and an enum's member for its text
+            if isinstance(part, dict):
+                (arrived,), (part,) = arrived.values(), part.values()
             return f"{name} would reach the environment as {_short(arrived)}, where {_short(part)} is meant"
     return ""
 

@@ -14,7 +14,7 @@ from asyncrl.core.trajectory import encode
 from buffers import commands
 from buffers.journal import JournalInUse, read_journal
 from buffers.payload import PayloadReader, PayloadStore, PayloadWriter
-from buffers.recovery import JournalOfAnotherRun, RecoveryReport, recover
+from buffers.recovery import JournalOfAnotherRun, RecoveryReport, check_recipe, recover
 from buffers.task_stream import TaskSource, TaskStream
 
 RECIPE = recipe(filters=())
@@ -91,7 +91,7 @@ def test_what_was_running_is_issued_again_and_what_was_finished_is_kept(tmp_path
     assert not (tmp_path / "shard-0" / orphan[0].payload.segment).exists(), "nobody was told of it"
     assert f"{report.swept_bytes:,} bytes of trajectories that nobody needs were removed" in str(report)
     assert report.swept_bytes >= orphan[0].payload.size
-    assert "1 groups are ready, 2 are issued again, 1 batches are given to the learner again" in str(report)
+    assert "1 groups are ready, 2 are issued again, and 1 batches are kept" in str(report)
     tickets = life.lease(2)
     assert [(ticket.group_id, ticket.samples, ticket.attempt) for ticket in tickets] == [
         (half.group_id, (0, 2), 0),
@@ -217,6 +217,16 @@ def test_a_run_that_is_made_longer_goes_on_where_it_was_to_end(tmp_path, snapsho
     assert len(life_of(5).step(3).rows) == len(last.rows)
     with pytest.raises(JournalInUse):
         life_of(6)
+
+
+def test_a_changed_recipe_is_known_before_anything_starts(tmp_path):
+    life = Life(tmp_path)
+    replaced = msgspec.structs.replace
+    check_recipe(RECIPE, tmp_path / "journal")  # somebody else is writing it
+    check_recipe(replaced(RECIPE, steps=RECIPE.steps + 1), tmp_path / "journal")
+    with pytest.raises(JournalOfAnotherRun, match=r"batch.group_size was 3 and is 4; resume with the recipe"):
+        check_recipe(replaced(RECIPE, batch=replaced(RECIPE.batch, group_size=4)), tmp_path / "journal")
+    life.die()
 
 
 @pytest.mark.parametrize("snapshot", [True, False])

@@ -107,9 +107,34 @@ def test_the_dashboard_shows_both_sides_and_staleness_against_its_bound(terminal
         "■■■□",
         "at most 3 of 4 versions",
         "20 groups running, 7 waiting",
-        "delivered in 43 ms, generators paused 12 ms",
+        "delivered in 43 ms, paused for 12 ms",
     ):
         assert told in shown
+
+
+def test_the_dashboard_fits_a_terminal_of_80_columns_whatever_the_step(recipe):
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30, color_system=None, _environ={})
+    with LiveView(console, recipe, Clock()) as view:
+        view.phase("Training")
+        for step in range(100):
+            view.update(msgspec.structs.replace(PROGRESS, step=step, reward=step / 100, evaluation=None if step < 50 else 0.61))
+        last = view._draw()
+    with console.capture() as captured:
+        console.print(last)
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in captured.get()
+    for told in ("evaluation 0.610", "█  evaluation", "delivered in 43 ms, paused for 12 ms", "at most 3 of 4 versions"):
+        assert told in captured.get()
+
+
+def test_a_phase_that_was_given_up_is_not_told_as_done(terminal, recipe):
+    with LiveView(terminal, recipe, Clock()) as view:
+        view.phase("Training")
+        view.give_up_phase()
+        view.note("Stopping")
+    assert "✗ Training" in written(terminal)
+    assert "✓ Training" not in written(terminal)
 
 
 @pytest.mark.parametrize("next_phase", [None, "Starting"])
