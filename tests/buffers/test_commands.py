@@ -21,6 +21,7 @@ from buffers.commands import (
     Fail,
     Lease,
     Lost,
+    Plan,
     Recovered,
     Take,
     Trained,
@@ -57,6 +58,7 @@ def some_command(chance, buffer, tickets):
             *[Advance(version)] * 3,
             Checkpointed(version),
             Recovered(tuple(one.payload for one in samples[:1])),
+            Plan(200 + chance.randrange(3)),
         ]
     )
 
@@ -98,4 +100,4 @@ def test_a_command_of_a_finished_episode_is_small():
 
 
 def test_every_change_of_the_buffer_is_a_command():
-    assert {command.__struct_config__.tag for command in commands.Command.__args__} == set(range(1, 11))
+    assert {command.__struct_config__.tag for command in commands.Command.__args__} == set(range(1, 12))
