@@ -126,12 +126,16 @@ def rebuild(recipe: Recipe, tasks: TaskStream, folder: Path, found: Recovery) ->
         _Identity.of(recipe, tasks).check(_decoded(found.identity), folder)
     buffer = ReplayBuffer(recipe, tasks) if found.snapshot is None else ReplayBuffer.restore(recipe, tasks, found.snapshot)
     commands.replay(found.records, buffer)
-    if recipe.steps < buffer.steps:
-        raise JournalOfAnotherRun(
-            f"{folder} is of a run of {buffer.steps} steps, and now steps is {recipe.steps}: a run can be made longer, "
-            f"not shorter; set steps to {buffer.steps} or more, or launch a new run"
-        )
+    _check_steps(recipe.steps, buffer.steps, folder)
     return buffer
+
+
+def _check_steps(steps: int, planned: int, folder: Path) -> None:
+    if steps < planned:
+        raise JournalOfAnotherRun(
+            f"{folder} is of a run of {planned} steps, and now steps is {steps}: a run can be made longer, not shorter; "
+            f"set steps to {planned} or more, or launch a new run"
+        )
 
 
 def check_recipe(recipe: Recipe, folder: Path) -> None:
@@ -144,6 +148,11 @@ def check_recipe(recipe: Recipe, folder: Path) -> None:
     found = read_journal(folder)
     if found.identity is not None:
         _check_keys(_keys_of(recipe), _decoded(found.identity).recipe, folder)
+    told = [command.steps for command in map(commands.decode, found.records) if isinstance(command, commands.Plan)]
+    if found.snapshot is not None:
+        told.insert(0, msgspec.msgpack.decode(found.snapshot, type=_Planned).steps)
+    if told:
+        _check_steps(recipe.steps, told[-1], folder)
 
 
 def _begin_anew(buffer: ReplayBuffer, journal: Journal, found: Recovery, stores: Mapping[int, Store]) -> RecoveryReport:
@@ -185,6 +194,12 @@ def _by_shard(refs: Iterable[PayloadRef], stores: Mapping[int, Store]) -> dict[i
     for ref in dict.fromkeys(refs):
         by_shard[ref.shard].append(ref)
     return by_shard
+
+
+class _Planned(msgspec.Struct):
+    """Of a snapshot, how long the run is to be."""
+
+    steps: int
 
 
 class _Identity(msgspec.Struct, frozen=True):

@@ -124,7 +124,8 @@ async def _play(
 ) -> StopReason:
     """Take turns, growing ``row`` and ``metrics``, which are valid at every await: a deadline may end the episode there."""
     observation = await _reset(environment, task)
-    row.append_given(tools.chat.prompt_ids(observation.messages, observation.tools))
+    with _blaming(environment, "reset", task):  # it may hold what no template can render
+        row.append_given(tools.chat.prompt_ids(observation.messages, observation.tools))
     if len(row) >= limits.max_context:
         raise EnvironmentBroken(
             f"task {task.id}: its prompt has {len(row)} tokens, and model.max_context is {limits.max_context}; raise that, or "
@@ -152,7 +153,8 @@ async def _play(
         if result.fault in limits.end_on:
             return StopReason.MALFORMED_CALL if result.fault is Fault.MALFORMED_CALL else StopReason.TOOL_ERROR
         if turn + 1 < limits.max_turns:
-            delta = tools.chat.delta_ids(result.observation.messages)
+            with _blaming(environment, "step", task):
+                delta = tools.chat.delta_ids(result.observation.messages)
             if len(row) + len(delta) >= limits.max_context:
                 return StopReason.CONTEXT_LENGTH
             row.append_given(delta)

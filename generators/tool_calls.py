@@ -60,7 +60,7 @@ def _decode(function: Any) -> ToolCall | MalformedCall:
         json.dumps([function.name, arguments], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         return MalformedCall(text, f"it holds no text: {error}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return MalformedCall(text, f"the arguments are not JSON: {error}")
     if not isinstance(arguments, dict):
         return MalformedCall(text, "the arguments are not a JSON object")
@@ -73,7 +73,7 @@ def _problem(body: str, parser_name: str) -> str:
     if start.startswith(("{", "[")):
         try:
             json.JSONDecoder().raw_decode(start)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"not JSON: {error}"
         return "it needs a name and arguments, and nothing else"
     return f"not in the format {parser_name}"

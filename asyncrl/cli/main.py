@@ -41,8 +41,9 @@ def run() -> NoReturn:
     imports apart, for seconds."""
     code = main()
     with contextlib.suppress(BrokenPipeError):  # who read along has gone
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # closed by who called us
+                stream.flush()
     os._exit(code)
 
 

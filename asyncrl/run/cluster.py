@@ -18,7 +18,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.errors import AsyncRLError, ComponentFailed
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.reward import ModelReward
@@ -103,7 +103,10 @@ class Cluster:
     async def _ask_buffer(self, method: str, *arguments: Any, seconds: float = ANSWER_DEADLINE_S) -> Any:
         if self._buffer is None:
             raise ComponentFailed(f"the buffer ({method}): it was not up yet")
-        return await self._buffer.call(method, *arguments, seconds=seconds)
+        try:
+            return await self._buffer.call(method, *arguments, seconds=seconds)
+        except ProcessDied as loss:  # of the driver's own connection, for which no generator is to be replaced
+            raise ComponentFailed(str(loss)) from loss
 
     async def _report_lost(self, worker: WorkerId) -> None:
         await self._ask_buffer("lost", worker)
@@ -181,9 +184,13 @@ class Cluster:
 
     async def save_model(self) -> None:
         """Export the trained model into the run folder, in place of the one of a shorter run."""
-        shutil.rmtree(self._folder.model, ignore_errors=True)
-        saving = [r.save_pretrained.remote(self._folder.model) for r in self._learners]
+        model = self._folder.model
+        new = model.with_name(f".{model.name}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        saving = [r.save_pretrained.remote(new) for r in self._learners]
         await self._all(saving, "learner rank to export the model", self._recipe.deadlines.step, "see its log")
+        shutil.rmtree(model, ignore_errors=True)
+        new.rename(model)
 
     async def close(self, seconds: float) -> None:
         """Stop the actors in an orderly way within ``seconds``; what does not answer is killed with the cluster."""

@@ -89,7 +89,8 @@ async def _supervise(recipe: Recipe, folder: RunFolder, view: LiveView, totals: 
             remove_left_behind(folder.run_id)
             remove_payload_in_memory(folder.run_id)
             kill_everything(EXIT_INTERRUPTED)
-        view.give_up_phase()
+        if not ending.is_set():
+            view.give_up_phase()
         view.note(f"Stopping, at most {recipe.deadlines.shutdown:g} s; press Ctrl-C again to kill")
         if not ending.is_set():
             interrupted = True
@@ -113,7 +114,6 @@ async def _run(
     recipe: Recipe, folder: RunFolder, view: LiveView, totals: Totals, tracker: Tracker, ending: asyncio.Event
 ) -> None:
     if folder.run_id_before is not None:
-        folder.summary.unlink(missing_ok=True)  # of how the run ended then, which is not its end
         remove_left_behind(folder.run_id_before)
         remove_payload_in_memory(folder.run_id_before)
     await wait_for_room(folder.path, ROOM_BYTES, view.note)
@@ -122,6 +122,7 @@ async def _run(
         checkpointer = Checkpointer(recipe, folder, cluster, totals, view)
         clock = (await cluster.buffer_statistics()).version
         begin = await checkpointer.resume(clock)
+        folder.summary.unlink(missing_ok=True)  # of how the run ended before, which is not its end
         recorder = Recorder(recipe, cluster, tracker, view, totals)
         evaluator = Evaluator(recipe, cluster, load_tasks(recipe, "evaluation"), recorder, checkpointer)
         publisher = Publisher(cluster, totals, clock)
@@ -146,6 +147,7 @@ async def _run(
             checkpointer.note()
         view.phase("Evaluating the last version and saving the model")
         await evaluator.evaluate(PolicyVersion(recipe.steps))
+        checkpointer.note()
         await cluster.save_model()
 
 

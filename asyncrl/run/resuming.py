@@ -1,18 +1,19 @@
 """Whether a run can be resumed, known before anything of it starts."""
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
 from asyncrl.run.buffer_folder import journal_of
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status, Summary
-from buffers.recovery import JournalOfAnotherRun, check_recipe
+from buffers.recovery import check_recipe
 
 
 def check_resumable(recipe: Recipe, folder: RunFolder) -> None:
     """Refuse to resume what cannot be.
 
     Raises:
-        RecipeError: the run keeps no journal, was another recipe's, or has completed and is not to be longer.
+        RecipeError: the run keeps no journal, or one that cannot be read or is of another recipe; or it has completed and is not to
+            be longer.
     """
     if not isinstance(recipe.buffer.journal, AppendOnlyJournal):
         raise RecipeError("buffer.journal", f"{folder.path} keeps no journal, so it cannot be resumed", "launch it anew")
@@ -24,5 +25,5 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> None:
     if journal.is_dir():
         try:
             check_recipe(recipe, journal)
-        except JournalOfAnotherRun as error:
-            raise RecipeError("", str(error), f"see {folder.recipe}") from error
+        except AsyncRLError as error:
+            raise RecipeError("", str(error), "nothing of the run was changed") from error

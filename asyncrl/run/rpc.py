@@ -24,7 +24,7 @@ _KEEP_ALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""A node that is gone without a word is noticed after a minute."""
+"""While nothing is under way, a node that is gone without a word is noticed after a minute; calls have their own deadlines."""
 
 encoder = msgspec.msgpack.Encoder()
 
@@ -95,7 +95,7 @@ class Failure(msgspec.Struct, array_like=True):
         known = _subclasses(AsyncRLError).get(self.name, ComponentFailed)
         try:
             error: AsyncRLError = known(*self.arguments)
-        except TypeError:
+        except (TypeError, ValueError, AttributeError):
             return ComponentFailed(self.text)
         return error if str(error) == self.text else ComponentFailed(self.text)
 

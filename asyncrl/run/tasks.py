@@ -80,7 +80,9 @@ def _altered(task: Task) -> str:
             return f"{name} cannot be sent to it: {error}"
         if repr(arrived) != repr(part):  # == takes True for 1, and an enum's member for its text
             if isinstance(part, dict):
-                (arrived,), (part,) = arrived.values(), part.values()
+                (key, arrived), (own_key, part) = *arrived.items(), *part.items()
+                if repr(key) != repr(own_key):
+                    return f"{name}'s key would reach the environment as {key!r}"
             return f"{name} would reach the environment as {_short(arrived)}, where {_short(part)} is meant"
     return ""
 

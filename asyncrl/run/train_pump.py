@@ -4,8 +4,8 @@ A publication travels to the engines while the learner already takes and trains 
 the way, so the learner is at most one version ahead of the clock.
 
 A resumed run begins at its learner's newest checkpoint, which may be behind the clock. The buffer then hands out the very
-batches that were trained from there, and training them again makes the very weights again; nothing is published until the clock
-is reached.
+batches that were trained from there, and training them again makes the very weights again (unless its learning rate decays and it
+was made longer); nothing is published until the clock is reached.
 """
 
 import asyncio

@@ -226,6 +226,10 @@ def test_a_changed_recipe_is_known_before_anything_starts(tmp_path):
     check_recipe(replaced(RECIPE, steps=RECIPE.steps + 1), tmp_path / "journal")
     with pytest.raises(JournalOfAnotherRun, match=r"batch.group_size was 3 and is 4; resume with the recipe"):
         check_recipe(replaced(RECIPE, batch=replaced(RECIPE.batch, group_size=4)), tmp_path / "journal")
+    for _ in range(2):
+        with pytest.raises(JournalOfAnotherRun, match=r"is of a run of 260 steps, and now steps is 259"):
+            check_recipe(replaced(RECIPE, steps=259), tmp_path / "journal")
+        life.journal.snapshot(life.buffer.snapshot())
     life.die()
 
 

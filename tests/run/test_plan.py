@@ -295,6 +295,7 @@ MADE = {
     "[Task(id='1', prompt='a', data={1: 2})]": "data[1] cannot be sent to it: Expected `str`, got `int`",
     "[Task(id='1', prompt='a', data=[3])]": "returned task '1', whose data is [3]",
     "[Task(id='1', prompt='\\ud800')]": "prompt cannot be sent to it: 'utf-8' codec can't encode",
+    "[Task(id='1', prompt='a', data={FailureKind.DATA: 2})]": "key would reach the environment as 'data'",
     "[type('Mine', (Task,), {})(id='1', prompt='a')]": "returned a Mine; return Tasks themselves, all else in data",
 }
 
@@ -302,6 +303,7 @@ MADE = {
 @pytest.mark.parametrize(("made", "told"), MADE.items())
 def test_what_an_environment_makes_is_checked(tmp_path, monkeypatch, made, told):
     (tmp_path / "my_world.py").write_text(
+        "from asyncrl.core.errors import FailureKind\n"
         "from asyncrl.core.task import Task\n"
         "from asyncrl.envs.calculator import Calculator\n"
         "class World(Calculator):\n"
