@@ -12,8 +12,8 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> None:
     """Refuse to resume what cannot be.
 
     Raises:
-        RecipeError: the run keeps no journal, or one that cannot be read or is of another recipe; or it has completed and is not to
-            be longer.
+        RecipeError: the run keeps no journal, or one that cannot be read, or is another recipe's; or it has completed and is
+            not to be longer.
     """
     if not isinstance(recipe.buffer.journal, AppendOnlyJournal):
         raise RecipeError("buffer.journal", f"{folder.path} keeps no journal, so it cannot be resumed", "launch it anew")
