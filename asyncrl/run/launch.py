@@ -147,7 +147,6 @@ async def _run(
             checkpointer.note()
         view.phase("Evaluating the last version and saving the model")
         await evaluator.evaluate(PolicyVersion(recipe.steps))
-        checkpointer.note()
         await cluster.save_model()
 
 
