@@ -62,13 +62,18 @@ def correct(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, confi
 
 
 def _anchor(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, anchor: str) -> Tensor:
-    """A log-linear anchor of a token ``d`` versions old lies ``1 / d`` of the way from the current policy back to behaviour."""
+    """The anchor's log-probability of each token.
+
+    The log-linear anchor of a token ``d`` versions old lies ``1 / d`` of the way from the current policy back to behaviour. A
+    fresh token, like one a single version old, is anchored at the behaviour policy itself: anchored at the current policy, it
+    would have neither ratio nor clip in the later optimizer steps of its batch.
+    """
     match anchor:
         case "behaviour":
             return tokens.logp_behaviour
         case "proximal_log_linear":
-            back = torch.where(tokens.staleness > 0, 1.0 / tokens.staleness.clamp(min=1), 0.0)
-            return logp_theta + back * (tokens.logp_behaviour - logp_theta)
+            forward = 1.0 - 1.0 / tokens.staleness.clamp(min=1)
+            return tokens.logp_behaviour + forward * (logp_theta - tokens.logp_behaviour)
         case _:
             return logp_proximal
 

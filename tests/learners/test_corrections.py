@@ -82,12 +82,12 @@ def test_several_criteria_each_reject():
     assert corrected(ROWS, reject=both).rejected.int().tolist() == [0, 0, 0, 1, 1]
 
 
-def test_the_log_linear_anchor_lies_a_version_back():
+def test_the_log_linear_anchor_lies_a_version_back_and_never_beyond_the_policy_that_sampled():
     rows = [[token(0.8, staleness=age) for age in (0, 1, 2, 4)]]
     result = corrected(rows, anchor="proximal_log_linear", bound=LOOSE)
-    # Of an unstale token it is the current policy, of one a version old the behaviour policy.
-    assert result.logp_anchor.tolist() == pytest.approx([-1.0, -1.8, -1.4, -1.2])
-    assert result.weight.log().tolist() == pytest.approx([0.8, 0.0, 0.4, 0.6], abs=1e-6)
+    # Of a fresh token, and of one a version old, it is the behaviour policy.
+    assert result.logp_anchor.tolist() == pytest.approx([-1.8, -1.8, -1.4, -1.2])
+    assert result.weight.log().tolist() == pytest.approx([0.0, 0.0, 0.4, 0.6], abs=1e-6)
 
 
 def test_the_behaviour_anchor_needs_no_weight():

@@ -108,7 +108,7 @@ def reference_anchor(token, theta, correction):
             return token.behaviour
         case "proximal_log_linear":
             if token.staleness == 0:
-                return theta
+                return token.behaviour
             return theta + (token.behaviour - theta) / token.staleness
     return token.proximal
 
@@ -340,6 +340,16 @@ def test_the_trust_region_narrows_with_staleness():
     narrow = Correction(weight="none", trust_region_decay=0.5)
     assert one_token(INSIDE, 1.0, LOSSES["ppo"], correction=narrow)[0] == pytest.approx(-1.25)
     assert one_token(INSIDE, 1.0, LOSSES["ppo"], correction=narrow, staleness=1)[0] == 0.0
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_with_the_log_linear_anchor_a_fresh_token_has_a_ratio_and_a_clip(staleness):
+    """As in a later optimizer step of its batch, when the policy has moved away from the one that sampled it."""
+    log_linear = Correction(anchor="proximal_log_linear", bound=TruncateBound(upper=9.0))
+    gradient, outcome = one_token(HIGH, 1.0, LOSSES["ppo"], correction=log_linear, staleness=staleness)
+    assert gradient == 0.0
+    assert outcome.clipped.all()
+    assert one_token(HIGH, -1.0, LOSSES["ppo"], correction=log_linear, staleness=staleness)[0] == pytest.approx(1.5)
 
 
 def test_importance_weight_scales_the_gradient_and_is_truncated():

@@ -104,6 +104,18 @@ def test_readings_are_of_one_batch_and_tell_how_far_off_policy_it_was(folder):
     assert once["loss/kl_anchor_theta"] == 0 < several["loss/kl_anchor_theta"]
 
 
+def test_fresh_tokens_leave_the_log_linear_anchor_behind_as_the_steps_move_the_policy(folder):
+    """Nothing is stale: the log-linear anchor is that of plain PPO."""
+    batch, rows = make_batch(version=5, oldest=5)
+    fresh = msgspec.structs.replace(SEVERAL, correction=Correction(anchor="proximal_log_linear"))
+    plain = msgspec.structs.replace(SEVERAL, correction=Correction(anchor="behaviour", weight="none"))
+    readings, weights, _ = train(folder, fresh, batch=(batch, rows), lr=1e-3)
+    expected, plain_weights, _ = train(folder, plain, batch=(batch, rows), lr=1e-3)
+    assert readings == pytest.approx(expected)
+    assert distance(weights, plain_weights) < 1e-9
+    assert readings["loss/clip_fraction"] > 0
+
+
 @pytest.mark.parametrize(
     ("algorithm", "passes"),
     [

@@ -334,7 +334,8 @@ class Correction(Section, frozen=True):
     Attributes:
         anchor: the policy that the loss's ratio is formed with: ``behaviour``, the one that sampled; ``proximal_recomputed``, the
             one before the step (Hilton et al. 2022, arXiv:2110.00641); ``proximal_log_linear``, one version back, interpolated
-            between the two by staleness (Li et al. 2025, arXiv:2512.06547).
+            between the one that sampled and the current one by staleness (Li et al. 2025, arXiv:2512.06547); of a fresh token it
+            is the one that sampled.
         weight: importance weight of anchor over behaviour, of each ``token``, ``segment`` (turn) or ``sequence`` (row); the
             latter two are geometric means over tokens, since a product's variance grows exponentially with length.
         bound: keeps the weight's variance finite.
