@@ -6,6 +6,7 @@ What decides here is known when a group is complete; what depends on when it is 
 from collections.abc import Sequence
 
 from asyncrl.core.recipe.schema import AccuracyWindowFilter, ZeroVarianceFilter
+from asyncrl.core.spread import has_spread
 
 Filter = ZeroVarianceFilter | AccuracyWindowFilter
 
@@ -15,12 +16,12 @@ def left_out_by(filters: Sequence[Filter], rewards: Sequence[float], parts: Sequ
 
     Args:
         rewards: of its episodes.
-        parts: the rewards that the recipe tells apart, of each; rewards that are equal in all of them have no variance.
+        parts: the rewards that the recipe tells apart, of each; a group has variance if the final reward or any of these has.
     """
     for chosen in filters:
         match chosen:
             case ZeroVarianceFilter():
-                if min(rewards) == max(rewards) and len(set(map(tuple, parts))) == 1:
+                if not any(map(has_spread, [rewards, *zip(*parts, strict=True)])):
                     return "zero variance"
             case AccuracyWindowFilter(low=low, high=high):
                 if not low <= sum(rewards) / len(rewards) <= high:

@@ -1,12 +1,14 @@
 """The groups that may be trained, oldest first: what a sampler sees of them."""
 
 import heapq
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
 from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.spread import has_spread
 
 
 class ReadyGroup(msgspec.Struct, frozen=True, gc=False):
@@ -15,7 +17,7 @@ class ReadyGroup(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         source: the task source it was drawn from.
         oldest_sampled, newest_sampled: versions of its tokens.
-        advantage: mean over its rows of ``|reward - mean| / standard deviation``; 0 if all rewards are equal.
+        advantage: mean over its rows of ``|reward - mean| / standard deviation``; 0 if the rewards have no spread.
         uses: how often it was trained already.
     """
 
@@ -85,11 +87,10 @@ class Ready(Mapping[GroupId, ReadyGroup]):
 
 
 def mean_absolute_advantage(rewards: Sequence[float]) -> float:
-    """Mean of ``|reward - mean| / standard deviation`` (of the population); 0 if all rewards are equal."""
-    if min(rewards) == max(rewards):
+    """Mean of ``|reward - mean| / standard deviation`` (of the population); 0 if the rewards have no spread."""
+    if not has_spread(rewards):
         return 0.0
     mean = sum(rewards) / len(rewards)
     away = [abs(reward - mean) for reward in rewards]
-    deviation = (sum(distance * distance for distance in away) / len(away)) ** 0.5
-    # Rewards so close together that their squared distances vanish count as equal.
-    return sum(away) / len(away) / deviation if deviation else 0.0
+    deviation = math.sqrt(sum(distance * distance for distance in away) / len(away))
+    return sum(away) / len(away) / deviation

@@ -1,7 +1,8 @@
 """Advantages: how much better an episode, or a turn, did than was to be expected. Pure functions of tensors, in float64.
 
-Groups of one, groups whose returns are all equal and batches without spread have advantage exactly 0 where the formula compares
-within them: they say nothing about what to prefer.
+Where a formula compares within groups, a group without spread (of one, or of equal returns) has advantage exactly 0: it says
+nothing about what to prefer. A batch without spread has advantage 0 where a formula divides by the batch's deviation. Spread is
+what :mod:`asyncrl.core.spread` calls so: rounding is none.
 """
 
 import math
@@ -22,6 +23,7 @@ from asyncrl.core.recipe.algorithm import (
     RemaxAdvantage,
     RlooAdvantage,
 )
+from asyncrl.core.spread import has_spread, reaches
 from learners.segments import Segments
 
 
@@ -91,11 +93,11 @@ def decoupled_advantages(rewards: Tensor, weights: Tensor, group: Tensor, tokens
 
 
 def batch_normalised(values: Tensor, tokens: Tensor) -> Tensor:
-    """float64 [u], less the mean and over the standard deviation, both over all tokens of the batch (Hu et al. 2025,
-    arXiv:2501.03262); 0 where nothing varies."""
+    """float64 [u], less the mean and over the (population's) standard deviation, both over all tokens of the batch (Hu et al.
+    2025, arXiv:2501.03262); 0 where the tokens have no spread."""
     values, share = values.double(), tokens.double() / tokens.sum().clamp(min=1)
     counted = values[tokens > 0]
-    if not len(counted) or counted.max() == counted.min():
+    if not len(counted) or not has_spread((counted.min().item(), counted.max().item())):
         return torch.zeros_like(values)
     centred = values - (share * values).sum()
     return centred / (share * centred.square()).sum().sqrt()
@@ -110,7 +112,7 @@ def pass_at_k_advantages(values: Tensor, group: Tensor, k: int, success: float) 
 
     Source: Chen et al. 2025, arXiv:2508.10751.
     """
-    succeeded = values >= success
+    succeeded = torch.tensor([reaches(value, success) for value in values.tolist()], dtype=torch.bool)
     result = torch.zeros(len(values), dtype=torch.float64)
     counts, failures = torch.bincount(group).tolist(), torch.bincount(group, weights=(~succeeded).double()).tolist()
     for number, (n, f) in enumerate(zip(counts, map(int, failures), strict=True)):
@@ -150,9 +152,9 @@ class _Groups:
         self.segments = Segments(self.of, int(self.of.max()) + 1 if len(self.of) else 0)
         everyone = torch.ones_like(self.of, dtype=torch.bool)
         self.size = self.segments.sums(everyone.double())
-        # Asked of the extremes, which are exact: rounding in the mean can give equal returns a tiny spread, and dividing by it
-        # noise.
-        self.varies = self.segments.maxima(self.values, everyone) > -self.segments.maxima(-self.values, everyone)
+        highest, lowest = self.segments.maxima(self.values, everyone), -self.segments.maxima(-self.values, everyone)
+        extremes = zip(lowest.tolist(), highest.tolist(), strict=True)
+        self.varies = torch.tensor([has_spread(pair) for pair in extremes], dtype=torch.bool)
 
     def where_varied(self, result: Tensor) -> Tensor:
         return torch.where(self.varies[self.of], result, 0.0)
@@ -163,7 +165,7 @@ class _Groups:
     def standardised(self) -> Tensor:
         centred = self.values - self._means(self.values)
         deviation = self._means(centred.square()).sqrt()
-        return self.where_varied(centred / torch.where(deviation > 0, deviation, 1.0))
+        return self.where_varied(centred / torch.where(self.varies[self.of], deviation, 1.0))
 
     def _means(self, values: Tensor) -> Tensor:
         return (self.segments.sums(values) / self.size)[self.of]

@@ -162,7 +162,7 @@ class Preparation:
                 micro_batch, records, before, divergences, kl_coefficient, algorithm.advantage, algorithm.credit
             )
             valued.append(msgspec.structs.replace(micro_batch, values=before, returns=returns, advantages=advantages))
-        normal = normalised(valued, self._trainer.added_over_data)
+        normal = normalised(valued, self._trainer.added_over_data, self._trainer.gathered_over_data)
         remaining = iter(msgspec.structs.replace(one, advantages=of) for one, of in zip(valued, normal, strict=True))
         return [[next(remaining) for _ in micro_batches] for micro_batches in packed]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from asyncrl.core.batch import RowRecord
 from asyncrl.core.recipe.algorithm import EpisodeCredit, GaeAdvantage, TurnCredit
+from asyncrl.core.spread import has_spread
 from learners.gae import generalised_advantages, length_adaptive_lambdas
 from learners.kl import kl_in_reward
 from learners.micro_batch import MicroBatch
@@ -25,8 +26,8 @@ def token_credit(
     advantage: GaeAdvantage,
     credit: EpisodeCredit | TurnCredit,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages, not yet normalised, and returns, float32 [n]. What tools wrote lies between two sampled tokens as if it were
-    not there.
+    """Advantages, not yet normalised (float64 [n]: what differs by rounding is to be told from what differs), and returns
+    (float32 [n]). What tools wrote lies between two sampled tokens as if it were not there.
 
     Args:
         records: of the micro-batch's rows, in order; each turn's reward comes from here where ``credit`` is by turn, and else the
@@ -51,21 +52,26 @@ def token_credit(
         tokens = torch.bincount(part.row, minlength=part.rows)[part.row]
         lambdas = length_adaptive_lambdas(tokens, advantage.length_adaptive_alpha).double()
     advantages, returns = generalised_advantages(values.double(), rewards, part.row, advantage.discount, lambdas)
-    return advantages.float(), returns.float()
+    return advantages, returns.float()
 
 
-def normalised(parts: Sequence[MicroBatch], add: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """The advantages of each part less their mean and over their standard deviation, over the batch's tokens in the loss; 0 if
-    they do not vary.
+def normalised(parts: Sequence[MicroBatch], add: Callable[[Tensor], Tensor], gather: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """float32, the advantages of each part less their mean and over their (population's) standard deviation, over the batch's
+    tokens in the loss; 0 if those have no spread.
 
     Args:
         add: the sum of a tensor over the ranks that divide the batch.
+        gather: their tensors end to end, each of the same length.
     """
     chosen = torch.cat([torch.empty(0), *(part.advantages[part.mask] for part in parts)]).double()
     count, total = add(torch.stack([torch.tensor(float(len(chosen)), dtype=torch.float64), chosen.sum()])).unbind()
     mean = total / count
     deviation = (add((chosen - mean).square().sum()) / count).sqrt()
-    scale = 1.0 / deviation if deviation > 0 else 0.0
+    # Beyond which the others' extremes go where this rank has no token.
+    nothing = torch.tensor([-torch.inf], dtype=torch.float64)
+    highest, minus_lowest = (gather(torch.cat([nothing, values]).max().reshape(1)).max().item() for values in (chosen, -chosen))
+    spread = has_spread((-minus_lowest, highest))
+    scale = 1.0 / deviation if spread else 0.0
     return [((part.advantages.double() - mean) * scale).float() for part in parts]
 
 

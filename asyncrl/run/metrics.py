@@ -8,7 +8,7 @@ GREEDY_REWARD = Metric(
 )
 MODEL_SCORE = Metric("reward/model_mean", "reward", Reduction.MEAN, "mean of the reward model's scores since the last step")
 MODEL_SECONDS = Metric("reward/model_seconds", "s", Reduction.MEAN, "how long a finished episode waited for its score")
-ZERO_VARIANCE = Metric("reward/zero_variance_groups", "share", Reduction.MEAN, "groups whose episodes all got the same reward")
+ZERO_VARIANCE = Metric("reward/zero_variance_groups", "share", Reduction.MEAN, "groups whose rewards differ by rounding at most")
 EPISODE_TOKENS = Metric(
     "episode/tokens", "tokens", Reduction.MEAN, "length of the trained episodes, prompt and tool responses included"
 )

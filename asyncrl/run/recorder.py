@@ -8,6 +8,7 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Metric, Reading, combine
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.spread import has_spread
 from asyncrl.run import metrics
 from asyncrl.run.cluster import Cluster
 from asyncrl.run.live_view import LiveView
@@ -47,7 +48,7 @@ class Recorder:
         trained = batch.trained().rows
         tokens = sum(row.length for row in trained)
         run_readings = [
-            *_batch_readings(batch),
+            *batch_readings(batch),
             *_buffer_readings(buffer),
             _one(metrics.GENERATED_RATE, generated / seconds),
             _one(metrics.TRAINED_RATE, tokens / seconds),
@@ -110,16 +111,17 @@ def _one(metric: Metric, value: float) -> Reading:
     return Reading(metric, value)
 
 
-def _batch_readings(batch: Batch) -> list[Reading]:
-    rewards: dict[int, set[float]] = {}
+def batch_readings(batch: Batch) -> list[Reading]:
+    """What the rewards and lengths of a batch's rows say."""
+    rewards: dict[int, list[float]] = {}
     for row in batch.rows:
-        rewards.setdefault(row.group_id, set()).add(row.reward)
+        rewards.setdefault(row.group_id, []).append(row.reward)
     trained, greedy = batch.trained().rows, [row.reward for row in batch.rows if row.greedy]
     return [
         Reading(metrics.REWARD, statistics.fmean(row.reward for row in trained), len(trained)),
         *([Reading(metrics.GREEDY_REWARD, statistics.fmean(greedy), len(greedy))] if greedy else []),
         Reading(metrics.EPISODE_TOKENS, statistics.fmean(row.length for row in trained), len(trained)),
-        Reading(metrics.ZERO_VARIANCE, statistics.fmean(len(several) == 1 for several in rewards.values()), len(rewards)),
+        Reading(metrics.ZERO_VARIANCE, statistics.fmean(not has_spread(several) for several in rewards.values()), len(rewards)),
     ]
 
 

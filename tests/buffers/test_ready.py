@@ -81,3 +81,7 @@ def test_mean_absolute_advantage(rewards):
 
 def test_rewards_closer_than_floats_can_square_count_as_equal():
     assert mean_absolute_advantage([0.0, 1e-200]) == 0.0
+
+
+def test_rewards_that_differ_by_rounding_have_no_advantage():
+    assert mean_absolute_advantage([0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1]) == 0.0

@@ -70,6 +70,30 @@ def test_groups_that_prefer_nothing_have_no_advantage(config):
     assert varied[2] > 0 > varied[1]
 
 
+ROUNDING = [0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1]
+
+
+@pytest.mark.parametrize("config", KINDS)
+def test_rewards_that_differ_by_rounding_are_equal(config):
+    exact = advantages_of([[0.6, 0.6], [0.0, 0.0, 1.0]], config)
+    rounded = advantages_of([ROUNDING, [0.0, 0.0, 1.0]], config)
+    assert rounded[0][0] == rounded[0][1]
+    for one, other in zip(rounded, exact, strict=True):
+        assert one == pytest.approx(other)
+
+
+@pytest.mark.parametrize("config", [*KINDS, ReinforcePlusPlusAdvantage()])
+def test_a_batch_whose_rewards_differ_by_rounding_prefers_nothing(config):
+    assert advantages_of([ROUNDING, ROUNDING[::-1]], config) == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_a_success_short_of_rounding_is_a_success():
+    assert sum([0.1] * 10) < 1.0
+    values = torch.tensor([sum([0.1] * 10), 1.0, 0.0], dtype=torch.float64)
+    expected = pass_at_k_advantages(torch.tensor([1.0, 1.0, 0.0]), torch.zeros(3, dtype=torch.int64), 2, 1.0)
+    assert torch.equal(pass_at_k_advantages(values, torch.zeros(3, dtype=torch.int64), 2, 1.0), expected)
+
+
 def test_groups_need_not_be_contiguous():
     returns = Returns(torch.tensor([0.0, 10.0, 1.0, 30.0]), torch.tensor([0, 1, 0, 1]), torch.ones(4, dtype=torch.int64))
     assert advantages(returns, GrpoAdvantage()).tolist() == pytest.approx([-1.0, -1.0, 1.0, 1.0])
@@ -131,3 +155,16 @@ def test_decoupled_rewards_are_standardised_one_by_one():
         torch.tensor(rewards), torch.tensor(weights), torch.tensor([0, 0, 1, 1, 1]), torch.tensor(tokens)
     )
     assert result.tolist() == pytest.approx((summed - of_tokens.mean()) / of_tokens.std())
+
+
+def test_several_rewards_that_differ_by_rounding_prefer_nothing():
+    """One by one, and as a sum in which they cancel."""
+    index, tokens = torch.tensor([0, 0, 1, 1]), torch.ones(4, dtype=torch.int64)
+    rounded = torch.tensor([[ROUNDING[0], 1.0], [ROUNDING[1], 1.0], [1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    exact = rounded.clone()
+    exact[:2, 0] = 0.6
+    weights = torch.ones(2)
+    assert torch.equal(decoupled_advantages(rounded, weights, index, tokens), decoupled_advantages(exact, weights, index, tokens))
+    cancelling = torch.tensor([[0.1, 0.3], [0.4, 1.2], [0.7, 2.1], [0.2, 0.6]], dtype=torch.float64)
+    opposed = decoupled_advantages(cancelling, torch.tensor([1.0, -1.0]), torch.zeros(4, dtype=torch.int64), tokens)
+    assert opposed.tolist() == [0.0] * 4

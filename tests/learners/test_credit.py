@@ -109,6 +109,15 @@ def test_a_batch_is_rated_by_turn():
     assert rate(BATCH, config) == [[0.0, 0.0], [0.0], [1.5, 1.0, 0.0], [-1.5, -1.0]]
 
 
+def test_turns_whose_returns_differ_by_rounding_have_no_advantage():
+    rows = (record(7, 0, (0.1, 0.2 + 0.3)), record(7, 1, (0.2 + 0.1, 0.3)))
+    batch = Batch(PolicyVersion(0), PolicyVersion(0), (*rows, record(3, 0, (1.0, 2.0)), record(3, 1, (1.0, 2.0))))
+    assert sum(rows[0].turn_rewards) != sum(rows[1].turn_rewards)
+    for advantage in (GrpoAdvantage(), RlooAdvantage()):
+        (one, _), (other, _) = rate(batch, Algorithm(advantage=advantage, credit=TurnCredit()))[:2]
+        assert (one, other) == (0.0, 0.0)
+
+
 def test_turns_without_rewards_are_refused():
     batch = Batch(PolicyVersion(0), PolicyVersion(0), (record(7, 0, ()),))
     with pytest.raises(ValueError, match="sample 0 of group 7 has no turn rewards"):

@@ -87,12 +87,49 @@ def test_advantages_are_normalised_over_the_tokens_in_the_loss():
     part, _ = packed()
     part = msgspec.structs.replace(part, advantages=torch.arange(len(part.mask), dtype=torch.float32))
     assert not part.mask.all()
-    (result,) = normalised([part], add=lambda values: values)
+    (result,) = normalised([part], add=alone, gather=alone)
     chosen = part.advantages[part.mask].double()
     expected = (part.advantages.double() - chosen.mean()) / chosen.std(correction=0)
     assert result.tolist() == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-6)
-    (flat,) = normalised([msgspec.structs.replace(part, advantages=torch.ones(len(part.mask)))], add=lambda values: values)
+    (flat,) = normalised([msgspec.structs.replace(part, advantages=torch.ones(len(part.mask)))], add=alone, gather=alone)
     assert flat.tolist() == [0.0] * len(part.mask)
+
+
+def alone(values):
+    """The sum over the ranks that divide the batch, and their tensors end to end, where there is one."""
+    return values
+
+
+def test_what_episodes_bring_is_equal_if_it_differs_by_rounding():
+    """A critic that knows nothing yet leaves the returns: not a spread to be blown up to full size."""
+    part, records = packed()
+    sums = (0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1)
+    zeros = torch.zeros(len(part.mask))
+    for rewards, spreads in ((sums, False), ((0.6, 0.6 + 1e-6), True)):
+        earned = [msgspec.structs.replace(record, reward=rewards[number % 2]) for number, record in enumerate(records)]
+        advantages, _ = token_credit(part, earned, zeros, zeros, 0.0, GaeAdvantage(), EpisodeCredit())
+        (result,) = normalised([msgspec.structs.replace(part, advantages=advantages)], add=alone, gather=alone)
+        assert result.dtype == torch.float32
+        assert result[part.mask].abs().max() == pytest.approx(0.0 if not spreads else 1.0, rel=0.5, abs=0.0)
+
+
+@pytest.mark.parametrize("apart", [0.0, 1.0])
+def test_a_spread_between_ranks_is_a_spread(apart):
+    """Each of two ranks sees equal advantages, 1 and ``1 + apart``; only together do they know whether they differ."""
+    part, _ = packed()
+    ones = torch.ones(len(part.mask), dtype=torch.float64)
+    count = int(part.mask.sum())
+
+    def add(values):
+        if values.ndim:
+            return values + torch.tensor([count, (1.0 + apart) * count], dtype=torch.float64)
+        return values + count * (apart / 2) ** 2
+
+    def gather(values):
+        return torch.cat([values, torch.sign(values) * (1.0 + apart)])
+
+    (result,) = normalised([msgspec.structs.replace(part, advantages=ones)], add=add, gather=gather)
+    assert result.tolist() == pytest.approx([-1.0 if apart else 0.0] * len(part.mask))
 
 
 def test_a_value_beyond_its_clip_has_no_gradient_towards_its_return():

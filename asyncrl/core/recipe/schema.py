@@ -189,7 +189,8 @@ class CustomSampler(Section, frozen=True, tag_field="kind", tag="custom"):
 
 
 class ZeroVarianceFilter(Section, frozen=True, tag_field="kind", tag="zero_variance"):
-    """Leave out groups whose rewards are all equal: their group-relative advantage is 0 (Yu et al. 2025, arXiv:2503.14476)."""
+    """Leave out groups whose rewards are all equal, up to rounding: their group-relative advantage is 0 (Yu et al. 2025,
+    arXiv:2503.14476)."""
 
 
 class AccuracyWindowFilter(Section, frozen=True, tag_field="kind", tag="accuracy_window"):

@@ -1,0 +1,37 @@
+"""What a batch's records say of it."""
+
+import msgspec
+
+from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.metrics import combine
+from asyncrl.core.payload import PayloadRef
+from asyncrl.run.recorder import batch_readings
+
+
+def record(group, sample, reward):
+    return RowRecord(
+        group_id=GroupId(group),
+        task_id=TaskId("t"),
+        sample_index=sample,
+        length=20 + sample,
+        loss_tokens=10,
+        reward=reward,
+        committed_version=PolicyVersion(0),
+        weight=1.0,
+        payload=PayloadRef(0, "", 0, 0, 0),
+    )
+
+
+def test_groups_whose_rewards_differ_by_rounding_have_no_variance():
+    rows = (record(0, 0, 0.1 + 0.2 + 0.3), record(0, 1, 0.3 + 0.2 + 0.1), record(1, 0, 0.0), record(1, 1, 1.0))
+    readings = combine(batch_readings(Batch(PolicyVersion(0), PolicyVersion(0), rows)))
+    assert readings["reward/zero_variance_groups"] == 0.5
+    assert readings["episode/tokens"] == 20.5
+
+
+def test_a_greedy_episode_counts_apart():
+    rows = (msgspec.structs.replace(record(0, 0, 1.0), greedy=True, loss_tokens=0), record(0, 1, 0.25))
+    readings = combine(batch_readings(Batch(PolicyVersion(0), PolicyVersion(0), rows)))
+    assert (readings["reward/mean"], readings["reward/greedy_mean"]) == (0.25, 1.0)
+    assert readings["reward/zero_variance_groups"] == 0.0
