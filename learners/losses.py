@@ -60,8 +60,9 @@ def policy_loss(
     the mask.
 
     The surrogate is of ``ratio = pi_theta / pi_anchor``, the weight of ``pi_anchor / pi_behaviour``, the divergence from
-    ``pi_theta`` to the reference; it is weighted too, because older policies sampled what it is estimated from. Rejected tokens
-    add nothing and stay in the denominator. Only ``logp_theta`` and ``entropy`` receive a gradient.
+    ``pi_theta`` to the reference; it is weighted too, because older policies sampled what it is estimated from. What the
+    correction rejects or masks adds nothing: neither a term, nor its entropy, nor its part of a row's mean ratio. It stays in the
+    denominator. Only ``logp_theta`` and ``entropy`` receive a gradient.
 
     Args:
         logp_theta, logp_proximal: [n], log-probabilities (nats) of the sampled tokens under the policy being optimised and the
@@ -82,15 +83,15 @@ def policy_loss(
     log_ratio = torch.where(tokens.mask, logp_theta - correction.logp_anchor, 0.0).clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD)
     decay = config.correction.trust_region_decay
     narrowing = decay ** tokens.staleness.float() if decay < 1 else 1.0
-    surrogate = _surrogate(log_ratio, torch.where(tokens.mask, logp_theta, 0.0), tokens, config.loss, narrowing)
     kept = tokens.mask & ~correction.masked & ~correction.rejected
-    value = surrogate.value
+    surrogate = _surrogate(log_ratio, torch.where(tokens.mask, logp_theta, 0.0), tokens, kept, config.loss, narrowing)
+    weight = _mean_weight(correction.weight, tokens, kept) if isinstance(config.loss, GmpoLoss) else correction.weight
+    value = weight * surrogate.value
     if isinstance(config.kl, KlInLoss):
-        value = value - kl_coefficient * _divergence_from_reference(logp_theta, tokens, config.kl)
-    terms = -correction.weight * torch.where(kept, value, 0.0)
+        value = value - kl_coefficient * correction.weight * _divergence_from_reference(logp_theta, tokens, config.kl)
     if config.entropy_bonus:
-        terms = terms - config.entropy_bonus * torch.where(tokens.mask, entropy, 0.0)
-    loss = torch.where(tokens.mask, tokens.share * terms, 0.0).sum() / denominator
+        value = value + config.entropy_bonus * torch.where(kept, entropy, 0.0)
+    loss = -torch.where(kept, tokens.share * value, 0.0).sum() / denominator
     return Outcome(loss, log_ratio.detach(), kept & surrogate.clipped, correction)
 
 
@@ -102,14 +103,16 @@ def _divergence_from_reference(logp_theta: Tensor, tokens: LossTokens, config: K
     return estimate(log_ratio, config.estimator)
 
 
-def _surrogate(log_ratio: Tensor, logp: Tensor, tokens: LossTokens, config: Loss, narrowing: Tensor | float) -> Surrogate:
-    """What the loss maximises. ``narrowing`` multiplies the clip range."""
+def _surrogate(
+    log_ratio: Tensor, logp: Tensor, tokens: LossTokens, kept: Tensor, config: Loss, narrowing: Tensor | float
+) -> Surrogate:
+    """What the loss maximises of the ``kept`` tokens (bool [n]). ``narrowing`` multiplies the clip range."""
     advantages = tokens.advantages
     match config:
         case PpoClipLoss(clip_low=low, clip_high=high, dual_clip=dual_clip):
             return _dual(_clip(log_ratio.exp(), advantages, low * narrowing, high * narrowing), advantages, dual_clip)
         case GspoLoss(clip_low=low, clip_high=high):
-            return _clip(_row_ratio(log_ratio, tokens), advantages, low * narrowing, high * narrowing)
+            return _clip(_row_ratio(log_ratio, tokens, kept), advantages, low * narrowing, high * narrowing)
         case CispoLoss(clip_low=low, clip_high=high):
             ratio = log_ratio.detach().exp()
             weight = ratio.clamp(*_range(low * narrowing, high * narrowing))
@@ -119,7 +122,7 @@ def _surrogate(log_ratio: Tensor, logp: Tensor, tokens: LossTokens, config: Loss
             gate = 4.0 / tau * torch.sigmoid(tau * (log_ratio.exp() - 1.0))
             return Surrogate(gate * advantages, torch.zeros_like(tokens.mask))
         case GmpoLoss(clip=clip):
-            return _geometric_mean(log_ratio, tokens, clip * narrowing)
+            return _geometric_mean(log_ratio, tokens, kept, clip * narrowing)
         case DivergenceMaskLoss():
             return _divergence_mask(log_ratio, logp, advantages, config, narrowing)
         case ClipCovLoss(clip_low=low, clip_high=high):
@@ -153,22 +156,33 @@ def _dual(surrogate: Surrogate, advantages: Tensor, bound: float) -> Surrogate:
     return Surrogate(torch.where(below, least, surrogate.value), surrogate.clipped | below)
 
 
-def _row_ratio(log_ratio: Tensor, tokens: LossTokens) -> Tensor:
-    """[n], the geometric mean of the row's ratios, through which each token's own log-probability has its gradient.
+def _row_ratio(log_ratio: Tensor, tokens: LossTokens, kept: Tensor) -> Tensor:
+    """[n], the geometric mean of the row's kept ratios, through which each token's own log-probability has its gradient.
 
     With one advantage a row that sums to the gradient of the mean itself; with one a turn each token answers for its own
-    (GSPO-token).
+    (GSPO-token, Zheng et al. 2025, arXiv:2507.18071).
     """
-    mean = tokens.rows.means(log_ratio.detach(), tokens.mask)[tokens.rows.index]
+    mean = tokens.rows.means(log_ratio.detach(), kept)[tokens.rows.index]
     return mean.exp() * (1.0 + log_ratio - log_ratio.detach())
 
 
-def _geometric_mean(log_ratio: Tensor, tokens: LossTokens, clip: Tensor | float) -> Surrogate:
-    """``A * exp(mean of the row's log-ratios)``, each clipped where it would make the term larger."""
+def _geometric_mean(log_ratio: Tensor, tokens: LossTokens, kept: Tensor, clip: Tensor | float) -> Surrogate:
+    """``A * exp(mean of the row's kept log-ratios)``, each clipped where it would make the term larger (Zhao et al. 2025,
+    arXiv:2507.20673)."""
     up = tokens.advantages > 0
     held = torch.where(up, torch.minimum(log_ratio, _like(clip, log_ratio)), torch.maximum(log_ratio, -_like(clip, log_ratio)))
-    mean = tokens.rows.means(held, tokens.mask)[tokens.rows.index]
+    mean = tokens.rows.means(held, kept)[tokens.rows.index]
     return Surrogate(mean.exp() * tokens.advantages, held.detach() != log_ratio.detach())
+
+
+def _mean_weight(weight: Tensor, tokens: LossTokens, kept: Tensor) -> Tensor:
+    """[n], the geometric mean of the weights of the row's kept tokens.
+
+    GMPO maximises the geometric mean of what each token adds. A token that weighs ``w`` adds ``w * ratio * A``, so that the mean
+    of the weights comes before that of the ratios; without bound and clip, the two are the mean of ``pi_theta / pi_behaviour``.
+    """
+    logs = weight.log().clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD)
+    return tokens.rows.means(logs, kept)[tokens.rows.index].exp()
 
 
 def _divergence_mask(

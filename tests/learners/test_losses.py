@@ -58,12 +58,12 @@ def held(value, low, high):
     return min(max(value, low), high)
 
 
-def reference_surrogate(row, at, thetas, anchors, singled, config, decay):
-    """What the loss maximises of token ``at``; lists are of the row."""
+def reference_surrogate(row, at, thetas, anchors, kept, singled, config, decay):
+    """What the loss maximises of token ``at``; lists are of the row, ``kept`` of those of its tokens that are trained."""
     advantage, narrowing = row.advantage, decay ** row.tokens[at].staleness
     lr = thetas[at] - anchors[at]
     ratio = math.exp(lr)
-    ratios = [t - a for t, a, token in zip(thetas, anchors, row.tokens, strict=True) if token.mask]
+    ratios = [thetas[i] - anchors[i] for i in kept]
     match config:
         case PpoClipLoss() | ClipCovLoss():
             clipped = held(ratio, 1 - config.clip_low * narrowing, 1 + config.clip_high * narrowing)
@@ -81,7 +81,7 @@ def reference_surrogate(row, at, thetas, anchors, singled, config, decay):
             return 4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage
         case GmpoLoss():
             sign = 1 if advantage > 0 else -1
-            clip = [config.clip * decay**token.staleness for token in row.tokens if token.mask]
+            clip = [config.clip * decay ** row.tokens[i].staleness for i in kept]
             logs = [
                 sign * min(sign * value, sign * held(value, -bound, bound)) for value, bound in zip(ratios, clip, strict=True)
             ]
@@ -119,13 +119,15 @@ def reference_loss(rows, config, denominator, singled=None):
     for row in rows:
         thetas = [token.theta for token in row.tokens]
         anchors = [reference_anchor(token, token.theta, config.correction) for token in row.tokens]
-        for at, token in enumerate(row.tokens):
-            if token.mask:
-                weight = reference_weight(row, at, anchors, config.correction)
-                if weight and not reference_rejected(row, at, config.correction):
-                    out = singled is not None and bool(singled[place])
-                    total -= row.share * weight * reference_surrogate(row, at, thetas, anchors, out, config.loss, decay)
-            place += 1
+        weights = {at: reference_weight(row, at, anchors, config.correction) for at, one in enumerate(row.tokens) if one.mask}
+        kept = [at for at, weight in weights.items() if weight and not reference_rejected(row, at, config.correction)]
+        for at in kept:
+            weight = weights[at]
+            if isinstance(config.loss, GmpoLoss):
+                weight = math.prod(weights[i] for i in kept) ** (1 / len(kept))
+            out = singled is not None and bool(singled[place + at])
+            total -= row.share * weight * reference_surrogate(row, at, thetas, anchors, kept, out, config.loss, decay)
+        place += len(row.tokens)
     return total / denominator
 
 
@@ -327,6 +329,48 @@ def test_a_rejected_token_adds_nothing_and_is_not_called_clipped():
     assert (gradient, outcome.loss.item()) == (0.0, 0.0)
     assert outcome.correction.rejected.all()
     assert not outcome.clipped.any()
+
+
+LEFT_OUT = {
+    "rejected": Correction(reject=(RejectRatio(level="token", lower=0.5, upper=2.0),)),
+    "masked": Correction(bound=MaskBound(lower=0.5, upper=2.0)),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("correction", LEFT_OUT.values(), ids=LEFT_OUT)
+def test_what_is_left_out_adds_nothing_to_the_rest_of_its_row(name, correction):
+    """As if it were not there, but for the denominator, which is given; its entropy adds nothing either."""
+    kept = (Token(-1.0, -1.2, -1.1, True, 1, 0), Token(-2.0, -1.9, -2.2, True, 0, 0))
+    outlier = Token(-0.5, -0.6, -5.0, True, 0, 0)
+    config = Algorithm(loss=LOSSES[name], correction=correction, entropy_bonus=0.3)
+    found = []
+    for row in (kept, (kept[0], outlier, kept[1])):
+        theta, proximal, tokens = pack_tokens([Row(row, 1.0)])
+        theta.requires_grad_()
+        entropy = torch.full_like(theta, 0.7, requires_grad=True)
+        outcome = policy_loss(theta, proximal, entropy, tokens, config, 3)
+        outcome.loss.backward()
+        found.append((outcome.loss.item(), theta.grad.tolist(), entropy.grad.tolist()))
+    (loss, gradient, of_entropy), (loss_with, gradient_with, of_entropy_with) = found
+    assert loss_with == pytest.approx(loss)
+    assert gradient_with == pytest.approx([gradient[0], 0.0, gradient[1]])
+    assert of_entropy_with == pytest.approx([of_entropy[0], 0.0, of_entropy[1]])
+
+
+@settings(deadline=None, max_examples=50)
+@given(rows_of_tokens())
+def test_gmpo_weighs_each_token_within_its_mean(rows):
+    """Weight times ratio is the ratio to the policy that sampled, token by token, and so is their geometric mean."""
+    wide = GmpoLoss(clip=100.0)
+    weighed = Algorithm(loss=wide, correction=Correction(weight="token", bound=TruncateBound(upper=1e9)))
+    plain = Algorithm(loss=wide, correction=Correction(anchor="behaviour", weight="none"))
+    theta, outcome = loss_of(rows, weighed, 3)
+    outcome.loss.backward()
+    expected_theta, expected = loss_of(rows, plain, 3)
+    expected.loss.backward()
+    assert outcome.loss.item() == pytest.approx(expected.loss.item(), rel=1e-4, abs=1e-5)
+    assert theta.grad.tolist() == pytest.approx(expected_theta.grad.tolist(), rel=1e-4, abs=1e-5)
 
 
 def test_singled_out_tokens():
