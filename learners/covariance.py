@@ -25,9 +25,11 @@ def single_out(
     add: Callable[[Tensor], Tensor],
     gather: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """bool [n], the tokens of this rank that are treated apart; at least one of the batch, if one may be.
+    """bool [n], the tokens of this rank that are treated apart: of the batch exactly its ``share``, rounded down, and at least
+    one, if as many may be.
 
-    ``kl_cov`` takes the ``share`` of highest covariance; ``clip_cov`` as many at random among those between ``low`` and ``high``.
+    ``kl_cov`` takes those of highest covariance, of equal ones those with the smallest draw; ``clip_cov`` those with the smallest
+    draw among all whose covariance lies between ``low`` and ``high``.
 
     Args:
         logp, advantages: [n], of this rank's tokens.
@@ -36,23 +38,39 @@ def single_out(
         add: the sum of a tensor over the ranks that divide the batch.
         gather: their tensors end to end, each of the same length.
     """
-    logp, chosen = logp.double(), advantages.double()
+    logp, chosen = _summable(logp), _summable(advantages)
     sums = torch.stack([mask.double(), torch.where(mask, logp, 0.0), torch.where(mask, chosen, 0.0)]).sum(1)
     count, logp_sum, advantage_sum = add(sums).unbind()
     covariance = (logp - logp_sum / count) * (chosen - advantage_sum / count)
     number = max(1, int(config.share * count.item()))
     match config:
         case KlCovLoss():
-            rank_of, eligible = covariance, mask
+            value, eligible = covariance, mask
         case ClipCovLoss(low=low, high=high):
-            rank_of, eligible = -draw, mask & (covariance > low) & (covariance < high)
-    mine = torch.where(eligible, rank_of, -torch.inf)
+            value, eligible = torch.zeros_like(covariance), mask & (covariance > low) & (covariance < high)
+    mine = torch.stack([torch.where(eligible, value, -torch.inf), draw])
     # Each rank's best ``number`` hold the batch's best; all ranks send as many, so that they fit together.
-    best = mine.new_full((number,), -torch.inf)
-    kept = mine.topk(min(number, len(mine))).values
-    best[: len(kept)] = kept
-    threshold = gather(best).topk(number).values[-1]
-    return eligible & (mine >= threshold)
+    best = mine.new_full((2, number), -torch.inf)
+    kept = mine[:, _best_first(*mine)[:number]]
+    best[:, : kept.shape[1]] = kept
+    everyone = gather(best.flatten()).reshape(-1, 2, number).transpose(0, 1).flatten(1)
+    last_value, last_draw = everyone[:, _best_first(*everyone)[number - 1]]
+    return eligible & ((mine[0] > last_value) | ((mine[0] == last_value) & (draw <= last_draw)))
+
+
+def _summable(values: Tensor) -> Tensor:
+    """float64, ``values`` in steps of ``2**-24``: their sum is exact up to ``2**29``, and so the same in every order.
+
+    A mean that depended on the order by rounding would make the choice depend on how the batch is divided, where covariances are
+    equal or nearly so.
+    """
+    return (values.double() * 2**24).round() / 2**24
+
+
+def _best_first(value: Tensor, draw: Tensor) -> Tensor:
+    """int64 [n], indexes by falling value and, where values are equal, by rising draw."""
+    by_draw = draw.argsort(stable=True)
+    return by_draw[value[by_draw].argsort(descending=True, stable=True)]
 
 
 def draws(batch: Batch, rows: Sequence[Sequence[int]], packed: Sequence[MicroBatch]) -> Tensor:

@@ -13,9 +13,11 @@ from asyncrl.core.recipe.algorithm import (
     ConstantAggregation,
     Correction,
     GdpoAdvantage,
+    GmpoLoss,
     GspoLoss,
     KlCovLoss,
     MaskBound,
+    PassAtKAdvantage,
     ReinforcePlusPlusAdvantage,
     RejectDivergence,
     RlooAdvantage,
@@ -46,6 +48,17 @@ ALGORITHMS = {
     "kl_cov": Algorithm(
         loss=KlCovLoss(share=0.2, coefficient=0.1),
         correction=Correction(anchor="behaviour", weight="none", reject=(RejectDivergence(level="token", upper=1.0),)),
+    ),
+    # Nobody succeeds: all advantages are 0, and so are all covariances.
+    "kl_cov_of_ties": Algorithm(
+        advantage=PassAtKAdvantage(k=2, success=9.0),
+        loss=KlCovLoss(share=0.2, coefficient=0.1),
+        correction=Correction(anchor="behaviour", weight="none"),
+    ),
+    "gmpo": Algorithm(
+        loss=GmpoLoss(),
+        aggregation=SequenceMeanTokenMean(),
+        correction=Correction(bound=LOOSE, reject=(RejectDivergence(level="token", upper=2.0),)),
     ),
 }
 

@@ -15,12 +15,12 @@ DRAW = torch.from_numpy(RANDOM.random(TOKENS))
 MASK = torch.from_numpy(RANDOM.random(TOKENS) < 0.8)
 
 
-def chosen_by_ranks(config, cuts):
+def chosen_by_ranks(config, cuts, logp=LOGP, advantages=ADVANTAGES, mask=MASK, draw=DRAW):
     """Which tokens are singled out when ranks hold consecutive parts; each collective hears all ranks, one thread each."""
     from concurrent.futures import ThreadPoolExecutor
     from threading import Barrier
 
-    parts = list(zip(*(column.tensor_split(cuts) for column in (LOGP, ADVANTAGES, MASK, DRAW)), strict=True))
+    parts = list(zip(*(column.tensor_split(cuts) for column in (logp, advantages, mask, draw)), strict=True))
     barrier, posted = Barrier(len(parts)), [None] * len(parts)
 
     def rank(number):
@@ -67,3 +67,27 @@ def test_all_that_qualify_are_taken_where_they_are_few():
         4.0 < value < 6.0 for value, inside in zip(covariances(), MASK, strict=True) if inside
     )
     assert not chosen_by_ranks(ClipCovLoss(share=0.5, low=1e6, high=2e6), [30]).any()
+
+
+@pytest.mark.parametrize("cuts", [[], [20], [0, 5, 59]])
+@pytest.mark.parametrize("advantage", [0.0, 0.1], ids=["zero", "equal"])
+def test_of_tokens_that_tie_as_many_as_asked_for_are_drawn(cuts, advantage):
+    """Equal advantages leave every covariance 0; which tokens are taken is up to what each has drawn, wherever it is."""
+    equal = torch.full((TOKENS,), advantage)
+    chosen = chosen_by_ranks(KlCovLoss(share=0.1), cuts, advantages=equal)
+    number = int(0.1 * MASK.sum())
+    expected = sorted((draw, place) for place, draw in enumerate(DRAW.tolist()) if MASK[place])[:number]
+    assert sorted(chosen.nonzero().flatten().tolist()) == sorted(place for _, place in expected)
+
+
+@pytest.mark.parametrize("config", [KlCovLoss(share=0.3), ClipCovLoss(share=0.2, low=-1.0, high=5.0)])
+def test_the_choice_belongs_to_the_tokens_and_not_to_where_they_lie(config):
+    """Some tie with others: the same log-probability and advantage several times over."""
+    logp, advantages = (LOGP / 3).round(), ADVANTAGES.sign()
+    expected = chosen_by_ranks(config, [], logp=logp, advantages=advantages)
+    assert expected.sum() == int(config.share * MASK.sum())
+    for seed in range(5):
+        order = torch.from_numpy(np.random.default_rng(seed).permutation(TOKENS))
+        columns = {"logp": logp, "advantages": advantages, "mask": MASK, "draw": DRAW}
+        moved = chosen_by_ranks(config, [7, 30], **{name: column[order] for name, column in columns.items()})
+        assert torch.equal(moved, expected[order])

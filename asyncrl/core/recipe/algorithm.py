@@ -229,7 +229,7 @@ class KlCovLoss(Section, frozen=True, tag_field="kind", tag="kl_cov"):
     2025, arXiv:2505.22617).
 
     Attributes:
-        share: of the batch's tokens that are penalised.
+        share: of the batch's tokens that are penalised, exactly: chance decides among equals.
         coefficient: of the penalty, the absolute log-ratio.
     """
 
