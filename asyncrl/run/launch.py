@@ -17,6 +17,7 @@ import ray
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.run.buffer_folder import remove_payload_in_memory
@@ -116,6 +117,9 @@ async def _run(
     if folder.run_id_before is not None:
         remove_left_behind(folder.run_id_before)
         remove_payload_in_memory(folder.run_id_before)
+    if (without_effect := inert(recipe)) is not None:
+        logger.warning("%s", without_effect)
+        view.note(without_effect)
     await wait_for_room(folder.path, ROOM_BYTES, view.note)
     model_path = await resolve_model(recipe, view)
     async with _cluster(recipe, folder, view, str(model_path), totals, ending) as cluster:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import psutil
 
+from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.load import load_environment
@@ -86,6 +87,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         running_episodes: episodes that all engines together have room for.
         usual_staleness: how far ahead of the learner generation is paced, in policy versions.
         worst_staleness: what no trained token exceeds.
+        inert: what the recipe sets and yet cannot act, see :func:`asyncrl.core.recipe.inert.inert`.
         remarks: what is allowed and yet probably not meant.
     """
 
@@ -100,6 +102,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     usual_staleness: int
     worst_staleness: int
     machine: Machine
+    inert: str | None
     remarks: tuple[str, ...]
 
     @property
@@ -133,6 +136,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
         usual_staleness=recipe.buffer.pipeline_depth,
         worst_staleness=recipe.buffer.max_staleness,
         machine=machine or Machine.here(),
+        inert=inert(recipe),
         remarks=(),
     )
     return msgspec.structs.replace(plan, remarks=_remarks(recipe, shape, plan))

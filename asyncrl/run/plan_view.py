@@ -12,7 +12,8 @@ from asyncrl.run.units import memory, quantity
 
 def plan_view(plan: Plan, recipe: Recipe) -> RenderableType:
     """Processes and memory, tasks, batch arithmetic, and the remarks."""
-    remarks = [Text(f"Note: {remark}", "yellow") for remark in plan.remarks]
+    said = plan.remarks if plan.inert is None else (plan.inert, *plan.remarks)
+    remarks = [Text(f"Note: {remark}", "yellow") for remark in said]
     return Group(_processes(plan), Text(), _tasks(plan), Text(), _arithmetic(plan, recipe), *remarks)
 
 

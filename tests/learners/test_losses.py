@@ -280,6 +280,23 @@ def one_token(theta, advantage, loss, behaviour=-1.0, correction=PLAIN, stalenes
     return logp.grad.item(), outcome
 
 
+@settings(deadline=None, max_examples=100)
+@given(rows_of_tokens(), st.sampled_from(list(LOSSES)))
+def test_where_the_policy_is_its_anchor_every_loss_is_plain_reinforce(rows, name):
+    """What :mod:`asyncrl.core.recipe.inert` tells at launch."""
+    rows = [
+        msgspec.structs.replace(row, tokens=tuple(msgspec.structs.replace(token, proximal=token.theta) for token in row.tokens))
+        for row in rows
+    ]
+    gradients = []
+    for loss in (LOSSES[name], ReinforceLoss()):
+        theta, outcome = loss_of(rows, Algorithm(loss=loss, correction=Correction(weight="sequence")), 3)
+        outcome.loss.backward()
+        gradients.append(theta.grad.tolist())
+        assert not outcome.clipped.any()
+    assert gradients[0] == pytest.approx(gradients[1], rel=1e-4, abs=1e-6)
+
+
 HIGH, LOW, INSIDE = -1.0 + math.log(1.5), -1.0 + math.log(0.5), -1.0 + math.log(1.25)
 
 

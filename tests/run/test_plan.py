@@ -1,3 +1,4 @@
+import io
 import json
 import sys
 from pathlib import Path
@@ -185,6 +186,18 @@ def test_remarks_on_what_is_probably_not_meant(model):
     assert "some engines never have work" in idle
     (preempted,) = make_plan(compose("quickstart", [model, "generators.kv_cache_mb=64"]), ROOMY).remarks
     assert "preempts" in preempted
+
+
+def test_the_plan_says_what_cannot_act():
+    def shown(*overrides: str) -> str:
+        recipe = compose("quickstart", overrides)
+        console = Console(file=io.StringIO(), width=1000, _environ={})
+        console.print(plan_view(make_plan(recipe, ROOMY), recipe))
+        return console.file.getvalue()
+
+    one_step = ["algorithm.correction.anchor=proximal_recomputed", "+algorithm.minibatches=1", "+algorithm.epochs=1"]
+    assert shown(*one_step).count("Note: algorithm.loss.clip_low, algorithm.loss.clip_high cannot act") == 1
+    assert "cannot act" not in shown(*one_step[:1], "+algorithm.minibatches=2")
 
 
 @pytest.mark.parametrize(

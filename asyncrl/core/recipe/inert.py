@@ -1,0 +1,77 @@
+"""What a recipe sets and yet cannot act, and what would make it act.
+
+With one optimizer step a batch, the policy that the step starts from is the recomputed anchor itself: every ratio is exactly 1,
+nothing is ever clipped, and each loss has the gradient of plain REINFORCE. What the correction does beside the ratio (importance
+weight, its bound, rejection) does not depend on this.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from asyncrl.core.recipe.algorithm import (
+    CispoLoss,
+    ClipCovLoss,
+    DivergenceMaskLoss,
+    GaeAdvantage,
+    GmpoLoss,
+    GspoLoss,
+    KlCovLoss,
+    Loss,
+    PpoClipLoss,
+    ReinforceLoss,
+    SapoLoss,
+)
+from asyncrl.core.recipe.schema import Recipe
+
+_KEYS_OF_THE_RATIO: Mapping[type[Loss], tuple[str, ...]] = {
+    PpoClipLoss: ("clip_low", "clip_high", "dual_clip"),
+    GspoLoss: ("clip_low", "clip_high"),
+    CispoLoss: ("clip_low", "clip_high"),
+    SapoLoss: ("tau_positive", "tau_negative"),
+    GmpoLoss: ("clip",),
+    DivergenceMaskLoss: ("low", "high", "max_ratio"),
+    ClipCovLoss: ("clip_low", "clip_high"),
+    KlCovLoss: ("share", "coefficient"),
+    ReinforceLoss: (),
+}
+"""Keys of each loss that only act where a ratio is not 1."""
+
+
+def inert(recipe: Recipe) -> str | None:
+    """One line: which keys have no effect, why, and what to set so that they have; None if there are none."""
+    return "; ".join([*_in_the_loss(recipe), *_in_the_critic(recipe)]) or None
+
+
+def _in_the_loss(recipe: Recipe) -> Iterator[str]:
+    algorithm = recipe.algorithm
+    loss, correction = algorithm.loss, algorithm.correction
+    # A dual clip of 0 is off.
+    keys = [f"algorithm.loss.{name}" for name in _KEYS_OF_THE_RATIO[type(loss)] if getattr(loss, name)]
+    if not keys or algorithm.optimizer_steps > 1 or correction.anchor != "proximal_recomputed":
+        return
+    if correction.trust_region_decay < 1:
+        keys.append("algorithm.correction.trust_region_decay")
+    remedies, by_behaviour = [_more_steps(recipe)], "algorithm.correction.anchor=behaviour algorithm.correction.weight=none"
+    if isinstance(loss, DivergenceMaskLoss):
+        remedies.insert(0, f"{by_behaviour} (as published)")
+    elif recipe.buffer.max_staleness > 0:
+        remedies.append(by_behaviour)
+    drawn = ", but for the tokens it draws" if isinstance(loss, ClipCovLoss) else ""
+    yield (
+        f"{', '.join(keys)} cannot act: with one optimizer step a batch and algorithm.correction.anchor proximal_recomputed "
+        f"every ratio is 1, and algorithm.loss of kind {type(loss).__struct_config__.tag} is plain REINFORCE{drawn} (the "
+        f"importance weight, its bound and rejection do act); set {', or '.join(remedies)}"
+    )
+
+
+def _in_the_critic(recipe: Recipe) -> Iterator[str]:
+    advantage = recipe.algorithm.advantage
+    if isinstance(advantage, GaeAdvantage) and advantage.value_clip and recipe.algorithm.optimizer_steps == 1:
+        yield (
+            "algorithm.advantage.value_clip cannot act: the critic's one step on a batch starts from the values it is to stay "
+            f"near; set {_more_steps(recipe)}"
+        )
+
+
+def _more_steps(recipe: Recipe) -> str:
+    """What makes several optimizer steps of a batch; mini-batches are of whole groups."""
+    return "algorithm.minibatches=2" if recipe.batch.groups_per_step > 1 else "algorithm.epochs=2"

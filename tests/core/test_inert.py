@@ -1,0 +1,93 @@
+"""What cannot act is named, with what would make it act; what can is not."""
+
+import re
+from typing import Any, get_args
+
+import pytest
+
+from asyncrl.core.recipe.algorithm import Loss
+from asyncrl.core.recipe.decode import decode_recipe
+from asyncrl.core.recipe.inert import inert
+from asyncrl.core.recipe.schema import Recipe
+
+KINDS = [loss.__struct_config__.tag for loss in get_args(Loss)]
+OTHERS = [kind for kind in KINDS if kind != "reinforce"]
+CLIPPED = [kind for kind in OTHERS if kind not in ("sapo", "kl_cov")]
+
+
+def recipe(algorithm: dict[str, Any], **sections: Any) -> Recipe:
+    plain = {"name": "x", "steps": 3, "model": {"path": "tiny"}, "environment": {"name": "calculator"}}
+    return decode_recipe({**plain, "algorithm": algorithm, **sections})
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_with_one_step_from_the_recomputed_anchor_every_loss_is_plain_reinforce(kind: str):
+    said = inert(recipe({"loss": {"kind": kind}}))
+    assert said is not None
+    assert "\n" not in said
+    assert f"algorithm.loss of kind {kind} is plain REINFORCE" in said
+    for key in re.findall(r"algorithm\.loss\.(\w+)", said.split(" cannot act")[0]):
+        assert key in type(recipe({"loss": {"kind": kind}}).algorithm.loss).__struct_fields__
+    assert "importance weight, its bound and rejection do act" in said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "acting",
+    [
+        {"minibatches": 2},
+        {"epochs": 2},
+        {"correction": {"anchor": "behaviour", "weight": "none"}},
+        {"correction": {"anchor": "proximal_log_linear"}},
+    ],
+)
+def test_what_acts_is_not_named(kind: str, acting: dict[str, Any]):
+    if kind == "reinforce":
+        acting = {}
+    assert inert(recipe({"loss": {"kind": kind}, **acting})) is None
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("sections", [{}, {"batch": {"groups_per_step": 1}}])
+def test_what_it_says_to_set_makes_it_act(kind: str, sections: dict[str, Any]):
+    said = inert(recipe({"loss": {"kind": kind}}, **sections))
+    assert said is not None
+    remedies = said.split("; set ")[1].split(", or ")
+    assert len(remedies) == 2
+    for remedy in remedies:
+        algorithm: dict[str, Any] = {"loss": {"kind": kind}}
+        for place, value in re.findall(r"algorithm\.([\w.]+)=(\w+)", remedy):
+            section, _, key = place.rpartition(".")
+            (algorithm.setdefault(section, {}) if section else algorithm)[key] = int(value) if value.isdigit() else value
+        assert inert(recipe(algorithm, **sections)) is None
+
+
+def test_the_dual_clip_is_named_where_it_is_set():
+    assert "dual_clip" not in str(inert(recipe({})))
+    assert "algorithm.loss.dual_clip" in str(inert(recipe({"loss": {"dual_clip": 3}})))
+
+
+@pytest.mark.parametrize("kind", CLIPPED)
+def test_a_decaying_trust_region_is_named(kind: str):
+    said = inert(recipe({"loss": {"kind": kind}, "correction": {"trust_region_decay": 0.9}}))
+    assert "algorithm.correction.trust_region_decay cannot act" in str(said)
+
+
+def test_dppo_is_told_its_own_anchor_first():
+    said = str(inert(recipe({"loss": {"kind": "dppo"}})))
+    assert said.split("; set ")[1].startswith("algorithm.correction.anchor=behaviour algorithm.correction.weight=none")
+
+
+def test_without_staleness_the_behaviour_anchor_would_not_help():
+    synchronous = {"max_staleness": 0, "pipeline_depth": 0}
+    assert str(inert(recipe({}, buffer=synchronous))).endswith("set algorithm.minibatches=2")
+
+
+def test_the_critic_s_clip_needs_a_second_step():
+    critic: dict[str, Any] = {"advantage": {"kind": "gae"}, "loss": {"kind": "reinforce"}}
+    assert str(inert(recipe(critic))).startswith("algorithm.advantage.value_clip cannot act")
+    assert inert(recipe({**critic, "minibatches": 2})) is None
+    assert inert(recipe({**critic, "advantage": {"kind": "gae", "value_clip": 0}})) is None
+    both = str(inert(recipe({"advantage": {"kind": "gae"}})))
+    assert "clip_low" in both
+    assert "value_clip" in both
