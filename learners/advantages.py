@@ -1,8 +1,10 @@
 """Advantages: how much better an episode, or a turn, did than was to be expected. Pure functions of tensors, in float64.
 
-Where a formula compares within groups, a group without spread (of one, or of equal returns) has advantage exactly 0: it says
-nothing about what to prefer. A batch without spread has advantage 0 where a formula divides by the batch's deviation. Spread is
-what :mod:`asyncrl.core.spread` calls so: rounding is none.
+Where a formula only compares within groups, a group without spread (of one, or of equal returns) has advantage exactly 0: it says
+nothing about what to prefer. Where the batch's mean is subtracted afterwards (reinforce_plus_plus, gdpo), such a group has what is
+left of 0: minus that mean over the deviation. A batch without spread has advantage 0 where a formula divides by the batch's
+deviation. Spread is what :mod:`asyncrl.core.spread` calls so: rounding is none. Standard deviations are the population's, and
+nothing is added to them.
 """
 
 import math
@@ -79,7 +81,8 @@ def against_greedy(values: Tensor, greedy: Tensor) -> Tensor:
 def decoupled_advantages(rewards: Tensor, weights: Tensor, group: Tensor, tokens: Tensor) -> Tensor:
     """float32 [u]. Each reward is standardised within its group, then their weighted sum over the batch's tokens.
 
-    Standardising the sum instead gives different combinations of rewards the same advantage.
+    Standardising the sum instead gives different combinations of rewards the same advantage. A group whose rewards are all equal
+    adds 0 to the sum, and then has the advantage of that: minus the batch's mean over its deviation.
 
     Args:
         rewards: [u, k], several rewards of each episode.

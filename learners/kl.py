@@ -18,7 +18,9 @@ def divergence(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
     """Estimate of each token.
 
     ``k1`` is ``d``, unbiased and of either sign; ``abs`` is ``|d|``; ``k2`` is ``d**2 / 2``; ``k3`` is ``exp(-d) - 1 + d``,
-    unbiased and never negative. With ``d = log p - log q``.
+    unbiased and never negative. With ``d = log p - log q``. Nothing is capped: without the rare large values of ``k3`` its mean
+    would fall short of the divergence just where that is large, and a capped token would have no gradient back. ``d`` is held
+    within +-20 in an exponent, which only keeps sums finite.
 
     Args:
         log_ratio: [n], ``log p - log q`` of tokens that ``p`` sampled.

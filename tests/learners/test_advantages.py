@@ -108,6 +108,21 @@ def test_reinforce_plus_plus_normalises_over_the_tokens_of_the_batch(baseline):
     assert [value for group in result for value in group] == pytest.approx((flat - of_tokens.mean()) / of_tokens.std())
 
 
+def test_equal_rewards_are_still_less_the_mean_of_the_batch():
+    """What a group without spread comes to where the batch is normalised afterwards: not 0, as docs/algorithms.md says."""
+    groups, tokens = [[5.0, 5.0], [0.0, 1.0]], [1, 1, 1, 7]
+    centred = np.array([0.0, 0.0, -0.5, 0.5])
+    standard = np.array([0.0, 0.0, -1.0, 1.0])
+    equal, _ = advantages_of(groups, ReinforcePlusPlusAdvantage(baseline="group"), tokens)
+    of_tokens = np.repeat(centred, tokens)
+    assert equal == pytest.approx([-of_tokens.mean() / of_tokens.std()] * 2)
+    index, several = torch.tensor([0, 0, 1, 1]), torch.tensor([[5.0], [5.0], [0.0], [1.0]])
+    of_tokens = np.repeat(standard, tokens)
+    result = decoupled_advantages(several, torch.ones(1), index, torch.tensor(tokens))[:2].tolist()
+    assert result == pytest.approx([-of_tokens.mean() / of_tokens.std()] * 2)
+    assert min(map(abs, equal + result)) > 0.1
+
+
 def test_a_batch_without_spread_has_no_advantage():
     assert advantages_of([[0.1] * 3, [0.1] * 2], ReinforcePlusPlusAdvantage()) == [[0.0] * 3, [0.0] * 2]
     assert advantages_of([[1.0, 2.0]], ReinforcePlusPlusAdvantage(), [5, 0]) == [[0.0, 0.0]]

@@ -29,6 +29,18 @@ def test_k1_and_k3_are_unbiased(estimator):
     assert mean.item() == pytest.approx((p.exp() * (p - q)).sum().item())
 
 
+def test_k3_is_not_capped():
+    """A token that the reference prefers e^9-fold carries most of the mean, and has its gradient back."""
+    p = torch.tensor([1.0 - 1e-4, 1e-4], dtype=torch.float64).log()
+    q = torch.tensor([1.0 - 1e-4 * math.exp(9), 1e-4 * math.exp(9)], dtype=torch.float64).log()
+    of_tokens = divergence(p - q, "k3")
+    assert (p.exp() * of_tokens).sum().item() == pytest.approx((p.exp() * (p - q)).sum().item())
+    assert of_tokens[1] > 10
+    logp = p.clone().requires_grad_()
+    divergence(logp - q, "k3").sum().backward()
+    assert logp.grad[1].item() == pytest.approx(1 - math.exp(9))
+
+
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_straight_through_keeps_the_value_and_has_the_gradient_of_the_divergence(estimator):
     logits, p, q = policies()

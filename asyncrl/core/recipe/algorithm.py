@@ -15,8 +15,8 @@ class GrpoAdvantage(Section, frozen=True, tag_field="kind", tag="grpo"):
     """Reward relative to its group (Shao et al. 2024, arXiv:2402.03300).
 
     Attributes:
-        normalize: ``mean_std`` divides by the group's standard deviation; ``mean`` only subtracts the mean (Liu et al. 2025,
-            arXiv:2503.20783).
+        normalize: ``mean_std`` divides by the group's standard deviation (the population's); ``mean`` only subtracts the mean
+            (Liu et al. 2025, arXiv:2503.20783).
     """
 
     normalize: Literal["mean", "mean_std"] = "mean_std"
@@ -30,7 +30,8 @@ class ReinforcePlusPlusAdvantage(Section, frozen=True, tag_field="kind", tag="re
     """Reward normalised by mean and standard deviation over all tokens of the batch (Hu et al. 2025, arXiv:2501.03262).
 
     Attributes:
-        baseline: ``none``, or ``group`` to subtract the group's mean first.
+        baseline: ``none``, or ``group`` to subtract the group's mean first. The batch's mean is subtracted afterwards, so that
+            a group of equal rewards need not have advantage 0.
     """
 
     baseline: Literal["none", "group"] = "none"
