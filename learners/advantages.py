@@ -1,8 +1,8 @@
 """Advantages: how much better an episode, or a turn, did than was to be expected. Pure functions of tensors, in float64.
 
 Where a formula only compares within groups, a group without spread (of one, or of equal returns) has advantage exactly 0: it says
-nothing about what to prefer. Where the batch's mean is subtracted afterwards (reinforce_plus_plus, gdpo), such a group has what is
-left of 0: minus that mean over the deviation. A batch without spread has advantage 0 where a formula divides by the batch's
+nothing about what to prefer. Where the batch's mean is subtracted afterwards (reinforce_plus_plus, gdpo), such a group has what
+is left of 0: minus that mean over the deviation. A batch without spread has advantage 0 where a formula divides by the batch's
 deviation. Spread is what :mod:`asyncrl.core.spread` calls so: rounding is none. Standard deviations are the population's, and
 nothing is added to them.
 """
