@@ -15,10 +15,12 @@ from torch import Tensor
 
 from asyncrl.core.recipe.algorithm import (
     Advantage,
+    BestOfGroupAdvantage,
     GaeAdvantage,
     GdpoAdvantage,
     GpgAdvantage,
     GrpoAdvantage,
+    MaxRlAdvantage,
     OpoAdvantage,
     PassAtKAdvantage,
     ReinforcePlusPlusAdvantage,
@@ -64,6 +66,10 @@ def advantages(returns: Returns, config: Advantage) -> Tensor:
             result = _scaled_for_groups_without_spread(groups)
         case PassAtKAdvantage(k=k, success=success):
             result = pass_at_k_advantages(returns.values, returns.group, k, success)
+        case MaxRlAdvantage(success=success):
+            result = _over_the_rate_of_success(groups, success)
+        case BestOfGroupAdvantage():
+            result = _lead_over_the_others(groups)
         case GaeAdvantage():
             raise ValueError("advantages of kind gae need a critic's values")
         case GdpoAdvantage():
@@ -115,7 +121,7 @@ def pass_at_k_advantages(values: Tensor, group: Tensor, k: int, success: float) 
 
     Source: Chen et al. 2025, arXiv:2508.10751.
     """
-    succeeded = torch.tensor([reaches(value, success) for value in values.tolist()], dtype=torch.bool)
+    succeeded = _succeeded(values, success)
     result = torch.zeros(len(values), dtype=torch.float64)
     counts, failures = torch.bincount(group).tolist(), torch.bincount(group, weights=(~succeeded).double()).tolist()
     for number, (n, f) in enumerate(zip(counts, map(int, failures), strict=True)):
@@ -125,6 +131,36 @@ def pass_at_k_advantages(values: Tensor, group: Tensor, k: int, success: float) 
             failed = (1.0 - mean - math.comb(f - 1, k - 1) / math.comb(n - 1, k - 1)) / deviation
             result[(group == number) & succeeded] = (1.0 - mean) / deviation
             result[(group == number) & ~succeeded] = failed
+    return result
+
+
+def _succeeded(values: Tensor, success: float) -> Tensor:
+    return torch.tensor([reaches(value, success) for value in values.tolist()], dtype=torch.bool)
+
+
+def _over_the_rate_of_success(groups: "_Groups", success: float) -> Tensor:
+    """``(s - m) / m``, with ``s`` 1 for a success and 0 for a failure and ``m`` its mean over the group; 0 if nobody succeeds.
+
+    The gradient is the mean of the successes' scores less the mean of everybody's: that of ``log m`` and not of ``m``, up to what
+    ``n`` episodes can tell (MaxRL, Tajwar, Zeng et al. 2026, arXiv:2602.02710, algorithm 1; for binary rewards).
+    """
+    succeeded = _succeeded(groups.values, success).double()
+    rate = (groups.segments.sums(succeeded) / groups.size)[groups.of]
+    return torch.where(rate > 0, (succeeded - rate) / torch.where(rate > 0, rate, 1.0), 0.0)
+
+
+def _lead_over_the_others(groups: "_Groups") -> Tensor:
+    """The group's best less the best of the group without this one: above 0 for a single best episode, 0 for all others.
+
+    The leave-one-out estimate of the gradient of the expected best of as many tries as the group has episodes (Tang et al. 2025,
+    arXiv:2503.19595).
+    """
+    result = torch.zeros_like(groups.values)
+    for number in range(groups.segments.count):
+        (members,) = torch.where(groups.of == number)
+        best = groups.values[members].topk(min(2, len(members)))
+        if len(members) > 1 and has_spread(best.values.tolist()):
+            result[members[best.indices[0]]] = best.values[0] - best.values[1]
     return result
 
 

@@ -10,7 +10,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asyncrl.core.recipe.algorithm import Correction, MaskBound, RejectDivergence, RejectRatio, TruncateBound
+from asyncrl.core.recipe.algorithm import (
+    Correction,
+    MaskBound,
+    NormalizedBound,
+    RejectDivergence,
+    Rejection,
+    RejectOffPolicySequence,
+    RejectRatio,
+    RejectSecondMoment,
+    TruncateBound,
+)
 from learners.kl import divergence
 from learners.loss_tokens import LossTokens
 from learners.segments import Segments
@@ -42,20 +52,28 @@ def correct(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, confi
 
     Source: the decoupled objective of Hilton et al. 2022, arXiv:2110.00641; truncation, Espeholt et al. 2018, arXiv:1802.01561;
     two-sided mask, Ling Team 2025, arXiv:2510.18855; log-linear anchor, Li et al. 2025, arXiv:2512.06547; masking whole
-    sequences, Li et al. 2025, arXiv:2512.23075.
+    sequences, Li et al. 2025, arXiv:2512.23075; masking losing ones, DeepSeek-AI 2025, arXiv:2512.02556; what looks at the whole
+    batch, see :mod:`.batch_correction`.
+
+    Raises:
+        ValueError: if a criterion over the whole batch is asked for and the tokens do not say which ones it rejects.
     """
     logp_theta, logp_proximal = logp_theta.detach(), logp_proximal.detach()
     logp_anchor = _anchor(logp_theta, logp_proximal, tokens, config.anchor)
     # Cleared where masked: what stands there may be anything, and 0 * inf is no zero.
     to_anchor = torch.where(tokens.mask, logp_anchor - tokens.logp_behaviour, 0.0)
     to_proximal = torch.where(tokens.mask, logp_proximal - tokens.logp_behaviour, 0.0)
+    to_theta = torch.where(tokens.mask, logp_theta - tokens.logp_behaviour, 0.0)
     rejected = torch.zeros_like(tokens.mask)
     for criterion in config.reject:
-        rejected |= _rejected(to_proximal, tokens, criterion)
+        rejected |= _rejected(to_proximal, to_theta, tokens, criterion)
     weight = _importance(to_anchor, tokens, config.weight)
     match config.bound:
         case TruncateBound(upper=upper):
             return Corrected(logp_anchor, weight.clamp(max=upper), weight > upper, torch.zeros_like(rejected), rejected)
+        case NormalizedBound(upper=upper):
+            normalised = weight.clamp(max=upper) / tokens.mean_weight
+            return Corrected(logp_anchor, normalised, weight > upper, torch.zeros_like(rejected), rejected)
         case MaskBound(lower=lower, upper=upper):
             masked = (weight < lower) | (weight > upper)
             return Corrected(logp_anchor, torch.where(masked, 0.0, weight), torch.zeros_like(rejected), masked, rejected)
@@ -81,15 +99,25 @@ def _anchor(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, ancho
 def _importance(log_ratio: Tensor, tokens: LossTokens, level: str) -> Tensor:
     if level == "none":
         return torch.ones_like(log_ratio)
-    segments = _segments(tokens, level)
+    segments = units(tokens, level)
     if segments is not None:
         log_ratio = segments.means(log_ratio, tokens.mask)[segments.index]
     return log_ratio.exp()
 
 
-def _rejected(log_ratio: Tensor, tokens: LossTokens, criterion: RejectRatio | RejectDivergence) -> Tensor:
-    """bool [n]. Ratios are compared as logarithms, so that a sum over a long row cannot overflow."""
+def _rejected(log_ratio: Tensor, to_theta: Tensor, tokens: LossTokens, criterion: Rejection) -> Tensor:
+    """bool [n]. Ratios are compared as logarithms, so that a sum over a long row cannot overflow.
+
+    Args:
+        log_ratio, to_theta: [n], of the policy before the step, and of the one being optimised, over the behaviour policy.
+    """
     match criterion:
+        case RejectSecondMoment():
+            if tokens.outliers is None:
+                raise ValueError("the tokens were not looked at over the whole batch, as a reject of kind second_moment asks")
+            return tokens.mask & tokens.outliers
+        case RejectOffPolicySequence(upper=upper):
+            return tokens.mask & (tokens.advantages < 0) & (_reduced(-to_theta, tokens, "sequence", "mean") > upper)
         case RejectRatio(level=level, reduce=reduce, lower=lower, upper=upper):
             low, high = torch.tensor([lower, upper], dtype=log_ratio.dtype, device=log_ratio.device).log()
             largest = _reduced(log_ratio, tokens, level, reduce)
@@ -102,7 +130,7 @@ def _rejected(log_ratio: Tensor, tokens: LossTokens, criterion: RejectRatio | Re
 
 def _reduced(values: Tensor, tokens: LossTokens, level: str, reduce: str) -> Tensor:
     """[n], what each token's segment comes to."""
-    segments = _segments(tokens, level)
+    segments = units(tokens, level)
     if segments is None:
         return values
     match reduce:
@@ -115,6 +143,6 @@ def _reduced(values: Tensor, tokens: LossTokens, level: str, reduce: str) -> Ten
     return whole[segments.index]
 
 
-def _segments(tokens: LossTokens, level: str) -> Segments | None:
-    """None where every token is one of its own."""
+def units(tokens: LossTokens, level: str) -> Segments | None:
+    """What a level treats together: turns or rows; None where every token is one of its own."""
     return {"segment": tokens.turns, "sequence": tokens.rows}.get(level)

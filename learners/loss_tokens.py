@@ -20,6 +20,8 @@ class LossTokens(msgspec.Struct, frozen=True, kw_only=True):
         singled_out: bool [n], tokens that a covariance loss treats apart.
         max_staleness: the largest staleness a token in the mask may have.
         logp_reference: float32 [n], nats, under the reference policy; None where there is none.
+        outliers: bool [n], tokens that a criterion over the whole batch rejects; None where there is no such criterion.
+        mean_weight: of the whole batch, by which a correction that normalises its weights divides them.
     """
 
     logp_behaviour: Tensor
@@ -32,3 +34,5 @@ class LossTokens(msgspec.Struct, frozen=True, kw_only=True):
     singled_out: Tensor
     max_staleness: int
     logp_reference: Tensor | None = None
+    outliers: Tensor | None = None
+    mean_weight: float = 1.0

@@ -38,6 +38,9 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
         logp_proximal: float32 [n], under the policy before the first step of the batch; None where no step needs it ahead of its
             own forward pass, and off the last pipeline stage.
         logp_reference: float32 [n], under the reference policy; None where there is none, and off the last pipeline stage.
+        outliers: bool [n], see :class:`.loss_tokens.LossTokens`; None where no criterion looks at the whole batch, and off the
+            last pipeline stage.
+        mean_weight: see :class:`.loss_tokens.LossTokens`.
         values, returns: float32 [n], what the critic says of each token's state before the first step of the batch, and what it
             is to say; None without a critic, and off the last pipeline stage.
     """
@@ -60,6 +63,8 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     in_buffer: Tensor
     logp_proximal: Tensor | None = None
     logp_reference: Tensor | None = None
+    outliers: Tensor | None = None
+    mean_weight: float = 1.0
     values: Tensor | None = None
     returns: Tensor | None = None
 
@@ -76,6 +81,8 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
             singled_out=self.singled_out,
             max_staleness=self.max_staleness,
             logp_reference=self.logp_reference,
+            outliers=self.outliers,
+            mean_weight=self.mean_weight,
         )
 
     def to(self, device: torch.device) -> "MicroBatch":

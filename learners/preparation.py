@@ -14,10 +14,21 @@ from torch import Tensor
 
 from asyncrl.core.batch import Batch, RowRecord
 from asyncrl.core.ids import GroupId
-from asyncrl.core.recipe.algorithm import ClipCovLoss, EpisodeCredit, GaeAdvantage, KlCovLoss, KlInReward, NoKl
+from asyncrl.core.recipe.algorithm import (
+    ClipCovLoss,
+    EpisodeCredit,
+    GaeAdvantage,
+    KlCovLoss,
+    KlInReward,
+    NoKl,
+    NormalizedBound,
+    RejectSecondMoment,
+)
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import Trajectory
 from learners.aggregation import denominator, row_shares
+from learners.batch_correction import mean_weight, second_moment_outliers
+from learners.corrections import correct
 from learners.covariance import draws, single_out
 from learners.kl import divergence
 from learners.micro_batch import MicroBatch, pack
@@ -94,7 +105,9 @@ class Preparation:
         prepared = []
         for part, micro_batches in zip(parts, packed, strict=True):
             divisor = denominator(_loss_tokens(part), _weights(part), algorithm.aggregation)
-            prepared.append(MiniBatch(self._with_singled_out(part, micro_batches) if divisor else micro_batches, divisor))
+            if divisor:
+                micro_batches = self._with_batch_correction(self._with_singled_out(part, micro_batches))
+            prepared.append(MiniBatch(micro_batches, divisor))
         return prepared
 
     def _planned(self, batch: Batch) -> list[list[int]]:
@@ -132,7 +145,8 @@ class Preparation:
         """The same, with the log-probabilities under other policies that the steps need and could not compute on their way."""
         algorithm = self._recipe.algorithm
         in_correction = algorithm.correction.anchor == "proximal_recomputed" or algorithm.correction.reject
-        if isinstance(algorithm.kl, KlInReward) or (algorithm.optimizer_steps > 1 and in_correction):
+        of_batch = algorithm.correction.looks_at_whole_batch or isinstance(algorithm.kl, KlInReward)
+        if of_batch or (algorithm.optimizer_steps > 1 and in_correction):
             proximal = self._trainer.log_probabilities(packed)
             packed = [msgspec.structs.replace(part, logp_proximal=logp) for part, logp in zip(packed, proximal, strict=True)]
         if not isinstance(algorithm.kl, NoKl):
@@ -201,6 +215,34 @@ class Preparation:
             for numbers, micro_batch in zip(self._planned(part), micro_batches, strict=True):
                 yield [part.rows[number] for number in numbers], micro_batch
 
+    def _with_batch_correction(self, packed: list[MicroBatch]) -> list[MicroBatch]:
+        """The same, with what the correction needs to know of the whole mini-batch."""
+        correction = self._recipe.algorithm.correction
+        if not correction.looks_at_whole_batch or not self._trainer.on_last_stage:
+            return packed
+        for criterion in correction.reject:
+            if isinstance(criterion, RejectSecondMoment):
+                packed = self._with_outliers(packed, criterion)
+        if isinstance(correction.bound, NormalizedBound):
+            parts = []
+            for part in packed:
+                proximal, tokens = _proximal(part), part.loss_tokens()
+                parts.append((correct(proximal, proximal, tokens, correction).weight, tokens))
+            mean = mean_weight(parts, correction.weight, self._trainer.added_over_data)
+            packed = [msgspec.structs.replace(part, mean_weight=mean) for part in packed]
+        return packed
+
+    def _with_outliers(self, packed: list[MicroBatch], criterion: RejectSecondMoment) -> list[MicroBatch]:
+        """The same, with the tokens marked that the criterion rejects besides those that are marked already."""
+        log_ratios = [_proximal(part) - part.logp_behaviour for part in packed]
+        masks = [part.mask for part in packed]
+        found = second_moment_outliers(torch.cat(log_ratios), torch.cat(masks), criterion.upper, self._trainer.gathered_over_data)
+        marks = found.split([len(mask) for mask in masks])
+        return [
+            msgspec.structs.replace(part, outliers=mark if part.outliers is None else mark | part.outliers)
+            for part, mark in zip(packed, marks, strict=True)
+        ]
+
     def _with_singled_out(self, batch: Batch, packed: list[MicroBatch]) -> list[MicroBatch]:
         """The same, with the tokens marked that a covariance loss treats apart."""
         config = self._recipe.algorithm.loss
@@ -217,6 +259,12 @@ class Preparation:
         )
         marks = singled_out.split([len(part.mask) for part in packed])
         return [msgspec.structs.replace(part, singled_out=mark) for part, mark in zip(packed, marks, strict=True)]
+
+
+def _proximal(part: MicroBatch) -> Tensor:
+    """float32 [n], computed ahead; on the host, where the rest of the micro-batch is."""
+    assert part.logp_proximal is not None
+    return part.logp_proximal.cpu()
 
 
 def _name(record: RowRecord) -> RowName:

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.core.recipe.algorithm import (
+    BestOfGroupAdvantage,
     GpgAdvantage,
     GrpoAdvantage,
+    MaxRlAdvantage,
     OpoAdvantage,
     PassAtKAdvantage,
     ReinforcePlusPlusAdvantage,
@@ -27,6 +29,7 @@ KINDS = [
     OpoAdvantage(),
     GpgAdvantage(),
     PassAtKAdvantage(k=2),
+    MaxRlAdvantage(),
 ]
 
 
@@ -82,7 +85,7 @@ def test_rewards_that_differ_by_rounding_are_equal(config):
         assert one == pytest.approx(other)
 
 
-@pytest.mark.parametrize("config", [*KINDS, ReinforcePlusPlusAdvantage()])
+@pytest.mark.parametrize("config", [*KINDS, ReinforcePlusPlusAdvantage(), BestOfGroupAdvantage()])
 def test_a_batch_whose_rewards_differ_by_rounding_prefers_nothing(config):
     assert advantages_of([ROUNDING, ROUNDING[::-1]], config) == [[0.0, 0.0], [0.0, 0.0]]
 
@@ -150,6 +153,32 @@ def test_pass_at_k_is_the_mean_over_every_set_an_episode_is_in(succeeded, k):
     standard = (rewards - rewards.mean()) / rewards.std()
     of_each = [[a for a, members in zip(standard, sets, strict=True) if place in members] for place in range(len(succeeded))]
     assert result == pytest.approx([np.mean(one) for one in of_each])
+
+
+@settings(deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_max_rl_averages_the_scores_of_successes_less_those_of_all(succeeded, random):
+    """The paper's estimator, of scores that are just numbers here: the mean over successes less the mean over everybody."""
+    scores = np.array([random.uniform(-1, 1) for _ in succeeded])
+    ((result),) = advantages_of([[2.0 if one else 0.5 for one in succeeded]], MaxRlAdvantage(success=2.0))
+    expected = scores[np.array(succeeded)].mean() - scores.mean() if any(succeeded) else 0.0
+    assert np.mean(np.array(result) * scores) == pytest.approx(expected, abs=1e-6)
+
+
+def test_max_rl_weighs_rare_successes_more():
+    assert advantages_of([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0], [0.0, 0.0]], MaxRlAdvantage()) == [
+        [3.0, -1.0, -1.0, -1.0],
+        [0, 0],
+        [0, 0],
+    ]
+
+
+@given(GROUPS)
+def test_the_best_of_a_group_is_credited_with_what_the_group_would_lose_without_it(groups):
+    for group, result in zip(groups, advantages_of(groups, BestOfGroupAdvantage()), strict=True):
+        without = [group[:place] + group[place + 1 :] for place in range(len(group))]
+        expected = [max(group) - max(others) if others else 0.0 for others in without]
+        assert result == pytest.approx(expected, abs=1e-4)
 
 
 def test_remax_subtracts_the_greedy_episode():

@@ -17,9 +17,12 @@ from asyncrl.core.recipe.algorithm import (
     GspoLoss,
     KlCovLoss,
     MaskBound,
+    NormalizedBound,
     PassAtKAdvantage,
     ReinforcePlusPlusAdvantage,
     RejectDivergence,
+    RejectOffPolicySequence,
+    RejectSecondMoment,
     RlooAdvantage,
     SequenceMeanTokenMean,
     TurnCredit,
@@ -54,6 +57,13 @@ ALGORITHMS = {
         advantage=PassAtKAdvantage(k=2, success=9.0),
         loss=KlCovLoss(share=0.2, coefficient=0.1),
         correction=Correction(anchor="behaviour", weight="none"),
+    ),
+    "second_moment": Algorithm(
+        loss=GspoLoss(),
+        correction=Correction(weight="sequence", bound=NormalizedBound(upper=20.0), reject=(RejectSecondMoment(upper=1.0),)),
+    ),
+    "normalized_weights": Algorithm(
+        correction=Correction(bound=NormalizedBound(upper=20.0), reject=(RejectOffPolicySequence(upper=0.5),)), minibatches=2
     ),
     "gmpo": Algorithm(
         loss=GmpoLoss(),

@@ -5,7 +5,14 @@ import math
 import pytest
 from loss_samples import Row, Token, pack_tokens
 
-from asyncrl.core.recipe.algorithm import Correction, MaskBound, RejectDivergence, RejectRatio, TruncateBound
+from asyncrl.core.recipe.algorithm import (
+    Correction,
+    MaskBound,
+    RejectDivergence,
+    RejectOffPolicySequence,
+    RejectRatio,
+    TruncateBound,
+)
 from learners.corrections import correct
 
 
@@ -75,6 +82,18 @@ def test_a_criterion_on_a_sum_over_a_long_row_does_not_overflow():
 )
 def test_criteria_name_tokens_turns_or_rows(criterion, expected):
     assert corrected(ROWS, reject=(criterion,)).rejected.int().tolist() == expected
+
+
+def test_losing_rows_far_from_the_policy_are_left_out():
+    """DeepSeek-V3.2's mask: a negative advantage, and sampled with more probability than the policy now gives, on the mean."""
+    far = (Token(-2.0, -1.0, -1.0, True, 0, 0), Token(-1.5, -1.0, -1.0, True, 0, 1), Token(-9.0, -1.0, -1.0, False, 0, 1))
+    near = (Token(-1.7, -3.0, -1.0, True, 0, 0),)
+    rows = [Row(far, -1.0), Row(far, 1.0), Row(near, -1.0), Row(far, 0.0)]
+    theta, proximal, tokens = pack_tokens(rows)
+    # 1 and 0.5 nats of the current policy, whatever it was before the step: 0.75 on the mean; 0.7 of the row that is near.
+    for upper, expected in ((0.74, [1, 1, 0] + [0] * 7), (0.76, [0] * 10)):
+        result = correct(theta, proximal, tokens, Correction(reject=(RejectOffPolicySequence(upper=upper),)))
+        assert result.rejected.int().tolist() == expected
 
 
 def test_several_criteria_each_reject():

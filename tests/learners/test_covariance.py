@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from rank_threads import on_ranks
 
 from asyncrl.core.recipe.algorithm import ClipCovLoss, KlCovLoss
 from learners.covariance import single_out
@@ -16,27 +17,9 @@ MASK = torch.from_numpy(RANDOM.random(TOKENS) < 0.8)
 
 
 def chosen_by_ranks(config, cuts, logp=LOGP, advantages=ADVANTAGES, mask=MASK, draw=DRAW):
-    """Which tokens are singled out when ranks hold consecutive parts; each collective hears all ranks, one thread each."""
-    from concurrent.futures import ThreadPoolExecutor
-    from threading import Barrier
-
+    """Which tokens are singled out when ranks hold consecutive parts."""
     parts = list(zip(*(column.tensor_split(cuts) for column in (logp, advantages, mask, draw)), strict=True))
-    barrier, posted = Barrier(len(parts)), [None] * len(parts)
-
-    def rank(number):
-        def heard(values):
-            posted[number] = values
-            barrier.wait(10)
-            everybody = list(posted)
-            barrier.wait(10)
-            return everybody
-
-        return single_out(
-            *parts[number], config, add=lambda values: torch.stack(heard(values)).sum(0), gather=lambda v: torch.cat(heard(v))
-        )
-
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return torch.cat(list(pool.map(rank, range(len(parts)))))
+    return torch.cat(on_ranks(lambda part, add, gather: single_out(*part, config, add=add, gather=gather), parts))
 
 
 def covariances():

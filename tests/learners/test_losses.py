@@ -21,9 +21,11 @@ from asyncrl.core.recipe.algorithm import (
     KlInLoss,
     MaskBound,
     NoKl,
+    NormalizedBound,
     PpoClipLoss,
     ReinforceLoss,
     RejectDivergence,
+    RejectOffPolicySequence,
     RejectRatio,
     SapoLoss,
     TruncateBound,
@@ -51,6 +53,7 @@ CORRECTIONS = [
     Correction(weight="sequence", reject=(RejectRatio(level="segment", reduce="max", lower=0.1, upper=9.0),)),
     Correction(anchor="proximal_log_linear", reject=(RejectDivergence(level="token", upper=0.4),), trust_region_decay=0.8),
     Correction(anchor="behaviour", weight="none"),
+    Correction(bound=NormalizedBound(upper=2.0), reject=(RejectOffPolicySequence(upper=0.5),)),
 ]
 
 
@@ -143,7 +146,7 @@ def reference_weight(row, at, anchors, correction):
         return 1.0
     places = alike(row, at, correction.weight)
     weight = math.exp(sum(anchors[i] - row.tokens[i].behaviour for i in places) / len(places))
-    if isinstance(correction.bound, TruncateBound):
+    if isinstance(correction.bound, TruncateBound | NormalizedBound):
         return min(weight, correction.bound.upper)
     return weight if correction.bound.lower <= weight <= correction.bound.upper else 0.0
 
@@ -151,6 +154,11 @@ def reference_weight(row, at, anchors, correction):
 def reference_rejected(row, at, correction):
     reduce = {"mean": lambda v: sum(v) / len(v), "sum": sum, "max": max}
     for criterion in correction.reject:
+        if isinstance(criterion, RejectOffPolicySequence):
+            kl = [row.tokens[i].behaviour - row.tokens[i].theta for i in alike(row, at, "sequence")]
+            if row.advantage < 0 and sum(kl) / len(kl) > criterion.upper:
+                return True
+            continue
         logs = [row.tokens[i].proximal - row.tokens[i].behaviour for i in alike(row, at, criterion.level)]
         if isinstance(criterion, RejectRatio):
             largest, smallest = reduce[criterion.reduce](logs), -reduce[criterion.reduce]([-value for value in logs])
@@ -174,7 +182,7 @@ def margins(rows, config):
             places = alike(row, at, correction.weight if correction.weight != "none" else "token")
             weight = math.exp(sum(anchors[i] - row.tokens[i].behaviour for i in places) / len(places))
             bound = correction.bound
-            edges = [bound.upper] if isinstance(bound, TruncateBound) else [bound.lower, bound.upper]
+            edges = [bound.lower, bound.upper] if isinstance(bound, MaskBound) else [bound.upper]
             yield from (abs(weight - edge) for edge in edges)
             shifted = [
                 reference_rejected(

@@ -13,7 +13,7 @@ from test_ranks import assert_same_step, distance, weights_of
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import Algorithm, Correction, RejectRatio
+from asyncrl.core.recipe.algorithm import Algorithm, Correction, NormalizedBound, RejectRatio, RejectSecondMoment
 from learners.mini_batches import mini_batches, order
 
 SEVERAL = Algorithm(minibatches=2, epochs=2)
@@ -123,8 +123,10 @@ def test_fresh_tokens_leave_the_log_linear_anchor_behind_as_the_steps_move_the_p
         (SEVERAL, 2),
         (Algorithm(epochs=3), 1),
         (msgspec.structs.replace(SEVERAL, correction=Correction(anchor="proximal_log_linear")), 0),
+        (Algorithm(correction=Correction(reject=(RejectSecondMoment(),))), 1),
+        (Algorithm(correction=Correction(bound=NormalizedBound())), 1),
     ],
-    ids=["one-step", "several", "epochs", "log-linear"],
+    ids=["one-step", "several", "epochs", "log-linear", "second-moment", "normalized"],
 )
 def test_the_proximal_policy_is_computed_ahead_only_where_it_is_needed(folder, algorithm, passes):
     recipe = msgspec.structs.replace(make_recipe(folder), algorithm=algorithm)

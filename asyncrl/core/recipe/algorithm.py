@@ -55,11 +55,27 @@ class PassAtKAdvantage(Section, frozen=True, tag_field="kind", tag="pass_at_k"):
 
     Attributes:
         k: episodes of one try.
-        success: an episode with at least this reward has succeeded.
+        success: an episode with at least this reward has succeeded; short of it by rounding, it has too.
     """
 
     k: Annotated[int, Meta(ge=2)] = 4
     success: float = 1.0
+
+
+class MaxRlAdvantage(Section, frozen=True, tag_field="kind", tag="max_rl"):
+    """Success less the group's rate of success, over that rate: rare successes weigh more, as they do in the likelihood of
+    succeeding (Tajwar, Zeng et al. 2026, arXiv:2602.02710).
+
+    Attributes:
+        success: an episode with at least this reward has succeeded; short of it by rounding, it has too.
+    """
+
+    success: float = 1.0
+
+
+class BestOfGroupAdvantage(Section, frozen=True, tag_field="kind", tag="best_of_group"):
+    """The group's best reward less the best of the others: what counts is the best of as many tries as the group has episodes
+    (pass@k with k the group's size, leave one out; Tang et al. 2025, arXiv:2503.19595)."""
 
 
 class GaeAdvantage(Section, frozen=True, tag_field="kind", tag="gae"):
@@ -109,6 +125,8 @@ Advantage = (
     | GpgAdvantage
     | RemaxAdvantage
     | PassAtKAdvantage
+    | MaxRlAdvantage
+    | BestOfGroupAdvantage
     | GaeAdvantage
     | GdpoAdvantage
 )
@@ -292,6 +310,18 @@ class MaskBound(Section, frozen=True, tag_field="kind", tag="mask"):
     upper: AtLeastOne = 5.0
 
 
+class NormalizedBound(Section, frozen=True, tag_field="kind", tag="normalize"):
+    """A weight above the bound is the bound, and all are then divided by their mean over the mini-batch's tokens, turns or rows,
+    whichever the weight is of (self-normalised importance sampling, as in verl's ``rollout_is_batch_normalize``). Costs a forward
+    pass of the policy ahead of the first step.
+
+    Attributes:
+        upper: the bound.
+    """
+
+    upper: AtLeastOne = 2.0
+
+
 Level = Literal["token", "segment", "sequence"]
 
 
@@ -328,6 +358,33 @@ class RejectDivergence(Section, frozen=True, tag_field="kind", tag="divergence")
     upper: Positive = 0.1
 
 
+class RejectOffPolicySequence(Section, frozen=True, tag_field="kind", tag="off_policy_sequence"):
+    """Leave out tokens of negative advantage in rows that have become much less probable since they were sampled: what the policy
+    would hardly do any more need not be unlearnt (off-policy sequence masking, DeepSeek-AI 2025, arXiv:2512.02556).
+
+    Attributes:
+        upper: largest mean over a row's tokens of the sampling policy's log-probability less that of the policy being optimised,
+            nats, with which such a row is trained. The paper gives none.
+    """
+
+    upper: Positive = 0.1
+
+
+class RejectSecondMoment(Section, frozen=True, tag_field="kind", tag="second_moment"):
+    """Leave out the tokens with the largest squared log-ratios of the trained over the sampling probability, as few as bring the
+    mean of the others in the mini-batch down to a bound (M2PO, Zheng et al. 2025, arXiv:2510.01161). Costs a forward pass of the
+    policy ahead of the first step.
+
+    Attributes:
+        upper: largest mean that is trained, nats squared.
+    """
+
+    upper: Positive = 0.04
+
+
+Rejection = RejectRatio | RejectDivergence | RejectOffPolicySequence | RejectSecondMoment
+
+
 class Correction(Section, frozen=True):
     """How the loss makes up for tokens that an older policy sampled. The default suits ``max_staleness`` 1 to 4; for more there
     is ``+correction=far`` on the command line.
@@ -346,9 +403,14 @@ class Correction(Section, frozen=True):
 
     anchor: Literal["behaviour", "proximal_recomputed", "proximal_log_linear"] = "proximal_recomputed"
     weight: Literal["none", "token", "segment", "sequence"] = "token"
-    bound: TruncateBound | MaskBound = TruncateBound()
-    reject: tuple[RejectRatio | RejectDivergence, ...] = ()
+    bound: TruncateBound | MaskBound | NormalizedBound = TruncateBound()
+    reject: tuple[Rejection, ...] = ()
     trust_region_decay: UpToOne = 1.0
+
+    @property
+    def looks_at_whole_batch(self) -> bool:
+        """Whether it must know, before the first step, what the policy makes of all tokens."""
+        return isinstance(self.bound, NormalizedBound) or any(isinstance(one, RejectSecondMoment) for one in self.reject)
 
 
 class FixedKl(Section, frozen=True, tag_field="kind", tag="fixed"):

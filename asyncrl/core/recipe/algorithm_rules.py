@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.algorithm import (
+    BestOfGroupAdvantage,
     ClipCovLoss,
     Correction,
     EpisodeCredit,
@@ -14,6 +15,8 @@ from asyncrl.core.recipe.algorithm import (
     KlInLoss,
     KlInReward,
     MaskBound,
+    MaxRlAdvantage,
+    NormalizedBound,
     OpoAdvantage,
     PassAtKAdvantage,
     PpoClipLoss,
@@ -57,6 +60,16 @@ def _a_bound_bounds_a_weight(recipe: Recipe) -> Iterator[RecipeError]:
             "algorithm.correction.bound",
             "there is no weight to bound with algorithm.correction.weight none",
             "take it out, set algorithm.correction.weight to token, or name a criterion in algorithm.correction.reject",
+        )
+
+
+def _a_mean_of_weights_does_not_move(recipe: Recipe) -> Iterator[RecipeError]:
+    correction = recipe.algorithm.correction
+    if isinstance(correction.bound, NormalizedBound) and correction.anchor == "proximal_log_linear":
+        yield RecipeError(
+            "algorithm.correction.bound.kind",
+            "normalize divides by a mean taken before the first step, and weights of anchor proximal_log_linear move with each",
+            "set it to truncate, or algorithm.correction.anchor to proximal_recomputed",
         )
 
 
@@ -107,12 +120,18 @@ def _an_overlong_penalty_can_be_earned(recipe: Recipe) -> Iterator[RecipeError]:
             f"{overlong.limit}",
             f"at most {longest}",
         )
-    if isinstance(recipe.algorithm.advantage, PassAtKAdvantage):
-        yield RecipeError(
-            "algorithm.overlong",
-            "algorithm.advantage of kind pass_at_k counts successes, and a success that loses any reward would be none",
-            "take it out, or set algorithm.advantage.kind to grpo",
-        )
+
+
+def _a_success_stays_one(recipe: Recipe) -> Iterator[RecipeError]:
+    algorithm = recipe.algorithm
+    if not isinstance(algorithm.advantage, PassAtKAdvantage | MaxRlAdvantage):
+        return
+    kind = type(algorithm.advantage).__struct_config__.tag
+    problem = f"algorithm.advantage of kind {kind} counts successes, and a success that loses any reward would be none"
+    if algorithm.overlong is not None:
+        yield RecipeError("algorithm.overlong", problem, "take it out, or set algorithm.advantage.kind to grpo")
+    if isinstance(algorithm.kl, KlInReward):
+        yield RecipeError("algorithm.kl.kind", problem, "set it to in_loss, or algorithm.advantage.kind to grpo")
 
 
 def _a_critic_values_every_token(recipe: Recipe) -> Iterator[RecipeError]:
@@ -141,7 +160,15 @@ def _a_critic_values_every_token(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _advantages_that_need_whole_episodes(recipe: Recipe) -> Iterator[RecipeError]:
     advantage = recipe.algorithm.advantage
-    of_episodes = OpoAdvantage | PassAtKAdvantage | ReinforcePlusPlusAdvantage | GdpoAdvantage | RemaxAdvantage
+    of_episodes = (
+        OpoAdvantage
+        | PassAtKAdvantage
+        | MaxRlAdvantage
+        | BestOfGroupAdvantage
+        | ReinforcePlusPlusAdvantage
+        | GdpoAdvantage
+        | RemaxAdvantage
+    )
     if isinstance(advantage, of_episodes) and not isinstance(recipe.algorithm.credit, EpisodeCredit):
         yield RecipeError(
             "algorithm.credit.kind",
@@ -259,6 +286,7 @@ ALGORITHM_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _stale_tokens_need_a_correction,
     _the_behaviour_anchor_is_the_correction,
     _a_bound_bounds_a_weight,
+    _a_mean_of_weights_does_not_move,
     _an_anchor_needs_a_ratio,
     _a_decaying_trust_region_is_a_clip_range,
     _one_advantage_for_a_loss_of_whole_rows,
@@ -272,4 +300,5 @@ ALGORITHM_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _a_divergence_in_the_loss_has_a_gradient,
     _every_mini_batch_gets_a_group,
     _an_overlong_penalty_can_be_earned,
+    _a_success_stays_one,
 )
