@@ -10,6 +10,7 @@
         buffer/         the replay buffer's journal and the trajectories it holds
         checkpoints/    what the learner is resumed from
         model/          the trained model, a Hugging Face folder
+        resumes         a line for each time that the run was resumed
 
 A folder belongs to exactly one run: it is made by that run, atomically, and only a resumed run uses it again. One process at a
 time drives a run: it holds the folder's lock, which the system lets go of however that process ends.
@@ -47,6 +48,7 @@ class RunFolder:
         self.run_id_before: str | None = None
         """:attr:`run_id` of the driver before this one, known once :meth:`driven`."""
         self._lock = self.path / "driver.lock"
+        self._resumes = self.path / "resumes"
 
     @classmethod
     def create(cls, recipe: Recipe) -> "RunFolder":
@@ -98,6 +100,20 @@ class RunFolder:
             yield
         finally:
             os.close(file)
+
+    def count_resume(self) -> None:
+        """Note that the run is resumed now, whatever becomes of it. Call it while it is :meth:`driven`.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        with self._resumes.open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} process {os.getpid()}\n")
+
+    @property
+    def resumes(self) -> int:
+        """How often the run was resumed so far."""
+        return len(self._resumes.read_bytes().splitlines()) if self._resumes.is_file() else 0
 
     @property
     def run_id(self) -> str:

@@ -168,6 +168,7 @@ def load(folder: Path, state: LearnerState) -> Progress:
 
     def checked() -> Manifest:
         manifest = Manifest.read(folder)
+        manifest.require_name(folder)
         manifest.require(state.shape, folder)
         manifest.check(folder, manifest.files[dist.get_rank() :: dist.get_world_size()])
         return manifest
