@@ -5,8 +5,6 @@ of them: should the newest be damaged or gone, from the one before. Without a jo
 checkpoint is made.
 """
 
-from pathlib import Path
-
 import msgspec
 
 from asyncrl.core.ids import PolicyVersion

@@ -25,7 +25,8 @@ from asyncrl.core.recipe.schema import (
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
 from buffers import commands, service
-from buffers.journal import Journal, read_journal
+from buffers.journal import Journal
+from buffers.journal_files import read_journal
 from buffers.payload import DiskFull
 from buffers.replay_buffer import ReplayBuffer
 from buffers.service import LEASE_WAIT_S, BufferService
