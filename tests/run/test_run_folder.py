@@ -64,6 +64,15 @@ with RunFolder(Path({str(folder.path)!r})).driven():
             assert folder.run_id != folder.run_id_before
 
 
+def test_every_resume_is_counted_by_whoever_did_it(tmp_path):
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+    assert folder.resumes == 0
+    for resumes in (1, 2, 3):
+        code = f"from pathlib import Path; from asyncrl.run.folder import RunFolder as F; F(Path({str(folder.path)!r})).count_resume()"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        assert folder.resumes == resumes
+
+
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(RecipeError, match=r"is no run folder: it has no recipe\.yaml"):
         RunFolder.find(tmp_path)
