@@ -41,6 +41,27 @@ class CheckpointDamaged(AsyncRLError):
         return type(self), (self.folder, self.problem)
 
 
+class UnknownClass(AsyncRLError):
+    """A checkpoint's file names a class or a function that is not among those that belong there.
+
+    Args:
+        folder: of the checkpoint.
+        file: in it, or the object within one.
+        name: what is named, with its module.
+    """
+
+    def __init__(self, folder: Path, file: str, name: str) -> None:
+        self.folder, self.file, self.name = folder, file, name
+        super().__init__(
+            f"{file} of checkpoint {folder} names {name}, which no checkpoint of this program holds and which could run code of "
+            "somebody else's; nothing of it was loaded. If you do not know who wrote it, trust nothing in the run folder; else "
+            "put the checkpoint back from a copy, or move its folder away, so that the checkpoint before it is used"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[Path, str, str]]:
+        return type(self), (self.folder, self.file, self.name)
+
+
 class CheckpointMismatch(AsyncRLError):
     """A checkpoint is of another model than the one that asks for it."""
 

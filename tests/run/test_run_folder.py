@@ -68,7 +68,7 @@ def test_every_resume_is_counted_by_whoever_did_it(tmp_path):
     folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
     assert folder.resumes == 0
     for resumes in (1, 2, 3):
-        code = f"from pathlib import Path; from asyncrl.run.folder import RunFolder as F; F(Path({str(folder.path)!r})).count_resume()"
+        code = f"import asyncrl.run.folder as f, pathlib; f.RunFolder(pathlib.Path({str(folder.path)!r})).count_resume()"
         subprocess.run([sys.executable, "-c", code], check=True)
         assert folder.resumes == resumes
 
