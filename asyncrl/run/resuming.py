@@ -39,11 +39,12 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
 
     Raises:
         RecipeError: the run keeps no journal, or one that cannot be read, is gone, or is another recipe's; its trajectories are
-            gone; its newest checkpoint is damaged, of another version than its name says, or does not go with the journal; or
-            the run has completed and is not to be longer.
+            gone; its newest checkpoint is damaged, of another version than its name says, or does not go with the journal; it
+            has completed and is not to be longer; or a process is driving it.
     """
     if not isinstance(recipe.buffer.journal, AppendOnlyJournal):
         raise RecipeError("buffer.journal", f"{folder.path} keeps no journal, so it cannot be resumed", "launch it anew")
+    folder.check_not_driven()
     ended, unreadable = _how_it_ended(folder)
     if ended is not None and ended.status is Status.COMPLETED and recipe.steps <= ended.steps:
         problem = f"{folder.path} has completed its {ended.steps} steps, there is nothing to resume"

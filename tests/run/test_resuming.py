@@ -192,6 +192,12 @@ def test_a_run_that_died_before_it_began_begins(tmp_path):
     assert check_resumable(recipe, folder).summary.steps == 0
 
 
+def test_a_run_that_is_being_driven_is_not_looked_at_any_further(run, tmp_path):
+    run.journal.rename(tmp_path / "journal")
+    with run.folder.driven(), pytest.raises(RecipeError, match="is still running .*; wait for it, or stop it first"):
+        check_resumable(run.recipe, RunFolder.find(run.folder.path))
+
+
 def test_payload_that_is_gone_is_told(run, tmp_path):
     run.payload.rename(tmp_path / "shard-0")
     run.refused(r"payload/shard-0 is not there, and the run's journal needs 14 trajectories .*; put it back and resume again, or")

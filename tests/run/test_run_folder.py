@@ -56,8 +56,11 @@ with RunFolder(Path({str(folder.path)!r})).driven():
         assert other.stdout.readline() == "driving\n"
         with pytest.raises(RecipeError, match=f"process {other.pid} is still running"), folder.driven():
             pass
+        with pytest.raises(RecipeError, match=f"process {other.pid} is still running"):
+            folder.check_not_driven()
         other.kill()
         other.wait()
+        folder.check_not_driven()
         # The kernel lets go of a killed driver's lock, and the next one knows whose files it left.
         with folder.driven():
             assert folder.run_id_before == f"{folder.path.name}-{other.pid}"
