@@ -77,7 +77,7 @@ def launch_with_totals(
     status, reason = asyncio.run(_supervise(recipe, folder, view, totals, tracker))
     summary = summarize(recipe, totals, status, reason)
     if reached is not None:
-        summary = summary.going_on_from(reached.summary)
+        summary = summary.going_on_from(reached.summary, totals.seconds)
     summary = summary.recorded(folder.summary)  # before anything else can go wrong
     try:
         tracker.finish(status, TRACKING_FLUSH_S if status is Status.COMPLETED else recipe.deadlines.shutdown / 5)

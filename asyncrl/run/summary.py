@@ -75,11 +75,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     )
     resumes: int = 0
 
-    def going_on_from(self, before: "Summary") -> "Summary":
+    def going_on_from(self, before: "Summary", seconds: float = 0.0) -> "Summary":
         """This end of a run that was resumed, when it had come as far as ``before`` says: nothing of that is forgotten.
 
         What a resumed run has measured counts from the checkpoint it began from. So as long as it has not come as far as the run
         had come before, what was known before is more, and is kept, with this end's status and reason.
+
+        Args:
+            before: what would have been told before the run was resumed.
+            seconds: for which it then went on.
         """
         known = self
         if self.steps < before.steps:
@@ -87,11 +91,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
                 before,
                 status=self.status,
                 reason=self.reason,
-                wall_s=max(self.wall_s, before.wall_s),
                 versions_published=max(self.versions_published, before.versions_published),
                 ledger=self.ledger if self.ledger.issued >= before.ledger.issued else before.ledger,
             )
-        return msgspec.structs.replace(known, resumes=before.resumes + 1)
+        return msgspec.structs.replace(known, wall_s=max(self.wall_s, before.wall_s + seconds), resumes=before.resumes + 1)
 
     def write(self, path: Path) -> None:
         """Write as JSON. A reader finds the whole file or none, whenever it looks."""

@@ -146,12 +146,17 @@ class Totals:
         """One version was acknowledged by every engine."""
         self.versions_published += 1
 
+    @property
+    def seconds(self) -> float:
+        """Since the run was launched or resumed."""
+        return time.monotonic() - self._launched
+
     def now(self) -> SavedTotals:
         """All totals as they are now."""
         before, after = self._generators_before, self._generators
         return msgspec.structs.replace(
             self._counts,
-            wall=self._base.wall + time.monotonic() - self._launched,
+            wall=self._base.wall + self.seconds,
             training=self._base.training + self._step_ended - self._began,
             engine_wall=self._base.engine_wall + _grown(before, after, "wall_seconds"),
             engine_idle=self._base.engine_idle + _grown(before, after, "idle_seconds"),

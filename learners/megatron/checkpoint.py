@@ -169,8 +169,8 @@ def load(folder: Path, state: LearnerState) -> Progress:
 
     def checked() -> Manifest:
         manifest = Manifest.read(folder)
-        manifest.require_name(folder)
         manifest.require(state.shape, folder)
+        manifest.require_name(folder)
         manifest.check(folder, manifest.files[dist.get_rank() :: dist.get_world_size()])
         return manifest
 

@@ -194,7 +194,7 @@ def test_a_run_that_died_before_it_began_begins(tmp_path):
 
 def test_a_run_that_is_being_driven_is_not_looked_at_any_further(run, tmp_path):
     run.journal.rename(tmp_path / "journal")
-    with run.folder.driven(), pytest.raises(RecipeError, match="is still running .*; wait for it, or stop it first"):
+    with run.folder.driven(), pytest.raises(RecipeError, match=r"is still running .*; wait for it, or stop it first"):
         check_resumable(run.recipe, RunFolder.find(run.folder.path))
 
 
