@@ -163,7 +163,8 @@ class Batches:
         if kept.trained and all(row.greedy for row in rows):
             raise LedgerError(
                 f"all trajectories to train of the batch of version {version}, which must be trained again, were destroyed; "
-                "start the run anew, and set buffer.journal.fsync to always if power cuts are to be survived"
+                "put the run's payload folder back as it was and resume again; if it is lost, launch a new run, and set "
+                "buffer.journal.fsync to always if power cuts are to be survived"
             )
         if not kept.trained:
             cut = {self._groups[row.group_id].id: self._groups[row.group_id] for row in kept.batch.rows if row.payload in lost}

@@ -5,9 +5,10 @@ What always holds:
 * only one process at a time writes a journal (a lock on its folder says so); anybody may read it meanwhile;
 * snapshot n is the state at the beginning of segment n; the last two snapshots and the segments since the older one are kept, so
   that a damaged snapshot costs nothing but time;
-* a torn or damaged end is cut and reported; damage with records behind it is refused: that would be losing history silently.
+* a torn or damaged end is cut and reported; damage with records behind it is refused: that would be losing history silently;
+* opening a journal changes none of its files: what a crash left to be mended is mended by the first append or snapshot.
 
-A journal is a folder of segments ``00000001.log`` and snapshots ``00000001.snapshot``, in the format of :mod:`buffers.frames`.
+Its files, and how they are read back: :mod:`buffers.journal_files`.
 """
 
 import fcntl
@@ -16,40 +17,17 @@ import os
 import time
 from pathlib import Path
 
-import msgspec
-
 from asyncrl.core.errors import AsyncRLError
-from buffers import frames
+from buffers import frames, journal_files
 from buffers.disk import append_whole, disk_full, sync_folder
 from buffers.frames import Header
+from buffers.journal_files import DAMAGED, LOG, SNAPSHOT, Found, Head, Recovery
 
 logger = logging.getLogger(__name__)
 
-_LOG, _SNAPSHOT, _DAMAGED, _LOCK = ".log", ".snapshot", ".damaged", "lock"
+_LOCK = "lock"
 _LOCK_RETRY_S = 0.05
 """How often a held lock is tried again: the kernel offers no wait for a lock that has a deadline."""
-_READ_ATTEMPTS = 5
-"""How often a reader begins anew because the writer removed what it was about to read."""
-
-
-class JournalDamaged(AsyncRLError):
-    """A journal cannot be read without losing something that was recorded.
-
-    Args:
-        file: the damaged or missing file.
-        offset: where in it.
-        problem: what is wrong.
-    """
-
-    def __init__(self, file: Path, offset: int, problem: str) -> None:
-        self.file, self.offset, self.problem = file, offset, problem
-        super().__init__(
-            f"{file} is damaged at offset {offset:,}: {problem}; restore the file from a backup, or, to give up what was "
-            f"recorded there and since, move it and all later files of {file.parent} away and resume again"
-        )
-
-    def __reduce__(self) -> tuple[type, tuple[Path, int, str]]:
-        return type(self), (self.file, self.offset, self.problem)
 
 
 class JournalInUse(AsyncRLError):
@@ -72,43 +50,6 @@ class JournalInUse(AsyncRLError):
         return type(self), (self.folder, self.holder, self.seconds)
 
 
-class Recovery(msgspec.Struct, frozen=True):
-    """What a journal holds.
-
-    Attributes:
-        snapshot: the newest one that is whole; None if none was taken.
-        records: appended since then, oldest first.
-        cut_bytes: of a torn or damaged end.
-        cut_segment: where those were.
-        damaged_snapshots: names of newer snapshots that could not be used.
-        identity: what the journal said it was the journal of; None if it is empty.
-    """
-
-    snapshot: bytes | None
-    records: list[bytes]
-    cut_bytes: int = 0
-    cut_segment: str = ""
-    damaged_snapshots: tuple[str, ...] = ()
-    identity: bytes | None = None
-
-
-class _Found(msgspec.Struct):
-    """A recovery, and where the journal goes on.
-
-    Attributes:
-        segment: number of the last segment; of the one to begin if that one is not there.
-        end: where its last whole record ends; 0 if it is to be begun.
-        position: records appended to the journal in all, ever.
-        size: bytes of ``recovery.records`` on disk.
-    """
-
-    recovery: Recovery
-    segment: int
-    end: int
-    position: int
-    size: int
-
-
 class Journal:
     """The writer. Made by :meth:`open`; one call at a time.
 
@@ -117,13 +58,14 @@ class Journal:
         bytes_since_snapshot: their size on disk.
     """
 
-    def __init__(self, folder: Path, lock: int, found: _Found, *, fsync: bool, segment_bytes: int, identity: bytes) -> None:
+    def __init__(self, folder: Path, lock: int, found: Found, *, fsync: bool, segment_bytes: int, identity: bytes) -> None:
         self._folder, self._lock, self._fsync, self._segment_bytes = folder, lock, fsync, segment_bytes
         self._identity = identity
+        self._to_mend: Found | None = found
         self._number, self._end, self._position = found.segment, found.end, found.position
         self._file = -1
         if self._end:
-            self._file = os.open(self._path(self._number, _LOG), os.O_RDWR)
+            self._file = os.open(self._path(self._number, LOG), os.O_RDWR)
         self.records_since_snapshot = len(found.recovery.records)
         self.bytes_since_snapshot = found.size
 
@@ -133,6 +75,8 @@ class Journal:
     ) -> tuple["Journal", Recovery]:
         """Open or begin the journal in ``folder``, which is made if it is not there; and what it holds.
 
+        Changes none of the files that are there: until the first :meth:`append` or :meth:`snapshot` they are as they were found.
+
         Args:
             fsync: each record survives a power cut once it was appended; otherwise it survives the process.
             segment_bytes: a new segment is begun rather than letting one grow beyond this.
@@ -141,13 +85,14 @@ class Journal:
 
         Raises:
             JournalInUse: another process writes it.
-            JournalDamaged: see there.
+            JournalDamaged, JournalGone, UnknownFormat: see there.
         """
+        if not folder.is_dir():
+            journal_files.find(folder)  # where a journal is to be put back, no folder is made in its place
         folder.mkdir(parents=True, exist_ok=True)
         lock = _lock(folder / _LOCK, wait_s)
         try:
-            found = _find(folder)
-            _mend(folder, found)
+            found = journal_files.find(folder)
             return cls(folder, lock, found, fsync=fsync, segment_bytes=segment_bytes, identity=identity), found.recovery
         except BaseException:
             os.close(lock)
@@ -159,6 +104,7 @@ class Journal:
         Raises:
             DiskFull: it was not added, and the journal is as it was; the same call may succeed later.
         """
+        self._mend()
         frame = frames.pack(record)
         size = len(frame) + len(record)
         if self._file < 0 or self._end + size > self._segment_bytes:
@@ -173,12 +119,13 @@ class Journal:
         """Begin a segment with its first record: a segment without a whole record is none."""
         number = self._number + (self._file >= 0)
         header = frames.pack_header(Header(self._position, self._identity))
-        path = self._path(number, _LOG)
+        path = self._path(number, LOG)
         file, end = self._create(path, (header, frame, record), fsync=self._fsync)
         self._close_segment()
         self._number, self._file, self._end = number, file, end
         if self._fsync:
             sync_folder(self._folder)
+        self._write_head()
 
     def snapshot(self, state: bytes) -> None:
         """Record ``state`` as what all records so far amount to, and remove what no recovery needs any more.
@@ -186,16 +133,18 @@ class Journal:
         Raises:
             DiskFull: there is none, and the journal is as it was.
         """
+        self._mend()
         number = self._number + (self._file >= 0)
         header = frames.pack_header(Header(self._position, self._identity))
-        making = self._path(number, f"{_SNAPSHOT}.making")
+        making = self._path(number, f"{SNAPSHOT}.making")
         file, _ = self._create(making, (header, frames.pack(state), state), fsync=True)
         os.close(file)
-        making.replace(self._path(number, _SNAPSHOT))
+        making.replace(self._path(number, SNAPSHOT))
         sync_folder(self._folder)
         self._close_segment()
         self._number, self._end = number, 0
         self.records_since_snapshot = self.bytes_since_snapshot = 0
+        self._write_head()
         self._prune()
 
     def _create(self, path: Path, parts: tuple[bytes, ...], *, fsync: bool) -> tuple[int, int]:
@@ -214,15 +163,43 @@ class Journal:
             raise
 
     def _prune(self) -> None:
-        snapshots = _numbers(self._folder, _SNAPSHOT)
+        snapshots = journal_files.numbers(self._folder, SNAPSHOT)
         kept = snapshots[-2] if len(snapshots) > 1 else 0
-        for suffix in (_SNAPSHOT, _LOG, _DAMAGED):
-            for number in _numbers(self._folder, suffix):
+        for suffix in (SNAPSHOT, LOG, DAMAGED):
+            for number in journal_files.numbers(self._folder, suffix):
                 if number < kept:
                     self._path(number, suffix).unlink()
 
+    def _mend(self) -> None:
+        """Before the first change: remove what the recovery left out, so that the journal can go on behind what it found."""
+        found, self._to_mend = self._to_mend, None
+        if found is None:
+            return
+        recovery = found.recovery
+        if recovery.cut_segment:
+            path = self._folder / recovery.cut_segment
+            logger.warning("cut %d torn bytes off the end of %s", recovery.cut_bytes, path)
+            if found.end:
+                os.truncate(path, found.end)
+            else:
+                path.unlink()
+        for name in recovery.damaged_snapshots:
+            (self._folder / name).rename((self._folder / name).with_suffix(DAMAGED))
+        for making in self._folder.glob("*.making"):
+            making.unlink()
+        self._write_head()
+
+    def _write_head(self) -> None:
+        """Tell how far the journal has come; after what it tells of is there, so that it never tells too much."""
+        begun = self._number if self._end else self._number - 1
+        try:
+            Head(begun, max(journal_files.numbers(self._folder, SNAPSHOT), default=0)).write(self._folder)
+        except OSError as error:
+            # What it told before still holds; the journal is whole without it.
+            logger.warning("%s is not brought up to date: %s", journal_files.head_of(self._folder), error)
+
     def _path(self, number: int, suffix: str) -> Path:
-        return _path(self._folder, number, suffix)
+        return journal_files.path_of(self._folder, number, suffix)
 
     def _close_segment(self) -> None:
         if self._file >= 0:
@@ -233,26 +210,6 @@ class Journal:
         """Let others write the journal. Nothing can be appended any more."""
         self._close_segment()
         os.close(self._lock)
-
-
-def read_journal(folder: Path) -> Recovery:
-    """What the journal in ``folder`` holds. Changes nothing, and does not mind that a process is writing it.
-
-    Raises:
-        FileNotFoundError: there is no journal.
-        JournalDamaged: see there.
-    """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no journal")
-    for _ in range(_READ_ATTEMPTS):
-        before = _listing(folder)
-        try:
-            return _find(folder).recovery
-        except (JournalDamaged, FileNotFoundError):
-            if _listing(folder) == before:
-                raise
-            # The writer took a snapshot and removed what it made superfluous while we were reading.
-    return _find(folder).recovery
 
 
 def _lock(path: Path, wait_s: float) -> int:
@@ -271,80 +228,3 @@ def _lock(path: Path, wait_s: float) -> int:
     os.ftruncate(file, 0)
     os.pwrite(file, str(os.getpid()).encode(), 0)
     return file
-
-
-def _path(folder: Path, number: int, suffix: str) -> Path:
-    return folder / f"{number:08d}{suffix}"
-
-
-def _numbers(folder: Path, suffix: str) -> list[int]:
-    return sorted(int(path.stem) for path in folder.glob(f"*{suffix}") if path.stem.isdecimal())
-
-
-def _listing(folder: Path) -> tuple[list[int], list[int]]:
-    return _numbers(folder, _SNAPSHOT), _numbers(folder, _LOG)
-
-
-def _find(folder: Path) -> _Found:
-    snapshots, segments = _listing(folder)
-    damaged: list[str] = []
-    for number in reversed(snapshots):
-        path = _path(folder, number, _SNAPSHOT)
-        header, states, damage = frames.read(path.read_bytes())
-        if header is not None and len(states) == 1 and damage is None:
-            found = _read_segments(folder, number, header, [n for n in segments if n >= number])
-            found.recovery = msgspec.structs.replace(found.recovery, snapshot=states[0], damaged_snapshots=tuple(damaged))
-            return found
-        logger.warning("snapshot %s is damaged and is not used", path)
-        damaged.append(path.name)
-    found = _read_segments(folder, 1, Header(0, None), segments)
-    found.recovery = msgspec.structs.replace(found.recovery, damaged_snapshots=tuple(damaged))
-    return found
-
-
-def _read_segments(folder: Path, first: int, before: Header, segments: list[int]) -> _Found:
-    """The records of ``segments``, which must go on without a gap where ``before`` says that the journal stood."""
-    records: list[bytes] = []
-    position, identity, size = before.position, before.identity, 0
-    for number in range(first, max(segments, default=first) + 1):
-        path = _path(folder, number, _LOG)
-        if number not in segments:
-            if not segments:
-                break
-            raise JournalDamaged(path, 0, "the file is not there, and later ones are")
-        data = path.read_bytes()
-        header, found, damage = frames.read(data)
-        last = number == segments[-1]
-        if header is not None and header.position != position:
-            raise JournalDamaged(path, 0, f"it begins with record {header.position:,}, not with record {position:,} that is next")
-        position += len(found)
-        records += found
-        if header is not None:
-            identity = header.identity
-        if damage is not None and (damage.records_behind or not last):
-            raise JournalDamaged(path, damage.offset, "there is no whole record, but there are some behind it")
-        size += len(data)
-        if last:
-            end = len(data) if damage is None else damage.offset
-            if not found:
-                end = 0  # begun, and not even its first record was written
-            cut = len(data) - end
-            recovery = Recovery(None, records, cut, "" if end == len(data) > 0 else path.name, identity=identity)
-            return _Found(recovery, number, end, position, size - cut)
-    return _Found(Recovery(None, records, identity=identity), first, 0, position, size)
-
-
-def _mend(folder: Path, found: _Found) -> None:
-    """Remove from the folder what recovery left out, so that the journal can go on."""
-    recovery = found.recovery
-    if recovery.cut_segment:
-        path = folder / recovery.cut_segment
-        logger.warning("cut %d torn bytes off the end of %s", recovery.cut_bytes, path)
-        if found.end:
-            os.truncate(path, found.end)
-        else:
-            path.unlink()
-    for name in recovery.damaged_snapshots:
-        (folder / name).rename((folder / name).with_suffix(_DAMAGED))
-    for making in folder.glob("*.making"):
-        making.unlink()

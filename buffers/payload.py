@@ -16,7 +16,7 @@ import secrets
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from asyncrl.core.errors import AsyncRLError
@@ -54,11 +54,42 @@ class PayloadLost(AsyncRLError):
         return type(self), (self.segment, self.offset, self.problem)
 
 
+class PayloadGone(AsyncRLError):
+    """The folder of a whole shard is not there, and payload in it is needed.
+
+    Args:
+        folder: of the shard.
+        rows: how many trajectories are needed.
+        size: their bytes.
+    """
+
+    def __init__(self, folder: Path, rows: int, size: int) -> None:
+        self.folder, self.rows, self.size = folder, rows, size
+        super().__init__(
+            f"{folder} is not there, and the run's journal needs {rows:,} trajectories ({size:,} bytes) that lay in it; put it "
+            "back and resume again, or, to have what is not trained yet generated again, make it as an empty folder "
+            f"(mkdir -p {folder}) and resume again"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[Path, int, int]]:
+        return type(self), (self.folder, self.rows, self.size)
+
+
+def check_there(folder: Path, refs: Collection[PayloadRef]) -> None:
+    """See that a shard from which ``refs`` are needed has its ``folder``.
+
+    Raises:
+        PayloadGone: it has none.
+    """
+    if refs and not folder.is_dir():
+        raise PayloadGone(folder, len(refs), sum(ref.size for ref in refs))
+
+
 class PayloadWriter:
     """Appends payload to segments of its own.
 
     Args:
-        folder: of the shard; made if it is not there.
+        folder: of the shard; made at the first append if it is not there.
         shard: its number.
         name: of the writer, a part of the segments' names; what makes them unique is added.
         segment_bytes: a new segment is begun rather than letting one grow beyond this.
@@ -66,7 +97,6 @@ class PayloadWriter:
     """
 
     def __init__(self, folder: Path, shard: int, name: str, *, segment_bytes: int, fsync: bool) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._shard, self._segment_bytes, self._fsync = folder, shard, segment_bytes, fsync
         self._prefix = f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
         self._begun = 0
@@ -97,6 +127,7 @@ class PayloadWriter:
         segment = f"{self._prefix}-{self._begun:06d}{SUFFIX}"
         self._begun += 1
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)
             file = os.open(self._folder / segment, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         except OSError as error:
             if full := disk_full(error, self._folder, wanted):
@@ -198,13 +229,13 @@ class PayloadStore:
     random, up to one page more for each row. A file system that cannot punch holes gives back whole segments only.
 
     Args:
-        folder: of the shard; made if it is not there.
+        folder: of the shard; it need not be there.
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._freed: dict[str, Extents] = {}
+        self._set_aside: dict[str, Extents] = {}  # for the next sweep
         self._emptied: set[str] = set()  # all of it was freed, and its writer was still writing
         self._punches = True
         self._using = threading.Lock()
@@ -220,8 +251,17 @@ class PayloadStore:
             for segment, extents in by_segment.items():
                 self._free_in(segment, extents)
 
-    def verify(self, refs: Iterable[PayloadRef]) -> list[PayloadRef]:
-        """Those of ``refs`` that are gone or damaged. Reads all of them."""
+    def is_empty(self) -> bool:
+        """Whether there is no segment."""
+        return not self._segments()
+
+    def verify(self, refs: Collection[PayloadRef]) -> list[PayloadRef]:
+        """Those of ``refs`` that are gone or damaged. Reads all of them.
+
+        Raises:
+            PayloadGone: the whole folder is.
+        """
+        check_there(self._folder, refs)
         reader = PayloadReader(self._folder)
         bad = []
         for ref in refs:
@@ -233,28 +273,40 @@ class PayloadStore:
         reader.close()
         return bad
 
-    def sweep(self, live: Iterable[PayloadRef]) -> int:
-        """Give up everything but ``live``, in segments that nobody writes any more; how many bytes of disk that gave back.
+    def set_aside(self, live: Iterable[PayloadRef]) -> int:
+        """Remember all payload but ``live``, in segments that nobody writes any more, for :meth:`sweep`; the bytes it takes.
 
-        Payload that was written and never handed in is found only here: before the writers of a resumed run begin.
+        Changes nothing on disk. Payload that was written and never handed in is found only here: before the writers of a resumed
+        run begin.
         """
         kept: dict[str, Extents] = {}
         for ref in live:
             kept.setdefault(ref.segment, Extents()).add(ref.offset, ref.offset + ref.size)
-        before = self.bytes_on_disk()
+        size = 0
         with self._using:
+            self._set_aside = {}
             for path in self._segments():
                 file = os.open(path, os.O_RDWR)
                 try:
                     if _is_written(file):
                         continue
-                    unused = Extents()
-                    for start, end in kept.get(path.name, Extents()).gaps(os.fstat(file).st_size):
-                        unused.add(start, end)
+                    found, held = os.fstat(file), kept.get(path.name, Extents())
                 finally:
                     os.close(file)
-                self._free_in(path.name, unused)
-        return before - self.bytes_on_disk()
+                unused = Extents()
+                for start, end in held.gaps(found.st_size):
+                    unused.add(start, end)
+                if list(unused) or not found.st_size:
+                    self._set_aside[path.name] = unused
+                    size += max(0, found.st_blocks * 512 - sum(end - start for start, end in held))
+        return size
+
+    def sweep(self) -> None:
+        """Give up what was set aside."""
+        with self._using:
+            set_aside, self._set_aside = self._set_aside, {}
+            for segment, unused in set_aside.items():
+                self._free_in(segment, unused)
 
     def bytes_on_disk(self) -> int:
         """Space that the segments take."""

@@ -1,37 +1,52 @@
 """A buffer as it was when its process ended, however it ended.
 
 What always holds after a recovery: every change that anybody was told of has happened; nobody holds a ticket, and what was
-running is issued again without counting as a failure; every row held can be read; nothing that nobody needs takes space.
+running is issued again without counting as a failure; every row held can be read.
+
+A recovery is done in three steps, so that a resume that is refused, for whatever reason, has changed nothing:
+
+1. :func:`recover` reads everything back and checks it, and changes no file but the journal's lock;
+2. :meth:`Takeover.begin`, called when all else that the run needs has been checked, too, writes what changed into the journal;
+3. :meth:`Takeover.sweep` gives up the trajectories that nobody needs. It is called when the run has shown that it can go on
+   without them: when its learner's first checkpoint since the recovery is on disk. Until then they lie where they lay, so that a
+   run that was resumed by mistake, on a journal from a backup for example, has not destroyed what the right journal needs.
 """
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
-from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import AppendOnlyJournal, FileTasks, Recipe
+from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
 from buffers import commands
-from buffers.journal import Journal, Recovery, read_journal
+from buffers.commands import Command
+from buffers.frames import UnknownFormat
+from buffers.identity import Identity, JournalOfAnotherRun
+from buffers.journal import Journal
+from buffers.journal_files import JournalGone, Recovery
 from buffers.replay_buffer import ReplayBuffer
 from buffers.task_stream import TaskStream
-
-
-class JournalOfAnotherRun(AsyncRLError):
-    """A journal cannot be replayed, because what it says would mean something else now."""
 
 
 class Store(Protocol):
     """The payload of one shard; see :class:`buffers.payload.PayloadStore`."""
 
-    def verify(self, refs: Iterable[PayloadRef]) -> list[PayloadRef]:
-        """Those that are gone or damaged."""
+    def is_empty(self) -> bool:
+        """Whether there is no payload at all."""
         ...
 
-    def sweep(self, live: Iterable[PayloadRef]) -> int:
-        """Give up everything else; how many bytes of disk that gave back."""
+    def verify(self, refs: Iterable[PayloadRef]) -> list[PayloadRef]:
+        """Those that are gone or damaged; ``PayloadGone`` if the whole shard is."""
+        ...
+
+    def set_aside(self, live: Iterable[PayloadRef]) -> int:
+        """Remember everything else for :meth:`sweep`, and change nothing; how many bytes of disk it takes."""
+        ...
+
+    def sweep(self) -> None:
+        """Give up what was set aside."""
         ...
 
 
@@ -46,8 +61,9 @@ class RecoveryReport(msgspec.Struct, frozen=True):
         batches: handed out and not in every checkpoint that is kept: a learner may be given them again.
         rows_lost: whose payload was gone or damaged; those that were not trained yet are generated again.
         cut_bytes: torn off the end of the journal: of a record that nobody was told of.
-        swept_bytes: of payload that nobody needs.
+        set_aside_bytes: of payload that nobody needs; given up once the run has a new checkpoint.
         damaged_snapshots: names of snapshots that could not be used; older ones were.
+        missing_snapshot: name of the newest snapshot if it is gone; an older one was used, or all records from the beginning.
     """
 
     resumed: bool
@@ -57,8 +73,9 @@ class RecoveryReport(msgspec.Struct, frozen=True):
     batches: int = 0
     rows_lost: int = 0
     cut_bytes: int = 0
-    swept_bytes: int = 0
+    set_aside_bytes: int = 0
     damaged_snapshots: tuple[str, ...] = ()
+    missing_snapshot: str = ""
 
     def __str__(self) -> str:
         if not self.resumed:
@@ -75,15 +92,54 @@ class RecoveryReport(msgspec.Struct, frozen=True):
             parts.append(f"{self.cut_bytes} bytes of an unfinished record were cut off the journal's end")
         if self.damaged_snapshots:
             parts.append(f"damaged and not used: {', '.join(self.damaged_snapshots)}")
-        if self.swept_bytes:
-            parts.append(f"{self.swept_bytes:,} bytes of trajectories that nobody needs were removed")
+        if self.missing_snapshot:
+            parts.append(f"gone, and done without: the journal's {self.missing_snapshot}")
+        if self.set_aside_bytes:
+            parts.append(
+                f"{self.set_aside_bytes:,} bytes of trajectories that nobody needs are removed after the next checkpoint"
+            )
         return "; ".join(parts)
 
 
-def recover(
-    recipe: Recipe, tasks: TaskStream, folder: Path, stores: Mapping[int, Store], *, wait_s: float = 10.0
-) -> tuple[ReplayBuffer, Journal, RecoveryReport]:
-    """The buffer that the journal in ``folder`` describes; a new one if there is none yet.
+class Takeover:
+    """A buffer that was read back and checked, and has not written anything yet. Made by :func:`recover`.
+
+    Attributes:
+        buffer: as it goes on from here. Nobody else may change it before :meth:`begin`.
+        journal: where its commands go after that.
+        report: what was found.
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        journal: Journal,
+        report: RecoveryReport,
+        changes: Iterable[Command],
+        stores: Iterable[Store],
+    ) -> None:
+        self.buffer, self.journal, self.report = buffer, journal, report
+        self._changes, self._stores = tuple(changes), tuple(stores)
+
+    def begin(self) -> None:
+        """Record what the recovery changed: from here on the journal is this process's. Call it once.
+
+        Raises:
+            DiskFull: there is not even room for that.
+        """
+        # Later commands build on the recovery's own changes, so these are part of the history, too. Nobody knows of them yet, so
+        # they may be written after they were made.
+        for change in self._changes:
+            self.journal.append(commands.encode(change))
+
+    def sweep(self) -> None:
+        """Give up the payload that nobody needed when the buffer was read back, in files that were there then."""
+        for store in self._stores:
+            store.sweep()
+
+
+def recover(recipe: Recipe, tasks: TaskStream, folder: Path, stores: Mapping[int, Store], *, wait_s: float = 10.0) -> Takeover:
+    """The buffer that the journal in ``folder`` describes, checked in full; a new one if the run has not begun yet.
 
     Args:
         recipe: the run's; its buffer keeps a journal.
@@ -93,27 +149,28 @@ def recover(
 
     Raises:
         JournalOfAnotherRun: ``recipe`` or ``tasks`` are not those that the journal was written with.
-        JournalInUse, JournalDamaged, UnknownFormat: the journal cannot be opened.
-        DiskFull: there is not even room to record the recovery.
+        JournalInUse, JournalDamaged, JournalGone, UnknownFormat: the journal cannot be opened.
+        PayloadGone: the folder of a whole shard is not there, and what lay in it is needed.
         LedgerError: so much payload is lost that the learner's batches cannot be made again.
     """
     settings = recipe.buffer.journal
     assert isinstance(settings, AppendOnlyJournal)
+    if not folder.is_dir():
+        _check_new(folder, stores)
     journal, found = Journal.open(
         folder,
         fsync=settings.fsync == "always",
         segment_bytes=settings.segment_mb << 20,
-        identity=msgspec.json.encode(_Identity.of(recipe, tasks)),
+        identity=Identity.of(recipe, tasks).encoded(),
         wait_s=wait_s,
     )
     try:
-        buffer = rebuild(recipe, tasks, folder, found)
-        report = _begin_anew(buffer, journal, found, stores)
-        _plan(recipe.steps, buffer, journal, new=not report.resumed)
+        if found.is_empty:
+            _check_new(folder, stores)
+        return _taken_over(recipe, rebuild(recipe, tasks, folder, found), journal, found, stores)
     except BaseException:
         journal.close()
         raise
-    return buffer, journal, report
 
 
 def rebuild(recipe: Recipe, tasks: TaskStream, folder: Path, found: Recovery) -> ReplayBuffer:
@@ -121,55 +178,47 @@ def rebuild(recipe: Recipe, tasks: TaskStream, folder: Path, found: Recovery) ->
 
     Raises:
         JournalOfAnotherRun: ``recipe`` or ``tasks`` are not those that the journal was written with.
+        UnknownFormat: a record or the snapshot is none of this program's.
     """
-    if found.identity is not None:
-        _Identity.of(recipe, tasks).check(_decoded(found.identity), folder)
-    buffer = ReplayBuffer(recipe, tasks) if found.snapshot is None else ReplayBuffer.restore(recipe, tasks, found.snapshot)
-    commands.replay(found.records, buffer)
-    _check_steps(recipe.steps, buffer.steps, folder)
+    try:
+        if found.identity is not None:
+            Identity.of(recipe, tasks).check(found.identity, folder)
+        buffer = ReplayBuffer(recipe, tasks) if found.snapshot is None else ReplayBuffer.restore(recipe, tasks, found.snapshot)
+        commands.replay(found.records, buffer)
+    except msgspec.MsgspecError as error:
+        problem = f"{folder} holds a record that is none of this program's ({error})"
+        raise UnknownFormat(f"{problem}; resume with the version of asyncrl that wrote it") from error
+    if recipe.steps < buffer.steps:
+        raise JournalOfAnotherRun(
+            f"{folder} is of a run of {buffer.steps} steps, and now steps is {recipe.steps}: a run can be made longer, not "
+            f"shorter; set steps to {buffer.steps} or more, or launch a new run"
+        )
     return buffer
 
 
-def _check_steps(steps: int, planned: int, folder: Path) -> None:
-    if steps < planned:
-        raise JournalOfAnotherRun(
-            f"{folder} is of a run of {planned} steps, and now steps is {steps}: a run can be made longer, not shorter; "
-            f"set steps to {planned} or more, or launch a new run"
-        )
+def _check_new(folder: Path, stores: Mapping[int, Store]) -> None:
+    """A journal that holds nothing is that of a run that begins, unless there are trajectories: its first record is older."""
+    if held := [str(shard) for shard, store in stores.items() if not store.is_empty()]:
+        raise JournalGone(folder, f"there are trajectories of the run (payload shard {', '.join(held)})")
 
 
-def check_recipe(recipe: Recipe, folder: Path) -> None:
-    """Compare ``recipe`` with the one that the journal in ``folder`` was written with. Takes nothing, and changes nothing.
-
-    Raises:
-        JournalOfAnotherRun: a replay would mean something else.
-        JournalDamaged, UnknownFormat: the journal cannot be read.
-    """
-    found = read_journal(folder)
-    if found.identity is not None:
-        _check_keys(_keys_of(recipe), _decoded(found.identity).recipe, folder)
-    told = [command.steps for command in map(commands.decode, found.records) if isinstance(command, commands.Plan)]
-    if found.snapshot is not None:
-        told.insert(0, msgspec.msgpack.decode(found.snapshot, type=_Planned).steps)
-    if told:
-        _check_steps(recipe.steps, told[-1], folder)
-
-
-def _begin_anew(buffer: ReplayBuffer, journal: Journal, found: Recovery, stores: Mapping[int, Store]) -> RecoveryReport:
-    """Take back what was handed out, and go on with the payload that is there."""
-    lost = [ref for shard, refs in _by_shard(buffer.live_payload(), stores).items() for ref in stores[shard].verify(refs)]
-    resumed = found.snapshot is not None or bool(found.records)
+def _taken_over(recipe: Recipe, buffer: ReplayBuffer, journal: Journal, found: Recovery, stores: Mapping[int, Store]) -> Takeover:
+    """Take back what was handed out, and see what payload is there."""
+    resumed = not found.is_empty
+    changes: list[Command] = []
     rows_lost = 0
     if resumed:
-        # Later commands build on the recovery's own changes, so these are part of the history, too. If they are refused, they are
-        # not: the next attempt shall be refused as well. Nobody knows of them yet, so they may be written after they were made.
-        command = commands.Recovered(tuple(lost))
-        rows_lost = command.apply(buffer)
-        journal.append(commands.encode(command))
+        lost = [ref for shard, refs in _by_shard(buffer.live_payload(), stores).items() for ref in stores[shard].verify(refs)]
+        recovered = commands.Recovered(tuple(lost))
+        rows_lost = recovered.apply(buffer)
+        changes.append(recovered)
         buffer.drain_freed()
-    swept = sum(stores[shard].sweep(refs) for shard, refs in _by_shard(buffer.live_payload(), stores).items())
+    if recipe.steps != buffer.steps or not resumed:
+        plan = commands.Plan(recipe.steps)
+        plan.apply(buffer)
+        changes.append(plan)
     statistics = buffer.statistics()
-    return RecoveryReport(
+    report = RecoveryReport(
         resumed=resumed,
         records=len(found.records),
         committed=statistics.ledger.committed,
@@ -177,16 +226,11 @@ def _begin_anew(buffer: ReplayBuffer, journal: Journal, found: Recovery, stores:
         batches=statistics.kept_batches,
         rows_lost=rows_lost,
         cut_bytes=found.cut_bytes,
-        swept_bytes=swept,
+        set_aside_bytes=sum(stores[shard].set_aside(refs) for shard, refs in _by_shard(buffer.live_payload(), stores).items()),
         damaged_snapshots=found.damaged_snapshots,
+        missing_snapshot=found.missing_snapshot,
     )
-
-
-def _plan(steps: int, buffer: ReplayBuffer, journal: Journal, *, new: bool) -> None:
-    if steps != buffer.steps or new:
-        command = commands.Plan(steps)
-        journal.append(commands.encode(command))
-        command.apply(buffer)
+    return Takeover(buffer, journal, report, changes, stores.values())
 
 
 def _by_shard(refs: Iterable[PayloadRef], stores: Mapping[int, Store]) -> dict[int, list[PayloadRef]]:
@@ -194,65 +238,3 @@ def _by_shard(refs: Iterable[PayloadRef], stores: Mapping[int, Store]) -> dict[i
     for ref in dict.fromkeys(refs):
         by_shard[ref.shard].append(ref)
     return by_shard
-
-
-class _Planned(msgspec.Struct):
-    """Of a snapshot, how long the run is to be."""
-
-    steps: int
-
-
-class _Identity(msgspec.Struct, frozen=True):
-    """What a replay depends on, beside the records: with anything else they would mean something else.
-
-    Attributes:
-        tasks: fingerprint of the task stream.
-        recipe: the keys of the recipe that the buffer's behaviour depends on, and their values. Files of tasks may be moved.
-    """
-
-    tasks: str
-    recipe: dict[str, Any]
-
-    @classmethod
-    def of(cls, recipe: Recipe, tasks: TaskStream) -> "_Identity":
-        return cls(tasks.fingerprint(), _keys_of(recipe))
-
-    def check(self, recorded: "_Identity", folder: Path) -> None:
-        _check_keys(self.recipe, recorded.recipe, folder)
-        if self.tasks != recorded.tasks:
-            raise JournalOfAnotherRun(
-                f"{folder} was written with other tasks (fingerprint {recorded.tasks}, now {self.tasks}); "
-                "put the task files back as they were when the run began, or launch a new run"
-            )
-
-
-def _decoded(identity: bytes) -> _Identity:
-    return msgspec.json.decode(identity, type=_Identity)
-
-
-def _keys_of(recipe: Recipe) -> dict[str, Any]:
-    values: dict[str, Any] = msgspec.to_builtins({key: getattr(recipe, key) for key in ("seed", "batch", "buffer", "tasks")})
-    del values["buffer"]["journal"], values["tasks"]["evaluation"]
-    if isinstance(recipe.tasks, FileTasks):
-        for source in values["tasks"]["train"]:
-            del source["path"]
-    return values
-
-
-def _check_keys(now: dict[str, Any], recorded: dict[str, Any], folder: Path) -> None:
-    is_now, was = _flat(now), _flat(recorded)
-    if changed := sorted({key for key, _ in set(is_now.items()) ^ set(was.items())}):
-        told = ", ".join(f"{key} was {was.get(key, 'not there')} and is {is_now.get(key, 'not there')}" for key in changed)
-        raise JournalOfAnotherRun(
-            f"{folder} was written with another recipe: {told}; resume with the recipe the run began with, or launch a new run"
-        )
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = msgspec.json.encode(value).decode()
-    return flat

@@ -358,6 +358,8 @@ class ReplayBuffer:
             filtered_tasks=tuple(observed.filtered_tasks),
             tasks_drawn=self._tasks.position,
             skipped_rows=dict(self._tasks.skipped),
+            kept_from=state.forgotten,
+            steps_trained=max([state.forgotten, *(version + 1 for version, kept in state.kept.items() if kept.trained)]),
         )
 
     def blockers(self, version: PolicyVersion) -> list[tuple[GroupId, TaskId, WorkerId | None]]:

@@ -52,6 +52,8 @@ class BufferService:
         buffer: new, or recovered.
         journal: where the buffer's commands go; None keeps none, and then a batch is given up as soon as it was trained.
         free: gives up payload that nobody needs any more; called in a thread.
+        sweep: gives up the payload that a recovery found nobody needs; called in a thread, once, when the learner's first
+            checkpoint is durable: before that, the run could not go on without what came before it.
         clock: seconds since the epoch; only ages are computed from it.
     """
 
@@ -62,10 +64,12 @@ class BufferService:
         *,
         journal: Journal | None,
         free: Callable[[Sequence[PayloadRef]], None],
+        sweep: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._groups_per_step, self._batch_deadline = recipe.batch.groups_per_step, recipe.deadlines.batch
         self._buffer, self._journal, self._free, self._clock = buffer, journal, free, clock
+        self._sweep = sweep
         self._waits_for_disk = isinstance(recipe.buffer.journal, AppendOnlyJournal) and recipe.buffer.journal.fsync == "always"
         self._next_snapshot = SNAPSHOT_BYTES
         self._writing = asyncio.Lock()
@@ -244,8 +248,11 @@ class BufferService:
         await self._do(commands.Advance(version))
 
     async def checkpointed(self, version: PolicyVersion) -> None:
-        """A checkpoint of the learner at ``version`` is durable: batches before it are never asked for again."""
+        """A checkpoint of the learner is durable, and its oldest one is of ``version``: older batches are not asked for again."""
         await self._do(commands.Checkpointed(version))
+        sweep, self._sweep = self._sweep, None
+        if sweep is not None:
+            self._spawn(asyncio.to_thread(sweep))
 
     async def statistics(self) -> BufferStatistics:
         """What is held, the whole ledger, and whether the run is paused."""

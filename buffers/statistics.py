@@ -53,6 +53,8 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
         tasks_drawn: from the stream of tasks.
         skipped_rows: malformed rows of each task source.
         paused: why the run is paused; empty if it is not.
+        kept_from: batches of versions before this one are kept no more, so that the learner cannot come back to before it.
+        steps_trained: training steps done in all, each once.
     """
 
     version: PolicyVersion
@@ -71,6 +73,8 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
     tasks_drawn: int
     skipped_rows: Mapping[str, int]
     paused: str = ""
+    kept_from: PolicyVersion = PolicyVersion(0)
+    steps_trained: int = 0
 
 
 class Lengths(msgspec.Struct):

@@ -267,6 +267,7 @@ def _arguments(recipe: Recipe, model_path: str, index: int, cores: str | None) -
 
     return AsyncEngineArgs(
         model=model_path,
+        load_format="safetensors",  # never weights that are pickles
         skip_tokenizer_init=True,
         dtype=recipe.generators.dtype,
         seed=recipe.seed + index,

@@ -12,6 +12,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
+from learners import checkpoints
 
 NAME = "checkpoint.json"
 _READ_BYTES = 4 * 2**20
@@ -32,12 +33,33 @@ class CheckpointDamaged(AsyncRLError):
     def __init__(self, folder: Path, problem: str) -> None:
         self.folder, self.problem = folder, problem
         super().__init__(
-            f"checkpoint {folder} is damaged: {problem}; remove the folder, so that the checkpoint before it is used, or launch "
-            "anew"
+            f"checkpoint {folder} is damaged: {problem}; put it back from a copy, or move the folder away, so that the "
+            "checkpoint before it is used, or launch anew"
         )
 
     def __reduce__(self) -> tuple[type, tuple[Path, str]]:
         return type(self), (self.folder, self.problem)
+
+
+class UnknownClass(AsyncRLError):
+    """A checkpoint's file names a class or a function that is not among those that belong there.
+
+    Args:
+        folder: of the checkpoint.
+        file: in it, or the object within one.
+        name: what is named, with its module.
+    """
+
+    def __init__(self, folder: Path, file: str, name: str) -> None:
+        self.folder, self.file, self.name = folder, file, name
+        super().__init__(
+            f"{file} of checkpoint {folder} names {name}, which no checkpoint of this program holds and which could run code of "
+            "somebody else's; nothing of it was loaded. If you do not know who wrote it, trust nothing in the run folder; else "
+            "put the checkpoint back from a copy, or move its folder away, so that the checkpoint before it is used"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[Path, str, str]]:
+        return type(self), (self.folder, self.file, self.name)
 
 
 class CheckpointMismatch(AsyncRLError):
@@ -135,8 +157,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode((folder / NAME).read_bytes(), type=cls)
         except OSError as error:
             raise CheckpointDamaged(folder, f"{NAME} cannot be read ({error.strerror})") from error
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointDamaged(folder, f"{NAME} is not a manifest ({error})") from error
+
+    def require_name(self, folder: Path) -> None:
+        """Compare the version of the checkpoint in ``folder`` with the one that its name says, if that is a checkpoint's name.
+
+        Raises:
+            CheckpointDamaged: naming both.
+        """
+        named, version = checkpoints.version_of(folder), self.progress.version
+        if named is not None and named != version:
+            problem = f"its name says version {named}, and the files in it are of version {version}"
+            raise CheckpointDamaged(folder, f"{problem}, which belong into {checkpoints.path_of(folder.parent, version).name}")
 
     def check(self, folder: Path, files: Iterable[StoredFile]) -> None:
         """Read ``files``, some or all of the manifest's, and compare them with what was written.

@@ -18,6 +18,12 @@ def path_of(folder: Path, version: PolicyVersion) -> Path:
     return folder / f"{_PREFIX}{version:06d}"
 
 
+def version_of(checkpoint: Path) -> PolicyVersion | None:
+    """The version that the name of a checkpoint says; None if it is the name of none."""
+    number = checkpoint.name.removeprefix(_PREFIX)
+    return PolicyVersion(int(number)) if checkpoint.name.startswith(_PREFIX) and number.isdecimal() else None
+
+
 def newest(folder: Path) -> tuple[PolicyVersion, Path] | None:
     """Version and path of the newest checkpoint in ``folder``, which need not exist; None if there is none."""
     return max(_checkpoints(folder), default=None)
@@ -53,8 +59,5 @@ def _hidden(checkpoint: Path, suffix: str) -> Path:
 
 
 def _checkpoints(folder: Path) -> list[tuple[PolicyVersion, Path]]:
-    return [
-        (PolicyVersion(int(number)), path)
-        for path in folder.glob(f"{_PREFIX}*")
-        if (number := path.name.removeprefix(_PREFIX)).isdecimal() and path.is_dir()
-    ]
+    found = [(version_of(path), path) for path in folder.glob(f"{_PREFIX}*") if path.is_dir()]
+    return [(version, path) for version, path in found if version is not None]

@@ -235,7 +235,9 @@ class Learner:
             The version the weights now are.
 
         Raises:
-            CheckpointDamaged: on all ranks, before anything has changed, if a file is missing or not what was written.
+            CheckpointDamaged: on all ranks, before anything has changed, if a file is missing or not what was written, or of
+                another version than the folder's name says.
+            UnknownClass: on all ranks, before anything has changed, if a file names what no checkpoint of ours does.
             CheckpointMismatch: on all ranks, before anything has changed, if it is of another model.
         """
         progress = self._trainer.load_checkpoint(folder)

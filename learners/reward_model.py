@@ -24,7 +24,10 @@ class RewardModel:
 
         self._batch_tokens, self._device = reward.batch_tokens, device
         model, loading = AutoModelForSequenceClassification.from_pretrained(
-            Path(reward.path), dtype=_DTYPES[reward.dtype], output_loading_info=True
+            Path(reward.path),
+            dtype=_DTYPES[reward.dtype],
+            use_safetensors=True,  # never weights that are pickles
+            output_loading_info=True,
         )
         if missing := sorted(loading["missing_keys"]):
             raise RecipeError(

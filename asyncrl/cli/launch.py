@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from asyncrl.run.folder import RunFolder
     from asyncrl.run.live_view import LiveView
     from asyncrl.run.plan import Plan
+    from asyncrl.run.resuming import Reached
     from asyncrl.run.summary import Summary
 
 _DESCRIPTION = """\
@@ -70,8 +72,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         found = RunFolder.find(arguments.resume) if arguments.resume else None
         recipe = compose(str(found.recipe) if found else arguments.recipe, arguments.overrides)
         plan = make_plan(recipe)
-        if found:
-            check_resumable(recipe, found)
+        reached = check_resumable(recipe, found) if found else None
         if arguments.dry_run:
             _show(recipe, plan, console)
             return ExitCode.COMPLETED
@@ -79,13 +80,14 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     except RecipeError as error:
         return show_refusal(error)
 
-    return run_to_end(_launch, recipe, folder, console)
+    run = partial(_launch, reached=reached)
+    return run_to_end(run, recipe, folder, console, before=reached.summary if reached else None)
 
 
-def _launch(recipe: Recipe, folder: RunFolder, view: LiveView) -> Summary:
+def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None) -> Summary:
     from asyncrl.run.launch import launch
 
-    return launch(recipe, folder, view)
+    return launch(recipe, folder, view, reached)
 
 
 def _show(recipe: Recipe, plan: Plan, console: Console) -> None:

@@ -46,11 +46,14 @@ def show_refusal(error: RecipeError) -> ExitCode:
     return ExitCode.REFUSED
 
 
-def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console) -> ExitCode:
+def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *, before: Summary | None = None) -> ExitCode:
     """Run under the live view and show how it ended.
 
     A run that another process is driving is refused. ``run`` writes the summary itself and reports failures in it; should it
     raise nevertheless, that is made up for here. The traceback goes to the log, the terminal gets the message.
+
+    Args:
+        before: what the summary said of a run that is resumed now; the new one says no less.
     """
     from asyncrl.run.end_view import end_view
     from asyncrl.run.live_view import LiveView
@@ -63,20 +66,35 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console) ->
             return show_refusal(error)
         log = folder.logs / "driver.log"
         stack.enter_context(_logging_to(log))
+        if before is not None:
+            _count_resume(folder)
         try:
             with LiveView(console, recipe) as view:
                 summary = run(recipe, folder, view)
         except KeyboardInterrupt:
-            summary = Summary(status=Status.INTERRUPTED, reason="stopped by the user").recorded(folder.summary)
+            summary = _ended(Summary(status=Status.INTERRUPTED, reason="stopped by the user"), before, folder)
         except Exception as error:
             logger.exception("the run failed")
             own = isinstance(error, AsyncRLError)
             reason = str(error) if own else f"unexpected {type(error).__name__}: {error}; see {log.name}"
-            summary = Summary(status=Status.FAILED, reason=reason).recorded(folder.summary)
+            summary = _ended(Summary(status=Status.FAILED, reason=reason), before, folder)
     for part in end_view(summary, recipe, folder):
         # Sentences and paths are left in one piece for whoever copies or searches them.
         console.print(part, soft_wrap=isinstance(part, Text))
     return ExitCode[summary.status.name]
+
+
+def _count_resume(folder: RunFolder) -> None:
+    try:
+        folder.count_resume()
+    except OSError as error:
+        # A run on a full disk waits for room, and a count is no reason to end it.
+        logger.warning("this resume will not be counted by the next one: %s", error)
+
+
+def _ended(summary: Summary, before: Summary | None, folder: RunFolder) -> Summary:
+    """Recorded, with what the run had come to before."""
+    return (summary if before is None else summary.going_on_from(before)).recorded(folder.summary)
 
 
 class _LogFile(logging.FileHandler):

@@ -206,6 +206,7 @@ def _produce_and_consume(
     with _folder() as folder:
         buffer = RemoteTimedBuffer.options(num_cpus=0).remote(recipe, folder, folder.name, folder / "buffer.log")
         ray.get(buffer.ready.remote(), timeout=RUN_DEADLINE_S)
+        ray.get(buffer.take_over.remote(), timeout=RUN_DEADLINE_S)
         producer = RemoteProducer.options(num_cpus=0, max_concurrency=10).remote(
             recipe, buffer, settings.tokens, folder / "producer.log"
         )

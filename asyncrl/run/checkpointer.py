@@ -5,13 +5,11 @@ of them: should the newest be damaged or gone, from the one before. Without a jo
 checkpoint is made.
 """
 
-from pathlib import Path
-
 import msgspec
 
-from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
+from asyncrl.run.beginning import begin_from, totals_at, totals_file
 from asyncrl.run.cluster import Cluster
 from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.folder import RunFolder
@@ -19,10 +17,6 @@ from asyncrl.run.live_view import LiveView
 from asyncrl.run.totals import SavedTotals, Totals
 from learners import checkpoints
 from learners.checkpoint_manifest import CheckpointNotWritten
-
-
-class CheckpointOfTheFuture(AsyncRLError):
-    """The newest checkpoint is of a version that the buffer has not reached."""
 
 
 class Checkpointer:
@@ -36,44 +30,32 @@ class Checkpointer:
         self._checkpoint_bytes = 0
         self._written = (PolicyVersion(0), SavedTotals())
 
-    async def resume(self, clock: PolicyVersion) -> PolicyVersion:
-        """Bring learner and totals to the newest checkpoint, if there is one; the version to go on from.
+    async def resume(self, clock: PolicyVersion, kept_from: PolicyVersion) -> PolicyVersion:
+        """Bring learner and totals to the newest checkpoint, if there is one; the version to go on from. Writes nothing.
 
         Args:
-            clock: of the buffer, as its journal tells.
+            clock, kept_from: as of :func:`begin_from`.
 
         Raises:
-            CheckpointOfTheFuture: the journal has lost what led to it.
-            CheckpointNotWritten: not even the totals can be.
+            CheckpointOfTheFuture, CheckpointsGone: the buffer and the newest checkpoint do not go together.
         """
-        newest = checkpoints.newest(self._folder.checkpoints)
-        version = PolicyVersion(0)
-        if newest is not None:
-            version, path = newest
-            if version > clock + 1:  # a learner is at most one ahead of the clock
-                raise CheckpointOfTheFuture(
-                    f"{path} is of version {version}, and the journal ends at version {clock}, before it; put the journal back, "
-                    f"or move the checkpoints after version {clock + 1} out of {self._folder.checkpoints}, and resume again"
-                )
+        version, path = begin_from(self._folder.checkpoints, clock, kept_from)
+        if path is not None:
             self._view.phase(f"Resuming from the checkpoint of version {version}")
             await self._cluster.load_checkpoint(path)
         if clock > 0:
-            await self._resume_totals(version, clock)
+            self._resume_totals(version, clock)
         if clock > version:
             self._view.note(f"version {clock} had been reached: steps {version + 1} to {clock} are done again from the journal")
         return version
 
-    async def _resume_totals(self, version: PolicyVersion, clock: PolicyVersion) -> None:
-        """Go on from the totals at ``version``; they are told, should the run be killed again before its next checkpoint."""
-        file, saved = self._totals_file(version), SavedTotals()
-        try:
-            saved = msgspec.json.decode(file.read_bytes(), type=SavedTotals)
-        except (FileNotFoundError, msgspec.MsgspecError) as error:
-            if version > 0:
-                self._view.note(f"{file} cannot be read ({error}): the summary counts from version {version} on")
+    def _resume_totals(self, version: PolicyVersion, clock: PolicyVersion) -> None:
+        """Go on from the totals at ``version``."""
+        saved, problem = totals_at(self._folder.checkpoints, version)
+        if problem:
+            self._view.note(problem)
         self._totals.resume(saved, clock)
-        await self.room()
-        self._write_totals(version, msgspec.structs.replace(saved, resumes=saved.resumes + 1))
+        self._written = version, saved
 
     async def begin(self, version: PolicyVersion) -> None:
         """Begin the checkpoint of ``version``, which the learner has just reached, if one is due; it may train on meanwhile."""
@@ -134,7 +116,7 @@ class Checkpointer:
         await wait_for_room(self._folder.path, ROOM_BYTES + self._checkpoint_bytes, self._view.note)
 
     def _write_totals(self, version: PolicyVersion, totals: SavedTotals) -> None:
-        file = self._totals_file(version)
+        file = totals_file(self._folder.checkpoints, version)
         draft = file.with_name(f".{file.name}")
         try:
             file.parent.mkdir(exist_ok=True)
@@ -143,6 +125,3 @@ class Checkpointer:
             self._written = version, totals
         except OSError as error:
             raise CheckpointNotWritten(f"{file} could not be written: {error.strerror}; make room there") from error
-
-    def _totals_file(self, version: PolicyVersion) -> Path:
-        return checkpoints.path_of(self._folder.checkpoints, version).with_suffix(".json")

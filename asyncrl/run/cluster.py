@@ -84,15 +84,20 @@ class Cluster:
         # Longer than what the engines and ranks allow themselves, whose errors say more.
         seconds, remedy = self._recipe.deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
         ready = self._buffer_actor.ready.remote()
-        recovered = await ask(ready, of="the buffer to get ready", by="the driver", seconds=seconds, remedy=remedy)
-        if recovered:
-            self._note(recovered)
+        await ask(ready, of="the buffer to get ready", by="the driver", seconds=seconds, remedy=remedy)
         self._buffer = await BufferHandle.connect(self._buffer_actor, "the driver", self._note)
         async with asyncio.TaskGroup() as starting:
             starting.create_task(self._start_learners(seconds, remedy))
             starting.create_task(self._generators.start())
             if self._reward_model is not None:
                 starting.create_task(self._all([self._reward_model.start.remote()], "the reward model to start", seconds, remedy))
+
+    async def take_over(self) -> None:
+        """Have the buffer go on with the run. Until then nothing of it has been changed; what was recovered is noted."""
+        asking, remedy = self._buffer_actor.take_over.remote(), "see logs/buffer.log"
+        recovered = await ask(asking, of="the buffer (take_over)", by="the driver", seconds=ANSWER_DEADLINE_S, remedy=remedy)
+        if recovered:
+            self._note(recovered)
 
     async def _start_learners(self, seconds: float, remedy: str) -> None:
         (address, port), *_ = await self._all(

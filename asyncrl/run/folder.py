@@ -10,6 +10,7 @@
         buffer/         the replay buffer's journal and the trajectories it holds
         checkpoints/    what the learner is resumed from
         model/          the trained model, a Hugging Face folder
+        resumes         a line for each time that the run was resumed
 
 A folder belongs to exactly one run: it is made by that run, atomically, and only a resumed run uses it again. One process at a
 time drives a run: it holds the folder's lock, which the system lets go of however that process ends.
@@ -47,6 +48,7 @@ class RunFolder:
         self.run_id_before: str | None = None
         """:attr:`run_id` of the driver before this one, known once :meth:`driven`."""
         self._lock = self.path / "driver.lock"
+        self._resumes = self.path / "resumes"
 
     @classmethod
     def create(cls, recipe: Recipe) -> "RunFolder":
@@ -87,17 +89,47 @@ class RunFolder:
         file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             before = os.pread(file, _LOCK_BYTES, 0).decode().strip()
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                remedy = "wait for it, or stop it first"
-                raise RecipeError("", f"process {before} is still running {str(self.path)!r}", remedy) from error
+            self._take_lock(file, before)
             self.run_id_before = self._id_of(int(before)) if before else None
             # Never shorter than it was: what overwrites the number before asks nothing of a disk that is full.
             os.pwrite(file, str(os.getpid()).encode().ljust(_LOCK_BYTES), 0)
             yield
         finally:
             os.close(file)
+
+    def check_not_driven(self) -> None:
+        """See that nobody drives the run, so that its files can be compared with one another. Changes nothing.
+
+        Raises:
+            RecipeError: a process does.
+        """
+        if self._lock.is_file():
+            file = os.open(self._lock, os.O_RDWR)
+            try:
+                self._take_lock(file, os.pread(file, _LOCK_BYTES, 0).decode(errors="replace").strip())
+            finally:
+                os.close(file)
+
+    def _take_lock(self, file: int, holder: str) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            remedy = "wait for it, or stop it first"
+            raise RecipeError("", f"process {holder} is still running {str(self.path)!r}", remedy) from error
+
+    def count_resume(self) -> None:
+        """Note that the run is resumed now, whatever becomes of it. Call it while it is :meth:`driven`.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        with self._resumes.open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} process {os.getpid()}\n")
+
+    @property
+    def resumes(self) -> int:
+        """How often the run was resumed so far."""
+        return len(self._resumes.read_bytes().splitlines()) if self._resumes.is_file() else 0
 
     @property
     def run_id(self) -> str:

@@ -10,7 +10,7 @@ from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.tasks import make_task_stream
 from buffers.inspection import BufferReport, inspect
-from buffers.journal import read_journal
+from buffers.journal_files import read_journal
 from buffers.recovery import rebuild
 
 
@@ -19,7 +19,7 @@ def inspect_run(run: Path) -> BufferReport:
 
     Raises:
         RecipeError: there is no run, or it keeps no journal, or has not begun one yet.
-        JournalDamaged, JournalOfAnotherRun: what is there cannot be read.
+        JournalDamaged, JournalGone, JournalOfAnotherRun, UnknownFormat: what is there cannot be read.
     """
     folder = RunFolder.find(run)
     recipe = compose(str(folder.recipe))

@@ -31,9 +31,10 @@ from asyncrl.run.model import resolve_model
 from asyncrl.run.processes import adopt_orphans, end_descendants, kill_everything
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
-from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
+from asyncrl.run.resuming import Reached
+from asyncrl.run.summary import Status, Summary
 from asyncrl.run.tasks import load_tasks
-from asyncrl.run.totals import SavedTotals, Totals
+from asyncrl.run.totals import SavedTotals, Totals, summarize
 from asyncrl.run.tracking import Tracker
 from asyncrl.run.train_pump import train_pump
 from asyncrl.run.watch import ending_with, own_daemons
@@ -50,22 +51,35 @@ TRACKING_FLUSH_S = 60.0
 """How long the last records may take to reach MLflow after a run that completed."""
 
 
-def launch(recipe: Recipe, folder: RunFolder, view: LiveView) -> Summary:
+def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None = None) -> Summary:
     """Run ``recipe`` to its end, from where ``folder`` says it is, and write ``summary.json`` there.
 
     Errors of the run end up in the summary, not here.
+
+    Args:
+        reached: how far the run had come, if it is resumed; whatever happens, its summary tells of no less.
     """
-    return launch_with_totals(recipe, folder, view)[0]
+    return launch_with_totals(recipe, folder, view, reached)[0]
 
 
-def launch_with_totals(recipe: Recipe, folder: RunFolder, view: LiveView) -> tuple[Summary, SavedTotals]:
+def launch_with_totals(
+    recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None = None
+) -> tuple[Summary, SavedTotals]:
     """Like :func:`launch`, for those who want to know more than the summary says."""
     totals = Totals()
+    if reached is not None:
+        totals.resume(reached.totals, reached.statistics.version)
+        totals.buffer = reached.statistics
+        if reached.note:
+            view.note(reached.note)
     tracker = Tracker(recipe, folder)
     adopt_orphans()
     tracker.start()
     status, reason = asyncio.run(_supervise(recipe, folder, view, totals, tracker))
-    summary = _summarize(recipe, totals, status, reason).recorded(folder.summary)  # before anything else can go wrong
+    summary = summarize(recipe, totals, status, reason)
+    if reached is not None:
+        summary = summary.going_on_from(reached.summary, totals.seconds)
+    summary = summary.recorded(folder.summary)  # before anything else can go wrong
     try:
         tracker.finish(status, TRACKING_FLUSH_S if status is Status.COMPLETED else recipe.deadlines.shutdown / 5)
     except (AsyncRLError, KeyboardInterrupt) as error:
@@ -124,8 +138,10 @@ async def _run(
     model_path = await resolve_model(recipe, view)
     async with _cluster(recipe, folder, view, str(model_path), totals, ending) as cluster:
         checkpointer = Checkpointer(recipe, folder, cluster, totals, view)
-        clock = (await cluster.buffer_statistics()).version
-        begin = await checkpointer.resume(clock)
+        buffer = await cluster.buffer_statistics()
+        clock = buffer.version
+        begin = await checkpointer.resume(clock, buffer.kept_from)
+        await cluster.take_over()  # all has been read and checked: only from here on is anything of the run changed
         folder.summary.unlink(missing_ok=True)  # of how the run ended before, which is not its end
         recorder = Recorder(recipe, cluster, tracker, view, totals)
         evaluator = Evaluator(recipe, cluster, load_tasks(recipe, "evaluation"), recorder, checkpointer)
@@ -204,21 +220,3 @@ def _reason(error: BaseException) -> str:
         own = [e for e in error.exceptions if isinstance(e, AsyncRLError)]
         error = (own or list(error.exceptions))[0]
     return str(error) if isinstance(error, AsyncRLError) else f"{type(error).__name__}: {error}"
-
-
-def _summarize(recipe: Recipe, totals: Totals, status: Status, reason: str) -> Summary:
-    now = totals.now()
-    summary = Summary(
-        status=status,
-        reason=reason,
-        steps=now.steps,
-        wall_s=now.wall,
-        evaluation=EvaluationEnds(now.evaluations[0], now.evaluations[-1]) if now.evaluations else EvaluationEnds(),
-        staleness=StalenessTotals(now.staleness_mean, now.staleness_max, recipe.buffer.max_staleness),
-        tokens=TokenTotals(now.tokens_generated, now.tokens_trained),
-        trajectories_per_s=now.trajectories_per_s,
-        idle=IdleShares(now.idle_generators, now.idle_learner),
-        versions_published=totals.versions_published,
-        resumes=now.resumes,
-    )
-    return summary if totals.buffer is None else msgspec.structs.replace(summary, ledger=totals.buffer.ledger)

@@ -1,29 +1,117 @@
-"""Whether a run can be resumed, known before anything of it starts."""
+"""Whether a run can be resumed, known before anything of it starts, and how far it had come."""
+
+import msgspec
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
-from asyncrl.run.buffer_folder import journal_of
+from asyncrl.run.beginning import begin_from, totals_at
+from asyncrl.run.buffer_folder import BufferFolder, journal_of
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status, Summary
-from buffers.recovery import check_recipe
+from asyncrl.run.tasks import make_task_stream
+from asyncrl.run.totals import SavedTotals, Totals, summarize
+from buffers.journal_files import JournalGone, Recovery, read_journal
+from buffers.payload import SUFFIX, check_there
+from buffers.recovery import rebuild
+from buffers.replay_buffer import BufferStatistics
+from learners import checkpoints
+from learners.checkpoint_manifest import Manifest
 
 
-def check_resumable(recipe: Recipe, folder: RunFolder) -> None:
-    """Refuse to resume what cannot be.
+class Reached(msgspec.Struct, frozen=True):
+    """How far a run had come that is about to be resumed, as its files tell.
+
+    Attributes:
+        summary: what would be told of it if it ended now.
+        totals: at the checkpoint that its learner begins from.
+        statistics: of its buffer.
+        note: what a user should know of a summary that cannot be read and is done without; empty if that is not so.
+    """
+
+    summary: Summary
+    totals: SavedTotals
+    statistics: BufferStatistics
+    note: str = ""
+
+
+def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
+    """Refuse to resume what cannot be. Reads journal, checkpoints, totals and summary, and changes nothing.
 
     Raises:
-        RecipeError: the run keeps no journal, or one that cannot be read, or is another recipe's; or it has completed and is
-            not to be longer.
+        RecipeError: the run keeps no journal, or one that cannot be read, is gone, or is another recipe's; its trajectories are
+            gone; its newest checkpoint is damaged, of another version than its name says, or does not go with the journal; it
+            has completed and is not to be longer; or a process is driving it.
     """
     if not isinstance(recipe.buffer.journal, AppendOnlyJournal):
         raise RecipeError("buffer.journal", f"{folder.path} keeps no journal, so it cannot be resumed", "launch it anew")
-    summary = Summary.read(folder.summary) if folder.summary.is_file() else None
-    if summary is not None and summary.status is Status.COMPLETED and recipe.steps <= summary.steps:
-        problem = f"{folder.path} has completed its {summary.steps} steps, there is nothing to resume"
+    folder.check_not_driven()
+    ended, unreadable = _how_it_ended(folder)
+    if ended is not None and ended.status is Status.COMPLETED and recipe.steps <= ended.steps:
+        problem = f"{folder.path} has completed its {ended.steps} steps, there is nothing to resume"
         raise RecipeError("", problem, f"raise steps in {folder.recipe} to go on with it, or launch a new run")
-    journal = journal_of(folder.path)
-    if journal.is_dir():
-        try:
-            check_recipe(recipe, journal)
-        except AsyncRLError as error:
-            raise RecipeError("", str(error), "nothing of the run was changed") from error
+    try:
+        statistics = _read_buffer(recipe, folder, ended)
+        version, checkpoint = begin_from(folder.checkpoints, statistics.version, statistics.kept_from)
+        if checkpoint is not None:
+            Manifest.read(checkpoint).require_name(checkpoint)
+    except RecipeError:
+        raise
+    except AsyncRLError as error:
+        raise RecipeError("", str(error), "nothing of the run was changed") from error
+    totals, _ = totals_at(folder.checkpoints, version)
+    return Reached(_told_now(recipe, folder, totals, statistics, ended), totals, statistics, unreadable)
+
+
+def _how_it_ended(folder: RunFolder) -> tuple[Summary | None, str]:
+    """The summary, if there is one that can be read, and what is wrong with it."""
+    try:
+        return Summary.read(folder.summary), ""
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError, RecursionError) as error:
+        return (
+            None,
+            f"{folder.summary} cannot be read ({error}): it is made anew, from the journal and the last checkpoint's totals",
+        )
+
+
+def _read_buffer(recipe: Recipe, folder: RunFolder, ended: Summary | None) -> BufferStatistics:
+    """The buffer that the journal tells of, whose trajectories are there as far as can be seen without reading them."""
+    journal, buffer_folder = journal_of(folder.path), BufferFolder.of(recipe, folder.path, folder.run_id)
+    try:
+        found = read_journal(journal)
+    except FileNotFoundError:
+        found = Recovery(None, [])
+    if found.is_empty:
+        _check_not_begun(folder, buffer_folder, ended)
+    buffer = rebuild(recipe, make_task_stream(recipe), journal, found)
+    # Other shards may lie on other hosts; they are looked at there, once these are up.
+    check_there(buffer_folder.shard(0), [ref for ref in buffer.live_payload() if ref.shard == 0])
+    return buffer.statistics()
+
+
+def _check_not_begun(folder: RunFolder, buffer: BufferFolder, ended: Summary | None) -> None:
+    """A journal that holds nothing is that of a run that ended before it began, if nothing in its folder says otherwise."""
+    evidence = []
+    if any(buffer.payload.rglob(f"*{SUFFIX}")):
+        evidence.append(f"there are trajectories in {buffer.payload}")
+    if newest := checkpoints.newest(folder.checkpoints):
+        evidence.append(f"there is a checkpoint, {newest[1].relative_to(folder.path)}")
+    if ended is not None and ended.ledger.issued:
+        evidence.append(f"{folder.summary.name} tells of {ended.ledger.issued} groups")
+    if evidence:
+        raise JournalGone(journal_of(folder.path), " and ".join(evidence))
+
+
+def _told_now(
+    recipe: Recipe, folder: RunFolder, saved: SavedTotals, statistics: BufferStatistics, ended: Summary | None
+) -> Summary:
+    """All that is known: by the totals of the last checkpoint, by the journal, and by the last end, if it was orderly."""
+    totals = Totals()
+    totals.resume(saved, statistics.version)
+    totals.buffer = statistics
+    known = summarize(recipe, totals, Status.FAILED, "")
+    if ended is not None and ended.steps >= known.steps:
+        known = msgspec.structs.replace(ended, ledger=known.ledger, versions_published=known.versions_published)
+    resumes = folder.resumes if ended is None else max(folder.resumes, ended.resumes)
+    return msgspec.structs.replace(known, steps=max(known.steps, statistics.steps_trained), resumes=resumes)

@@ -56,7 +56,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         wall_s: from start to end, coming up and going down included.
         trajectories_per_s: episodes trained over the training time.
         ledger: what became of every group issued.
-        resumes: how often the run was resumed; what passed in between does not count into ``wall_s``.
+        resumes: how often the run was resumed, those times included that it did not come far; what passed in between does not
+            count into ``wall_s``.
     """
 
     status: Status
@@ -73,6 +74,27 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         issued=0, running=0, committed=0, taken=0, trained=0, filtered=0, expired=0, failed=0, reasons={}
     )
     resumes: int = 0
+
+    def going_on_from(self, before: "Summary", seconds: float = 0.0) -> "Summary":
+        """This end of a run that was resumed, when it had come as far as ``before`` says: nothing of that is forgotten.
+
+        What a resumed run has measured counts from the checkpoint it began from. So as long as it has not come as far as the run
+        had come before, what was known before is more, and is kept, with this end's status and reason.
+
+        Args:
+            before: what would have been told before the run was resumed.
+            seconds: for which it then went on.
+        """
+        known = self
+        if self.steps < before.steps:
+            known = msgspec.structs.replace(
+                before,
+                status=self.status,
+                reason=self.reason,
+                versions_published=max(self.versions_published, before.versions_published),
+                ledger=self.ledger if self.ledger.issued >= before.ledger.issued else before.ledger,
+            )
+        return msgspec.structs.replace(known, wall_s=max(self.wall_s, before.wall_s + seconds), resumes=before.resumes + 1)
 
     def write(self, path: Path) -> None:
         """Write as JSON. A reader finds the whole file or none, whenever it looks."""
@@ -96,5 +118,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, path: Path) -> "Summary":
-        """Inverse of :meth:`write`."""
+        """Inverse of :meth:`write`.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError, RecursionError: it holds no summary.
+        """
         return msgspec.json.decode(path.read_bytes(), type=cls)

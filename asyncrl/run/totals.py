@@ -5,12 +5,15 @@ They are saved with each checkpoint. A resumed run goes on from there, so that a
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
 from buffers.replay_buffer import BufferStatistics
 from generators.worker import GeneratorStatistics
 
@@ -29,7 +32,6 @@ class SavedTotals(msgspec.Struct, kw_only=True):
         staleness_sum, staleness_tokens: their quotient is the mean over trained tokens.
         staleness_max: of any trained token.
         evaluations: mean rewards, in order.
-        resumes: how often the run was resumed.
     """
 
     steps: int = 0
@@ -46,7 +48,6 @@ class SavedTotals(msgspec.Struct, kw_only=True):
     staleness_tokens: float = 0.0
     staleness_max: int = 0
     evaluations: list[float] = []
-    resumes: int = 0
 
     @property
     def trajectories_per_s(self) -> float:
@@ -73,6 +74,16 @@ class SavedTotals(msgspec.Struct, kw_only=True):
         """Share of time while training in which the learner neither trained nor wrote weights."""
         return max(0.0, 1 - self.learner_busy / self.training) if self.training else 0.0
 
+    @classmethod
+    def read(cls, path: Path) -> "SavedTotals":
+        """What lies in a file.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError, RecursionError: it holds no totals.
+        """
+        return msgspec.json.decode(path.read_bytes(), type=cls)
+
 
 class Totals:
     """What the summary is made of. Only tokens that entered a loss count towards staleness."""
@@ -90,8 +101,8 @@ class Totals:
 
     def resume(self, saved: SavedTotals, published: PolicyVersion) -> None:
         """Go on from what was saved; every version up to ``published`` had been acknowledged."""
-        self._base = msgspec.structs.replace(saved, resumes=saved.resumes + 1)
-        self._counts = msgspec.structs.replace(self._base)
+        self._base = saved
+        self._counts = msgspec.structs.replace(saved)
         self.versions_published = published
 
     def begin(self, now: float, generators: Sequence[GeneratorStatistics]) -> None:
@@ -135,12 +146,17 @@ class Totals:
         """One version was acknowledged by every engine."""
         self.versions_published += 1
 
+    @property
+    def seconds(self) -> float:
+        """Since the run was launched or resumed."""
+        return time.monotonic() - self._launched
+
     def now(self) -> SavedTotals:
         """All totals as they are now."""
         before, after = self._generators_before, self._generators
         return msgspec.structs.replace(
             self._counts,
-            wall=self._base.wall + time.monotonic() - self._launched,
+            wall=self._base.wall + self.seconds,
             training=self._base.training + self._step_ended - self._began,
             engine_wall=self._base.engine_wall + _grown(before, after, "wall_seconds"),
             engine_idle=self._base.engine_idle + _grown(before, after, "idle_seconds"),
@@ -148,6 +164,24 @@ class Totals:
             tokens_generated=self._base.tokens_generated
             + max(self._tokens_at_end, sum(g.tokens_generated for g in self._generators)),
         )
+
+
+def summarize(recipe: Recipe, totals: Totals, status: Status, reason: str) -> Summary:
+    """What the totals say of a run that ended like this."""
+    now = totals.now()
+    summary = Summary(
+        status=status,
+        reason=reason,
+        steps=now.steps,
+        wall_s=now.wall,
+        evaluation=EvaluationEnds(now.evaluations[0], now.evaluations[-1]) if now.evaluations else EvaluationEnds(),
+        staleness=StalenessTotals(now.staleness_mean, now.staleness_max, recipe.buffer.max_staleness),
+        tokens=TokenTotals(now.tokens_generated, now.tokens_trained),
+        trajectories_per_s=now.trajectories_per_s,
+        idle=IdleShares(now.idle_generators, now.idle_learner),
+        versions_published=totals.versions_published,
+    )
+    return summary if totals.buffer is None else msgspec.structs.replace(summary, ledger=totals.buffer.ledger)
 
 
 def idle_share(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics]) -> float:

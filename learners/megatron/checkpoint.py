@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, tensor_parallel
 from megatron.core.dist_checkpointing.core import CheckpointingException
-from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedStateDict
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedStateDict, StateDict
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint import CheckpointException, Metadata
 
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
 from learners import checkpoint_manifest, checkpoints
@@ -33,7 +33,7 @@ from learners.checkpoint_manifest import (
     Progress,
     StoredFile,
 )
-from learners.megatron import lora, optimizer_state
+from learners.megatron import checkpoint_reader, lora, optimizer_state
 from learners.megatron.checkpoint_writer import PlannedSave, Written
 from learners.megatron.model import PolicyModel
 from learners.megatron.model_config import PolicyConfig, has_experts
@@ -162,17 +162,20 @@ def load(folder: Path, state: LearnerState) -> Progress:
         What the state has come to.
 
     Raises:
-        CheckpointDamaged: on all ranks, if a file is missing or not what was written.
+        CheckpointDamaged: on all ranks, if a file is missing or not what was written, or of another version than the folder.
+        UnknownClass: on all ranks, if a file names something that would have to be trusted.
         CheckpointMismatch: on all ranks, if it is of another model.
     """
 
     def checked() -> Manifest:
         manifest = Manifest.read(folder)
         manifest.require(state.shape, folder)
+        manifest.require_name(folder)
         manifest.check(folder, manifest.files[dist.get_rank() :: dist.get_world_size()])
         return manifest
 
     manifest = _agreed(checked)[0]
+    index, common = _read_untrusted(folder, manifest)
     wanted = _sharded(state, is_loading=True)
     same_layout = manifest.grid == state.grid()
     if same_layout:
@@ -181,18 +184,37 @@ def load(folder: Path, state: LearnerState) -> Progress:
         with warnings.catch_warnings():
             # Of torch, about calls that Megatron makes.
             warnings.simplefilter("ignore", FutureWarning)
-            loaded = dist_checkpointing.load(wanted, str(folder))
+            loaded = dist_checkpointing.load(
+                wanted,
+                str(folder),
+                sharded_strategy=checkpoint_reader.CheckedLoad(index),
+                common_strategy=checkpoint_reader.CheckedCommon(common),
+            )
     except (CheckpointingException, CheckpointException) as error:
         raise CheckpointDamaged(folder, str(error)) from error
     for name, network in zip(_PREFIXES, state.networks, strict=False):
         for number, chunk in enumerate(network.chunks):
             # Of a chunk with adapters the checkpoint holds nothing else.
-            chunk.load_state_dict(loaded[f"{name}chunk_{number}"], strict=not lora.trained_state(chunk))
+            state = checkpoint_reader.without_extra_state(loaded[f"{name}chunk_{number}"])
+            chunk.load_state_dict(state, strict=not lora.trained_state(chunk))
         for number, optimizer in enumerate(network.optimizer.chained_optimizers):
             optimizer_state.load_state(optimizer, loaded[f"{name}optimizer_{number}"])
     if same_layout:
         _set_random_streams(loaded["random"])
     return manifest.progress
+
+
+def _read_untrusted(folder: Path, manifest: Manifest) -> tuple[Metadata, StateDict]:
+    """Index and common part, on every rank, when it is known that all else can be loaded on all of them; collective."""
+    read: list[tuple[Metadata, StateDict]] = []
+
+    def checked() -> None:
+        index = checkpoint_reader.read_index(folder, [file.name for file in manifest.files])
+        checkpoint_reader.check_objects(folder, index)
+        read.append((index, checkpoint_reader.read_common(folder)))
+
+    _agreed(checked)
+    return read[0]
 
 
 def _prepare(target: Path, partial: Path) -> None:

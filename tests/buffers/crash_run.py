@@ -162,9 +162,10 @@ class Run:
 
     async def live(self):
         store = PayloadStore(self.paths.payload)
-        buffer, journal, report = recover(self.recipe, stream(), self.paths.journal, {0: store}, wait_s=20)
-        log(self.paths.reports, str(report), report.rows_lost, report.cut_bytes)
-        self.service = BufferService(self.recipe, buffer, journal=journal, free=store.free)
+        taken = recover(self.recipe, stream(), self.paths.journal, {0: store}, wait_s=20)
+        taken.begin()
+        log(self.paths.reports, str(taken.report), taken.report.rows_lost, taken.report.cut_bytes)
+        self.service = BufferService(self.recipe, taken.buffer, journal=taken.journal, free=store.free, sweep=taken.sweep)
         async with asyncio.TaskGroup() as group:
             workers = [group.create_task(self.work(worker)) for worker in self.given_up]
             await self.learn()

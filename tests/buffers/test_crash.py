@@ -20,7 +20,7 @@ from asyncrl.core.recipe.schema import (
     ZeroVarianceFilter,
 )
 from buffers import commands
-from buffers.journal import read_journal
+from buffers.journal_files import read_journal
 from buffers.ledger import TERMINAL
 from buffers.payload import PayloadStore
 from buffers.replay_buffer import BufferStatistics, ReplayBuffer

@@ -16,7 +16,8 @@ from small_disk import filled, mounted
 
 from buffers.disk import DiskFull
 from buffers.frames import FORMAT, UnknownFormat
-from buffers.journal import Journal, JournalDamaged, JournalInUse, read_journal
+from buffers.journal import Journal, JournalInUse
+from buffers.journal_files import JournalDamaged, JournalGone, head_of, read_journal
 
 MARK = b"\xa7RL\x1e"
 """Begins every record of the format."""
@@ -162,10 +163,11 @@ def test_damage_before_whole_records_names_file_offset_and_remedy(tmp_path):
     damaged[damaged.index(b"b" * 50)] ^= 1
     segment.write_bytes(damaged)
     offset = damaged.index(b"b" * 49) - 1 - 12
-    with pytest.raises(
-        JournalDamaged, match=rf"00000001.log is damaged at offset {offset}: .*; restore .* move it and all later"
-    ):
+    told = rf"00000001.log is damaged at offset {offset}: .*; restore .* a copy of .* \(truncate -s {offset} .*\), move all later"
+    with pytest.raises(JournalDamaged, match=told):
         open_journal(tmp_path)
+    os.truncate(segment, offset)
+    assert open_and_close(tmp_path).records == [b"a" * 50], "the remedy keeps all that can be kept"
 
 
 def test_a_run_of_zeros_is_no_record(tmp_path):
@@ -201,6 +203,152 @@ def test_a_journal_of_another_format_is_refused(tmp_path, monkeypatch):
         written(tmp_path, [b"a"])
     with pytest.raises(UnknownFormat, match=rf"format 09, not {FORMAT:02x}; resume with the version of asyncrl"):
         open_journal(tmp_path)
+
+
+# --- files that are gone: a journal that was begun is never taken for one that was not
+
+
+def everything(folder):
+    """The journal's files, and its head beside them."""
+    return contents(folder), head_of(folder).read_bytes()
+
+
+def put_away(folder, *names):
+    """Move files of the journal, or all of them, out of it; returns what moves them back."""
+    aside = folder.with_name("aside")
+    aside.mkdir(exist_ok=True)
+    names = names or tuple(path.name for path in folder.iterdir() if path.name != "lock")
+    for name in names:
+        (folder / name).rename(aside / name)
+
+    def put_back():
+        for name in names:
+            (aside / name).rename(folder / name)
+
+    return put_back
+
+
+def refused(folder, error, told):
+    """Opening and reading the journal raise ``error``, and change nothing."""
+    before = contents(folder) if folder.is_dir() else None
+    for attempt in (open_journal, read_journal):
+        with pytest.raises(error, match=told):
+            attempt(folder)
+    assert (contents(folder) if folder.is_dir() else None) == before
+
+
+RECORDS = [b"%d" % n * 50 for n in range(6)]
+
+
+def test_a_journal_whose_folder_is_gone_is_refused_and_no_folder_is_made_in_its_place(tmp_path):
+    folder = written(tmp_path / "journal", RECORDS, segment_bytes=90)
+    folder.rename(tmp_path / "elsewhere")
+    refused(folder, JournalGone, r"journal is gone or holds nothing, although .*journal.head says .* segment 6; put it back")
+    assert not folder.exists()
+    (tmp_path / "elsewhere").rename(folder)
+    assert open_and_close(folder).records == RECORDS
+
+
+@pytest.mark.parametrize("what", [RECORDS[:1], [*RECORDS[:1], "one"], RECORDS], ids=["one record", "a snapshot", "many"])
+def test_a_journal_whose_files_are_all_gone_is_refused(tmp_path, what):
+    folder = written(tmp_path / "journal", what, segment_bytes=90)
+    expected = read_journal(folder)
+    put_back = put_away(folder)
+    refused(folder, JournalGone, r"although \S+journal.head says that it had come to segment")
+    put_back()
+    assert open_and_close(folder) == expected
+
+
+def test_the_newest_segments_are_missed_and_what_came_before_can_be_gone_on_with(tmp_path):
+    folder = written(tmp_path / "journal", RECORDS, segment_bytes=90)
+    put_back = put_away(folder, "00000005.log", "00000006.log")
+    refused(folder, JournalDamaged, r"00000005.log .*: the file is not there, and journal.head says .* segment 6; restore")
+    put_back()
+    assert open_and_close(folder).records == RECORDS
+    put_away(folder, "00000005.log", "00000006.log")
+    refused(folder, JournalDamaged, r"or, to give up what was recorded there and since, move \S+journal.head away and resume")
+    head_of(folder).rename(tmp_path / "head")
+    journal, found = open_journal(folder, segment_bytes=90)
+    assert found.records == RECORDS[:4]
+    journal.append(b"goes on")
+    journal.close()
+    assert open_and_close(folder).records == [*RECORDS[:4], b"goes on"]
+
+
+def test_a_segment_that_came_after_the_newest_snapshot_is_missed(tmp_path):
+    folder = written(tmp_path / "journal", [b"a", "one", b"b"])
+    put_back = put_away(folder, "00000002.log")
+    refused(folder, JournalDamaged, r"00000002.log .*: the file is not there, and journal.head says")
+    put_back()
+    assert open_and_close(folder).records == [b"b"]
+
+
+def test_a_segment_in_the_middle_is_missed_and_what_came_before_can_be_gone_on_with(tmp_path):
+    folder = written(tmp_path / "journal", RECORDS, segment_bytes=90)
+    put_back = put_away(folder, "00000003.log")
+    refused(
+        folder, JournalDamaged, r"00000003.log .*: .* later ones are; restore .* move it and all later files of \S+journal away"
+    )
+    put_back()
+    assert open_and_close(folder).records == RECORDS
+    put_away(folder, *(f"{number:08d}.log" for number in (3, 4, 5, 6)))
+    head_of(folder).rename(tmp_path / "head")
+    assert open_and_close(folder).records == RECORDS[:2]
+
+
+@pytest.mark.parametrize("what", [["one", b"b"], ["one", b"b", "two", b"c"], ["one", b"b", "two"]], ids=str)
+def test_the_newest_snapshot_is_missed_and_not_needed(tmp_path, what):
+    folder = written(tmp_path / "journal", [b"a", *what])
+    newest = sorted(folder.glob("*.snapshot"))[-1].name
+    put_away(folder, newest)
+    seen = read_journal(folder)
+    assert (seen.snapshot, seen.records) == (
+        (None, [b"a", b"b"]) if what.count("two") == 0 else (b"one", [b"b", b"c"][: len(what) - 2])
+    )
+    assert seen.missing_snapshot == newest
+    journal, found = open_journal(folder)
+    assert found == seen
+    journal.append(b"goes on")
+    journal.close()
+    found = open_and_close(folder)
+    assert (found.snapshot, found.records, found.missing_snapshot) == (seen.snapshot, [*seen.records, b"goes on"], "")
+
+
+def test_without_a_snapshot_and_the_beginning_it_says_that_either_would_do(tmp_path):
+    folder = written(tmp_path / "journal", [b"a", "one", b"b", "two", b"c"])
+    put_back = put_away(folder, "00000002.snapshot", "00000003.snapshot")
+    told = r"00000001.log .* cannot be read without it or a snapshot of \S+journal from a backup; restore the file from a backup$"
+    refused(folder, JournalDamaged, told)
+    put_back()
+    assert open_and_close(folder).records == [b"c"]
+
+
+def test_a_head_that_cannot_be_read_says_nothing(tmp_path, caplog):
+    folder = written(tmp_path / "journal", RECORDS[:2])
+    for damaged in (b"", b"\xff\xfe", b"1 2 3", b"one two"):
+        head_of(folder).write_bytes(damaged)
+        assert read_journal(folder).records == RECORDS[:2]
+        assert "journal.head cannot be read" in caplog.text
+        caplog.clear()
+
+
+def test_opening_changes_nothing_before_the_first_change(tmp_path):
+    folder = written(tmp_path / "journal", [b"a", "one", b"b", "two", b"c"])
+    with open(folder / "00000003.log", "ab") as file:
+        file.write(b"torn")
+    (folder / "00000003.snapshot").write_bytes(b"nonsense")
+    (folder / "00000004.snapshot.making").write_bytes(b"half")
+    before = everything(folder)
+    for _ in range(2):
+        journal, found = open_journal(folder)
+        assert (found.snapshot, found.records, found.cut_bytes) == (b"one", [b"b", b"c"], 4)
+        journal.close()
+        assert everything(folder) == before
+    journal, _ = open_journal(folder)
+    journal.append(b"d")
+    journal.close()
+    assert sorted(contents(folder)) == ["00000002.log", "00000002.snapshot", "00000003.damaged", "00000003.log"]
+    assert read_journal(folder).records == [b"b", b"c", b"d"]
 
 
 # --- snapshots
@@ -367,7 +515,7 @@ def test_a_full_disk_leaves_the_journal_as_it_was_and_it_goes_on(tmp_path, begun
 
 
 def test_no_room_for_a_new_file_is_a_full_disk(tmp_path):
-    with mounted(tmp_path / "small", "tmpfs", "size=1m,nr_inodes=5") as disk:
+    with mounted(tmp_path / "small", "tmpfs", "size=1m,nr_inodes=6") as disk:
         journal, _ = open_journal(disk / "journal", segment_bytes=1)
         journal.append(b"a")
         (disk / "last").touch()
@@ -390,5 +538,6 @@ def test_nothing_can_be_appended_once_it_is_closed(tmp_path):
 
 
 def test_errors_travel_between_processes():
-    for error in (JournalDamaged(Path("/x"), 5, "bad"), JournalInUse(Path("/x"), "12", 3.0)):
+    damaged = JournalDamaged(Path("/x"), 5, "bad", "move it away")
+    for error in (damaged, JournalGone(Path("/x"), "it is not new"), JournalInUse(Path("/x"), "12", 3.0)):
         assert str(pickle.loads(pickle.dumps(error))) == str(error)

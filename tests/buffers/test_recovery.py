@@ -1,5 +1,8 @@
 """Recovery: the buffer as it was, without its workers, with payload that was checked, or a refusal that says what to do."""
 
+import pickle
+import shutil
+
 import msgspec
 import pytest
 from crash_run import TASKS, episode, stream
@@ -12,9 +15,12 @@ from asyncrl.core.recipe.schema import AppendOnlyJournal, FileTasks, GeneratedTa
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import encode
 from buffers import commands
-from buffers.journal import JournalInUse, read_journal
-from buffers.payload import PayloadReader, PayloadStore, PayloadWriter
-from buffers.recovery import JournalOfAnotherRun, RecoveryReport, check_recipe, recover
+from buffers.frames import UnknownFormat
+from buffers.identity import JournalOfAnotherRun
+from buffers.journal import JournalInUse
+from buffers.journal_files import JournalDamaged, JournalGone, head_of, read_journal
+from buffers.payload import PayloadGone, PayloadReader, PayloadStore, PayloadWriter
+from buffers.recovery import RecoveryReport, rebuild, recover
 from buffers.task_stream import TaskSource, TaskStream
 
 RECIPE = recipe(filters=())
@@ -24,11 +30,17 @@ class Life:
     """A process's part: recovers, does things, and is gone without closing anything properly."""
 
     def __init__(self, folder, recipe=RECIPE, tasks=None):
-        self.stores = {shard: PayloadStore(folder / f"shard-{shard}") for shard in range(2)}
-        self.buffer, self.journal, self.report = recover(recipe, tasks or stream(), folder / "journal", self.stores, wait_s=0)
+        self.stores = self.stores_of(folder)
+        self.taken = recover(recipe, tasks or stream(), folder / "journal", self.stores, wait_s=0)
+        self.taken.begin()
+        self.buffer, self.journal, self.report = self.taken.buffer, self.taken.journal, self.taken.report
         self.writers = [
             PayloadWriter(folder / f"shard-{shard}", shard, "worker", segment_bytes=20_000, fsync=False) for shard in range(2)
         ]
+
+    @staticmethod
+    def stores_of(folder):
+        return {shard: PayloadStore(folder / f"shard-{shard}") for shard in range(2)}
 
     def do(self, command):
         self.journal.append(commands.encode(command))
@@ -88,9 +100,13 @@ def test_what_was_running_is_issued_again_and_what_was_finished_is_kept(tmp_path
     life = Life(tmp_path)
     report = life.report
     assert (report.committed, report.again, report.batches, report.rows_lost) == (1, 2, 1, 0)
+    assert f"{report.set_aside_bytes:,} bytes of trajectories that nobody needs are removed after the next checkpoint" in str(
+        report
+    )
+    assert report.set_aside_bytes >= orphan[0].payload.size
+    assert (tmp_path / "shard-0" / orphan[0].payload.segment).exists(), "the run has not shown yet that it can do without"
+    life.taken.sweep()
     assert not (tmp_path / "shard-0" / orphan[0].payload.segment).exists(), "nobody was told of it"
-    assert f"{report.swept_bytes:,} bytes of trajectories that nobody needs were removed" in str(report)
-    assert report.swept_bytes >= orphan[0].payload.size
     assert "1 groups are ready, 2 are issued again, and 1 batches are kept" in str(report)
     tickets = life.lease(2)
     assert [(ticket.group_id, ticket.samples, ticket.attempt) for ticket in tickets] == [
@@ -219,6 +235,10 @@ def test_a_run_that_is_made_longer_goes_on_where_it_was_to_end(tmp_path, snapsho
         life_of(6)
 
 
+def check_recipe(recipe, journal):
+    rebuild(recipe, stream(), journal, read_journal(journal))
+
+
 def test_a_changed_recipe_is_known_before_anything_starts(tmp_path):
     life = Life(tmp_path)
     replaced = msgspec.structs.replace
@@ -281,3 +301,193 @@ def test_a_refused_recovery_lets_go_of_the_journal(tmp_path):
     with pytest.raises(JournalOfAnotherRun):
         Life(tmp_path, msgspec.structs.replace(RECIPE, seed=5))
     Life(tmp_path).die()
+
+
+# --- What is refused has changed nothing, and goes on as if nothing had been when what is gone is put back
+
+
+def files(folder):
+    """All files with their content and the disk space they take; the lock only says who asked last."""
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "lock"]
+    return {path.relative_to(folder): (path.read_bytes(), path.stat().st_blocks) for path in found}
+
+
+def refused(folder, error, told, **how):
+    before = files(folder)
+    with pytest.raises(error, match=told) as caught:
+        Life(folder, **how)
+    assert files(folder) == before
+    return caught.value
+
+
+def killed_run(folder):
+    """Two steps trained, finished groups waiting, some rows orphaned, two snapshots, segments; its ledger."""
+    life = Life(folder)
+    life.step(0)
+    life.journal.snapshot(life.buffer.snapshot())
+    ready, half = life.lease(2)
+    life.commit(ready)
+    life.journal.snapshot(life.buffer.snapshot())
+    life.commit(half, [1])
+    life.generate(half, [0])
+    life.die()
+
+
+def gone_on(folder):
+    """The state that a resume reaches, told by a copy of the run's files."""
+    copy = folder.with_name(f"{folder.name}-copy")
+    shutil.copytree(folder, copy)
+    life = Life(copy)
+    state = life.buffer.snapshot(), life.report
+    life.die()
+    shutil.rmtree(copy)
+    return state
+
+
+def test_a_recovery_that_goes_no_further_has_changed_nothing(tmp_path):
+    """Whatever else is wrong with the run is found out before :meth:`Takeover.begin`."""
+    killed_run(tmp_path)
+    with open(tmp_path / "journal" / "00000003.log", "ab") as file:
+        file.write(b"torn")
+    (tmp_path / "journal" / "00000003.snapshot").write_bytes(b"nonsense")
+    before, expected = files(tmp_path), gone_on(tmp_path)
+    for _ in range(2):
+        taken = recover(RECIPE, stream(), tmp_path / "journal", Life.stores_of(tmp_path), wait_s=0)
+        assert taken.report.set_aside_bytes > 0
+        taken.journal.close()
+        assert files(tmp_path) == before
+    life = Life(tmp_path)
+    assert (life.buffer.snapshot(), life.report) == expected
+    life.die()
+
+
+GONE = {
+    "the folder": ([""], JournalGone, r"journal is gone or holds nothing, although there are trajectories .*; put it back"),
+    "all files": (["0*"], JournalGone, r"although \S+journal.head says that it had come to segment 3; put it back"),
+    "the newest segment": (["00000003.log"], JournalDamaged, "00000003.log .* is not there, and journal.head says"),
+    "newest segment and snapshot": (["00000003.*"], JournalDamaged, "00000003.log .* is not there, and journal.head says"),
+    "a segment in the middle": (["00000003.snapshot", "00000002.log"], JournalDamaged, "00000002.log .* later ones are; restore"),
+    "the beginning": (["*.snapshot"], JournalDamaged, "00000001.log .* cannot be read without it or a snapshot of"),
+}
+
+
+@pytest.mark.parametrize("what", GONE)
+def test_what_is_gone_of_a_journal_is_told_and_put_back_it_goes_on(tmp_path, what):
+    patterns, error, told = GONE[what]
+    folder = tmp_path / "run"
+    killed_run(folder)
+    expected, aside = gone_on(folder), tmp_path / "aside"
+    aside.mkdir()
+    journal = folder / "journal"
+    gone = [path for pattern in patterns for path in (sorted(journal.glob(pattern)) if pattern else [journal])]
+    assert gone
+    for path in gone:
+        path.rename(aside / path.name)
+    for _ in range(2):
+        refused(folder, error, told)
+    for path in gone:
+        assert not path.exists(), "nothing was made in its place"
+        (aside / path.name).rename(path)
+    life = Life(folder)
+    assert (life.buffer.snapshot(), life.report) == expected
+    life.die()
+
+
+def test_the_newest_snapshot_may_be_gone(tmp_path):
+    killed_run(tmp_path)
+    expected, _ = gone_on(tmp_path)
+    (tmp_path / "journal" / "00000003.snapshot").unlink()
+    life = Life(tmp_path)
+    assert life.buffer.snapshot() == expected
+    assert "gone, and done without: the journal's 00000003.snapshot" in str(life.report)
+    life.die()
+
+
+@pytest.mark.parametrize("what", ["the folder", "all files"])
+def test_trajectories_say_that_a_run_had_begun_even_if_nothing_is_left_of_its_journal(tmp_path, what):
+    killed_run(tmp_path)
+    head_of(tmp_path / "journal").unlink()
+    shutil.rmtree(tmp_path / "journal")
+    if what == "all files":
+        (tmp_path / "journal").mkdir()
+    refused(tmp_path, JournalGone, r"although there are trajectories of the run \(payload shard 0, 1\); put it back")
+    assert (tmp_path / "journal").exists() == (what == "all files")
+
+
+def test_a_first_record_that_was_torn_is_no_reason_to_begin_anew_over_trajectories(tmp_path):
+    life = Life(tmp_path)
+    life.commit(*life.lease(1))
+    life.die()
+    head_of(tmp_path / "journal").unlink()
+    (tmp_path / "journal" / "00000001.log").write_bytes(b"")
+    refused(tmp_path, JournalGone, "although there are trajectories of the run")
+
+
+def test_what_a_remedy_gives_up_is_kept_until_the_run_has_shown_that_it_can_do_without(tmp_path):
+    """The user gives up the newest segment, sees that this was wrong, and puts everything back."""
+    folder, aside = tmp_path / "run", tmp_path / "aside"
+    killed_run(folder)
+    expected = gone_on(folder)
+    shutil.copytree(folder / "journal", aside)
+    (folder / "journal" / "00000003.log").unlink()
+    remedy = refused(folder, JournalDamaged, "and journal.head says that").remedy
+    assert remedy == f"move {head_of(folder / 'journal')} away"
+    head_of(folder / "journal").rename(tmp_path / "head")
+    life = Life(folder)
+    assert life.report.set_aside_bytes > 0
+    life.die()
+    assert gone_on(folder)[0] != expected[0]
+
+    shutil.rmtree(folder / "journal")
+    shutil.copytree(aside, folder / "journal")
+    (tmp_path / "head").replace(head_of(folder / "journal"))
+    life = Life(folder)
+    assert (life.buffer.snapshot(), life.report) == expected
+    life.taken.sweep()
+    assert [ref for shard, store in life.stores.items() for ref in store.verify(live(life, shard))] == []
+    life.die()
+
+
+def live(life, shard):
+    return [ref for ref in life.buffer.live_payload() if ref.shard == shard]
+
+
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_a_payload_folder_that_is_gone_is_told_and_put_back_it_goes_on(tmp_path, checkpointed):
+    folder, aside = tmp_path / "run", tmp_path / "aside"
+    killed_run(folder)
+    if checkpointed:
+        life = Life(folder)
+        life.do(commands.Checkpointed(1))
+        life.die()
+    expected, _ = gone_on(folder)
+    aside.mkdir()
+    for shard in range(2):
+        (folder / f"shard-{shard}").rename(aside / f"shard-{shard}")
+    told = r"shard-0 is not there, and the run's journal needs \d+ trajectories \([\d,]+ bytes\) .*; put it back and resume"
+    refused(folder, PayloadGone, told)
+    assert not (folder / "shard-0").exists(), "where it is to be put back, no folder is made in its place"
+    for shard in range(2):
+        (folder / f"shard-{shard}").mkdir()  # the other remedy, to the letter
+    if checkpointed:
+        taken = recover(RECIPE, stream(), folder / "journal", Life.stores_of(folder), wait_s=0)
+        assert taken.report.rows_lost > 0
+        taken.journal.close()
+    else:
+        refused(folder, LedgerError, "batch of version 0, .* were destroyed; put the run's payload folder back as it was")
+    for shard in range(2):
+        (folder / f"shard-{shard}").rmdir()
+        (aside / f"shard-{shard}").rename(folder / f"shard-{shard}")
+    assert gone_on(folder)[0] == expected
+
+
+def test_errors_about_payload_travel_between_processes(tmp_path):
+    error = PayloadGone(tmp_path, 3, 500)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_record_that_is_none_of_this_program_s_is_told(tmp_path):
+    life = Life(tmp_path)
+    life.journal.append(msgspec.msgpack.encode([99, "who knows"]))
+    life.die()
+    refused(tmp_path, UnknownFormat, "holds a record that is none of this program's .*; resume with the version of asyncrl")

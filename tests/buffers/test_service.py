@@ -25,7 +25,8 @@ from asyncrl.core.recipe.schema import (
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
 from buffers import commands, service
-from buffers.journal import Journal, read_journal
+from buffers.journal import Journal
+from buffers.journal_files import read_journal
 from buffers.payload import DiskFull
 from buffers.replay_buffer import ReplayBuffer
 from buffers.service import LEASE_WAIT_S, BufferService
@@ -86,8 +87,15 @@ class Bench:
     def __init__(self, recipe, journal):
         self.recipe, self.journal = recipe, journal
         self.buffer = ReplayBuffer(recipe, tasks())
-        self.freed = []
-        self.service = BufferService(recipe, self.buffer, journal=journal, free=self.freed.extend, clock=self.clock)
+        self.freed, self.sweeps = [], []
+        self.service = BufferService(
+            recipe,
+            self.buffer,
+            journal=journal,
+            free=self.freed.extend,
+            sweep=lambda: self.sweeps.append(self.buffer.version),
+            clock=self.clock,
+        )
 
     def clock(self):
         return 1e9 + asyncio.get_running_loop().time()
@@ -491,6 +499,20 @@ def test_who_closes_the_service_does_not_wait_for_room_on_the_disk(journaled):
         for refused in (committing, losing):
             with pytest.raises(ComponentFailed, match="closed"):
                 await refused
+
+    journaled(scenario)
+
+
+def test_what_a_recovery_set_aside_is_swept_once_at_the_first_checkpoint(journaled):
+    async def scenario(bench):
+        await bench.step(PolicyVersion(0))
+        await bench.step(PolicyVersion(1))
+        await asyncio.sleep(10)
+        assert bench.sweeps == []
+        await bench.service.checkpointed(PolicyVersion(1))
+        await bench.service.checkpointed(PolicyVersion(2))
+        await bench.service.close()
+        assert bench.sweeps == [2]
 
     journaled(scenario)
 

@@ -28,7 +28,9 @@ def run(tmp_path):
     """A run that trained its first step on the shorter of its groups, and is still being driven."""
     recipe, folder = launched(tmp_path)
     where = BufferFolder.of(recipe, folder.path, folder.run_id)
-    buffer, journal, _ = recover(recipe, make_task_stream(recipe), where.journal, {})
+    taken = recover(recipe, make_task_stream(recipe), where.journal, {})
+    taken.begin()
+    buffer, journal = taken.buffer, taken.journal
 
     def do(command):
         journal.append(commands.encode(command))

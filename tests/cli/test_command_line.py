@@ -94,8 +94,8 @@ class TestRunToEnd:
         recipe = compose("quickstart", [f"run_dir={tmp_path}"])
         folder = RunFolder.create(recipe)
 
-        def end(run: Callable[..., Summary]) -> tuple[ExitCode, str, RunFolder]:
-            code = run_to_end(run, recipe, folder, Console())
+        def end(run: Callable[..., Summary], before: Summary | None = None) -> tuple[ExitCode, str, RunFolder]:
+            code = run_to_end(run, recipe, folder, Console(), before=before)
             return code, capsys.readouterr().out, folder
 
         return end
@@ -125,6 +125,19 @@ class TestRunToEnd:
         log = (folder.logs / "driver.log").read_text()
         assert "Traceback" in log
         assert "KeyError: 'surprise'" in log
+
+    @pytest.mark.parametrize("error", [KeyError("surprise"), KeyboardInterrupt()], ids=["error", "interrupt"])
+    def test_a_resume_that_dies_while_starting_forgets_nothing_and_counts(self, end, error):
+        def run(*_: object) -> Summary:
+            raise error
+
+        before = Summary(status=Status.INTERRUPTED, reason="stopped by the user", steps=14, wall_s=80.0, resumes=0)
+        for resumes in (1, 2):
+            _, _, folder = end(run, before)
+            told = Summary.read(folder.summary)
+            assert (told.steps, told.wall_s, told.resumes, folder.resumes) == (14, 80.0, resumes, resumes)
+            assert told.status is not Status.COMPLETED
+            before = told
 
     def test_an_interrupt_that_escapes_is_no_failure(self, end):
         def run(*_: object) -> Summary:

@@ -1,17 +1,25 @@
 """A run that goes on from a checkpoint goes on as if it had never stopped: to the bit in the same layout, closely in another."""
 
+import argparse
+import io
+import operator
+import os
 import pickle
 import shutil
 
+import msgspec
 import numpy as np
 import pytest
 import rank_side
+import torch
 from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
 from ranks import RankFailed, run_ranks
 from test_ranks import distance
 
 from asyncrl.core.metrics import combine
 from learners import checkpoint_manifest, checkpoints
+from learners.checkpoint_manifest import Manifest, StoredFile
+from learners.megatron.checkpoint_reader import without_extra_state
 
 BEFORE = [make_batch(version) for version in (5, 6, 7)]
 AFTER = [make_batch(version) for version in (8, 9)]
@@ -173,10 +181,144 @@ def test_damage_is_named_on_all_ranks_and_changes_nothing(folder, sound, copies)
         for kind, text, _ in outcomes:
             assert kind == "CheckpointDamaged"
             assert text.startswith(f"checkpoint {source} is damaged: {problem}")
-            assert text.endswith("remove the folder, so that the checkpoint before it is used, or launch anew")
+            remedy = "put it back from a copy, or move the folder away, so that the checkpoint before it is used, or launch anew"
+            assert text.endswith(remedy)
         assert_identical(assemble([outcome[2] for outcome in outcomes]), start)
     assert [kind for kind, _, _ in loaded] == ["", ""]
     assert distance(assemble([outcome[2] for outcome in loaded]), start) > 1e-3
+
+
+# --- a checkpoint that somebody else has made or changed, with checksums to match
+
+
+class Crafted:
+    """Pickles as a call of ``function`` when it is loaded."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def saved_by_torch(value, **options):
+    file = io.BytesIO()
+    torch.save(value, file, **options)
+    return file.getvalue()
+
+
+def sealing(craft):
+    """``craft``, and then a manifest that says of all files what they are now."""
+
+    def crafted(target):
+        craft(target)
+        manifest = Manifest.read(target)
+        files = tuple(StoredFile.of(target / file.name) for file in manifest.files)
+        (target / checkpoint_manifest.NAME).write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, files=files)))
+
+    return crafted
+
+
+def in_place_of_an_object(target, data):
+    """Have the index say that one of the checkpoint's objects is ``data``."""
+    index = pickle.loads((target / ".metadata").read_bytes())
+    (place,) = [place for place in index.storage_data if place.fqn.startswith("random/shard_0.0.0.0")]
+    path = target / index.storage_data[place].relative_path
+    index.storage_data[place].offset, index.storage_data[place].length = path.stat().st_size, len(data)
+    path.write_bytes(path.read_bytes() + data)
+    (target / ".metadata").write_bytes(pickle.dumps(index))
+
+
+def crafted_ways(proof):
+    """Ways to have ``proof`` made by whoever loads the checkpoint: what is done to it, and what the refusal says."""
+    evil = Crafted(os.mkdir, str(proof))
+    shadowed = saved_by_torch({"optimizer_0": argparse.Namespace(lr=1.0)})
+    return {
+        "index": (lambda target: (target / ".metadata").write_bytes(pickle.dumps(evil)), ".metadata", "posix.mkdir"),
+        "old pickle": (lambda target: (target / ".metadata").write_bytes(pickle.dumps(evil, 0)), ".metadata", "posix.mkdir"),
+        "attribute": (
+            lambda target: (target / ".metadata").write_bytes(pickle.dumps(Crafted(operator.attrgetter, "mkdir"))),
+            ".metadata",
+            "operator.attrgetter",
+        ),
+        "common": (lambda target: (target / "common.pt").write_bytes(saved_by_torch(evil)), "common.pt", "posix.mkdir"),
+        "common by a new pickle": (
+            lambda target: (target / "common.pt").write_bytes(saved_by_torch(evil, pickle_protocol=4)),
+            "common.pt",
+            "posix.mkdir",
+        ),
+        "common by Megatron's list": (
+            lambda target: (target / "common.pt").write_bytes(shadowed),
+            "common.pt",
+            "argparse.Namespace",
+        ),
+        "object": (lambda target: in_place_of_an_object(target, saved_by_torch([evil])), "__0_0.distcp", "posix.mkdir"),
+    }
+
+
+def test_what_a_checkpoint_names_is_not_run_and_told_on_all_ranks(folder, sound, copies, tmp_path):
+    proof = tmp_path / "proof"
+    ways = crafted_ways(proof)
+    sources = [copies(name, sealing(craft)) for name, (craft, _, _) in ways.items()]
+    by_rank = ranks_of(rank_side.loads, folder, [*sources, sound], grid=(1, 1, 2))
+    assert not proof.exists()
+    *refused, loaded = [list(outcomes) for outcomes in zip(*by_rank, strict=True)]
+    start = assemble([outcome[2] for outcome in refused[0]])
+    for source, (_, file, named), outcomes in zip(sources, ways.values(), refused, strict=True):
+        for kind, text, _ in outcomes:
+            assert kind == "UnknownClass", text
+            assert text.startswith(f"{file} of checkpoint {source} names {named}, which no checkpoint of this program holds")
+            assert "put the checkpoint back from a copy, or move its folder away" in text
+        assert_identical(assemble([outcome[2] for outcome in outcomes]), start)
+    assert [kind for kind, _, _ in loaded] == ["", ""]
+
+
+def test_the_crafted_checkpoints_would_have_run_something(sound, copies, tmp_path):
+    """As they are loaded where nobody looks at what they name."""
+    proof = tmp_path / "proof"
+    for name in ("index", "old pickle"):
+        pickle.loads((copies(f"shown {name}", crafted_ways(proof)[name][0]) / ".metadata").read_bytes())
+        proof.rmdir()
+    torch.load(io.BytesIO(saved_by_torch([Crafted(os.mkdir, str(proof))])), weights_only=False)
+    proof.rmdir()
+
+
+def elsewhere(target):
+    index = pickle.loads((target / ".metadata").read_bytes())
+    for info in index.storage_data.values():
+        info.relative_path = "../elsewhere"
+    (target / ".metadata").write_bytes(pickle.dumps(index))
+
+
+def test_what_is_no_index_and_no_state_is_told(folder, copies):
+    ways = {
+        "points elsewhere": (elsewhere, ".metadata points to ../elsewhere, which is none of the checkpoint's files"),
+        "no pickle": (lambda target: (target / ".metadata").write_bytes(b"!"), ".metadata is no index of a checkpoint"),
+        "a number": (lambda target: (target / ".metadata").write_bytes(pickle.dumps(1)), ".metadata is no index of a checkpoint"),
+        "no archive": (lambda target: (target / "common.pt").write_bytes(b"!"), "common.pt is not what torch saves"),
+        "a list": (lambda target: (target / "common.pt").write_bytes(saved_by_torch([1])), "common.pt holds a list, not a"),
+    }
+    sources = [copies(name, sealing(craft)) for name, (craft, _) in ways.items()]
+    (outcomes,) = ranks_of(rank_side.loads, folder, sources)
+    for source, (_, told), (kind, text, _) in zip(sources, ways.values(), outcomes, strict=True):
+        assert kind == "CheckpointDamaged"
+        assert text.startswith(f"checkpoint {source} is damaged: {told}")
+
+
+def test_a_checkpoint_of_another_version_than_its_name_says_is_refused(folder, copies):
+    source = copies("version-000012", lambda target: None)
+    (((kind, text, _),),) = ranks_of(rank_side.loads, folder, [source])
+    assert kind == "CheckpointDamaged"
+    assert "its name says version 12, and the files in it are of version 8, which belong into version-000008" in text
+
+
+def test_nothing_that_a_layer_would_unpickle_comes_from_a_checkpoint():
+    state = {"layers.0.fc1.weight": 1, "layers.0.fc1._extra_state": b"a pickle", "experts.0._extra_state3": b"another"}
+    assert without_extra_state(state) == {
+        "layers.0.fc1.weight": 1,
+        "layers.0.fc1._extra_state": None,
+        "experts.0._extra_state3": None,
+    }
 
 
 def test_another_model_is_refused(folder, sound, tmp_path):
@@ -220,5 +362,6 @@ def test_a_checkpoint_that_is_there_is_not_overwritten(folder, tmp_path):
 
 
 def test_errors_survive_the_way_between_processes(tmp_path):
-    error = checkpoint_manifest.CheckpointDamaged(tmp_path, "torn")
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    unknown = checkpoint_manifest.UnknownClass(tmp_path, "common.pt", "posix.system")
+    for error in (checkpoint_manifest.CheckpointDamaged(tmp_path, "torn"), unknown):
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)

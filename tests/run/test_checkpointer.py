@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.run.checkpointer import Checkpointer, CheckpointOfTheFuture
+from asyncrl.run.beginning import CheckpointOfTheFuture, CheckpointsGone
+from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.totals import Totals
@@ -70,15 +71,17 @@ def test_the_buffer_keeps_what_the_oldest_checkpoint_lacks(folder: RunFolder):
     assert sorted(path.name for path in folder.checkpoints.glob("*.json")) == [f"version-{v:06d}.json" for v in (6, 8, 10)]
 
 
-def test_a_resume_counts_even_if_there_is_no_checkpoint_before_the_next(folder: RunFolder):
+def test_a_resume_goes_on_from_what_the_checkpoint_had_and_writes_nothing(folder: RunFolder):
     checkpointer, _, _ = make(folder, Totals(), "checkpoint.keep=3")
     asyncio.run(run(checkpointer, 5))
-    for resumes in (1, 2, 3):
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    for _ in range(3):
         totals = Totals()
         again, _, notes = make(folder, totals)
-        assert asyncio.run(again.resume(PolicyVersion(5))) == 4
-        assert totals.now().resumes == resumes
+        assert asyncio.run(again.resume(PolicyVersion(5), PolicyVersion(0))) == 4
+        assert totals.versions_published == 5
         assert notes.lines == ["version 5 had been reached: steps 5 to 5 are done again from the journal"]
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("steps", [1, 5], ids=["before the first checkpoint", "after one"])
@@ -91,7 +94,7 @@ def test_what_no_resume_does_again_is_not_forgotten(folder: RunFolder, steps: in
         checkpointer.note()
     totals = Totals()
     again, _, _ = make(folder, totals)
-    asyncio.run(again.resume(PolicyVersion(steps)))
+    asyncio.run(again.resume(PolicyVersion(steps), PolicyVersion(0)))
     assert totals.now().evaluations == [0.25, 0.5]
     assert totals.now().steps == 0
 
@@ -101,8 +104,19 @@ def test_a_journal_that_ends_before_the_newest_checkpoint_is_refused(folder: Run
     asyncio.run(run(checkpointer, 5))
     for clock in (0, 2):
         with pytest.raises(CheckpointOfTheFuture, match=f"is of version 4, and the journal ends at version {clock}"):
-            asyncio.run(checkpointer.resume(PolicyVersion(clock)))
-    assert asyncio.run(checkpointer.resume(PolicyVersion(3))) == 4
+            asyncio.run(checkpointer.resume(PolicyVersion(clock), PolicyVersion(0)))
+    assert asyncio.run(checkpointer.resume(PolicyVersion(3), PolicyVersion(0))) == 4
+
+
+def test_a_checkpoint_that_is_older_than_what_the_journal_keeps_is_refused(folder: RunFolder):
+    checkpointer, _, _ = make(folder, Totals(), "checkpoint.keep=3")
+    with pytest.raises(CheckpointsGone, match=r"there is no checkpoint in .*, and the journal has the batches since version 4"):
+        asyncio.run(checkpointer.resume(PolicyVersion(5), PolicyVersion(4)))
+    asyncio.run(run(checkpointer, 5))
+    told = r"newest checkpoint in .* is version-000004, .* since version 6 .*; put version-000006 or a later one back"
+    with pytest.raises(CheckpointsGone, match=told):
+        asyncio.run(checkpointer.resume(PolicyVersion(7), PolicyVersion(6)))
+    assert asyncio.run(checkpointer.resume(PolicyVersion(7), PolicyVersion(4))) == 4
 
 
 def test_totals_that_cannot_be_written_put_a_checkpoint_off(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):

@@ -121,7 +121,11 @@ def test_freed_and_swept_by_the_shard_on_its_node(nodes, shards, tmp_path):
     assert store.verify(refs) == refs[:1]
     with pytest.raises(PayloadLost, match="shard-2"):
         PayloadSource(shards, nodes[0], "rank").fetch(refs[:1])
-    store.sweep([])
+    assert not store.is_empty()
+    assert store.set_aside([]) > 0
+    assert written(tmp_path / "shard-2") > 0
+    store.sweep()
+    assert store.is_empty()
     assert written(tmp_path / "shard-2") == 0
 
 
@@ -134,10 +138,11 @@ def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
     buffer = RemoteBuffer.options(num_cpus=0, max_concurrency=100, scheduling_strategy=where).remote(
         recipe, tmp_path, run_id, tmp_path / "buffer.log"
     )
-    assert ray.get(buffer.ready.remote()) == ""
+    ray.get(buffer.ready.remote())
+    assert ray.get(buffer.take_over.remote()) == ""
     places = ray.get(buffer.shards.remote())
     assert [place.node for place in places] == [nodes[0], nodes[1], nodes[0]]
-    assert all(place.folder.is_dir() for place in places)
+    assert not any(place.folder.exists() for place in places), "where payload is to be put back, no folder is made in its place"
 
     async def through():
         handle = await BufferHandle.connect(buffer, "a client", print)
@@ -153,6 +158,7 @@ def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
         return written, batch
 
     written, batch = asyncio.run(through())
+    assert all(place.folder.is_dir() for place in places[:2])
     assert {row.payload.shard for row in batch.rows} == {0, 1}
     fetched = PayloadSource(places, nodes[0], "rank").fetch([row.payload for row in batch.rows])
     assert dict(zip([(row.group_id, row.sample_index) for row in batch.rows], fetched, strict=True)) == written

@@ -56,12 +56,24 @@ with RunFolder(Path({str(folder.path)!r})).driven():
         assert other.stdout.readline() == "driving\n"
         with pytest.raises(RecipeError, match=f"process {other.pid} is still running"), folder.driven():
             pass
+        with pytest.raises(RecipeError, match=f"process {other.pid} is still running"):
+            folder.check_not_driven()
         other.kill()
         other.wait()
+        folder.check_not_driven()
         # The kernel lets go of a killed driver's lock, and the next one knows whose files it left.
         with folder.driven():
             assert folder.run_id_before == f"{folder.path.name}-{other.pid}"
             assert folder.run_id != folder.run_id_before
+
+
+def test_every_resume_is_counted_by_whoever_did_it(tmp_path):
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+    assert folder.resumes == 0
+    for resumes in (1, 2, 3):
+        code = f"import asyncrl.run.folder as f, pathlib; f.RunFolder(pathlib.Path({str(folder.path)!r})).count_resume()"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        assert folder.resumes == resumes
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):

@@ -80,6 +80,23 @@ def test_the_file_has_these_keys_and_no_others(tmp_path):
     assert Summary.read(path) == SUMMARY
 
 
+def test_a_resumed_run_that_does_not_come_far_says_no_less_than_before():
+    before = msgspec.structs.replace(SUMMARY, status=Status.INTERRUPTED, reason="stopped by the user", resumes=2)
+    early = Summary(status=Status.FAILED, reason="the disk is gone").going_on_from(before)
+    assert early == msgspec.structs.replace(before, status=Status.FAILED, reason="the disk is gone", resumes=3)
+    assert Summary(status=Status.FAILED, wall_s=30.0).going_on_from(before, 20.0).wall_s == before.wall_s + 20.0
+    newer = msgspec.structs.replace(SUMMARY.ledger, issued=1010, running=20)
+    redone = Summary(status=Status.FAILED, reason="!", steps=55, wall_s=300.0, versions_published=61, ledger=newer)
+    told = redone.going_on_from(before)
+    assert (told.steps, told.wall_s, told.versions_published, told.ledger, told.resumes) == (60, 300.0, 61, newer, 3)
+    assert (told.tokens, told.evaluation) == (before.tokens, before.evaluation)
+
+
+def test_a_resumed_run_that_comes_further_tells_of_itself():
+    before = msgspec.structs.replace(SUMMARY, status=Status.INTERRUPTED, reason="stopped by the user", steps=40)
+    assert SUMMARY.going_on_from(before) == msgspec.structs.replace(SUMMARY, resumes=1)
+
+
 def test_it_takes_the_buffer_s_own_counts():
     ledger = Ledger(LedgerState())
     ledger.issue(4, drawn=True)

@@ -55,10 +55,14 @@ class TimedBufferActor(BufferActor):
     """The buffer's actor, with such a service."""
 
     def make_service(
-        self, buffer: ReplayBuffer, journal: Journal | None, free: Callable[[Sequence[PayloadRef]], None]
+        self,
+        buffer: ReplayBuffer,
+        journal: Journal | None,
+        free: Callable[[Sequence[PayloadRef]], None],
+        sweep: Callable[[], None] | None,
     ) -> _TimedService:
         """As the actor's own."""
-        self._timed = _TimedService(self._recipe, buffer, journal=journal, free=free)
+        self._timed = _TimedService(self._recipe, buffer, journal=journal, free=free, sweep=sweep)
         return self._timed
 
     async def takeable_at(self) -> dict[SampleKey, float]:

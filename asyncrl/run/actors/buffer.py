@@ -20,13 +20,14 @@ from asyncrl.run.rpc_server import RpcServer
 from asyncrl.run.tasks import make_task_stream
 from buffers.journal import Journal
 from buffers.payload import PayloadStore
-from buffers.recovery import Store, recover
+from buffers.recovery import Store, Takeover, recover
 from buffers.replay_buffer import ReplayBuffer
 from buffers.service import BufferService
 
 
 class BufferActor(PayloadShardActor):
-    """Brings the service up and lets it be asked at :meth:`endpoint`. Nothing may be called before :meth:`ready` has answered.
+    """Brings the service up and lets it be asked at :meth:`endpoint`. Nothing may be called before :meth:`ready` has answered,
+    and nothing that changes the buffer before :meth:`take_over` has.
 
     Args:
         recipe: the run's.
@@ -40,12 +41,13 @@ class BufferActor(PayloadShardActor):
         super().__init__(recipe, 0, self._folder.shard(0), log_file)
         self._recipe, self._log_file = recipe, log_file
         self._places: list[ShardPlace] = []
+        self._takeover: Takeover | None = None
         self._service: BufferService | None = None
         self._rpc: RpcServer | None = None
         self._endpoint: Endpoint | None = None
 
-    async def ready(self) -> str:
-        """Load the tasks and recover what the journal holds; what was recovered, in words, empty for a new run."""
+    async def ready(self) -> None:
+        """Load the tasks, and read back and check what journal and payload hold. Changes neither."""
         self._places = [ShardPlace(0, this_node(), self._folder.shard(0), ray.get_runtime_context().current_actor)]
         others = _other_nodes()
         for shard in range(1, self._recipe.buffer.shards):
@@ -53,25 +55,35 @@ class BufferActor(PayloadShardActor):
         await asyncio.gather(*(self._started_shard(place) for place in self._places[1:]))
         stores: dict[int, PayloadStore | RemoteStore] = {0: self._store}
         stores |= {place.shard: RemoteStore(place.shard, place.actor, self._recipe.deadlines.start) for place in self._places[1:]}
-        buffer, journal, report = await asyncio.to_thread(self._recover, stores)
+        buffer, journal, sweep = await asyncio.to_thread(self._recover, stores)
 
         def free(refs: Sequence[PayloadRef]) -> None:
             for shard, store in stores.items():
                 if of_shard := [ref for ref in refs if ref.shard == shard]:
                     store.free(of_shard)
 
-        self._service = self.make_service(buffer, journal, free)
+        self._service = self.make_service(buffer, journal, free, sweep)
         self._rpc = RpcServer(self._service, METHODS, "the buffer")
         self._endpoint = await self._rpc.start(ray.util.get_node_ip_address())
         gc.freeze()  # tasks and modules stay: looking through them again and again would cost more than all bookkeeping
-        return report
 
-    def _recover(self, stores: Mapping[int, Store]) -> tuple[ReplayBuffer, Journal | None, str]:
+    def _recover(self, stores: Mapping[int, Store]) -> tuple[ReplayBuffer, Journal | None, Callable[[], None] | None]:
         tasks = make_task_stream(self._recipe)
         if self._folder.journal is None:
-            return ReplayBuffer(self._recipe, tasks), None, ""
-        buffer, journal, report = recover(self._recipe, tasks, self._folder.journal, stores)
-        return buffer, journal, str(report)
+            return ReplayBuffer(self._recipe, tasks), None, None
+        self._takeover = takeover = recover(self._recipe, tasks, self._folder.journal, stores)
+        return takeover.buffer, takeover.journal, takeover.sweep
+
+    async def take_over(self) -> str:
+        """Go on with the run, now that all it needs was checked; what was recovered, in words, empty for a new run.
+
+        Raises:
+            DiskFull: there is not even room to record it.
+        """
+        if self._takeover is None:
+            return ""
+        await asyncio.to_thread(self._takeover.begin)
+        return str(self._takeover.report)
 
     def _start_shard(self, shard: int, node: str) -> ShardPlace:
         folder = self._folder.shard(shard)
@@ -86,10 +98,14 @@ class BufferActor(PayloadShardActor):
         await ask(place.actor.verify.remote([]), of=of, by="the buffer", seconds=SHARD_DEADLINE_S, remedy=remedy)
 
     def make_service(
-        self, buffer: ReplayBuffer, journal: Journal | None, free: Callable[[Sequence[PayloadRef]], None]
+        self,
+        buffer: ReplayBuffer,
+        journal: Journal | None,
+        free: Callable[[Sequence[PayloadRef]], None],
+        sweep: Callable[[], None] | None,
     ) -> BufferService:
         """The service, of these parts."""
-        return BufferService(self._recipe, buffer, journal=journal, free=free)
+        return BufferService(self._recipe, buffer, journal=journal, free=free, sweep=sweep)
 
     async def endpoint(self) -> Endpoint:
         """Where the service is to be asked."""

@@ -46,8 +46,16 @@ class PayloadShardActor:
         """Give up payload that nobody needs any more."""
         await asyncio.to_thread(self._store.free, refs)
 
+    async def is_empty(self) -> bool:
+        """Whether nothing is kept here."""
+        return self._store.is_empty()
+
     async def verify(self, refs: Sequence[PayloadRef]) -> list[PayloadRef]:
-        """Those of ``refs`` whose bytes are not what was written."""
+        """Those of ``refs`` whose bytes are not what was written.
+
+        Raises:
+            PayloadGone: the shard's folder is not there.
+        """
         return await asyncio.to_thread(self._store.verify, refs)
 
     async def remove(self) -> None:
@@ -56,9 +64,13 @@ class PayloadShardActor:
         with contextlib.suppress(OSError):
             self._files.parent.rmdir()
 
-    async def sweep(self, live: Collection[PayloadRef]) -> int:
-        """Remove what none of ``live`` refers to."""
-        return await asyncio.to_thread(self._store.sweep, live)
+    async def set_aside(self, live: Collection[PayloadRef]) -> int:
+        """Remember what none of ``live`` refers to, for :meth:`sweep`; its bytes."""
+        return await asyncio.to_thread(self._store.set_aside, live)
+
+    async def sweep(self) -> None:
+        """Remove what was set aside."""
+        await asyncio.to_thread(self._store.sweep)
 
 
 class RemoteStore:
@@ -77,13 +89,21 @@ class RemoteStore:
         """See :meth:`buffers.payload.PayloadStore.free`."""
         ask_shard(self._actor.free.remote(refs), of=self._name, by="the buffer")
 
+    def is_empty(self) -> bool:
+        """See :meth:`buffers.payload.PayloadStore.is_empty`."""
+        return ask_shard(self._actor.is_empty.remote(), of=self._name, by="the buffer")
+
     def verify(self, refs: Sequence[PayloadRef]) -> list[PayloadRef]:
         """See :meth:`buffers.payload.PayloadStore.verify`."""
         return ask_shard(self._actor.verify.remote(refs), of=self._name, by="the buffer", seconds=self._whole_s)
 
-    def sweep(self, live: Collection[PayloadRef]) -> int:
+    def set_aside(self, live: Collection[PayloadRef]) -> int:
+        """See :meth:`buffers.payload.PayloadStore.set_aside`."""
+        return ask_shard(self._actor.set_aside.remote(live), of=self._name, by="the buffer", seconds=self._whole_s)
+
+    def sweep(self) -> None:
         """See :meth:`buffers.payload.PayloadStore.sweep`."""
-        return ask_shard(self._actor.sweep.remote(live), of=self._name, by="the buffer", seconds=self._whole_s)
+        ask_shard(self._actor.sweep.remote(), of=self._name, by="the buffer", seconds=self._whole_s)
 
 
 RemotePayloadShard = ray.remote(PayloadShardActor)

@@ -1,0 +1,58 @@
+"""Where a resumed run begins: at the newest checkpoint, if it goes with the journal, and at the totals saved with it."""
+
+from pathlib import Path
+
+from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.run.totals import SavedTotals
+from learners import checkpoints
+
+
+class CheckpointOfTheFuture(AsyncRLError):
+    """The newest checkpoint is of a version that the buffer has not reached."""
+
+
+class CheckpointsGone(AsyncRLError):
+    """The newest checkpoint is so old that the buffer no longer has what was trained since."""
+
+
+def begin_from(folder: Path, clock: PolicyVersion, kept_from: PolicyVersion) -> tuple[PolicyVersion, Path | None]:
+    """The version that a learner begins from, and the checkpoint of it in ``folder``; version 0 if there is none.
+
+    Args:
+        folder: of the run's checkpoints; it need not be there.
+        clock: of the buffer, as its journal tells.
+        kept_from: the oldest version whose batch the buffer has.
+
+    Raises:
+        CheckpointOfTheFuture: the journal has lost what led to the newest checkpoint.
+        CheckpointsGone: the buffer has forgotten what was trained since the newest checkpoint.
+    """
+    version, path = checkpoints.newest(folder) or (PolicyVersion(0), None)
+    if version > clock + 1:  # a learner is at most one ahead of the clock
+        raise CheckpointOfTheFuture(
+            f"{path} is of version {version}, and the journal ends at version {clock}, before it; put the journal back, "
+            f"or move the checkpoints after version {clock + 1} out of {folder}, and resume again"
+        )
+    if version < kept_from:
+        there = f"there is no checkpoint in {folder}" if path is None else f"the newest checkpoint in {folder} is {path.name}"
+        raise CheckpointsGone(
+            f"{there}, and the journal has the batches since version {kept_from} only, of which there was a checkpoint; put "
+            f"version-{kept_from:06d} or a later one back and resume again (if they are lost, launch a new run)"
+        )
+    return version, path
+
+
+def totals_at(folder: Path, version: PolicyVersion) -> tuple[SavedTotals, str]:
+    """The totals saved with the checkpoint of ``version`` in ``folder``, and what is wrong with them if they cannot be read."""
+    file = totals_file(folder, version)
+    try:
+        return SavedTotals.read(file), ""
+    except (OSError, ValueError, RecursionError) as error:
+        missing = version == 0 and isinstance(error, FileNotFoundError)
+        return SavedTotals(), "" if missing else f"{file} cannot be read ({error}): the summary counts from version {version} on"
+
+
+def totals_file(folder: Path, version: PolicyVersion) -> Path:
+    """Where the totals at ``version`` lie in ``folder``: beside the checkpoint."""
+    return checkpoints.path_of(folder, version).with_suffix(".json")

@@ -1,0 +1,79 @@
+"""What a journal's records mean something under: the tasks, and the keys of the recipe that the buffer's behaviour depends on."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.recipe.schema import FileTasks, Recipe
+from buffers.task_stream import TaskStream
+
+
+class JournalOfAnotherRun(AsyncRLError):
+    """A journal cannot be replayed, because what it says would mean something else now."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What a replay depends on, beside the records: with anything else they would mean something else.
+
+    Attributes:
+        tasks: fingerprint of the task stream.
+        recipe: the keys of the recipe that the buffer's behaviour depends on, and their values. Files of tasks may be moved.
+    """
+
+    tasks: str
+    recipe: dict[str, Any]
+
+    @classmethod
+    def of(cls, recipe: Recipe, tasks: TaskStream) -> "Identity":
+        """The one that a journal of this run is written with."""
+        return cls(tasks.fingerprint(), _keys_of(recipe))
+
+    def encoded(self) -> bytes:
+        """As a journal's files hold it."""
+        return msgspec.json.encode(self)
+
+    def check(self, recorded: bytes, folder: Path) -> None:
+        """Compare with what the journal in ``folder`` was written with, as :meth:`encoded` there.
+
+        Raises:
+            JournalOfAnotherRun: naming what differs.
+        """
+        self._check(msgspec.json.decode(recorded, type=Identity), folder)
+
+    def _check(self, recorded: "Identity", folder: Path) -> None:
+        _check_keys(self.recipe, recorded.recipe, folder)
+        if self.tasks != recorded.tasks:
+            raise JournalOfAnotherRun(
+                f"{folder} was written with other tasks (fingerprint {recorded.tasks}, now {self.tasks}); "
+                "put the task files back as they were when the run began, or launch a new run"
+            )
+
+
+def _keys_of(recipe: Recipe) -> dict[str, Any]:
+    values: dict[str, Any] = msgspec.to_builtins({key: getattr(recipe, key) for key in ("seed", "batch", "buffer", "tasks")})
+    del values["buffer"]["journal"], values["tasks"]["evaluation"]
+    if isinstance(recipe.tasks, FileTasks):
+        for source in values["tasks"]["train"]:
+            del source["path"]
+    return values
+
+
+def _check_keys(now: dict[str, Any], recorded: dict[str, Any], folder: Path) -> None:
+    is_now, was = _flat(now), _flat(recorded)
+    if changed := sorted({key for key, _ in set(is_now.items()) ^ set(was.items())}):
+        told = ", ".join(f"{key} was {was.get(key, 'not there')} and is {is_now.get(key, 'not there')}" for key in changed)
+        raise JournalOfAnotherRun(
+            f"{folder} was written with another recipe: {told}; resume with the recipe the run began with, or launch a new run"
+        )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = msgspec.json.encode(value).decode()
+    return flat

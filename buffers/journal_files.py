@@ -1,0 +1,271 @@
+"""The files of a journal, read back: its newest whole snapshot, the records since then, and what is missing.
+
+What always holds: reading changes nothing; what is damaged or gone is either not needed, and told, or refused by an error that
+names the file and says what to do. A journal whose files are gone is never taken for one that has not begun.
+
+A journal is a folder of segments ``00000001.log`` and snapshots ``00000001.snapshot``, in the format of :mod:`buffers.frames`.
+Beside the folder lies its head, which says how far the journal had come: without it, nobody could tell that the newest files, or
+all of them, are gone.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.errors import AsyncRLError
+from buffers import frames
+from buffers.frames import Header
+
+logger = logging.getLogger(__name__)
+
+LOG, SNAPSHOT, DAMAGED = ".log", ".snapshot", ".damaged"
+_HEAD = ".head"
+_READ_ATTEMPTS = 5
+"""How often a reader begins anew because the writer removed what it was about to read."""
+
+
+class JournalDamaged(AsyncRLError):
+    """A journal cannot be read without losing something that was recorded.
+
+    Args:
+        file: the damaged or missing file.
+        offset: where in it.
+        problem: what is wrong.
+        remedy: how to go on without what was recorded there; empty if that cannot be.
+    """
+
+    def __init__(self, file: Path, offset: int, problem: str, remedy: str = "") -> None:
+        self.file, self.offset, self.problem, self.remedy = file, offset, problem, remedy
+        instead = f", or, to give up what was recorded there and since, {remedy} and resume again" if remedy else ""
+        super().__init__(f"{file} is damaged at offset {offset:,}: {problem}; restore the file from a backup{instead}")
+
+    def __reduce__(self) -> tuple[type, tuple[Path, int, str, str]]:
+        return type(self), (self.file, self.offset, self.problem, self.remedy)
+
+
+class JournalGone(AsyncRLError):
+    """A journal holds nothing, and the run it belongs to had begun.
+
+    Args:
+        folder: of the journal.
+        evidence: what says that the run had begun.
+    """
+
+    def __init__(self, folder: Path, evidence: str) -> None:
+        self.folder, self.evidence = folder, evidence
+        super().__init__(
+            f"the run's journal {folder} is gone or holds nothing, although {evidence}; put it back as it was and resume again "
+            "(without it the run cannot go on: if it is lost, launch a new run)"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[Path, str]]:
+        return type(self), (self.folder, self.evidence)
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """What a journal holds.
+
+    Attributes:
+        snapshot: the newest one that is whole; None if none was taken.
+        records: appended since then, oldest first.
+        cut_bytes: of a torn or damaged end.
+        cut_segment: where those were.
+        damaged_snapshots: names of newer snapshots that could not be used.
+        missing_snapshot: name of a newer snapshot that was taken and is gone; empty if none is.
+        identity: what the journal said it was the journal of; None if it is empty.
+    """
+
+    snapshot: bytes | None
+    records: list[bytes]
+    cut_bytes: int = 0
+    cut_segment: str = ""
+    damaged_snapshots: tuple[str, ...] = ()
+    missing_snapshot: str = ""
+    identity: bytes | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever recorded."""
+        return self.snapshot is None and not self.records
+
+
+class Found(msgspec.Struct):
+    """A recovery, and where the journal goes on.
+
+    Attributes:
+        segment: number of the last segment; of the one to begin if that one is not there.
+        end: where its last whole record ends; 0 if it is to be begun.
+        position: records appended to the journal in all, ever.
+        size: bytes of ``recovery.records`` on disk.
+    """
+
+    recovery: Recovery
+    segment: int
+    end: int
+    position: int
+    size: int
+
+
+class Head(msgspec.Struct, frozen=True):
+    """How far a journal has come at least.
+
+    Attributes:
+        segment: number of the newest segment that was begun; 0 before the first.
+        snapshot: number of the newest snapshot; 0 before the first.
+    """
+
+    segment: int = 0
+    snapshot: int = 0
+
+    def write(self, folder: Path) -> None:
+        """Write it beside the journal's ``folder``; a process that is killed meanwhile leaves this one or the one before.
+
+        Raises:
+            OSError: the disk refuses, as a full one does only the first time: the size never changes.
+        """
+        file = os.open(head_of(folder), os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(file, f"{self.segment:08d} {self.snapshot:08d}\n".encode(), 0)
+        finally:
+            os.close(file)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Head":
+        """Of the journal in ``folder``; if there is none that can be read, that of a journal that has not begun."""
+        path = head_of(folder)
+        try:
+            segment, snapshot = path.read_text(encoding="ascii").split()
+            return cls(int(segment), int(snapshot))
+        except FileNotFoundError:
+            return cls()
+        except ValueError:
+            logger.warning("%s cannot be read: should the journal's newest files be gone, nobody would notice", path)
+            return cls()
+
+
+def read_journal(folder: Path) -> Recovery:
+    """What the journal in ``folder`` holds. Changes nothing, and does not mind that a process is writing it.
+
+    Raises:
+        FileNotFoundError: there is no journal, and there never was one.
+        JournalDamaged, JournalGone, UnknownFormat: see there.
+    """
+    for _ in range(_READ_ATTEMPTS):
+        before = listing(folder)
+        try:
+            found = find(folder)
+        except (JournalDamaged, JournalGone, FileNotFoundError):
+            if listing(folder) == before:
+                raise
+            # The writer took a snapshot and removed what it made superfluous while we were reading.
+            continue
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{folder} is no journal")
+        return found.recovery
+    return find(folder).recovery
+
+
+def path_of(folder: Path, number: int, suffix: str) -> Path:
+    """File ``number`` of a kind."""
+    return folder / f"{number:08d}{suffix}"
+
+
+def head_of(folder: Path) -> Path:
+    """The head of the journal in ``folder``: beside the folder, so that it stays when the folder goes."""
+    return folder.with_name(f"{folder.name}{_HEAD}")
+
+
+def numbers(folder: Path, suffix: str) -> list[int]:
+    """Of the files of a kind, in order."""
+    return sorted(int(path.stem) for path in folder.glob(f"*{suffix}") if path.stem.isdecimal())
+
+
+def listing(folder: Path) -> tuple[list[int], list[int]]:
+    """Numbers of snapshots and of segments."""
+    return numbers(folder, SNAPSHOT), numbers(folder, LOG)
+
+
+def find(folder: Path) -> Found:
+    """What lies in ``folder``, which need not be there.
+
+    Raises:
+        JournalDamaged: something that is needed is damaged or gone.
+        JournalGone: everything is.
+        UnknownFormat: another version of this program wrote it.
+    """
+    head = Head.read(folder)
+    snapshots, segments = listing(folder)
+    if head.segment and not snapshots and not segments:
+        raise JournalGone(folder, f"{head_of(folder)} says that it had come to segment {head.segment}")
+    missing = path_of(folder, head.snapshot, SNAPSHOT).name if head.snapshot > max(snapshots, default=0) else ""
+    if missing:
+        logger.warning("snapshot %s of %s is gone", missing, folder)
+    damaged: list[str] = []
+    for number in reversed(snapshots):
+        path = path_of(folder, number, SNAPSHOT)
+        header, states, damage = frames.read(path.read_bytes())
+        if header is not None and len(states) == 1 and damage is None:
+            found = _read_segments(folder, number, header, [n for n in segments if n >= number], head)
+            found.recovery = msgspec.structs.replace(found.recovery, snapshot=states[0])
+            break
+        logger.warning("snapshot %s is damaged and is not used", path)
+        damaged.append(path.name)
+    else:
+        found = _read_segments(folder, 1, Header(0, None), segments, head)
+    found.recovery = msgspec.structs.replace(found.recovery, damaged_snapshots=tuple(damaged), missing_snapshot=missing)
+    return found
+
+
+def _read_segments(folder: Path, first: int, before: Header, segments: list[int], head: Head) -> Found:
+    """The records of ``segments``, which must go on without a gap where ``before`` says that the journal stood."""
+    records: list[bytes] = []
+    position, identity, size = before.position, before.identity, 0
+    for number in range(first, max(head.segment, *segments, 0) + 1):
+        path = path_of(folder, number, LOG)
+        readable = number > first or before.identity is not None
+        if number not in segments:
+            raise _missing(path, segments, head, readable)
+        data = path.read_bytes()
+        header, found, damage = frames.read(data)
+        last = number == segments[-1]
+        if header is not None and header.position != position:
+            problem = f"it begins with record {header.position:,}, not with record {position:,} that is next"
+            raise JournalDamaged(path, 0, problem, _without(path, 0, readable))
+        position += len(found)
+        records += found
+        if header is not None:
+            identity = header.identity
+        if damage is not None and (damage.records_behind or not last):
+            problem = "there is no whole record, but there are some behind it"
+            kept = damage.offset if found else 0
+            raise JournalDamaged(path, damage.offset, problem, _without(path, kept, readable))
+        size += len(data)
+        if last and head.segment <= number:
+            end = len(data) if damage is None else damage.offset
+            if not found:
+                end = 0  # begun, and not even its first record was written
+            cut = len(data) - end
+            recovery = Recovery(None, records, cut, "" if end == len(data) > 0 else path.name, identity=identity)
+            return Found(recovery, number, end, position, size - cut)
+    return Found(Recovery(None, records, identity=identity), first, 0, position, size)
+
+
+def _missing(path: Path, segments: list[int], head: Head, readable: bool) -> JournalDamaged:
+    """Segment ``path`` is not there; ``readable``: whether anything before it is."""
+    if int(path.stem) > max(segments, default=0):
+        told = f"the file is not there, and {head_of(path.parent).name} says that the journal had come to segment {head.segment}"
+        return JournalDamaged(path, 0, told, f"move {head_of(path.parent)} away" if readable else "")
+    told = "the file is not there, and later ones are"
+    if not readable:
+        told += f", which cannot be read without it or a snapshot of {path.parent} from a backup"
+    return JournalDamaged(path, 0, told, _without(path, 0, readable))
+
+
+def _without(path: Path, kept: int, readable: bool) -> str:
+    """How to give up segment ``path`` but for its first ``kept`` bytes, and all that came after it; empty if nothing is left."""
+    later = f"all later files of {path.parent} away, and {head_of(path.parent)}, too,"
+    if kept:
+        return f"keep a copy of {path.parent}, cut the file off there (truncate -s {kept} {path}), move {later}"
+    return f"move it and {later}" if readable else ""

@@ -1,0 +1,229 @@
+"""Megatron's checkpoint format, read without running anything that a checkpoint might bring along.
+
+A pickle can name any function of any installed package and have it called. Megatron and torch keep four things as pickles: the
+index of where tensors lie (``.metadata``), what is no tensor (``common.pt``, and objects among the tensors in ``*.distcp``), the
+tensors themselves, and what TransformerEngine's layers keep of themselves, within those objects. What always holds: of the
+classes and functions that a pickle names, those that Megatron and torch write there are resolved, and no others; anything else is
+refused by its name before it is looked up.
+
+TransformerEngine unpickles without looking what it is given, and what it keeps has no use here: its fp8 scales are those of the
+tensors as they are. So nothing of that kind gets from a checkpoint into a layer; see :func:`without_extra_state`.
+"""
+
+import io
+import pickle
+import pickletools
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor, StateDict
+from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
+from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME, TorchCommonLoadStrategy
+from torch.distributed.checkpoint import FileSystemReader, Metadata, load_state_dict
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+
+from learners.checkpoint_manifest import CheckpointDamaged, UnknownClass
+
+INDEX = ".metadata"
+_EXTRA_STATE = "_extra_state"
+"""In the names of what layers keep of themselves."""
+
+_METADATA, _PLANNER = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.planner"
+_IN_INDEX = {
+    (_METADATA, "Metadata"),
+    (_METADATA, "MetadataIndex"),
+    (_METADATA, "StorageMeta"),
+    (_METADATA, "BytesStorageMetadata"),
+    (_METADATA, "TensorStorageMetadata"),
+    (_METADATA, "ChunkStorageMetadata"),
+    (_METADATA, "TensorProperties"),
+    (_METADATA, "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    (_PLANNER, "SavePlan"),
+    (_PLANNER, "TensorWriteData"),
+    (_PLANNER, "WriteItem"),
+    (_PLANNER, "WriteItemType"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    *(("torch", kind) for kind in ("bool", "uint8", "int8", "int16", "int32", "int64")),
+    *(("torch", kind) for kind in ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")),
+}
+"""Module and name of all that Megatron and torch write into an index."""
+_IN_OBJECTS = {
+    ("collections", "OrderedDict"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+    *(("torch", f"{kind}Storage") for kind in ("Bool", "Byte", "Char", "Short", "Int", "Long")),
+    *(("torch", f"{kind}Storage") for kind in ("Half", "BFloat16", "Float", "Double")),
+}
+"""Module and name of all that they write for what is no tensor: plain values, and tensors among them."""
+
+
+def read_index(folder: Path, files: Iterable[str]) -> Metadata:
+    """Where the tensors and objects of the checkpoint in ``folder`` lie, and what shapes they have.
+
+    Args:
+        files: the checkpoint's; the index may point to no others.
+
+    Raises:
+        UnknownClass: it names something that Megatron and torch do not write there.
+        CheckpointDamaged: it is no index, or points elsewhere.
+    """
+    path = folder / INDEX
+    try:
+        with path.open("rb") as file:
+            index = _IndexUnpickler(file, folder).load()
+    except OSError as error:
+        raise CheckpointDamaged(folder, f"{INDEX} cannot be read ({error.strerror})") from error
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointDamaged(folder, f"{INDEX} is no index of a checkpoint ({error})") from error
+    if not isinstance(index, Metadata) or not isinstance(index.storage_data, dict):
+        raise CheckpointDamaged(folder, f"{INDEX} is no index of a checkpoint")
+    if elsewhere := sorted({str(place.relative_path) for place in index.storage_data.values()} - set(files)):
+        raise CheckpointDamaged(folder, f"{INDEX} points to {elsewhere[0]}, which is none of the checkpoint's files")
+    return index
+
+
+def read_common(folder: Path) -> StateDict:
+    """What is no tensor and the same for all ranks: settings and step counters of the optimizers.
+
+    Raises:
+        UnknownClass, CheckpointDamaged: as :func:`read_index`.
+    """
+    try:
+        common = _load_object((folder / COMMON_STATE_FNAME).read_bytes(), folder, COMMON_STATE_FNAME)
+    except OSError as error:
+        raise CheckpointDamaged(folder, f"{COMMON_STATE_FNAME} cannot be read ({error.strerror})") from error
+    if not isinstance(common, dict):
+        raise CheckpointDamaged(folder, f"{COMMON_STATE_FNAME} holds a {type(common).__name__}, not a dictionary")
+    return common
+
+
+def check_objects(folder: Path, index: Metadata) -> None:
+    """See that every object among the tensors can be loaded. Loads none.
+
+    Raises:
+        UnknownClass, CheckpointDamaged: as :func:`read_index`.
+    """
+    for place, info in index.storage_data.items():
+        if isinstance(index.state_dict_metadata.get(place.fqn), BytesStorageMetadata):
+            with (folder / info.relative_path).open("rb") as file:
+                file.seek(info.offset)
+                _check_classes(file.read(info.length), folder, info.relative_path)
+
+
+def without_extra_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A module's state without what its layers keep of themselves, which they would unpickle: to them, None means nothing."""
+    return {name: None if _EXTRA_STATE in name else value for name, value in state.items()}
+
+
+class CheckedCommon(TorchCommonLoadStrategy):
+    """Megatron's way to what is no tensor, with what :func:`read_common` has read."""
+
+    def __init__(self, common: StateDict) -> None:
+        self._common = common
+
+    def load_common(self, checkpoint_dir: str | Path) -> StateDict:
+        """As it was read."""
+        return self._common
+
+
+class CheckedLoad(torch_strategy.TorchDistLoadShardedStrategy):
+    """Megatron's way to tensors and objects, by the index that :func:`read_index` has read."""
+
+    def __init__(self, index: Metadata) -> None:
+        super().__init__()
+        self._index = index
+
+    def load(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | Path) -> StateDict:
+        """As Megatron's own; the one difference is who unpickles."""
+        tensors = [value for value in nested_values(sharded_state_dict) if isinstance(value, ShardedTensor)]
+        by_key, places, names = torch_strategy._replace_state_dict_keys_with_sharded_keys(sharded_state_dict)
+        wanted = torch_strategy.mcore_to_pyt_state_dict(by_key, True)
+        planner = _Planner(
+            Path(checkpoint_dir),
+            shapes_validation_sharded_tensors=[tensor for tensor in tensors if not tensor.allow_shape_mismatch],
+            allow_shape_mismatch_sharded_tensors={tensor.key: tensor for tensor in tensors if tensor.allow_shape_mismatch},
+        )
+        load_state_dict(wanted, _Reader(checkpoint_dir, self._index), planner=planner)
+        unwrapped = {key: torch_strategy._unwrap_pyt_sharded_tensor(value) for key, value in wanted.items()}
+        loaded: StateDict = torch_strategy._replace_sharded_keys_with_state_dict_keys(unwrapped, places, names)
+        torch_strategy._restore_dict_types(loaded, sharded_state_dict)
+        return loaded
+
+
+class _Reader(FileSystemReader):
+    """torch's reader, with an index that was read before. Tensors it loads by torch's own list of harmless classes."""
+
+    def __init__(self, folder: str | Path, index: Metadata) -> None:
+        super().__init__(folder)
+        self._index = index
+
+    def read_metadata(self) -> Metadata:
+        return self._index
+
+
+class _Planner(torch_strategy.MCoreLoadPlanner):
+    """Megatron's planner, which loads objects as :func:`_load_object` does."""
+
+    def __init__(self, folder: Path, **tensors: Any) -> None:
+        super().__init__(**tensors)
+        self._folder = folder
+
+    def load_bytes(self, read_item: ReadItem, value: IO[bytes]) -> None:
+        name = read_item.dest_index.fqn
+        set_element(self.original_state_dict, self.mappings[name], _load_object(value.read(), self._folder, name))
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    def __init__(self, file: IO[bytes], folder: Path) -> None:
+        super().__init__(file)
+        self._folder = folder
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _IN_INDEX:
+            raise UnknownClass(self._folder, INDEX, f"{module}.{name}")
+        return super().find_class(module, name)
+
+
+def _load_object(data: bytes, folder: Path, name: str) -> Any:
+    """What torch saved as ``data``: plain values and tensors."""
+    _check_classes(data, folder, name)
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise CheckpointDamaged(folder, f"{name} cannot be loaded ({type(error).__name__}: {first})") from error
+
+
+def _check_classes(data: bytes, folder: Path, name: str) -> None:
+    """See that what torch saved as ``data`` names nothing but what belongs there; torch's own list has more."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for member in archive.namelist():
+                if member.endswith(".pkl"):
+                    for known in _classes(archive.read(member)):
+                        if known not in _IN_OBJECTS:
+                            raise UnknownClass(folder, name, ".".join(known))
+    except (zipfile.BadZipFile, EOFError, ValueError) as error:
+        raise CheckpointDamaged(folder, f"{name} is not what torch saves ({error})") from error
+
+
+def _classes(pickled: bytes) -> Iterator[tuple[str, str]]:
+    """Module and name of all that a pickle asks for; of one that is put together on the stack, as far as can be seen."""
+    texts = ["", ""]
+    for operation, argument, _ in pickletools.genops(pickled):
+        if operation.name in ("GLOBAL", "INST"):
+            module, _, name = str(argument).partition(" ")
+            yield module, name
+        elif operation.name == "STACK_GLOBAL":
+            yield texts[-2], texts[-1]
+        elif operation.name.startswith("EXT"):
+            yield "copyreg", f"extension {argument}"
+        elif isinstance(argument, str):
+            texts.append(argument)

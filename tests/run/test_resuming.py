@@ -1,0 +1,251 @@
+"""Whether a run can be resumed: told before anything starts, by files alone; nothing is changed, and nothing is forgotten."""
+
+import shutil
+
+import msgspec
+import pytest
+
+from asyncrl.cli.main import main
+from asyncrl.cli.outcome import ExitCode
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.payload import FinishedSample
+from asyncrl.core.trajectory import StopReason
+from asyncrl.run.buffer_folder import BufferFolder
+from asyncrl.run.compose import compose
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.resuming import check_resumable
+from asyncrl.run.summary import Status, Summary, TokenTotals
+from asyncrl.run.tasks import make_task_stream
+from asyncrl.run.totals import SavedTotals
+from buffers import commands
+from buffers.journal_files import head_of
+from buffers.payload import PayloadStore, PayloadWriter
+from buffers.recovery import recover
+from learners import checkpoint_manifest, checkpoints
+from learners.checkpoint_manifest import Grid, Manifest, ModelShape, Progress
+
+SHAPE = ModelShape(
+    layers=1,
+    hidden=8,
+    feed_forward=8,
+    heads=1,
+    key_value_heads=1,
+    head_dim=8,
+    vocabulary=8,
+    tied_embeddings=True,
+    qkv_bias=False,
+    qk_norm=False,
+    dtype="float32",
+)
+SMALL = ["steps=20", "tasks.train=200", "batch.groups_per_step=2", "batch.group_size=2"]
+
+
+class Run:
+    """A run that was killed: ``steps`` steps trained, checkpoints of ``versions``, one finished group, one cut short."""
+
+    def __init__(self, parent, steps=7, versions=(4, 6)):
+        self.recipe = compose("quickstart", [f"run_dir={parent}", *SMALL])
+        self.folder = RunFolder.create(self.recipe)
+        where = BufferFolder.of(self.recipe, self.folder.path, self.folder.run_id)
+        self.journal, self.payload = where.journal, where.shard(0)
+        taken = recover(self.recipe, make_task_stream(self.recipe), where.journal, {0: PayloadStore(self.payload)})
+        taken.begin()
+        self.buffer, self._journal = taken.buffer, taken.journal
+        self._writer = PayloadWriter(self.payload, 0, "worker", segment_bytes=1 << 20, fsync=False)
+        for version in range(steps):
+            self.step(PolicyVersion(version))
+            if version + 1 in versions:
+                self.checkpoint(PolicyVersion(version + 1))
+                self.do(commands.Checkpointed(PolicyVersion(min(versions))))
+        self.commit(*self.lease(2)[:1])
+        self._journal.close()
+        self._writer.close()
+
+    def do(self, command):
+        self._journal.append(commands.encode(command))
+        return command.apply(self.buffer)
+
+    def lease(self, groups):
+        return self.do(commands.Lease(WorkerId("generator-0"), groups, 1e9))
+
+    def commit(self, *tickets):
+        for ticket in tickets:
+            refs = self._writer.append([b"%d/%d" % (ticket.group_id, index) for index in ticket.samples])
+            made = [
+                FinishedSample(ticket.group_id, index, 10, ((ticket.version, 5),), float(index), StopReason.MAX_TURNS, ref)
+                for index, ref in zip(ticket.samples, refs, strict=True)
+            ]
+            self.do(commands.Commit(tuple(made), 1e9))
+
+    def step(self, version):
+        self.commit(*self.lease(2))
+        self.do(commands.Take(version, 2))
+        self.do(commands.Trained(version))
+        self.do(commands.Advance(PolicyVersion(version + 1)))
+
+    def checkpoint(self, version):
+        path = checkpoints.path_of(self.folder.checkpoints, version)
+        path.mkdir(parents=True)
+        manifest = Manifest(progress=Progress(version), shape=SHAPE, grid=Grid(1, 1, 1), files=())
+        (path / checkpoint_manifest.NAME).write_bytes(msgspec.json.encode(manifest))
+        totals = SavedTotals(steps=version, wall=10.0 * version, tokens_generated=100 * version, evaluations=[0.5])
+        path.with_suffix(".json").write_bytes(msgspec.json.encode(totals))
+
+    def files(self):
+        return {path: path.read_bytes() for path in sorted(self.folder.path.rglob("*")) if path.is_file()}
+
+    def refused(self, told):
+        """It is refused, twice, with these words, and nothing is changed."""
+        before, names = self.files(), sorted(self.folder.path.rglob("*"))
+        for _ in range(2):
+            with pytest.raises(RecipeError, match=told):
+                self.reached()
+        assert (self.files(), sorted(self.folder.path.rglob("*"))) == (before, names)
+
+    def reached(self):
+        return check_resumable(self.recipe, self.folder)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path)
+
+
+def test_what_was_reached_is_told_by_journal_and_checkpoint(run):
+    before = run.files()
+    reached = run.reached()
+    assert run.files() == before
+    told = reached.summary
+    assert (told.steps, told.versions_published, told.resumes) == (7, 7, 0), "by the journal: it is further than any checkpoint"
+    assert (told.ledger.trained, told.ledger.committed, told.ledger.running) == (14, 1, 1)
+    assert (told.tokens.generated, told.evaluation.last) == (600, 0.5), "by the totals of the newest checkpoint"
+    assert told.wall_s == pytest.approx(60.0, abs=5.0)
+    assert (reached.totals.steps, reached.statistics.version, reached.note) == (6, 7, "")
+
+
+def test_an_orderly_end_had_told_more(run):
+    ended = Summary(status=Status.INTERRUPTED, reason="stopped by the user", steps=7, tokens=TokenTotals(777, 70), resumes=1)
+    ended.write(run.folder.summary)
+    told = run.reached().summary
+    assert (told.steps, told.tokens.generated, told.ledger.trained, told.versions_published) == (7, 777, 14, 7)
+    assert told.resumes == 1
+    run.folder.count_resume()
+    run.folder.count_resume()
+    assert run.reached().summary.resumes == 2
+
+
+@pytest.mark.parametrize("content", [b"", b'{"status": "inter', b"\xff\xfe", b"[" * 100_000, b'{"status": "gone"}'], ids=range(5))
+def test_a_summary_that_cannot_be_read_is_made_anew(run, content):
+    run.folder.summary.write_bytes(content)
+    reached = run.reached()
+    assert "summary.json cannot be read" in reached.note
+    assert "it is made anew, from the journal and the last checkpoint's totals" in reached.note
+    assert (reached.summary.steps, reached.summary.ledger.trained) == (7, 14)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"], ids=["none", "empty", "garbage"])
+def test_totals_that_cannot_be_read_are_done_without(run, content):
+    totals = run.folder.checkpoints / "version-000006.json"
+    totals.unlink() if content is None else totals.write_bytes(content)
+    reached = run.reached()
+    assert reached.totals == SavedTotals()
+    assert (reached.summary.steps, reached.summary.ledger.trained) == (7, 14)
+
+
+def test_a_completed_run_is_not_resumed(run):
+    Summary(status=Status.COMPLETED, steps=20).write(run.folder.summary)
+    run.refused("has completed its 20 steps, there is nothing to resume; raise steps")
+
+
+@pytest.mark.parametrize("left", ["head", "nothing"])
+def test_a_journal_that_is_gone_is_told_and_put_back_it_goes_on(run, tmp_path, left):
+    expected, head = run.reached(), head_of(run.journal)
+    run.journal.rename(tmp_path / "journal")
+    if left == "nothing":
+        head.rename(tmp_path / "head")
+    run.refused(
+        r"journal is gone or holds nothing, although \S+journal.head says .*; put it back"
+        if left == "head"
+        else "although there are trajectories in .*payload and there is a checkpoint, checkpoints/version-000006; put it back"
+    )
+    assert not run.journal.exists()
+    if left == "nothing":
+        shutil.rmtree(run.payload)
+        run.refused("although there is a checkpoint, checkpoints/version-000006; put it back")
+        shutil.rmtree(run.folder.checkpoints)
+        Summary(status=Status.FAILED, ledger=expected.summary.ledger).write(run.folder.summary)
+        run.refused("although summary.json tells of 16 groups; put it back")
+        return
+    (tmp_path / "journal").rename(run.journal)
+    assert run.reached().statistics == expected.statistics
+
+
+def test_a_run_that_died_before_it_began_begins(tmp_path):
+    recipe = compose("quickstart", [f"run_dir={tmp_path}", *SMALL])
+    folder = RunFolder.create(recipe)
+    reached = check_resumable(recipe, folder)
+    assert (reached.summary.steps, reached.summary.ledger.issued, reached.statistics.version) == (0, 0, 0)
+    journal = BufferFolder.of(recipe, folder.path, folder.run_id).journal
+    journal.mkdir(parents=True)
+    (journal / "lock").write_text("123")
+    assert check_resumable(recipe, folder).summary.steps == 0
+
+
+def test_a_run_that_is_being_driven_is_not_looked_at_any_further(run, tmp_path):
+    run.journal.rename(tmp_path / "journal")
+    with run.folder.driven(), pytest.raises(RecipeError, match=r"is still running .*; wait for it, or stop it first"):
+        check_resumable(run.recipe, RunFolder.find(run.folder.path))
+
+
+def test_payload_that_is_gone_is_told(run, tmp_path):
+    run.payload.rename(tmp_path / "shard-0")
+    run.refused(r"payload/shard-0 is not there, and the run's journal needs 14 trajectories .*; put it back and resume again, or")
+    assert not run.payload.exists()
+    (tmp_path / "shard-0").rename(run.payload)
+    assert run.reached().summary.steps == 7
+
+
+def test_all_checkpoints_gone_is_told(run, tmp_path):
+    run.folder.checkpoints.rename(tmp_path / "checkpoints")
+    told = "there is no checkpoint in .*, and the journal has the batches since version 4 only"
+    run.refused(f"{told}, .*; put version-000004 or a later one back and resume again")
+    run.folder.checkpoints.mkdir()
+    (tmp_path / "checkpoints" / "version-000004").rename(run.folder.checkpoints / "version-000004")
+    assert run.reached().summary.steps == 7
+
+
+def test_before_the_first_checkpoint_none_is_missed(tmp_path):
+    reached = Run(tmp_path, steps=3, versions=(4,)).reached()
+    assert (reached.summary.steps, reached.summary.ledger.trained, reached.totals) == (3, 6, SavedTotals())
+
+
+def test_a_checkpoint_under_another_s_name_is_told_by_both(run):
+    target = run.folder.checkpoints / "version-000008"
+    shutil.copytree(run.folder.checkpoints / "version-000004", target)
+    told = "its name says version 8, and the files in it are of version 4, which belong into version-000004"
+    run.refused(f"version-000008 is damaged: {told}; put it back from a copy, or move the folder away")
+    target.rename(run.folder.checkpoints / "version-000012")
+    run.refused("version-000012 is of version 12, and the journal ends at version 7, before it; put the journal back, or move")
+    (run.folder.checkpoints / "version-000012").rename(run.folder.path / "aside")
+    assert run.reached().totals.steps == 6
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", b"[" * 100_000], ids=["none", "empty", "garbage", "deep"])
+def test_a_checkpoint_without_a_manifest_is_told_and_the_one_before_does(run, content):
+    newest = run.folder.checkpoints / "version-000006"
+    manifest = newest / checkpoint_manifest.NAME
+    manifest.unlink() if content is None else manifest.write_bytes(content)
+    run.refused("version-000006 is damaged: .*; put it back from a copy, or move the folder away, so that the checkpoint before")
+    newest.rename(run.folder.path / "aside")
+    assert run.reached().totals.steps == 4
+
+
+def test_the_command_line_says_so_and_starts_nothing(run, tmp_path, capsys):
+    run.journal.rename(tmp_path / "journal")
+    before = run.files()
+    assert main(["launch", "--resume", str(run.folder.path)]) == ExitCode.REFUSED
+    told = capsys.readouterr().err
+    assert told.startswith("Refused, nothing was started:")
+    assert "journal is gone or holds nothing" in told
+    assert run.files() == before
