@@ -46,10 +46,12 @@ class GeneratorStatistics(EngineUse, frozen=True):
     Attributes:
         finished_episodes: for training, handed in or not.
         scoring: of these, what a reward model said.
+        blocked_by: sentences about code that blocked the event loop of all episodes for a second or longer, each place once.
     """
 
     finished_episodes: int
     scoring: ScoringUse = ScoringUse()
+    blocked_by: tuple[str, ...] = ()
 
 
 class GeneratorWorker:
