@@ -6,22 +6,23 @@ reward; what the model does badly ends in a stop reason and a reward, and never 
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from numbers import Real
 
 import msgspec
 import numpy as np
 
-from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import GroupId
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
+from asyncrl.core.text import told
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory
 from asyncrl.envs.base import Environment, Fault, Observation, StepResult
 from generators.chat import ChatFormat
 from generators.completion import Engine
+from generators.hosted import HostedEnvironment
 from generators.row import Row
 from generators.tool_calls import ToolCallReader
 
@@ -114,7 +115,7 @@ async def run_episode(task: Task, name: EpisodeName, limits: EpisodeLimits, tool
 
 
 async def _play(
-    environment: Environment,
+    environment: HostedEnvironment,
     task: Task,
     name: EpisodeName,
     limits: EpisodeLimits,
@@ -124,7 +125,7 @@ async def _play(
 ) -> StopReason:
     """Take turns, growing ``row`` and ``metrics``, which are valid at every await: a deadline may end the episode there."""
     observation = await _reset(environment, task)
-    with _blaming(environment, "reset", task):  # it may hold what no template can render
+    with environment.blamed("reset"):  # it may hold what no template can render
         row.append_given(tools.chat.prompt_ids(observation.messages, observation.tools))
     if len(row) >= limits.max_context:
         raise EnvironmentBroken(
@@ -144,7 +145,7 @@ async def _play(
             full = len(completion.token_ids) < limits.max_turn_tokens
             return StopReason.CONTEXT_LENGTH if full else StopReason.TURN_LENGTH
         text = tools.chat.turn_text(completion.token_ids.tolist())
-        result = await _step(environment, task, tools.reader, text)
+        result = await _step(environment, tools.reader, text)
         row.reward_turn(result.reward)
         for metric, value in result.metrics.items():
             metrics[metric] = metrics.get(metric, 0.0) + value
@@ -153,7 +154,7 @@ async def _play(
         if result.fault in limits.end_on:
             return StopReason.MALFORMED_CALL if result.fault is Fault.MALFORMED_CALL else StopReason.TOOL_ERROR
         if turn + 1 < limits.max_turns:
-            with _blaming(environment, "step", task):
+            with environment.blamed("step"):
                 delta = tools.chat.delta_ids(result.observation.messages)
             if len(row) + len(delta) >= limits.max_context:
                 return StopReason.CONTEXT_LENGTH
@@ -161,18 +162,17 @@ async def _play(
     return StopReason.MAX_TURNS
 
 
-async def _reset(environment: Environment, task: Task) -> Observation:
-    with _blaming(environment, "reset", task):
-        observation = await environment.reset(task)
+async def _reset(environment: HostedEnvironment, task: Task) -> Observation:
+    observation = await environment.reset(task)
+    with environment.blamed("reset"):
         if not isinstance(observation, Observation):
             raise TypeError(f"it must return an Observation, not {observation!r}")
-        return observation
+    return observation
 
 
-async def _step(environment: Environment, task: Task, reader: ToolCallReader, text: str) -> StepResult:
-    action = reader.read(text)
-    with _blaming(environment, "step", task):
-        result = await environment.step(action)
+async def _step(environment: HostedEnvironment, reader: ToolCallReader, text: str) -> StepResult:
+    result = await environment.step(reader.read(text))
+    with environment.blamed("step"):
         if not isinstance(result, StepResult):
             raise TypeError(f"it must return a StepResult, not {result!r}")
         for name, value in (("reward", result.reward), *result.metrics.items()):
@@ -181,34 +181,17 @@ async def _step(environment: Environment, task: Task, reader: ToolCallReader, te
             name.encode()  # half of a surrogate pair is no text either
             if not isinstance(value, Real) or not math.isfinite(value):
                 raise ValueError(f"its {name} is {value!r}; it must be a finite number")
-        return result
+    return result
 
 
 @asynccontextmanager
-async def _environment_of(task: Task, limits: EpisodeLimits, tools: EpisodeTools) -> AsyncIterator[Environment]:
+async def _environment_of(task: Task, limits: EpisodeLimits, tools: EpisodeTools) -> AsyncIterator[HostedEnvironment]:
     """A fresh environment, closed at the end."""
     try:
-        environment = tools.environment_factory()
-    except Exception as error:
-        raise EnvironmentBroken(f"task {task.id}: no environment could be made: {type(error).__name__}: {error}") from error
+        environment = HostedEnvironment(tools.environment_factory(), task)
+    except BaseException as error:
+        raise EnvironmentBroken(f"task {task.id}: no environment could be made: {told(error)}") from error
     try:
         yield environment
     finally:
-        name = type(environment).__name__
-        with _blaming(environment, "close", task):
-            async with deadline(
-                limits.close_timeout_s, waiter=f"task {task.id}", owner=f"{name}.close", remedy="raise environment.tool_timeout_s"
-            ):
-                await environment.close()
-
-
-@contextmanager
-def _blaming(environment: Environment, method: str, task: Task) -> Iterator[None]:
-    """What the enclosed call of the user's code raises is the environment's fault, and says so."""
-    try:
-        yield
-    except EnvironmentBroken:
-        raise
-    except Exception as error:
-        where = f"{type(environment).__name__}.{method}"
-        raise EnvironmentBroken(f"task {task.id}: {where} raised {type(error).__name__}: {error}") from error
+        await environment.close(limits.close_timeout_s)

@@ -13,10 +13,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
-from asyncrl.core.errors import EnvironmentBroken, FailureKind, ScoringFailed
+from asyncrl.core.errors import EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
@@ -45,10 +46,12 @@ class GeneratorStatistics(EngineUse, frozen=True):
     Attributes:
         finished_episodes: for training, handed in or not.
         scoring: of these, what a reward model said.
+        blocked_by: sentences about code that blocked the event loop of all episodes for a second or longer, each place once.
     """
 
     finished_episodes: int
     scoring: ScoringUse = ScoringUse()
+    blocked_by: tuple[str, ...] = ()
 
 
 class GeneratorWorker:
@@ -86,6 +89,8 @@ class GeneratorWorker:
         self._installing = 0
         self._asked_as: PolicyVersion | None = None
         self._changed = asyncio.Event()
+        self._serving: asyncio.Task[None]
+        self._cut_off: asyncio.Future[str]
         self._leases = Leases(recipe.generators.max_running, self._changed.set)
         self._finished_episodes = 0
 
@@ -94,15 +99,28 @@ class GeneratorWorker:
 
         Raises:
             ComponentFailed: the engine died, at once.
+            ProcessDied: code that is not ours cancelled a task of the worker, which cannot do its work without it.
         """
+        cut_off = self._cut_off = asyncio.get_running_loop().create_future()
         with first_error():
             async with asyncio.TaskGroup() as tasks:
-                serving = tasks.create_task(self._serve(), name=f"{self._id} serving")
+                stopping = tasks.create_task(stop.wait(), name=f"{self._id} waiting to be stopped")
+                serving = self._serving = tasks.create_task(self._serve(), name=f"{self._id} serving")
                 renewing = tasks.create_task(self._renew(), name=f"{self._id} renewing its leases")
-                await stop.wait()
+                for needed in (stopping, serving, renewing):
+                    needed.add_done_callback(self._ended)
+                await asyncio.wait({stopping, cut_off}, return_when=asyncio.FIRST_COMPLETED)
+                if not stop.is_set():
+                    problem = f"its task {cut_off.result()!r} ended, although nobody of ours ended it"
+                    raise ProcessDied(f"{self._id}: {problem}; an environment may cancel no tasks but its own")
                 serving.cancel()
                 renewing.cancel()
         return tuple(self._leases.held())
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        """A task without which the worker only looks alive is done. If it failed, its task group says so."""
+        if task.cancelled() and not self._cut_off.done():
+            self._cut_off.set_result(task.get_name())
 
     async def _renew(self) -> None:
         """Say at intervals that the worker lives, and stop what nobody waits for any more."""
@@ -140,7 +158,13 @@ class GeneratorWorker:
         self._changed.set()
 
     def _begin(self, tasks: asyncio.TaskGroup, lease: Lease, index: int) -> "asyncio.Task[None]":
-        return tasks.create_task(self._run_sample(lease, index), name=f"group {lease.ticket.group_id} sample {index}")
+        def ended(work: "asyncio.Task[None]") -> None:
+            if self._leases.holds(lease) and not self._serving.cancelling():  # it will never settle
+                self._ended(work)
+
+        work = tasks.create_task(self._run_sample(lease, index), name=f"group {lease.ticket.group_id} sample {index}")
+        work.add_done_callback(ended)
+        return work
 
     async def _run_sample(self, lease: Lease, index: int) -> None:
         """Play one episode, and settle it with the desk, which takes no room in the engine any more; nor does scoring."""

@@ -67,6 +67,10 @@ class ProcessDied(ComponentFailed):
     """A process is gone, killed by the system or by a bug below ours; a new one in its place may well do its work."""
 
 
+class EventLoopBlocked(ProcessDied):
+    """The event loop of a generator did not turn for so long that its leases lapse; names the code that blocks it."""
+
+
 class BudgetExceeded(AsyncRLError):
     """More failures of one kind than the recipe allows."""
 

@@ -1,11 +1,16 @@
 """From ``module:Class`` in a recipe to the class: how code of the user's own comes in."""
 
+import asyncio
 import importlib
 import os
 import sys
 from types import ModuleType
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.text import told
+
+RAISED = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
+"""What the user's code may raise while the recipe is read: anything but what Ctrl-C raises there."""
 
 
 def load_class(name: str, place: str) -> type:
@@ -55,7 +60,7 @@ def import_module(name: str, place: str, instead: str, mend: str) -> ModuleType:
         if not f"{name}.".startswith(f"{missing}."):
             raise RecipeError(place, f"module {name} needs module {missing}, which is missing", "install it") from error
         raise RecipeError(place, f"there is no module {name!r} on the path or in {here}", instead) from error
-    except (Exception, SystemExit) as error:
+    except RAISED as error:
         # The module is the user's: whatever it raises while it is imported is theirs to mend.
-        problem = f"importing module {name!r} failed with {type(error).__name__}: {error}"
+        problem = f"importing module {name!r} failed with {told(error)}"
         raise RecipeError(place, problem, mend) from error

@@ -14,9 +14,10 @@ from types import ModuleType
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.plug_in import import_module
+from asyncrl.core.plug_in import RAISED, import_module
 from asyncrl.core.recipe import schema
 from asyncrl.core.task import Task
+from asyncrl.core.text import told
 from asyncrl.envs.base import Environment
 from asyncrl.envs.signature import Parameters
 from asyncrl.envs.tools import ToolEnvironment
@@ -52,10 +53,12 @@ def make_tasks(spec: schema.Environment, split: str, count: int, seed: int) -> S
         raise RecipeError(
             "tasks.kind", f"environment {spec.name!r} makes no tasks of its own", "use `files` and name some"
         ) from error
-    except Exception as error:
+    except RAISED as error:
         # The environment is the user's: whatever it raises is theirs to mend.
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        problem = f"make_tasks of {spec.name!r} raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+        stack = traceback.extract_tb(error.__traceback__)
+        own_file = inspect.getsourcefile(environment)
+        place = next((frame for frame in reversed(stack) if frame.filename == own_file), stack[-1])
+        problem = f"make_tasks of {spec.name!r} raised {told(error)} ({place.filename}:{place.lineno})"
         raise RecipeError(_NAME, problem, "mend it, or set tasks.kind to `files` and name some") from error
 
 

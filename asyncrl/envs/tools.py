@@ -19,7 +19,6 @@ What always holds: every call of a turn gets exactly one ``tool`` message, in th
 breaks the episode (it is told to the model, as a fault), while an exception from ``reset`` or ``reward`` does.
 """
 
-import asyncio
 import inspect
 import logging
 from abc import abstractmethod
@@ -32,8 +31,10 @@ import msgspec
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.messages import MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
+from asyncrl.core.text import text_of, told
 from asyncrl.core.trajectory import FINAL_REWARD
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
+from asyncrl.envs.contained import Overdue, Raised, contained_within, exception_info
 from asyncrl.envs.signature import Parameters
 from asyncrl.envs.threads import run_in_daemon_thread
 
@@ -158,19 +159,22 @@ class ToolEnvironment(Environment):
             arguments = tool.parameters.convert(call.arguments)
         except msgspec.ValidationError as error:
             return _Outcome(error_text(f"{error}; use {tool.parameters.usage}"), Fault.MALFORMED_CALL)
-        scope = asyncio.timeout(self.tool_timeout_s)
-        try:
-            async with scope:
-                return _Outcome(await tool(self, arguments))
-        except EnvironmentBroken:
-            raise
-        except ToolError as error:
-            return _Outcome(error_text(error), Fault.TOOL_ERROR)
-        except Exception as error:
-            if scope.expired():
-                return _Outcome(error_text(f"{call.name} took longer than {self.tool_timeout_s:g} s"), Fault.TOOL_ERROR)
-            logger.warning("tool %s of %s raised", call.name, type(self).__name__, exc_info=True)
-            return _Outcome(error_text(f"{type(error).__name__}: {error}"), Fault.TOOL_ERROR)
+        name = f"tool {call.name} of {type(self).__name__}"
+        outcome = await contained_within(self.tool_timeout_s, lambda: tool(self, arguments), name)
+        return self._failed(call.name, name, outcome.error) if isinstance(outcome, Raised) else _Outcome(outcome)
+
+    def _failed(self, called: str, name: str, error: BaseException) -> _Outcome:
+        match error:
+            case EnvironmentBroken():
+                raise error
+            case ToolError():
+                problem = text_of(error)
+            case Overdue():
+                problem = f"{called} took longer than {self.tool_timeout_s:g} s"
+            case _:
+                problem = told(error)
+                logger.warning("%s raised %s", name, problem, exc_info=exception_info(error))
+        return _Outcome(error_text(problem), Fault.TOOL_ERROR)
 
     def _malformed(self, problem: str) -> _Outcome:
         usages = ", ".join(tool.parameters.usage for tool in self.tools.values())

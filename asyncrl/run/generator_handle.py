@@ -1,11 +1,13 @@
 """One generator's actor, and the calls the driver makes on it, each with its deadline."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 
+from asyncrl.core.errors import DeadlineExceeded, ProcessDied
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
@@ -13,7 +15,7 @@ from asyncrl.core.task import Task
 from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from generators.evaluation import EvaluationResult
-from generators.worker import GeneratorStatistics
+from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
 
 
 class GeneratorHandle:
@@ -54,8 +56,28 @@ class GeneratorHandle:
         await self._ask(self._actor.start.remote(), "start", seconds, "raise deadlines.start")
 
     async def run(self) -> None:
-        """Generate until stopped."""
-        await watch(self._actor.run.remote(), of=self.worker)
+        """Generate until stopped. Meanwhile its process must answer, which takes no work, as often as a lease is renewed."""
+        running = asyncio.ensure_future(watch(self._actor.run.remote(), of=self.worker))
+        answering = asyncio.create_task(self._answer(), name=f"{self.worker} answering")
+        try:
+            done, _ = await asyncio.wait({running, answering}, return_when=asyncio.FIRST_COMPLETED)
+            (running if running in done else answering).result()
+        finally:
+            running.cancel()
+            answering.cancel()
+
+    async def _answer(self) -> NoReturn:
+        seconds = self._deadlines.lease
+        while True:
+            try:
+                await self._ask(self._actor.answer.remote(), "answer", seconds)
+            except DeadlineExceeded as late:
+                problem = (
+                    f"{self.worker} did not answer for {seconds:g} s: its process was stopped, or code in it keeps Python from"
+                )
+                remedy = "a regular expression does that, also in a thread; its log then says where"
+                raise ProcessDied(f"{problem} running anything else ({remedy}: {self._log})") from late
+            await asyncio.sleep(seconds / RENEWALS_PER_LEASE)
 
     async def install(self, publication: Publication) -> int:
         """Load a publication; the fingerprint of what was loaded."""

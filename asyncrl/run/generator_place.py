@@ -28,7 +28,7 @@ _NOTHING = GeneratorStatistics(
 class Generator(Protocol):
     """A generator in a process of its own. Every call but :meth:`run` has a deadline of its own.
 
-    Every call raises ``ProcessDied`` when the process is gone, and what the generator itself raised otherwise.
+    Every call raises ``ProcessDied`` when the process or its event loop is gone, and what the generator itself raised otherwise.
     """
 
     worker: WorkerId
@@ -74,6 +74,7 @@ class Place:
         up: it has the newest weights and takes part in everything.
         coming_up: the successor's start, since the first one died.
         death: how the last one died.
+        blocked: how many died of a blocked event loop.
     """
 
     def __init__(self, generator: Generator) -> None:
@@ -81,6 +82,7 @@ class Place:
         self.up = False
         self.coming_up: asyncio.Task[None] | None = None
         self.death = ""
+        self.blocked = 0
         self._dead: Generator | None = None
         self._past = self._latest = _NOTHING
 
@@ -88,10 +90,11 @@ class Place:
         """What the generator here has counted."""
         self._latest = statistics
 
-    def vacate(self, death: str) -> None:
+    def vacate(self, death: str, *, blocked: bool = False) -> None:
         """The generator here died. Harmless the second time: what is said first of a death is its cause."""
         if self._dead is not self.generator:
             self._dead, self.death = self.generator, death
+            self.blocked += blocked
         self.up = False
         self._past, self._latest = self.counters, _NOTHING
 

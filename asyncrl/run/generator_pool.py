@@ -8,7 +8,8 @@ What always holds:
   catches up under the lock of deliveries: the next version's delivery waits for it, and the one after that is written after it;
 * counters only grow, and what the dead had counted is not lost.
 
-Only a dead process is replaced, even one that dies while it comes up, up to a few in a row. Any other error ends the run.
+Only a dead process is replaced, and one that only looks alive: its event loop ended or is blocked, its worker ended though nobody
+stopped it. Up to a few in a row may die while they come up, or be blocked, in one place. Any other error ends the run.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import TypeVar
 
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied, WeightMismatch
+from asyncrl.core.errors import AsyncRLError, BudgetExceeded, ComponentFailed, EventLoopBlocked, ProcessDied, WeightMismatch
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.task import Task
@@ -32,6 +33,9 @@ T = TypeVar("T")
 
 SUCCESSORS_IN_A_ROW = 3
 """How many may die in one place while they come up: what each of them dies of is no accident."""
+BLOCKED_IN_A_PLACE = 3
+"""In how many generators of one place an environment may block the event loop for good: once may be the task's or the policy's
+doing, this often it is the environment's."""
 
 
 class GeneratorPool:
@@ -60,6 +64,7 @@ class GeneratorPool:
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self._last_death = "none was ever up"
+        self._blocking: set[str] = set()
 
     async def start(self) -> None:
         """Bring all up side by side."""
@@ -78,7 +83,7 @@ class GeneratorPool:
 
         Raises:
             BudgetExceeded: one died too many.
-            ComponentFailed: a successor did not come up.
+            ComponentFailed: a successor did not come up, or environments block one generator after another.
         """
         self._generating = True
         try:
@@ -94,8 +99,14 @@ class GeneratorPool:
         while not self._stopping.is_set():
             try:
                 await place.generator.run()
+                if not self._stopping.is_set():
+                    raise ProcessDied(
+                        f"{place.generator.worker}: it stopped to generate, although nobody told it to; see its log"
+                    )
             except ProcessDied as death:
                 self._died(place, death)
+                if place.blocked == BLOCKED_IN_A_PLACE:
+                    raise ComponentFailed(f"{place.death}; {place.blocked} generators in one place ended so") from death
                 if not self._stopping.is_set():
                     await self._replace(place)
 
@@ -115,7 +126,10 @@ class GeneratorPool:
 
     async def _replace_once(self, place: Place) -> None:
         gone = place.generator.worker
-        await self._report_lost(gone)
+        try:
+            await self._report_lost(gone)
+        except BudgetExceeded as one_too_many:
+            raise BudgetExceeded(f"{one_too_many}: {place.death}") from one_too_many
         place.generator = self._make(next(self._numbers))
         logger.warning("%s", place.death)
         self._note(f"{place.death}. Its episodes are issued again, and {place.generator.worker} takes its place")
@@ -202,7 +216,14 @@ class GeneratorPool:
         for place, generator, answer in zip(places, asked, answers, strict=True):
             if answer is not None and place.up and place.generator is generator:
                 place.counted(answer)
+                self._tell_blocked(generator.worker, answer)
         return [place.counters for place in self._places]
+
+    def _tell_blocked(self, worker: WorkerId, statistics: GeneratorStatistics) -> None:
+        for sentence in statistics.blocked_by:
+            if sentence not in self._blocking:
+                self._blocking.add(sentence)
+                self._note(f"{worker}: {sentence}")
 
     async def close(self, seconds: float) -> None:
         """Stop all in an orderly way within ``seconds``; what does not answer is left to be killed."""
@@ -239,7 +260,7 @@ class GeneratorPool:
     def _died(self, place: Place, death: ProcessDied) -> None:
         """The generator at ``place`` is gone, or its engine is: what is left of it is ended, and so does its :meth:`run`."""
         worker, why = place.generator.worker, str(death)
-        place.vacate(why if why.startswith(worker) else f"{worker}: {why}")
+        place.vacate(why if why.startswith(worker) else f"{worker}: {why}", blocked=isinstance(death, EventLoopBlocked))
         self._last_death = place.death
         place.generator.kill()
 

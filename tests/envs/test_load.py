@@ -33,6 +33,11 @@ class Plain(ToolEnvironment):
 class Untyped(Plain):
     def __init__(self, shelf) -> None: ...
 
+class Quitting(Plain):
+    @classmethod
+    def make_tasks(cls, split, count, seed):
+        exit()
+
 class Unfinished(ToolEnvironment): ...
 
 class Stranger: ...
@@ -117,3 +122,8 @@ def test_tasks_follow_the_options_and_need_a_source(module: str):
     )
     with pytest.raises(RecipeError, match="`files` and name some"):
         make_tasks(spec(f"{module}:Plain"), "train", 5, 0)
+
+
+def test_an_environment_that_exits_while_it_makes_tasks_is_refused(module: str):
+    with pytest.raises(RecipeError, match=r"make_tasks of 'my_library:Quitting' raised SystemExit: None \(.*my_library\.py:"):
+        make_tasks(spec(f"{module}:Quitting"), "train", 5, 0)

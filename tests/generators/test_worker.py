@@ -9,7 +9,7 @@ import pytest
 from fake_engine import FakeEngine
 from scripted_environment import Scripted, task
 
-from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, FailureKind, ScoringFailed
+from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.algorithm import Algorithm, GdpoAdvantage, RemaxAdvantage
@@ -17,7 +17,7 @@ from asyncrl.core.recipe.schema import Batch, Deadlines, Environment, Generators
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason, Trajectory
-from asyncrl.envs.base import Observation
+from asyncrl.envs.base import Action, Observation, StepResult
 from generators.scoring import Scoring
 from generators.worker import GeneratorWorker
 
@@ -219,6 +219,53 @@ async def test_a_dead_engine_ends_the_worker_with_its_own_error() -> None:
         async with asyncio.timeout(10):
             await shop.worker.run(shop.stop)
     assert all(environment.closed == 1 for environment in shop.environments)
+
+
+async def test_an_episode_that_is_cancelled_from_within_is_given_back() -> None:
+    """Nobody of ours cancelled it: it was neither committed nor failed, and its lease was renewed for ever."""
+
+    class Cancelling(Scripted):
+        async def step(self, action: Action) -> StepResult:
+            raise asyncio.CancelledError
+
+    shop = Shop([task("t")])
+    shop.environment = lambda: Cancelling(shop.environments)
+    async with shop.open() as running:
+        await shop.desk.until(lambda: len(shop.desk.failures) == 4)
+    assert running.result() == ()
+    assert shop.desk.failures[0, 2] == (FailureKind.DATA, "task t: Cancelling.step raised CancelledError: ")
+
+
+@pytest.mark.parametrize("victim", ["w waiting to be stopped", "w serving", "w renewing its leases", "group 0 sample 1"])
+async def test_a_worker_one_of_whose_tasks_was_cancelled_by_others_does_not_look_alive(victim: str) -> None:
+    shop = Shop([task("t")])
+    shop.engine.gate.clear()
+    running = asyncio.create_task(shop.worker.run(shop.stop))
+    await shop.desk.until(lambda: (0,) in shop.desk.renewals)
+    (cancelled,) = [each for each in asyncio.all_tasks() if each.get_name() == victim]
+    cancelled.cancel()
+    with pytest.raises(ProcessDied, match=f"w: its task {victim!r} ended, although nobody of ours ended it"):
+        async with asyncio.timeout(10):
+            await running
+    assert all(environment.closed == 1 for environment in shop.environments)
+
+
+async def test_an_environment_that_cancels_all_tasks_ends_the_worker() -> None:
+    class Rampant(Scripted):
+        async def step(self, action: Action) -> StepResult:
+            for each in asyncio.all_tasks():
+                if each is not test:
+                    each.cancel()
+            return await super().step(action)
+
+    test = asyncio.current_task()
+    shop = Shop([task("t")])
+    shop.environment = lambda: Rampant(shop.environments)
+    running = asyncio.create_task(shop.worker.run(shop.stop))
+    async with asyncio.timeout(10):
+        await asyncio.wait({running})
+    assert running.cancelled()
+    assert shop.desk.groups == {}
 
 
 async def test_stopping_names_the_groups_that_were_not_handed_in() -> None:

@@ -8,10 +8,12 @@ from fake_generator import FakeGenerator, publication
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, ProcessDied, WeightMismatch
+from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, EventLoopBlocked, ProcessDied, WeightMismatch
 from asyncrl.core.ids import TaskId, WorkerId
 from asyncrl.core.task import Task
 from asyncrl.run.generator_pool import GeneratorPool
+from generators.event_loop import EventLoopThread
+from generators.worker import GeneratorStatistics
 
 TASKS = [Task(id=TaskId(f"e{i}"), prompt="p", data={}) for i in range(7)]
 
@@ -347,8 +349,98 @@ async def test_one_death_too_many_ends_the_run() -> None:
         shop.made[0].die()
         await shop.until(lambda: "generator-2 runs" in shop.log)
         shop.made[2].die()
-        with pytest.raises(BudgetExceeded):
+        with pytest.raises(BudgetExceeded, match=r"one too many: generator-2: its process died \(killed\)"):
             await running
+
+
+class InThread(FakeGenerator):
+    """Generates in an event loop of its own, as the actor does, until the user's code has ended that."""
+
+    async def run(self) -> None:
+        loop = EventLoopThread(self.worker, 60.0)
+
+        async def generate() -> None:
+            self._say("runs")
+            asyncio.get_running_loop().call_soon(self.hostile)
+            await asyncio.Event().wait()
+
+        try:
+            await self._while_alive(loop.call(generate))
+        finally:
+            loop.close()
+
+    def hostile(self) -> None:
+        def broken() -> None:
+            raise OSError("its selector is closed")
+
+        asyncio.get_running_loop()._run_once = broken  # type: ignore[attr-defined]
+
+
+async def test_a_generator_whose_event_loop_ended_is_replaced() -> None:
+    """Its process lives, and whoever waits for what that loop was to do would wait for ever."""
+    shop = Shop()
+    await shop.pool.start()
+    await shop.pool.install(publication(0))
+    shop.made[0].run = InThread(7, []).run  # type: ignore[method-assign]
+    running = asyncio.create_task(shop.pool.generate())
+    await shop.until(lambda: "generator-2 runs" in shop.log)
+    await shop.pool.stop()
+    await running
+    assert [line for line in shop.log if "lost" in line] == ["generator-0 lost"]
+    assert "its event loop ended: OSError: its selector is closed" in shop.notes[0]
+    assert "generator-2 takes its place" in shop.notes[0]
+
+
+async def test_a_generator_that_stops_to_generate_unasked_is_replaced() -> None:
+    shop = Shop()
+    async with shop.generating():
+        await shop.made[1].stop()
+        await shop.until(lambda: "generator-2 runs" in shop.log)
+    assert [line for line in shop.log if "lost" in line] == ["generator-1 lost"]
+    assert "generator-1: it stopped to generate, although nobody told it to" in shop.notes[0]
+
+
+def blocked(fake: FakeGenerator) -> None:
+    async def run() -> None:
+        raise EventLoopBlocked(f"{fake.worker}: the event loop was blocked by async tool Code.run (env.py:3)")
+
+    fake.run = run  # type: ignore[method-assign]
+
+
+async def test_a_generator_whose_event_loop_is_blocked_is_replaced() -> None:
+    shop = Shop()
+    await shop.pool.start()
+    blocked(shop.made[0])
+    running = asyncio.create_task(shop.pool.generate())
+    await shop.until(lambda: "generator-2 runs" in shop.log)
+    await shop.pool.stop()
+    await running
+    assert shop.notes[0].startswith("generator-0: the event loop was blocked by async tool Code.run (env.py:3).")
+
+
+async def test_an_environment_that_blocks_one_generator_after_another_ends_the_run_and_is_named() -> None:
+    shop = Shop()
+    shop.successor = blocked
+    await shop.pool.start()
+    blocked(shop.made[0])
+    with pytest.raises(ComponentFailed, match=r"Code\.run \(env\.py:3\); 3 generators in one place ended so"):
+        await shop.pool.generate()
+    assert len(shop.made) == 2 + 2
+
+
+async def test_what_blocks_the_event_loop_for_a_while_is_told_once() -> None:
+    shop = Shop()
+    sentence = "async tool Code.run (env.py:3) blocks the event loop"
+
+    async def statistics() -> GeneratorStatistics:
+        return GeneratorStatistics(0, {}, 0.0, 0.0, 0.0, 0, 0.0, 0.0, 0, blocked_by=(sentence,))
+
+    async with shop.generating():
+        for fake in shop.made:
+            fake.statistics = statistics  # type: ignore[method-assign]
+        await shop.pool.statistics()
+        await shop.pool.statistics()
+    assert shop.notes == [f"generator-0: {sentence}"]
 
 
 async def test_an_error_that_is_no_death_ends_the_run_at_once() -> None:

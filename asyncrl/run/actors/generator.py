@@ -1,4 +1,7 @@
-"""One generator as an asynchronous Ray actor: an engine, its worker, and the way to the buffer."""
+"""One generator as an asynchronous Ray actor: an engine, its worker, and the way to the buffer.
+
+All of these live in an event loop of their own, since environments do: the actor's answers whatever they do to that.
+"""
 
 import asyncio
 import gc
@@ -7,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import ray
 
 from asyncrl.core.ids import WorkerId
@@ -22,7 +26,8 @@ from asyncrl.run.scorers import make_scoring
 from generators.chat import ChatFormat
 from generators.engine import VllmEngine
 from generators.evaluation import EvaluationResult
-from generators.worker import GeneratorStatistics, GeneratorWorker
+from generators.event_loop import EventLoopThread
+from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +43,7 @@ class GeneratorActor:
         self._id = WorkerId(f"generator-{number}")
         self._buffer, self._reward_model = buffer, reward_model
         self._stop = asyncio.Event()
+        self._loop: EventLoopThread | None = None
         self._sink: PayloadSink | None = None
         self._buffer_handle: BufferHandle | None = None
         self._engine: VllmEngine | None = None
@@ -45,6 +51,13 @@ class GeneratorActor:
 
     async def start(self) -> None:
         """Bring the engine up and warm it."""
+        # Blocked for longer than this, the worker has missed as many renewals as one lease has.
+        silence_s = self._recipe.deadlines.lease * (1 - 1 / RENEWALS_PER_LEASE)
+        self._loop = EventLoopThread(self._id, silence_s)
+        await self._loop.call(self._start)
+        self._loop.watch()
+
+    async def _start(self) -> None:
         environment_factory = load_environment(self._recipe.environment)
         self._sink = await PayloadSink.of(self._recipe, self._buffer, self._id)
         self._engine = await VllmEngine.start(self._recipe, self._model_path, index=self._number)
@@ -57,26 +70,43 @@ class GeneratorActor:
 
     async def run(self) -> None:
         """Generate until :meth:`stop`; an engine failure ends it at once with its reason."""
-        await self._started().run(self._stop)
+        loop, worker = self._started()
+        await loop.call(lambda: worker.run(self._stop))
 
     async def install(self, publication: Publication) -> int:
         """Load a published version; answers with the fingerprint of what was loaded."""
-        return await self._started().install(publication)
+        loop, worker = self._started()
+        return await loop.call(lambda: worker.install(publication))
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
         """Run one episode of each task, beside training."""
-        return await self._started().evaluate(tasks, temperature)
+        loop, worker = self._started()
+        return await loop.call(lambda: worker.evaluate(tasks, temperature))
 
     async def statistics(self) -> GeneratorStatistics:
         """Counters since the start."""
-        return self._started().statistics()
+        loop, worker = self._started()
+
+        async def count() -> GeneratorStatistics:
+            return worker.statistics()
+
+        return msgspec.structs.replace(await loop.call(count), blocked_by=loop.blocked_by)
+
+    async def answer(self) -> None:
+        """Nothing: that it answers is the answer."""
 
     async def stop(self) -> None:
         """Make :meth:`run` return."""
-        self._stop.set()
+        loop, _ = self._started()
+        loop.call_soon(self._stop.set)
 
     async def close(self) -> None:
         """Shut the engine down."""
+        if self._loop is not None:
+            await self._loop.call(self._close)
+            self._loop.close()
+
+    async def _close(self) -> None:
         self._stop.set()
         if self._engine is not None:
             await self._engine.close()
@@ -85,10 +115,10 @@ class GeneratorActor:
         if self._buffer_handle is not None:
             self._buffer_handle.close()
 
-    def _started(self) -> GeneratorWorker:
-        if self._worker is None:
+    def _started(self) -> tuple[EventLoopThread, GeneratorWorker]:
+        if self._loop is None or self._worker is None:
             raise RuntimeError(f"{self._id} was used before start()")
-        return self._worker
+        return self._loop, self._worker
 
 
 RemoteGenerator = ray.remote(GeneratorActor)

@@ -15,6 +15,8 @@ def route_output(log_file: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    # ``exit()`` closes it. Whatever is opened next must not become the standard input of this process's children.
+    sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )

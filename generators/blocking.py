@@ -1,0 +1,186 @@
+"""Watches an event loop from a thread beside it, and finds the code that blocks it.
+
+All episodes of a worker share one event loop: one call that blocks it stops them all, and the renewals of the worker's leases.
+What always holds: each place that blocks the loop is told once with its stack, then counted; a loop that was blocked for as long
+as its worker may be silent is reported, once.
+"""
+
+import asyncio
+import faulthandler
+import linecache
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+
+import msgspec
+
+from asyncrl.envs import contained, tools
+from generators import hosted
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.25
+"""How often the loop is asked whether it turns: four wake-ups a second, of tens of microseconds each."""
+TOLD_S = 1.0
+"""A loop that has not turned for this long is told of."""
+
+_CONTAINED = contained.contained.__code__
+_TOOL = tools.Tool.__call__.__code__
+_BETWEEN = {contained.__file__, tools.__file__, hosted.__file__}
+"""Files whose frames lie between a contained call and the user's code."""
+_LOOPS = str(Path(asyncio.__file__).parent)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Code that was found at work in the event loop.
+
+    Attributes:
+        what: a function, by its qualified name, e.g. ``async tool Code.run``.
+        where: its file, the line that it is at, and that line's text; empty if the loop waits to be scheduled.
+        remedy: what the user can do.
+    """
+
+    what: str
+    where: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.where})" if self.where else self.what
+
+
+NOBODY = Place(
+    "nobody's call",
+    "",
+    "its thread was kept from running: the machine is overloaded, or threads of plain tools keep the interpreter busy",
+)
+
+
+def find_place(frame: FrameType | None, below: CodeType) -> tuple[Place, Sequence[FrameType]]:
+    """What the thread at ``frame`` is doing for the user, and the stack of that, outermost first.
+
+    Args:
+        frame: the innermost of the thread, if it runs.
+        below: the code of the function that runs the loop.
+    """
+    stack = [each for each, _ in traceback.walk_stack(frame)][::-1] if frame is not None else []
+    codes = [each.f_code for each in stack]
+    if _CONTAINED in codes:
+        inside = stack[_last(codes, _CONTAINED) + 1 :]
+        own = [each for each in inside if each.f_code.co_filename not in _BETWEEN] or inside or stack[-1:]
+        if _TOOL in codes:
+            remedy = "make it a plain `def` tool, which runs in a thread of its own, or await instead of waiting"
+            return _place("async tool ", own[0], remedy), own
+        remedy = "await instead of waiting there, or hand the work to a thread: `await asyncio.to_thread(...)` in an `async def`"
+        return _place("", own[0], remedy), own
+    own = [each for each in stack[_last(codes, below) + 1 :] if not each.f_code.co_filename.startswith(_LOOPS)]
+    while own and own[-1].f_code.co_filename.endswith("/selectors.py"):
+        own.pop()
+    if not own:
+        return NOBODY, ()
+    return _place("", own[0], "if it is of an environment of yours, let it await instead of waiting"), own
+
+
+def _place(kind: str, frame: FrameType, remedy: str) -> Place:
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    name = frame.f_code.co_qualname.rpartition("<locals>.")[2]
+    return Place(f"{kind}{name}", f"{file}:{line}: `{linecache.getline(file, line).strip()}`", remedy)
+
+
+def _last(codes: Sequence[CodeType], code: CodeType) -> int:
+    return max((index for index, each in enumerate(codes) if each is code), default=-1)
+
+
+class BlockingWatch:
+    """Watches one loop, from :meth:`start` to :meth:`close`.
+
+    Args:
+        loop: to be watched.
+        thread: the one that runs it.
+        below: the code of the function that runs it.
+        silence_s: how long it may be blocked, in seconds.
+        on_blocked: called, in the thread that looks, when it was blocked for that long; told where and what to do.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        thread: threading.Thread,
+        below: CodeType,
+        silence_s: float,
+        on_blocked: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._loop, self._thread, self._below = loop, thread, below
+        self._silence_s, self._on_blocked, self._clock = silence_s, on_blocked, clock
+        self._turned, self._closed = threading.Event(), threading.Event()
+        self._turned.set()
+        self._looked = clock()
+        self._blocked_s = 0.0
+        self._found: Counter[Place] = Counter()
+        self._told: Counter[Place] = Counter()
+        self._reported = False
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """Each place that was told of, in a sentence for the user."""
+        places = [place for place in self._told.copy() if place != NOBODY]
+        return tuple(f"{place} blocks the event loop that all episodes share; {place.remedy}" for place in places)
+
+    def start(self) -> None:
+        """Look from now on."""
+        threading.Thread(target=self._run, name="watching the event loop", daemon=True).start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            # Code that holds the interpreter stops this thread, too. What writes all stacks into the log then needs none.
+            faulthandler.dump_traceback_later(self._silence_s, file=2)
+            self.look()
+        faulthandler.cancel_dump_traceback_later()
+
+    def look(self) -> None:
+        """See whether the loop has turned since the last look; if not, what it is at."""
+        now = self._clock()
+        # A process that was stopped, or a machine that slept, was blocked by nobody.
+        passed, self._looked = min(now - self._looked, 2 * LOOK_S), now
+        if self._turned.is_set():
+            self._blocked_s = 0.0
+            self._found.clear()
+            self._turned.clear()
+            self._loop.call_soon_threadsafe(self._turned.set)
+            return
+        was, self._blocked_s = self._blocked_s, self._blocked_s + passed
+        place, stack = find_place(sys._current_frames().get(self._thread.ident or 0), self._below)
+        self._found[place] += 1
+        if was < TOLD_S <= self._blocked_s:
+            self._tell(place, stack)
+        if self._blocked_s >= self._silence_s and not self._reported:
+            self._reported = True
+            self._report()
+
+    def _tell(self, place: Place, stack: Sequence[FrameType]) -> None:
+        self._told[place] += 1
+        times = self._told[place]
+        if times == 1:
+            shown = "".join(traceback.StackSummary.extract((frame, frame.f_lineno) for frame in stack).format())
+            logger.warning("the event loop was blocked for %.1f s by %s; %s\n%s", self._blocked_s, place, place.remedy, shown)
+        elif str(times).strip("0") == "1":
+            logger.warning("the event loop was blocked for the %dth time by %s; %s", times, place, place.remedy)
+
+    def _report(self) -> None:
+        (place, looks), *_ = self._found.most_common(1)
+        share = looks / self._found.total()
+        self._on_blocked(
+            f"the event loop that all its episodes share was blocked for {self._blocked_s:.0f} s, and its leases lapse; "
+            f"{share:.0%} of that time it was in {place}; {place.remedy}"
+        )

@@ -1,0 +1,115 @@
+"""An event loop in a thread of its own, for work that calls the user's code.
+
+What always holds: whatever that code raises where nobody waits for it, the loop goes on; whoever waits for the loop's work hears
+at once when the loop has ended all the same, and in time when it is blocked. So the one who calls needs another loop, in which no
+code of the user's ever runs.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from asyncrl.core.errors import EventLoopBlocked, ProcessDied
+from asyncrl.core.text import told
+from asyncrl.envs.contained import exception_info
+from generators.blocking import BlockingWatch
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class EventLoopThread:
+    """Made and asked in another event loop; its own is of the same kind.
+
+    Args:
+        name: whose it is, for errors.
+        silence_s: how long the loop may be blocked, in seconds, once it is watched.
+    """
+
+    def __init__(self, name: str, silence_s: float) -> None:
+        self._name = name
+        self._caller = asyncio.get_running_loop()
+        self._loop = type(self._caller)()
+        self._failed: asyncio.Future[ProcessDied] = self._caller.create_future()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=f"{name}'s event loop", daemon=True)
+        self._watch = BlockingWatch(self._loop, self._thread, self._turn.__code__, silence_s, self._blocked)
+        self._thread.start()
+
+    async def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What ``work`` returns, done in the loop.
+
+        Raises:
+            ProcessDied: the loop has ended or is blocked, or code that is not ours cancelled the work.
+        """
+        if self._failed.done():
+            raise self._failed.result()
+        answer = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
+        try:
+            await asyncio.wait({answer, self._failed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped = not answer.done() and answer.cancel()
+        if stopped:
+            raise self._failed.result()
+        if answer.cancelled():
+            raise ProcessDied(f"{self._name}: its work was cancelled from within; an environment may cancel no tasks but its own")
+        if isinstance(error := answer.exception(), SystemExit | KeyboardInterrupt):
+            raise ProcessDied(f"{self._name}: its work ended with {told(error)}") from error
+        return answer.result()
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Have ``callback`` called in the loop; nobody waits for it."""
+        self._loop.call_soon_threadsafe(callback)
+
+    def watch(self) -> None:
+        """From now on nothing but the user's code may block the loop."""
+        self._watch.start()
+
+    @property
+    def blocked_by(self) -> tuple[str, ...]:
+        """Sentences about code that blocked the loop for a second or longer, each place once."""
+        return self._watch.told
+
+    def close(self) -> None:
+        """End the loop; what still runs in it stays where it is."""
+        self._closing = True
+        self._watch.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _run(self) -> None:
+        why = "it was closed"
+        try:
+            asyncio.set_event_loop(self._loop)
+            while not self._closing:
+                self._turn()
+        except BaseException as error:
+            logger.critical("the event loop ended", exc_info=exception_info(error))
+            why = told(error)
+        finally:
+            self._fail(ProcessDied(f"{self._name}: its event loop ended: {why}"))
+
+    def _turn(self) -> None:
+        """Run until somebody stops the loop, or code that nobody waits for raises what ends it: its own caller hears of that."""
+        try:
+            self._loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as stray:
+            logger.warning("the event loop goes on: %s in a task or callback", told(stray), exc_info=exception_info(stray))
+        else:
+            if not self._closing:
+                logger.warning("the event loop goes on: an environment stopped it")
+
+    def _blocked(self, problem: str) -> None:
+        logger.error("%s", problem)
+        self._fail(EventLoopBlocked(f"{self._name}: {problem}"))
+
+    def _fail(self, failure: ProcessDied) -> None:
+        def settle() -> None:
+            if not self._failed.done():
+                self._failed.set_result(failure)
+
+        with contextlib.suppress(RuntimeError):  # the caller's loop was closed: nobody waits
+            self._caller.call_soon_threadsafe(settle)

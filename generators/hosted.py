@@ -1,0 +1,140 @@
+"""An environment as an episode uses it: its calls run in a task of their own, and what it does wrong is ``EnvironmentBroken``.
+
+What always holds:
+
+* all calls of an environment run in one task, one after another: what is entered in ``reset`` can be left in ``close``, as anyio
+  and libraries on top of it ask for. Only an environment that ignores its cancellation, or cancels tasks that are not its own, is
+  closed in another;
+* who waits for a call is cancelled by us alone: a ``CancelledError`` out of the environment means that the environment broke;
+* who stops waiting waits at most :data:`CANCELLED_ENVIRONMENT_S` longer, whether or not the environment takes notice.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from asyncrl.core.deadline import deadline
+from asyncrl.core.errors import DeadlineExceeded, EnvironmentBroken
+from asyncrl.core.task import Task
+from asyncrl.core.text import told
+from asyncrl.envs.base import Action, Environment, Observation, StepResult
+from asyncrl.envs.contained import Raised, contained, ended
+
+CANCELLED_ENVIRONMENT_S = 3.0
+"""How long a call of an environment that was cancelled may take to end; longer than its tools may, which it waits for."""
+
+
+class HostedEnvironment:
+    """One environment, for one episode.
+
+    Args:
+        environment: just made.
+        task: of the episode, for messages.
+    """
+
+    def __init__(self, environment: Environment, task: Task) -> None:
+        self._environment, self._task = environment, task
+        self._host = _Host(self._name)
+
+    @property
+    def _name(self) -> str:
+        return f"{type(self._environment).__name__} of task {self._task.id}"
+
+    async def reset(self, task: Task) -> Observation:
+        """See :meth:`Environment.reset`. Raises ``EnvironmentBroken`` only, as all calls do."""
+        return await self._call("reset", lambda: self._environment.reset(task))
+
+    async def step(self, action: Action) -> StepResult:
+        """See :meth:`Environment.step`."""
+        return await self._call("step", lambda: self._environment.step(action))
+
+    async def close(self, seconds: float) -> None:
+        """Close the environment within ``seconds``, beside what it still does if it ignored that it was cancelled."""
+        where = f"{type(self._environment).__name__}.close"
+        remedy = "raise environment.tool_timeout_s"
+        try:
+            async with deadline(seconds, waiter=f"task {self._task.id}", owner=where, remedy=remedy):
+                await self._call("close", lambda: self._environment.close())
+        except DeadlineExceeded as late:
+            raise self._broken("close", late)  # noqa: B904 - its cause is set there
+        finally:
+            self._host.end()
+
+    @contextmanager
+    def blamed(self, method: str) -> Iterator[None]:
+        """What goes wrong in the enclosed code, which waits for nothing, is the fault of what ``method`` returned."""
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - blamed on the environment, whatever it is
+            raise self._broken(method, error)  # noqa: B904 - its cause is set there
+
+    async def _call(self, method: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        if self._host.task.done() or self._host.lost:
+            self._host = _Host(self._name)
+        answer = self._host.ask(call)
+        try:
+            await asyncio.wait({answer, self._host.task}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self._host.cancel(answer, f"{type(self._environment).__name__}.{method} (task {self._task.id})")
+            raise
+        outcome = answer.result() if answer.done() else Raised(asyncio.CancelledError())
+        if isinstance(outcome, Raised):
+            raise self._broken(method, outcome.error)
+        return outcome
+
+    def _broken(self, method: str, error: BaseException) -> EnvironmentBroken:
+        if isinstance(error, EnvironmentBroken):
+            return error
+        broken = EnvironmentBroken(f"task {self._task.id}: {type(self._environment).__name__}.{method} raised {told(error)}")
+        broken.__cause__ = error
+        return broken
+
+
+class _Host:
+    """The task that calls run in.
+
+    Attributes:
+        task: ends with :meth:`end`, or when somebody else cancels it between two calls.
+        lost: a call was cancelled in it, and goes on.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: asyncio.Queue[tuple[Callable[[], Awaitable[Any]], asyncio.Future[Any]] | None] = asyncio.Queue()
+        self._running: asyncio.Future[Any] | None = None
+        self.lost = False
+        self.task = asyncio.create_task(self._run(), name=name)
+
+    def ask(self, call: Callable[[], Awaitable[Any]]) -> "asyncio.Future[Any]":
+        """What ``call`` will have returned, or ``Raised``."""
+        answer = asyncio.get_running_loop().create_future()
+        self._calls.put_nowait((call, answer))
+        return answer
+
+    async def cancel(self, answer: "asyncio.Future[Any]", name: str) -> None:
+        """Cancel the call that ``answer`` is of, and wait for its end, but not for long."""
+        if answer is not self._running:  # it has not begun, or it has ended
+            answer.cancel()
+            return
+        self.lost = True  # unless it ends before we stop waiting for it
+        self.task.cancel()
+        self.lost = not await ended({answer, self.task}, CANCELLED_ENVIRONMENT_S, name)
+
+    def end(self) -> None:
+        """Run no further call."""
+        self._calls.put_nowait(None)
+
+    async def _run(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        while (asked := await self._calls.get()) is not None:
+            call, answer = asked
+            if answer.cancelled():
+                continue
+            self._running = answer
+            outcome = await contained(call)
+            self._running = None
+            while task.cancelling():  # that was for this call, which is over: task groups and timeouts of the next count anew
+                task.uncancel()
+            if not answer.done():
+                answer.set_result(outcome)

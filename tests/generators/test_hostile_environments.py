@@ -1,0 +1,227 @@
+"""Environments that raise what nothing should raise, or ignore that their episode is over: each fails alone, in time."""
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+from fake_engine import FakeEngine
+from msgspec.structs import replace
+from scripted_environment import task
+
+from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.ids import GroupId
+from asyncrl.core.messages import Message
+from asyncrl.core.recipe.schema import Environment as EnvironmentSection
+from asyncrl.core.recipe.schema import Model, Recipe
+from asyncrl.core.task import Task
+from asyncrl.core.trajectory import StopReason, Trajectory
+from asyncrl.envs.base import Action, Environment, Observation, StepResult
+from generators import hosted
+from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from generators.tool_calls import ToolCallReader
+
+LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=Model(path="m"), environment=EnvironmentSection(name="e")), 1.0)
+
+IN_ORDER: contextvars.ContextVar[str] = contextvars.ContextVar("in order", default="")
+
+
+class Unprintable(Exception):
+    def __str__(self) -> NoReturn:
+        raise SystemExit(1)
+
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "SystemExit: 3": lambda: SystemExit(3),
+    "KeyboardInterrupt: ": KeyboardInterrupt,
+    "GeneratorExit: ": GeneratorExit,
+    "CancelledError: mine": lambda: asyncio.CancelledError("mine"),
+    "Unprintable: (no text: its __str__ raised SystemExit)": Unprintable,
+}
+
+
+class Hostile(Environment):
+    """``raises`` in the method that ``where`` names, or there ``ignores`` its cancellation until :attr:`ends`."""
+
+    def __init__(self, where: str = "", raises: str = "", ignores: bool = False) -> None:
+        self._where, self._raises, self._ignores = where, raises, ignores
+        self.ends = asyncio.Event()
+        self.calls: list[str] = []
+        self.tasks: list[asyncio.Task[object] | None] = []
+
+    async def reset(self, task: Task) -> Observation:
+        IN_ORDER.set("reset")
+        await self._act("reset")
+        return Observation((Message("user", task.prompt),))
+
+    async def step(self, action: Action) -> StepResult:
+        IN_ORDER.set(IN_ORDER.get() + " step")
+        await self._act("step")
+        return StepResult(Observation((Message("user", "go on"),)), 1.0, done=self.calls.count("step") == 2)
+
+    async def close(self) -> None:
+        IN_ORDER.set(IN_ORDER.get() + " close")
+        await self._act("close")
+
+    async def _act(self, method: str) -> None:
+        self.calls.append(method)
+        self.tasks.append(asyncio.current_task())
+        await asyncio.sleep(0)
+        if method != self._where:
+            return
+        if self._raises:
+            raise RAISED[self._raises]()
+        while self._ignores and not self.ends.is_set():
+            try:
+                await self.ends.wait()
+            except asyncio.CancelledError:
+                self.calls.append(f"{method} cancelled")
+
+
+async def play(environment: Environment, **limits: object) -> Trajectory:
+    engine = FakeEngine(lambda row: "a")
+    tools = EpisodeTools(engine, engine.chat, ToolCallReader(engine.chat.tokenizer, "hermes"), lambda: environment)
+    async with asyncio.timeout(10):
+        return await run_episode(task(), EpisodeName(GroupId(7), 2, 1), replace(LIMITS, **limits), tools)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosted, "CANCELLED_ENVIRONMENT_S", 0.05)
+
+
+async def test_all_calls_run_in_one_task_and_one_context() -> None:
+    """Libraries whose contexts may not be left in another task, anyio's above all, can be entered in reset and left in close."""
+    environment = Hostile()
+    trajectory = await play(environment)
+    assert (trajectory.reward, environment.calls) == (2.0, ["reset", "step", "step", "close"])
+    assert len(set(environment.tasks)) == 1
+
+
+async def test_the_context_of_an_episode_is_its_own() -> None:
+    seen: list[str] = []
+
+    class Watched(Hostile):
+        async def close(self) -> None:
+            await super().close()
+            seen.append(IN_ORDER.get())
+
+    await play(Watched())
+    assert (seen, IN_ORDER.get()) == (["reset step step close"], "")
+
+
+@pytest.mark.parametrize("method", ["reset", "step", "close"])
+@pytest.mark.parametrize("what", RAISED)
+async def test_whatever_an_environment_raises_fails_the_attempt(method: str, what: str) -> None:
+    environment = Hostile(method, raises=what)
+    with pytest.raises(EnvironmentBroken) as broken:
+        await play(environment)
+    assert str(broken.value) == f"task t: Hostile.{method} raised {what}"
+    assert environment.calls.count("close") == 1
+    current = asyncio.current_task()
+    assert current is not None
+    assert current.cancelling() == 0
+
+
+@pytest.mark.parametrize("what", RAISED)
+async def test_whatever_making_an_environment_raises_fails_the_attempt(what: str) -> None:
+    def make() -> NoReturn:
+        raise RAISED[what]()
+
+    engine = FakeEngine(lambda row: "a")
+    tools = EpisodeTools(engine, engine.chat, ToolCallReader(engine.chat.tokenizer, "hermes"), make)
+    with pytest.raises(EnvironmentBroken) as broken:
+        await run_episode(task(), EpisodeName(GroupId(7), 2, 1), LIMITS, tools)
+    assert str(broken.value) == f"task t: no environment could be made: {what}"
+
+
+async def test_an_environment_that_cancels_its_own_task_fails_the_attempt() -> None:
+    class Suicidal(Hostile):
+        async def step(self, action: Action) -> StepResult:
+            current = asyncio.current_task()
+            assert current is not None
+            current.cancel()
+            return await super().step(action)
+
+    environment = Suicidal()
+    with pytest.raises(EnvironmentBroken, match=r"Suicidal\.step raised CancelledError"):
+        await play(environment)
+    assert environment.calls == ["reset", "step", "close"]
+
+
+async def test_a_timeout_of_the_environments_own_works_after_a_cancellation() -> None:
+    """What was cancelled before is forgotten: a task group or timeout in ``close`` counts cancellations, too."""
+    inner: list[str] = []
+
+    class Patient(Hostile):
+        async def close(self) -> None:
+            try:
+                async with asyncio.timeout(0.01), asyncio.TaskGroup() as group:
+                    group.create_task(asyncio.Event().wait())
+            except TimeoutError:
+                inner.append("timed out")
+            await super().close()
+
+    environment = Patient("step", ignores=True)
+    environment.ends.clear()
+
+    async def let_go() -> None:
+        while "step cancelled" not in environment.calls:  # noqa: ASYNC110 - it changes with the passes of the loop
+            await asyncio.sleep(0)
+        environment.ends.set()
+
+    letting_go = asyncio.create_task(let_go())
+    trajectory = await play(environment, episode_timeout_s=0.05)
+    await letting_go
+    assert (trajectory.stop_reason, inner) == (StopReason.EPISODE_TIMEOUT, ["timed out"])
+    assert environment.calls == ["reset", "step", "step cancelled", "close"]
+    assert len(set(environment.tasks)) == 1
+
+
+async def test_a_step_that_ignores_the_end_of_its_episode_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    environment = Hostile("step", ignores=True)
+    trajectory = await play(environment, episode_timeout_s=0.05)
+    assert (trajectory.stop_reason, trajectory.reward, len(trajectory.turns)) == (StopReason.EPISODE_TIMEOUT, 0.0, 1)
+    assert environment.calls == ["reset", "step", "step cancelled", "close"]
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "task t" in said
+    assert "Hostile.step" in said
+    assert "let asyncio.CancelledError out of it" in said
+    environment.ends.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert environment.calls == ["reset", "step", "step cancelled", "close"], "what was left behind goes on with nothing"
+
+
+async def test_a_reset_that_ignores_its_deadline_fails_the_attempt() -> None:
+    environment = Hostile("reset", ignores=True)
+    with pytest.raises(EnvironmentBroken, match=r"reset\(\) took longer than environment\.episode_timeout_s"):
+        await play(environment, episode_timeout_s=0.05)
+    assert environment.calls == ["reset", "reset cancelled", "close"]
+    environment.ends.set()
+
+
+async def test_a_close_that_ignores_its_deadline_fails_the_attempt() -> None:
+    environment = Hostile("close", ignores=True)
+    with pytest.raises(EnvironmentBroken, match=r"Hostile\.close raised DeadlineExceeded: .*; raise environment\.tool_timeout_s"):
+        await play(environment, close_timeout_s=0.05)
+    assert environment.calls == ["reset", "step", "step", "close", "close cancelled"]
+    environment.ends.set()
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+async def test_an_episode_that_is_given_up_ends_however_its_environment_likes_it(method: str) -> None:
+    environment = Hostile(method, ignores=True)
+    playing = asyncio.create_task(play(environment))
+    while method not in environment.calls:  # noqa: ASYNC110 - it changes with the passes of the loop
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    playing.cancel()
+    async with asyncio.timeout(5):
+        await asyncio.wait({playing})
+    assert playing.cancelled()
+    assert environment.calls[-1] == "close"
+    environment.ends.set()
