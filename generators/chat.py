@@ -4,9 +4,14 @@ After a turn, the row continues with the *delta*: what the chat template puts be
 of the next one. It is found by rendering a conversation whose assistant turn is a marker, and taking what follows the marker's
 end-of-turn token. So a row is always a true prefix extension, whatever the model wrote and however the template would render it
 again; and what stands right after the end-of-turn token (often a newline) is part of the delta, never lost.
+
+Nothing that a message or the description of a tool says becomes a control token (see :mod:`generators.control_tokens`), so that
+neither can begin or end a turn. A template whose turns are told apart by ordinary text alone is refused.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,15 +19,31 @@ import msgspec
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.text import writable
+from asyncrl.envs.threads import run_in_daemon_thread
+from generators.control_tokens import RESERVED, ControlTokens, spelt_out
+from generators.remembered import RememberedIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_MARKER = "asyncrlmarker"
-"""Stands for an assistant turn; plain letters, which no template trims or escapes."""
+_MARKER = f"{RESERVED}assistant turn{RESERVED}"
+"""Stands for an assistant turn. No template trims or escapes it, and no message can hold it."""
+_PROBE = "asyncrlprobe"
+"""Stands for what a message says."""
 
-_REMEMBERED = 4096
-"""Renderings kept: a group renders its prompt once for all its episodes, and short tool responses come again and again."""
+_REMEMBERED_BYTES = 64 * 2**20
+"""Of renderings: a group renders its prompt once for all its episodes, and short tool responses come again and again."""
+_LONG = 8_000
+"""Characters whose tokenization would hold up the other episodes: it takes a few milliseconds."""
+
+_USER, _ASSISTANT, _TOOL = ({"role": role, "content": "Look it up."} for role in ("user", "assistant", "tool"))
+_PARAMETERS = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+_CONVERSATIONS: Sequence[tuple[Sequence[Mapping[str, str]], Sequence[ToolSpec]]] = (
+    ((_USER,), ()),
+    (({"role": "system", "content": "Be brief."}, _USER), (ToolSpec("look_up", "Looks up.", _PARAMETERS),)),
+    ((_USER, _ASSISTANT, _USER, _ASSISTANT, _TOOL, _TOOL), ()),
+)
+"""Conversations in which a template writes each of its control tokens."""
 
 
 class TemplateUnsuitable(AsyncRLError):
@@ -39,15 +60,24 @@ class ChatFormat:
         end_of_turn: id of the token that ends an assistant turn: where sampling stops.
 
     Raises:
-        TemplateUnsuitable: if no delta can be derived from the template; says why.
+        TemplateUnsuitable: no delta can be derived from the template, or what it writes cannot be told from what messages say;
+            says why.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer
-        self._remembered: dict[bytes, list[int]] = {}
-        self.end_of_turn = self._find_end_of_turn()
-        self._end_text: str = tokenizer.convert_ids_to_tokens(self.end_of_turn)
+        if not tokenizer.chat_template:
+            raise self._unsuitable("there is none")
+        self._control = self._control_tokens()
+        self._template, self._template_with_tools = (
+            self._control.named(tokenizer.get_chat_template(tools=tools)) for tools in (None, [])
+        )
+        self._variables = {name: self._control.named(token) for name, token in tokenizer.special_tokens_map.items()}
+        self._remembered = RememberedIds(_REMEMBERED_BYTES)
+        self._tokenizing = asyncio.Lock()
+        self._end_name, self.end_of_turn = self._find_end_of_turn()
         self._check_delta()
+        self._check_tokens()
 
     @classmethod
     def load(cls, model_path: str) -> "ChatFormat":
@@ -56,15 +86,23 @@ class ChatFormat:
 
         return cls(AutoTokenizer.from_pretrained(model_path))
 
+    async def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """As :meth:`prompt_ids`, beside the event loop if the messages are long."""
+        return await self._beside_the_loop(messages, partial(self.prompt_ids, messages, tools))
+
+    async def delta(self, messages: Sequence[Message]) -> list[int]:
+        """As :meth:`delta_ids`, beside the event loop if the messages are long."""
+        return await self._beside_the_loop(messages, partial(self.delta_ids, messages))
+
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """The first tokens of a row: messages, tools, and the start of an assistant turn."""
-        messages = _writable(messages)
-        return self._remember((messages, tools), lambda: self._render(messages, tools))
+        turns = _turns(messages)
+        return self._remember((turns, tools), lambda: self._render(turns, tools))
 
     def delta_ids(self, messages: Sequence[Message]) -> list[int]:
         """What follows a sampled turn that ended with :attr:`end_of_turn`: messages, and the start of the next assistant turn."""
-        messages = _writable(messages)
-        return self._remember((messages,), lambda: self._after_marker(messages).removeprefix(self._end_text))
+        turns = _turns(messages)
+        return self._remember((turns,), lambda: self._after_marker(turns).removeprefix(self._end_name))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids``, special tokens included: a tool parser may look for them."""
@@ -75,56 +113,98 @@ class ChatFormat:
         ended = len(token_ids) > 0 and token_ids[-1] == self.end_of_turn
         return self.decode(token_ids[:-1] if ended else token_ids)
 
-    def _remember(self, key: Any, render: Any) -> list[int]:
-        encoded_key = msgspec.msgpack.encode(key)
-        ids = self._remembered.pop(encoded_key, None)
-        if ids is None:
-            ids = self.tokenizer.encode(render(), add_special_tokens=False)
-            if len(self._remembered) >= _REMEMBERED:
-                self._remembered.pop(next(iter(self._remembered)))
-        self._remembered[encoded_key] = ids  # last in is last out: a dict keeps the order of insertion
-        return list(ids)
+    async def _beside_the_loop(self, messages: Sequence[Message], tokenize: Callable[[], list[int]]) -> list[int]:
+        """What ``tokenize`` returns; long messages one at a time, because the episodes of a group share a prompt to remember."""
+        if sum(len(message.content) for message in messages) < _LONG:
+            return tokenize()
+        async with self._tokenizing:
+            return await run_in_daemon_thread(tokenize, name="tokenizing")
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), generation: bool = True) -> str:
+    def _remember(self, key: Any, render: Callable[[], str]) -> list[int]:
+        encoded_key = msgspec.msgpack.encode(key)
+        ids = self._remembered.get(encoded_key)
+        if ids is None:
+            ids = self._control.encode(render())
+            self._remembered.keep(encoded_key, ids)
+        return ids
+
+    def _render(self, turns: Sequence[Mapping[str, str]], tools: Sequence[ToolSpec] = (), generation: bool = True) -> str:
+        """What the template writes, with control tokens under their private names."""
         return self.tokenizer.apply_chat_template(
-            [{"role": message.role, "content": message.content} for message in messages],
-            tools=[tool.as_template_input() for tool in tools] or None,
+            list(turns),
+            tools=[_spelt_out(tool.as_template_input()) for tool in tools] or None,
+            chat_template=self._template_with_tools if tools else self._template,
             add_generation_prompt=generation,
             tokenize=False,
+            **self._variables,
         )
 
-    def _after_marker(self, messages: Sequence[Message], generation: bool = True) -> str:
-        """What is rendered behind the marked assistant turn when ``messages`` follow it."""
-        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARKER}]
-        turns += [{"role": message.role, "content": message.content} for message in messages]
-        rendered: str = self.tokenizer.apply_chat_template(turns, add_generation_prompt=generation, tokenize=False)
-        _, marker, after = rendered.partition(_MARKER)
+    def _after_marker(self, turns: Sequence[Mapping[str, str]], generation: bool = True) -> str:
+        """What is rendered behind the marked assistant turn when ``turns`` follow it."""
+        marked = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _MARKER})
+        _, marker, after = self._render((*marked, *turns), generation=generation).partition(_MARKER)
         if not marker or _MARKER in after:
             raise self._unsuitable("it does not render the content of an assistant turn exactly once")
         return after
 
-    def _find_end_of_turn(self) -> int:
-        if not self.tokenizer.chat_template:
-            raise self._unsuitable("there is none")
+    def _control_tokens(self) -> ControlTokens:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise TemplateUnsuitable(
+                f"the {type(self.tokenizer).__name__} of {self.tokenizer.name_or_path!r} cannot keep text from becoming special "
+                "tokens; put a fast tokenizer (tokenizer.json) into the model's folder"
+            )
+        return ControlTokens(backend)
+
+    def _find_end_of_turn(self) -> tuple[str, int]:
+        """The token that ends an assistant turn: its private name, and its id."""
         ending = self._after_marker((), generation=False)
-        ids = self.tokenizer.encode(ending, add_special_tokens=False)
+        name = self._control.first_name(ending)
+        ids = self._control.encode(name)
         if not ids or ids[0] not in {*self.tokenizer.all_special_ids, self.tokenizer.eos_token_id}:
-            raise self._unsuitable(f"an assistant turn is followed by {ending!r}, which does not begin with a special token")
-        return ids[0]
+            shown = self._shown(ending)
+            raise self._unsuitable(f"an assistant turn is followed by {shown}, which does not begin with a special token")
+        return name, ids[0]
 
     def _check_delta(self) -> None:
-        probe = (Message("tool", _MARKER.upper()),)
+        """A tool response can follow a sampled turn, and an assistant turn begins where no message can have it begin."""
         try:
-            after = self._after_marker(probe)
+            after = self._after_marker(({"role": "tool", "content": _PROBE},))
         except Exception as error:
             raise self._unsuitable(f"it does not render a tool response after an assistant turn ({error})") from error
-        if not after.startswith(self._end_text):
-            raise self._unsuitable(f"an assistant turn ends with {self._end_text!r} only where the conversation ends")
-        if probe[0].content not in after:
+        end = self._end_name
+        if not after.startswith(end):
+            raise self._unsuitable(f"an assistant turn ends with {self._shown(end)} only where the conversation ends")
+        if _PROBE not in after:
             raise self._unsuitable("it leaves out the content of a tool response")
-        start = self._render((Message("user", "?"),)).removeprefix(self._render((Message("user", "?"),), generation=False))
-        if not start or not after.endswith(start):
-            raise self._unsuitable(f"a tool response is not followed by the start of an assistant turn, {start!r}")
+        question = ({"role": "user", "content": _PROBE},)
+        prompt = self._render(question)
+        start = prompt.removeprefix(self._render(question, generation=False))
+        if not after.endswith(start) or not (start or self._control.last_name(after) != end):
+            raise self._unsuitable(f"a tool response is not followed by the start of an assistant turn, {self._shown(start)}")
+        for rendered in (prompt, after):
+            between = rendered.rpartition(_PROBE)[2]
+            if not self._control.last_name(between):
+                problem = f"nothing but ordinary text, {between!r}, stands between a message and the assistant's turn"
+                raise self._unsuitable(f"{problem}, and a message may hold the same")
+
+    def _check_tokens(self) -> None:
+        """Private names change nothing in what the template writes: every control token of its is whole in its source."""
+        from jinja2 import TemplateError  # comes with transformers
+
+        for turns, tools in _CONVERSATIONS:
+            described = [tool.as_template_input() for tool in tools] or None
+            try:
+                usual = self.tokenizer.apply_chat_template(list(turns), described, add_generation_prompt=True, tokenize=False)
+            except (TemplateError, TypeError):
+                continue  # it knows no system role, or no tools: an environment that has them will hear of it
+            if self._control.encode(self._render(turns, tools)) != self.tokenizer.encode(usual, add_special_tokens=False):
+                raise self._unsuitable(
+                    "it puts special tokens together from pieces, as '<|' + role + '|>' does; write them whole"
+                )
+
+    def _shown(self, rendered: str) -> str:
+        return repr(self._control.unnamed(rendered))
 
     def _unsuitable(self, problem: str) -> TemplateUnsuitable:
         return TemplateUnsuitable(
@@ -134,6 +214,23 @@ class ChatFormat:
         )
 
 
-def _writable(messages: Sequence[Message]) -> list[Message]:
-    """What tools and environments say, as a tokenizer can read it."""
-    return [Message(message.role, writable(message.content)) for message in messages]
+def _turns(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """What tools and environments say, as a template takes it and a tokenizer can read it."""
+    return [{"role": message.role, "content": _readable(message.content)} for message in messages]
+
+
+def _readable(text: str) -> str:
+    return text if text.isascii() else spelt_out(writable(text))
+
+
+def _spelt_out(value: Any) -> Any:
+    """JSON in whose texts no private name can stand."""
+    match value:
+        case str():
+            return spelt_out(value)
+        case dict():
+            return {_spelt_out(key): _spelt_out(part) for key, part in value.items()}
+        case list() | tuple():
+            return type(value)(_spelt_out(part) for part in value)
+        case _:
+            return value

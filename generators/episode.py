@@ -25,13 +25,14 @@ from generators.completion import Engine
 from generators.hosted import HostedEnvironment
 from generators.row import Row
 from generators.tool_calls import ToolCallReader
+from generators.tool_output import TOOL_OUTPUT_CUT, cut_tool_outputs
 
 
 class EpisodeLimits(msgspec.Struct, frozen=True):
     """What bounds an episode, and what ends it.
 
     Attributes:
-        max_turns, max_turn_tokens, max_context, episode_timeout_s: as the recipe's keys of the same names.
+        max_turns, max_turn_tokens, max_context, max_tool_output, episode_timeout_s: as the recipe's keys of the same names.
         temperature: of the sampling.
         end_on: the faults that end an episode; others are only told to the model.
         close_timeout_s: how long the environment's ``close`` may take.
@@ -40,6 +41,7 @@ class EpisodeLimits(msgspec.Struct, frozen=True):
     max_turns: int
     max_turn_tokens: int
     max_context: int
+    max_tool_output: int
     temperature: float
     end_on: frozenset[Fault]
     episode_timeout_s: float
@@ -54,6 +56,7 @@ class EpisodeLimits(msgspec.Struct, frozen=True):
             max_turns=environment.max_turns,
             max_turn_tokens=recipe.sampling.max_turn_tokens,
             max_context=recipe.model.max_context,
+            max_tool_output=environment.max_tool_output,
             temperature=temperature,
             end_on=frozenset(fault for fault, policy in policies.items() if policy == "end"),
             episode_timeout_s=environment.episode_timeout_s,
@@ -126,7 +129,7 @@ async def _play(
     """Take turns, growing ``row`` and ``metrics``, which are valid at every await: a deadline may end the episode there."""
     observation = await _reset(environment, task)
     with environment.blamed("reset"):  # it may hold what no template can render
-        row.append_given(tools.chat.prompt_ids(observation.messages, observation.tools))
+        row.append_given(await tools.chat.prompt(observation.messages, observation.tools))
     if len(row) >= limits.max_context:
         raise EnvironmentBroken(
             f"task {task.id}: its prompt has {len(row)} tokens, and model.max_context is {limits.max_context}; raise that, or "
@@ -155,7 +158,10 @@ async def _play(
             return StopReason.MALFORMED_CALL if result.fault is Fault.MALFORMED_CALL else StopReason.TOOL_ERROR
         if turn + 1 < limits.max_turns:
             with environment.blamed("step"):
-                delta = tools.chat.delta_ids(result.observation.messages)
+                messages, cut = cut_tool_outputs(result.observation.messages, limits.max_tool_output)
+                if cut:
+                    metrics[TOOL_OUTPUT_CUT] = metrics.get(TOOL_OUTPUT_CUT, 0.0) + cut
+                delta = await tools.chat.delta(messages)
             if len(row) + len(delta) >= limits.max_context:
                 return StopReason.CONTEXT_LENGTH
             row.append_given(delta)
@@ -179,6 +185,8 @@ async def _step(environment: HostedEnvironment, reader: ToolCallReader, text: st
             if not isinstance(name, str):
                 raise TypeError(f"it names a metric {name!r}, which is no text")
             name.encode()  # half of a surrogate pair is no text either
+            if name == TOOL_OUTPUT_CUT:
+                raise ValueError(f"it reports a metric {name!r}, which counts what is cut from tool outputs; rename it")
             if not isinstance(value, Real) or not math.isfinite(value):
                 raise ValueError(f"its {name} is {value!r}; it must be a finite number")
     return result

@@ -33,6 +33,7 @@ from generators.first_error import first_error
 from generators.leases import Lease, Leases
 from generators.scoring import Scoring, ScoringUse
 from generators.tool_calls import ToolCallReader
+from generators.tool_output import TOOL_OUTPUT_CUT
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +46,13 @@ class GeneratorStatistics(EngineUse, frozen=True):
 
     Attributes:
         finished_episodes: for training, handed in or not.
+        tool_output_cut: characters cut from the outputs of their tools, for ``environment.max_tool_output``.
         scoring: of these, what a reward model said.
         blocked_by: sentences about code that blocked the event loop of all episodes for a second or longer, each place once.
     """
 
     finished_episodes: int
+    tool_output_cut: int = 0
     scoring: ScoringUse = ScoringUse()
     blocked_by: tuple[str, ...] = ()
 
@@ -92,7 +95,7 @@ class GeneratorWorker:
         self._serving: asyncio.Task[None]
         self._cut_off: asyncio.Future[str]
         self._leases = Leases(recipe.generators.max_running, self._changed.set)
-        self._finished_episodes = 0
+        self._finished_episodes = self._tool_output_cut = 0
 
     async def run(self, stop: asyncio.Event) -> tuple[GroupId, ...]:
         """Generate until ``stop`` is set; then end all episodes where they are, and name the groups that are not settled.
@@ -175,6 +178,7 @@ class GeneratorWorker:
                 name = EpisodeName(ticket.group_id, index, ticket.attempt)
                 trajectory = await run_episode(ticket.task, name, limits, self._tools)
             self._finished_episodes += 1
+            self._tool_output_cut += int(trajectory.metrics.get(TOOL_OUTPUT_CUT, 0))
             self._leases.played(lease, index)
             if self._scoring is not None:
                 trajectory = await self._scoring.reward(ticket.task, trajectory)
@@ -219,5 +223,6 @@ class GeneratorWorker:
         return GeneratorStatistics(
             **msgspec.structs.asdict(self._engine.use()),
             finished_episodes=self._finished_episodes,
+            tool_output_cut=self._tool_output_cut,
             scoring=self._scoring.use if self._scoring is not None else ScoringUse(),
         )

@@ -113,5 +113,6 @@ class Place:
             idle_seconds=past.idle_seconds + latest.idle_seconds,
             paused_seconds=past.paused_seconds + latest.paused_seconds,
             finished_episodes=past.finished_episodes + latest.finished_episodes,
+            tool_output_cut=past.tool_output_cut + latest.tool_output_cut,
             scoring=past.scoring + latest.scoring,
         )

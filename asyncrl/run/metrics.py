@@ -12,6 +12,12 @@ ZERO_VARIANCE = Metric("reward/zero_variance_groups", "share", Reduction.MEAN, "
 EPISODE_TOKENS = Metric(
     "episode/tokens", "tokens", Reduction.MEAN, "length of the trained episodes, prompt and tool responses included"
 )
+TOOL_OUTPUT_CUT = Metric(
+    "episode/tool_output_cut",
+    "characters",
+    Reduction.SUM,
+    "characters over environment.max_tool_output that were cut from outputs of tools since the last step",
+)
 GENERATED_RATE = Metric("generators/tokens_per_s", "tokens/s", Reduction.SUM, "tokens sampled by all engines since the last step")
 TRAINED_RATE = Metric("learner/tokens_per_s", "tokens/s", Reduction.SUM, "tokens of the batch over the time since the last step")
 TRAJECTORY_RATE = Metric(

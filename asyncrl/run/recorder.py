@@ -57,6 +57,7 @@ class Recorder:
             _one(metrics.GENERATORS_IDLE, idle_share(before, generators)),
             *(_one(metrics.VERSIONS_SAMPLED, len(g.tokens_by_version)) for g in generators),
             *_scoring_readings(before, generators),
+            _one(metrics.TOOL_OUTPUT_CUT, sum(g.tool_output_cut for g in generators) - sum(g.tool_output_cut for g in before)),
             _one(metrics.PUBLISH_PAUSE, max(g.last_pause_seconds for g in generators)),
         ]
         if publish is not None:

@@ -1,3 +1,7 @@
+import asyncio
+import threading
+from collections.abc import Sequence
+
 import pytest
 from chat_tokenizers import CHAT_ML, make_tokenizer
 
@@ -78,3 +82,30 @@ def test_a_template_without_a_delta_is_refused_with_the_reason(template: str | N
 def test_what_no_tokenizer_can_read_is_spelt_out(chat: ChatFormat) -> None:
     for render in (chat.prompt_ids, chat.delta_ids):
         assert render([Message("tool", "caf\udce9.txt")]) == render([Message("tool", r"caf\udce9.txt")])
+
+
+class Held(ChatFormat):
+    """Tokenizes long prompts when ``go`` is set, and notes in which threads."""
+
+    def __init__(self) -> None:
+        super().__init__(make_tokenizer())
+        self.go, self.waiting = threading.Event(), threading.Event()
+        self.threads: list[str] = []
+
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+        if len(messages[0].content) > 100:
+            self.threads.append(threading.current_thread().name)
+            self.waiting.set()
+            assert self.go.wait(60)
+        return super().prompt_ids(messages, tools)
+
+
+async def test_long_messages_are_tokenized_beside_the_event_loop_one_at_a_time() -> None:
+    chat, long, short = Held(), [Message("user", "long " * 2_000)], [Message("user", "short")]
+    prompts = [asyncio.create_task(chat.prompt(long)) for _ in range(3)]
+    assert await asyncio.to_thread(chat.waiting.wait, 60)
+    assert await chat.prompt(short) == chat.prompt_ids(short)
+    assert await chat.delta(short) == chat.delta_ids(short)
+    assert chat.threads == ["tokenizing"]
+    chat.go.set()
+    assert [await prompt for prompt in prompts] == [chat.prompt_ids(long)] * 3

@@ -169,6 +169,15 @@ async def test_the_engine_is_full_and_never_more() -> None:
     assert shop.desk.limits[0] == 2
 
 
+async def test_what_is_cut_from_tool_outputs_is_counted() -> None:
+    recipe = msgspec.structs.replace(RECIPE, environment=msgspec.structs.replace(RECIPE.environment, max_tool_output=10))
+    shop = Shop([task("t", rewards=[0.0, 1.0], reply="x" * 25)], recipe=recipe)
+    async with shop.open():
+        await shop.desk.until(lambda: len(shop.desk.groups.get(0, [])) == 4)
+    assert [row.metrics["tool_output_cut"] for row in shop.desk.groups[0]] == [15.0] * 4
+    assert shop.worker.statistics().tool_output_cut == 60
+
+
 async def test_handing_in_takes_no_room_in_the_engine() -> None:
     """While the desk takes nothing in, the engine goes on with the next tickets."""
     shop = Shop([task(f"t{i}") for i in range(9)])

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, EventLoopBlocked, ProcessDied, WeightMismatch
-from asyncrl.core.ids import TaskId, WorkerId
+from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.task import Task
+from asyncrl.run.generator_place import Place
 from asyncrl.run.generator_pool import GeneratorPool
 from generators.event_loop import EventLoopThread
 from generators.worker import GeneratorStatistics
@@ -475,6 +476,17 @@ async def test_counters_only_grow() -> None:
         shop.made[2].may_start.set()
         await shop.until(lambda: "generator-2 runs" in shop.log)
         assert (await tokens())[0] == (6, {0: 6}, 12.0, 6.0)
+
+
+def test_no_counter_is_lost_with_a_generator() -> None:
+    place = Place(FakeGenerator(0, []))
+    counted = GeneratorStatistics(3, {PolicyVersion(0): 3}, 3.0, 3.0, 3.0, 1, 3.0, 3.0, 3, tool_output_cut=3)
+    place.counted(counted)
+    place.vacate("it died")
+    place.counted(counted)
+    counters = place.counters
+    assert (counters.tokens_generated, counters.finished_episodes, counters.tool_output_cut) == (6, 6, 6)
+    assert (counters.tokens_by_version, counters.wall_seconds, counters.running) == ({0: 6}, 6.0, 1)
 
 
 async def test_closing_ends_a_successor_that_is_still_coming_up() -> None:

@@ -30,6 +30,8 @@ class Environment(Section, frozen=True):
         name: ``calculator``, or ``module:Class`` for an environment of your own.
         options: keyword arguments of the environment's constructor.
         max_turns: model turns an episode may take.
+        max_tool_output: characters of one tool message that the model reads. A longer one loses its middle, and a line there says
+            how much; the episode's metric ``tool_output_cut`` counts it. 20,000 characters are about 5,000 tokens of English.
         on_malformed_call: ``respond`` tells the model what was wrong with its call; ``end`` ends the episode there.
         on_tool_error: ``respond`` gives the model the error text; ``end`` ends the episode there.
         tool_timeout_s: deadline of one tool call (counts as a tool error).
@@ -39,6 +41,7 @@ class Environment(Section, frozen=True):
     name: Text
     options: dict[str, Any] = {}
     max_turns: Count = 6
+    max_tool_output: Count = 20_000
     on_malformed_call: Literal["respond", "end"] = "respond"
     on_tool_error: Literal["respond", "end"] = "respond"
     tool_timeout_s: Seconds = 10.0

@@ -59,11 +59,11 @@ class GeneratorActor:
 
     async def _start(self) -> None:
         environment_factory = load_environment(self._recipe.environment)
+        chat = ChatFormat.load(self._model_path)  # before the engine, which takes longer: it may refuse the model's template
         self._sink = await PayloadSink.of(self._recipe, self._buffer, self._id)
         self._engine = await VllmEngine.start(self._recipe, self._model_path, index=self._number)
         self._buffer_handle = await BufferHandle.connect(self._buffer, self._id, logger.warning)
         desk = RemoteTicketDesk(self._buffer_handle, self._id, self._sink, self._recipe.algorithm.reward_names)
-        chat = ChatFormat.load(self._model_path)
         scoring = make_scoring(self._recipe, self._reward_model, chat.decode, self._id)
         self._worker = GeneratorWorker(self._id, self._recipe, self._engine, chat, environment_factory, desk, scoring)
         gc.freeze()  # what is loaded stays: looking through it again and again costs more than encoding what is made
