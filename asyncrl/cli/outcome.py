@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.run.stopping import stopped_by
 
 if TYPE_CHECKING:
     from asyncrl.core.recipe.schema import Recipe
@@ -34,7 +36,7 @@ class ExitCode(IntEnum):
     REFUSED = 2
     """The recipe or the command line is wrong; nothing was started."""
     INTERRUPTED = 130
-    """As shells report a process that Ctrl-C ended."""
+    """By Ctrl-C, whose number shells report, or by SIGTERM."""
 
 
 def show_refusal(error: RecipeError) -> ExitCode:
@@ -66,8 +68,9 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console) ->
         try:
             with LiveView(console, recipe) as view:
                 summary = run(recipe, folder, view)
-        except KeyboardInterrupt:
-            summary = Summary(status=Status.INTERRUPTED, reason="stopped by the user").recorded(folder.summary)
+        except KeyboardInterrupt as interrupt:
+            reason = str(interrupt) or stopped_by(signal.SIGINT)
+            summary = Summary(status=Status.INTERRUPTED, reason=reason).recorded(folder.summary)
         except Exception as error:
             logger.exception("the run failed")
             own = isinstance(error, AsyncRLError)

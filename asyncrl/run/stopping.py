@@ -1,0 +1,98 @@
+"""The signals that ask a run to stop: SIGINT, which Ctrl-C sends, and SIGTERM, of batch systems, containers and ``timeout``.
+
+They are for the driver alone, which then ends all others in order. What always holds: processes that the driver starts, and those
+that Ray starts for it, have SIGTERM blocked from their beginning, as Ray itself blocks SIGINT. So it does not matter whether a
+signal is sent to the driver, to its process group, or to every process of the run.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
+from types import FrameType
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+SAME_REQUEST_S = 1.0
+"""``timeout`` and batch systems signal a process and its group: what comes within this time of the first is the same request."""
+
+
+class Heard(Enum):
+    """What a signal means."""
+
+    STOP = auto()
+    SAME = auto()
+    """It is the request that was heard before."""
+    KILL = auto()
+
+
+class StopRequests:
+    """Tells a second request to stop from a signal that was sent twice.
+
+    Args:
+        clock: seconds, from any beginning.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._first: float | None = None
+
+    def heard(self) -> Heard:
+        """What a signal that came now means."""
+        now = self._clock()
+        if self._first is None:
+            self._first = now
+            return Heard.STOP
+        return Heard.SAME if now - self._first < SAME_REQUEST_S else Heard.KILL
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal came while there was no event loop to stop a run in order; its text is :func:`stopped_by`."""
+
+
+def stopped_by(number: int) -> str:
+    """The reason of a run that signal ``number`` ended."""
+    return f"stopped by {signal.Signals(number).name}"
+
+
+@contextmanager
+def hearing(heard: Callable[[int], None]) -> Iterator[None]:
+    """Meanwhile the number of each stopping signal is told to ``heard``, between any two steps of the main thread."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        heard(number)
+
+    before = {number: signal.signal(number, handle) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """Meanwhile a request to stop raises :class:`Interrupted` in the main thread."""
+    requests = StopRequests(time.monotonic)
+
+    def interrupt(number: int) -> None:
+        if requests.heard() is not Heard.SAME:
+            raise Interrupted(stopped_by(number))
+
+    with hearing(interrupt):
+        yield
+
+
+@contextmanager
+def sigterm_blocked() -> Iterator[None]:
+    """Neither this thread nor what it starts meanwhile, threads or processes, takes SIGTERM; what is started never does."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock_sigterm() -> None:
+    """This thread takes SIGTERM again, as does what it starts from now on."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
