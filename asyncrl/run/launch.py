@@ -29,7 +29,7 @@ from asyncrl.run.model import resolve_model
 from asyncrl.run.processes import adopt_orphans, end_descendants, kill_everything
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
-from asyncrl.run.stopping import Heard, StopRequests, hearing, stopped_by
+from asyncrl.run.stopping import Heard, StopRequests, hear_again, hearing, stopped_by
 from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
 from asyncrl.run.tasks import load_tasks
 from asyncrl.run.totals import SavedTotals, Totals
@@ -164,6 +164,7 @@ async def _cluster(
         remedy = "see Ray's own logs; raise deadlines.start, or unset RAY_ADDRESS"
         async with deadline(recipe.deadlines.start, waiter="the driver", owner="Ray to start", remedy=remedy):
             await asyncio.shield(ray_started)
+        hear_again()
         async with ending_with(own_daemons()):
             view.phase(f"Starting {recipe.generators.count} generators and the learner")
             cluster = Cluster(recipe, folder, model_path, folder.run_id, view.note)

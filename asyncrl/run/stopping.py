@@ -70,6 +70,12 @@ def hearing(heard: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def hear_again() -> None:
+    """Ray, as it starts, puts a handler that prints the stack before whatever is there: put ours first again."""
+    for number in STOPPING:
+        signal.signal(number, signal.getsignal(number))
+
+
 @contextmanager
 def interrupting() -> Iterator[None]:
     """Meanwhile a request to stop raises :class:`Interrupted` in the main thread."""
