@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import asyncrl
 from asyncrl.cli import bench, buffer, launch
-from asyncrl.cli.outcome import ExitCode
+from asyncrl.cli.outcome import ExitCode, show_system_failure
 from asyncrl.run.stopping import interrupting
 
 _DESCRIPTION = "Reinforcement learning of language models that act over many turns and call tools, asynchronously."
@@ -34,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: ExitCode = arguments.run(arguments)
     except KeyboardInterrupt:  # before there is a run that could end in an orderly way
         return ExitCode.INTERRUPTED
+    except (OSError, ImportError, MemoryError) as error:
+        return show_system_failure(error)
     return code
 
 

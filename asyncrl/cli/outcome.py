@@ -48,6 +48,20 @@ def show_refusal(error: RecipeError) -> ExitCode:
     return ExitCode.REFUSED
 
 
+def show_system_failure(error: OSError | ImportError | MemoryError) -> ExitCode:
+    """Tell what the system refused where there was no run that could have ended with it as its reason."""
+    match error:
+        case OSError(strerror=str(problem)):
+            reason = f"{error.filename}: {problem}" if error.filename else problem
+        case ImportError():
+            reason = f"{error}; is the installation whole, and is there memory for it (ulimit -v)?"
+        case _:
+            reason = f"out of memory {error}".strip() + "; see ulimit -v"
+    with suppress(OSError):  # what it would be told on may be what failed
+        Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(("Failed", "bold red"), f": {reason}"))
+    return ExitCode.FAILED
+
+
 def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console) -> ExitCode:
     """Run under the live view and show how it ended.
 
@@ -59,12 +73,12 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console) ->
     from asyncrl.run.summary import Status, Summary
 
     with ExitStack() as stack:
+        log = folder.logs / "driver.log"
         try:
             stack.enter_context(folder.driven())
+            stack.enter_context(_logging_to(log))
         except RecipeError as error:
             return show_refusal(error)
-        log = folder.logs / "driver.log"
-        stack.enter_context(_logging_to(log))
         try:
             with LiveView(console, recipe) as view:
                 summary = run(recipe, folder, view)
@@ -96,8 +110,15 @@ class _LogFile(logging.FileHandler):
 
 @contextmanager
 def _logging_to(file: Path) -> Iterator[None]:
-    """All logging and warnings of this process go into a file: the terminal belongs to the live view."""
-    handler = _LogFile(file, encoding="utf-8")
+    """All logging and warnings of this process go into a file: the terminal belongs to the live view.
+
+    Raises:
+        RecipeError: the file cannot be written to.
+    """
+    try:
+        handler = _LogFile(file, encoding="utf-8")
+    except OSError as error:
+        raise RecipeError("", f"cannot write {str(file)!r}: {error.strerror}", "make it writable for yourself") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     level = root.level

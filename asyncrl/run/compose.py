@@ -159,8 +159,8 @@ def _translated_errors(path: Path) -> Iterator[None]:
     except RecursionError as error:
         raise RecipeError(
             "defaults",
-            f"the list in {path.name} leads back to where it began",
-            "a recipe cannot extend one of its own file name; rename the file",
+            f"the list in {path.name} leads back to where it began, or a value is nested too deeply",
+            "a recipe cannot extend one of its own file name: rename the file; or write fewer brackets in brackets",
         ) from error
     except MarkedYAMLError as error:
         mark = error.problem_mark

@@ -18,7 +18,7 @@ time drives a run: it holds the folder's lock, which the system lets go of howev
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -69,11 +69,15 @@ class RunFolder:
         """The folder of a run that was launched before.
 
         Raises:
-            RecipeError: there is no run in it.
+            RecipeError: there is no run in it, or it cannot be looked into.
         """
-        folder = cls(path)
-        if not folder.recipe.is_file():
-            remedy = "name a folder that `asyncrl launch` made, e.g. runs/quickstart-20260901T120000Z"
+        remedy = "name a folder that `asyncrl launch` made, e.g. runs/quickstart-20260901T120000Z"
+        try:
+            folder = cls(path)
+            found = folder.recipe.is_file()
+        except (OSError, RuntimeError) as error:  # links that lead in a circle are a RuntimeError
+            raise RecipeError("", f"cannot look into {str(path)!r}: {getattr(error, 'strerror', error)}", remedy) from error
+        if not found:
             raise RecipeError("", f"{str(path)!r} is no run folder: it has no {folder.recipe.name}", remedy)
         return folder
 
@@ -82,22 +86,27 @@ class RunFolder:
         """Hold the right to drive the run.
 
         Raises:
-            RecipeError: another process has it.
+            RecipeError: another process has it, or the system refuses it.
         """
-        file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            before = os.pread(file, _LOCK_BYTES, 0).decode().strip()
+        with ExitStack() as held:
             try:
+                file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
+                held.callback(os.close, file)
+                before = _process_in(os.pread(file, _LOCK_BYTES, 0))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Never shorter than it was: what overwrites the number before asks nothing of a disk that is full.
+                os.pwrite(file, str(os.getpid()).encode().ljust(_LOCK_BYTES), 0)
             except BlockingIOError as error:
+                who = "another process" if before is None else f"process {before}"
                 remedy = "wait for it, or stop it first"
-                raise RecipeError("", f"process {before} is still running {str(self.path)!r}", remedy) from error
-            self.run_id_before = self._id_of(int(before)) if before else None
-            # Never shorter than it was: what overwrites the number before asks nothing of a disk that is full.
-            os.pwrite(file, str(os.getpid()).encode().ljust(_LOCK_BYTES), 0)
+                raise RecipeError("", f"{who} is still running {str(self.path)!r}", remedy) from error
+            except OSError as error:
+                problem = f"cannot lock {str(self._lock)!r}: {error.strerror}"
+                raise RecipeError(
+                    "", problem, "make the folder writable for yourself, on a file system that has locks"
+                ) from error
+            self.run_id_before = None if before is None else self._id_of(before)
             yield
-        finally:
-            os.close(file)
 
     @property
     def run_id(self) -> str:
@@ -106,6 +115,12 @@ class RunFolder:
 
     def _id_of(self, driver: int) -> str:
         return f"{self.path.name}-{driver}"
+
+
+def _process_in(lock: bytes) -> int | None:
+    """The number of the process that wrote ``lock``; None if it holds none, because it is new or was damaged."""
+    text = lock.strip()
+    return int(text) if text.isdigit() else None
 
 
 def _claim(parent: Path, name: str) -> Path:

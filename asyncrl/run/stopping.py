@@ -2,9 +2,11 @@
 
 They are for the driver alone, which then ends all others in order. What always holds: processes that the driver starts, and those
 that Ray starts for it, have SIGTERM blocked from their beginning, as Ray itself blocks SIGINT. So it does not matter whether a
-signal is sent to the driver, to its process group, or to every process of the run.
+signal is sent to the driver, to its process group, or to every process of the run. Generators alone take it again: processes that
+their environments start inherit what they do. One that is sent it is lost, as if it had been killed, and replaced.
 """
 
+import ctypes
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -99,6 +101,10 @@ def sigterm_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def unblock_sigterm() -> None:
-    """This thread takes SIGTERM again, as does what it starts from now on."""
+def end_by_sigterm() -> None:
+    """SIGTERM ends this process at once from now on, and what this thread and those that it starts begin.
+
+    Not by :mod:`signal`: it changes what a signal does from the main thread only, where Ray does not make asynchronous actors.
+    """
+    ctypes.CDLL(None).signal(int(signal.SIGTERM), int(signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
