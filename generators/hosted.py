@@ -63,10 +63,13 @@ class HostedEnvironment:
 
     @contextmanager
     def blamed(self, method: str) -> Iterator[None]:
-        """What goes wrong in the enclosed code, which waits for nothing, is the fault of what ``method`` returned."""
+        """What goes wrong in the enclosed code is the fault of what ``method`` returned, unless we were cancelled meanwhile."""
         try:
             yield
-        except BaseException as error:  # noqa: BLE001 - blamed on the environment, whatever it is
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             raise self._broken(method, error)  # noqa: B904 - its cause is set there
 
     async def _call(self, method: str, call: Callable[[], Awaitable[Any]]) -> Any:

@@ -9,10 +9,11 @@ from typing import NoReturn
 
 import asyncrl
 from asyncrl.cli import bench, buffer, launch
-from asyncrl.cli.outcome import ExitCode
+from asyncrl.cli.outcome import ExitCode, show_system_failure
+from asyncrl.run.stopping import interrupting
 
 _DESCRIPTION = "Reinforcement learning of language models that act over many turns and call tools, asynchronously."
-_EXIT_CODES = "Exit codes: 0 completed, 1 failed, 2 bad recipe or usage, 130 interrupted."
+_EXIT_CODES = "Exit codes: 0 completed, 1 failed, 2 bad recipe or usage, 130 interrupted (Ctrl-C or SIGTERM)."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,13 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: ExitCode = arguments.run(arguments)
     except KeyboardInterrupt:  # before there is a run that could end in an orderly way
         return ExitCode.INTERRUPTED
+    except (OSError, ImportError, MemoryError) as error:
+        return show_system_failure(error)
     return code
 
 
 def run() -> NoReturn:
     """The installed command. All that it started has ended when :func:`main` returns; what Python would still do is take its
     imports apart, for seconds."""
-    code = main()
+    with interrupting():
+        code = main()
     with contextlib.suppress(BrokenPipeError):  # who read along has gone
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # closed by who called us

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.run.stopping import stopped_by
 
 if TYPE_CHECKING:
     from asyncrl.core.recipe.schema import Recipe
@@ -34,7 +36,7 @@ class ExitCode(IntEnum):
     REFUSED = 2
     """The recipe or the command line is wrong; nothing was started."""
     INTERRUPTED = 130
-    """As shells report a process that Ctrl-C ended."""
+    """By Ctrl-C, whose number shells report, or by SIGTERM."""
 
 
 def show_refusal(error: RecipeError) -> ExitCode:
@@ -44,6 +46,20 @@ def show_refusal(error: RecipeError) -> ExitCode:
     for problem in (str(error), *getattr(error, "__notes__", ())):
         console.print(Text(f"  {problem}"))
     return ExitCode.REFUSED
+
+
+def show_system_failure(error: OSError | ImportError | MemoryError) -> ExitCode:
+    """Tell what the system refused where there was no run that could have ended with it as its reason."""
+    match error:
+        case OSError(strerror=str(problem)):
+            reason = f"{error.filename}: {problem}" if error.filename else problem
+        case ImportError():
+            reason = f"{error}; is the installation whole, and is there memory for it (ulimit -v)?"
+        case _:
+            reason = f"out of memory {error}".strip() + "; see ulimit -v"
+    with suppress(OSError):  # what it would be told on may be what failed
+        Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(("Failed", "bold red"), f": {reason}"))
+    return ExitCode.FAILED
 
 
 def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *, before: Summary | None = None) -> ExitCode:
@@ -60,19 +76,20 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *,
     from asyncrl.run.summary import Status, Summary
 
     with ExitStack() as stack:
+        log = folder.logs / "driver.log"
         try:
             stack.enter_context(folder.driven())
+            stack.enter_context(_logging_to(log))
         except RecipeError as error:
             return show_refusal(error)
-        log = folder.logs / "driver.log"
-        stack.enter_context(_logging_to(log))
         if before is not None:
             _count_resume(folder)
         try:
             with LiveView(console, recipe) as view:
                 summary = run(recipe, folder, view)
-        except KeyboardInterrupt:
-            summary = _ended(Summary(status=Status.INTERRUPTED, reason="stopped by the user"), before, folder)
+        except KeyboardInterrupt as interrupt:
+            reason = str(interrupt) or stopped_by(signal.SIGINT)
+            summary = _ended(Summary(status=Status.INTERRUPTED, reason=reason), before, folder)
         except Exception as error:
             logger.exception("the run failed")
             own = isinstance(error, AsyncRLError)
@@ -111,8 +128,15 @@ class _LogFile(logging.FileHandler):
 
 @contextmanager
 def _logging_to(file: Path) -> Iterator[None]:
-    """All logging and warnings of this process go into a file: the terminal belongs to the live view."""
-    handler = _LogFile(file, encoding="utf-8")
+    """All logging and warnings of this process go into a file: the terminal belongs to the live view.
+
+    Raises:
+        RecipeError: the file cannot be written to.
+    """
+    try:
+        handler = _LogFile(file, encoding="utf-8")
+    except OSError as error:
+        raise RecipeError("", f"cannot write {str(file)!r}: {error.strerror}", "make it writable for yourself") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     level = root.level

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import NODEFAULT, inspect
 
+from asyncrl.core.recipe.decode import LARGEST_INTEGER
 from asyncrl.core.recipe.describe import describe
 from asyncrl.core.recipe.schema import Recipe
 
@@ -26,6 +27,10 @@ _HEAD = """\
 A recipe is a YAML file. What it leaves out has the default below; a key that is not here is refused, and so are values that
 contradict one another. On the command line, `asyncrl launch recipe.yaml learner.lr=1e-4` sets a key and `~learner.lr` takes one
 out of the recipe again. A recipe extends another, one of yours or a shipped one, with `defaults: [quickstart, _self_]`.
+`${oc.env:HOME}` is replaced by the environment variable, and `${seed}` by the value of that key; where a text is to hold `${`,
+write `\\${`.
+
+An integer for which no upper bound is given is at most {largest}.
 
 """
 
@@ -34,7 +39,7 @@ def reference() -> str:
     """The reference as Markdown."""
     recipe = inspect.type_info(Recipe)
     assert isinstance(recipe, inspect.StructType)
-    return _HEAD + "\n".join(_section(recipe, place="", default=""))
+    return _HEAD.replace("{largest}", f"{LARGEST_INTEGER:,}") + "\n".join(_section(recipe, place="", default=""))
 
 
 def _section(section: inspect.StructType, place: str, default: str) -> Iterator[str]:

@@ -33,6 +33,7 @@ from asyncrl.run.folder import RunFolder
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.payload import this_node
+from asyncrl.run.stopping import sigterm_blocked
 from asyncrl.weights.shared_memory import merge
 from buffers.replay_buffer import BufferStatistics
 from generators.evaluation import EvaluationResult
@@ -240,6 +241,16 @@ def start_ray() -> None:
     )
 
 
+def stop_ray() -> None:
+    """Leave Ray, and end what :func:`start_ray` started."""
+    node = ray._private.worker._global_node
+    for started in node.all_processes.values() if node is not None else ():
+        for process in started:
+            # They do not take SIGTERM, and Ray would wait a second for each before it kills it.
+            process.process.terminate = process.process.kill
+    ray.shutdown()
+
+
 def starting_ray() -> "asyncio.Future[None]":
     """:func:`start_ray` in a daemon thread, which stays: the kernel ends Ray's processes with the *thread* that started them."""
     loop = asyncio.get_running_loop()
@@ -247,7 +258,8 @@ def starting_ray() -> "asyncio.Future[None]":
 
     def work() -> None:
         try:
-            start_ray()
+            with sigterm_blocked():
+                start_ray()
         except BaseException as error:  # noqa: BLE001 - handed to the one who waits
             outcome = partial(started.set_exception, error)
         else:

@@ -2,13 +2,16 @@
 
 A recipe may live anywhere. Its defaults list finds configs beside it first and the shipped ones after that, and every key of the
 schema can be set on the command line whether or not the YAML mentions it. Whatever is wrong is a ``RecipeError``, never Hydra's.
+What :func:`resolved_yaml` writes, :func:`compose` reads back to an equal recipe, whatever its texts hold.
 """
 
+import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import hydra
 import msgspec
@@ -19,7 +22,8 @@ from hydra.core.override_parser.types import OverrideType
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import RunMode
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
@@ -27,8 +31,10 @@ import recipes as shipped
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.config_yaml import write_config
 
 SHIPPED_FOLDER = Path(shipped.__file__).resolve().parent
+_NOT_A_HYDRA_APPLICATION = "take it out: Hydra only composes the recipe; where a run is kept is run_dir, and its logs are there"
 
 
 def compose(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -44,16 +50,19 @@ def compose(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
     """
     path = _locate(recipe)
     with hydra.initialize_config_dir(str(path.parent), job_name="asyncrl", version_base="1.3"), _translated_errors(path):
-        config = hydra.compose(path.stem, overrides=[_settable(override) for override in overrides])
-        _refuse_missing_values(config)
+        settable = [_settable(override) for override in overrides]
+        config = hydra.compose(path.stem, overrides=settable)
+        _refuse_settings_of_hydra(path.stem, settable)
+        _refuse_missing_values(OmegaConf.to_container(config))
         mapping = OmegaConf.to_container(config, resolve=True)
+        _refuse_missing_values(mapping)  # an interpolation may give one, e.g. of an environment variable
     assert isinstance(mapping, dict)
     return decode_recipe({str(key): value for key, value in mapping.items()})
 
 
 def resolved_yaml(recipe: Recipe) -> str:
     """Every key of the recipe with its value, as YAML that :func:`compose` reads back to an equal recipe."""
-    return OmegaConf.to_yaml(OmegaConf.create(msgspec.to_builtins(recipe)))
+    return write_config(msgspec.to_builtins(recipe, builtin_types=(bytes,)))
 
 
 def shipped_recipes() -> list[str]:
@@ -98,7 +107,9 @@ def _settable(override: str) -> str:
             f"{parsed.input_line!r} asks for a sweep over several values",
             "launch once for each value; if the comma is part of the value, put it in quotes",
         )
-    is_plain = parsed.type is OverrideType.CHANGE and not parsed.key_or_group.startswith("hydra.")
+    if re.split("[./]", parsed.key_or_group)[0] == "hydra":
+        raise RecipeError(parsed.key_or_group, f"{parsed.input_line!r} sets what Hydra itself goes by", _NOT_A_HYDRA_APPLICATION)
+    is_plain = parsed.type is OverrideType.CHANGE
     return f"++{override}" if is_plain and not _options(parsed.key_or_group) else override
 
 
@@ -108,9 +119,27 @@ def _options(group: str) -> list[str]:
     return [option for option in found if not option.startswith("_")]  # Hydra's own begin so
 
 
-def _refuse_missing_values(config: DictConfig) -> None:
-    for place in sorted(OmegaConf.missing_keys(config)):
+def _refuse_settings_of_hydra(name: str, overrides: list[str]) -> None:
+    """Hydra takes a section ``hydra`` out of any config before the schema sees it, so it would be accepted and do nothing."""
+    loader = GlobalHydra.instance().config_loader()
+    for config in loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults:
+        if config.config_path is None or (config.package or "").partition(".")[0] == "hydra":
+            continue
+        found = loader.repository.load_config(config.config_path)
+        if config.package in ("", None) and found is not None and "hydra" in found.config:
+            problem = f"{config.config_path}.yaml has a section of settings for Hydra itself"
+            raise RecipeError("hydra", problem, _NOT_A_HYDRA_APPLICATION)
+
+
+def _refuse_missing_values(value: Any, place: str = "") -> None:
+    if value == "???":
         raise RecipeError(place, "its value is ???, which marks one to be filled in", f"set it, e.g. with {place}=VALUE")
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            _refuse_missing_values(entry, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list):
+        for index, entry in enumerate(value):
+            _refuse_missing_values(entry, f"{place}[{index}]")
 
 
 @contextmanager
@@ -130,8 +159,8 @@ def _translated_errors(path: Path) -> Iterator[None]:
     except RecursionError as error:
         raise RecipeError(
             "defaults",
-            f"the list in {path.name} leads back to where it began",
-            "a recipe cannot extend one of its own file name; rename the file",
+            f"the list in {path.name} leads back to where it began, or a value is nested too deeply",
+            "a recipe cannot extend one of its own file name: rename the file; or write fewer brackets in brackets",
         ) from error
     except MarkedYAMLError as error:
         mark = error.problem_mark
@@ -148,7 +177,9 @@ def _translated_errors(path: Path) -> Iterator[None]:
         ) from error
     except OverrideParseException as error:
         raise RecipeError(
-            "", f"cannot read the override {error.override!r}: {_one_line(error)}", "write key=value, or ~key to take a key out"
+            "",
+            f"cannot read the override {error.override!r}: {_one_line(error)}",
+            "write key=value, or ~key to take a key out; put a value with spaces into quotes, and for the shell the whole",
         ) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise RecipeError("", f"cannot compose {path.name}: {_one_line(error)}", "correct the recipe or the override") from error

@@ -19,7 +19,7 @@ time drives a run: it holds the folder's lock, which the system lets go of howev
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -71,11 +71,15 @@ class RunFolder:
         """The folder of a run that was launched before.
 
         Raises:
-            RecipeError: there is no run in it.
+            RecipeError: there is no run in it, or it cannot be looked into.
         """
-        folder = cls(path)
-        if not folder.recipe.is_file():
-            remedy = "name a folder that `asyncrl launch` made, e.g. runs/quickstart-20260901T120000Z"
+        remedy = "name a folder that `asyncrl launch` made, e.g. runs/quickstart-20260901T120000Z"
+        try:
+            folder = cls(path)
+            found = folder.recipe.is_file()
+        except (OSError, RuntimeError) as error:  # links that lead in a circle are a RuntimeError
+            raise RecipeError("", f"cannot look into {str(path)!r}: {getattr(error, 'strerror', error)}", remedy) from error
+        if not found:
             raise RecipeError("", f"{str(path)!r} is no run folder: it has no {folder.recipe.name}", remedy)
         return folder
 
@@ -84,18 +88,16 @@ class RunFolder:
         """Hold the right to drive the run.
 
         Raises:
-            RecipeError: another process has it.
+            RecipeError: another process has it, or the system refuses it.
         """
-        file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            before = os.pread(file, _LOCK_BYTES, 0).decode().strip()
-            self._take_lock(file, before)
-            self.run_id_before = self._id_of(int(before)) if before else None
-            # Never shorter than it was: what overwrites the number before asks nothing of a disk that is full.
-            os.pwrite(file, str(os.getpid()).encode().ljust(_LOCK_BYTES), 0)
+        with self._locked(os.O_RDWR | os.O_CREAT) as (file, before):
+            try:
+                # Never shorter than it was: what overwrites the number before asks nothing of a disk that is full.
+                os.pwrite(file, str(os.getpid()).encode().ljust(_LOCK_BYTES), 0)
+            except OSError as error:
+                raise self._cannot_lock(error) from error
+            self.run_id_before = None if before is None else self._id_of(before)
             yield
-        finally:
-            os.close(file)
 
     def check_not_driven(self) -> None:
         """See that nobody drives the run, so that its files can be compared with one another. Changes nothing.
@@ -104,18 +106,28 @@ class RunFolder:
             RecipeError: a process does.
         """
         if self._lock.is_file():
-            file = os.open(self._lock, os.O_RDWR)
-            try:
-                self._take_lock(file, os.pread(file, _LOCK_BYTES, 0).decode(errors="replace").strip())
-            finally:
-                os.close(file)
+            with self._locked(os.O_RDWR):
+                pass
 
-    def _take_lock(self, file: int, holder: str) -> None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            remedy = "wait for it, or stop it first"
-            raise RecipeError("", f"process {holder} is still running {str(self.path)!r}", remedy) from error
+    @contextmanager
+    def _locked(self, flags: int) -> Iterator[tuple[int, int | None]]:
+        """The lock file, opened and held, and the number of the process that held it last."""
+        with ExitStack() as held:
+            try:
+                file = os.open(self._lock, flags, 0o644)
+                held.callback(os.close, file)
+                before = _process_in(os.pread(file, _LOCK_BYTES, 0))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                who = "another process" if before is None else f"process {before}"
+                raise RecipeError("", f"{who} is still running {str(self.path)!r}", "wait for it, or stop it first") from error
+            except OSError as error:
+                raise self._cannot_lock(error) from error
+            yield file, before
+
+    def _cannot_lock(self, error: OSError) -> RecipeError:
+        remedy = "make the folder writable for yourself, on a file system that has locks"
+        return RecipeError("", f"cannot lock {str(self._lock)!r}: {error.strerror}", remedy)
 
     def count_resume(self) -> None:
         """Note that the run is resumed now, whatever becomes of it. Call it while it is :meth:`driven`.
@@ -138,6 +150,12 @@ class RunFolder:
 
     def _id_of(self, driver: int) -> str:
         return f"{self.path.name}-{driver}"
+
+
+def _process_in(lock: bytes) -> int | None:
+    """The number of the process that wrote ``lock``; None if it holds none, because it is new or was damaged."""
+    text = lock.strip()
+    return int(text) if text.isdigit() else None
 
 
 def _claim(parent: Path, name: str) -> Path:

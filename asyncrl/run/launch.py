@@ -1,7 +1,7 @@
 """One run from recipe to summary.
 
-Always holds: whatever happens, every process of the run is ended and the summary is written; the first Ctrl-C ends the run in an
-orderly way within ``deadlines.shutdown`` (plus a second for what has to be killed), a second one kills.
+Always holds: whatever happens, every process of the run is ended and the summary is written; the first Ctrl-C or SIGTERM ends the
+run in an orderly way within ``deadlines.shutdown`` (plus a second for what has to be killed), a second one kills.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
-import ray
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError
@@ -22,7 +21,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.run.buffer_folder import remove_payload_in_memory
 from asyncrl.run.checkpointer import Checkpointer
-from asyncrl.run.cluster import Cluster, starting_ray
+from asyncrl.run.cluster import Cluster, starting_ray, stop_ray
 from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder import RunFolder
@@ -32,6 +31,7 @@ from asyncrl.run.processes import adopt_orphans, end_descendants, kill_everythin
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.resuming import Reached
+from asyncrl.run.stopping import Heard, StopRequests, hear_again, hearing, stopped_by
 from asyncrl.run.summary import Status, Summary
 from asyncrl.run.tasks import load_tasks
 from asyncrl.run.totals import SavedTotals, Totals, summarize
@@ -94,35 +94,37 @@ async def _supervise(recipe: Recipe, folder: RunFolder, view: LiveView, totals: 
     """The run's end and its reason. An interrupt that comes when the run is ending already changes neither."""
     ending = asyncio.Event()
     running = asyncio.create_task(_run(recipe, folder, view, totals, tracker, ending), name="run")
-    interrupts = 0
-    interrupted = False
+    requests = StopRequests(time.monotonic)
+    interrupted_by: int | None = None
 
-    def interrupt() -> None:
-        nonlocal interrupts, interrupted
-        interrupts += 1
-        if interrupts > 1:
+    def interrupt(number: int) -> None:
+        nonlocal interrupted_by
+        heard = requests.heard()
+        if heard is Heard.SAME:
+            return
+        if heard is Heard.KILL:
             remove_left_behind(folder.run_id)
             remove_payload_in_memory(folder.run_id)
             kill_everything(EXIT_INTERRUPTED)
         if not ending.is_set():
             view.give_up_phase()
-        view.note(f"Stopping, at most {recipe.deadlines.shutdown:g} s; press Ctrl-C again to kill")
+        again = "press Ctrl-C again" if number == signal.SIGINT else "send it again"
+        view.note(f"Stopping because of {signal.Signals(number).name}, at most {recipe.deadlines.shutdown:g} s; {again} to kill")
         if not ending.is_set():
-            interrupted = True
+            interrupted_by = number
             running.cancel()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
-    try:
-        await running
-    except (Exception, BaseExceptionGroup, asyncio.CancelledError) as error:
-        # Every error of a run ends here: the user gets its reason, the log its traceback.
-        if not interrupted:
-            view.give_up_phase()
-            logger.exception("the run failed")
-            return Status.FAILED, _reason(error)
-    return (Status.INTERRUPTED, "stopped by the user") if interrupted else (Status.COMPLETED, "")
+    with hearing(lambda number: loop.call_soon_threadsafe(interrupt, number)):
+        try:
+            await running
+        except (Exception, BaseExceptionGroup, asyncio.CancelledError) as error:
+            # Every error of a run ends here: the user gets its reason, the log its traceback.
+            if interrupted_by is None:
+                view.give_up_phase()
+                logger.exception("the run failed")
+                return Status.FAILED, _reason(error)
+    return (Status.COMPLETED, "") if interrupted_by is None else (Status.INTERRUPTED, stopped_by(interrupted_by))
 
 
 async def _run(
@@ -182,6 +184,7 @@ async def _cluster(
         remedy = "see Ray's own logs; raise deadlines.start, or unset RAY_ADDRESS"
         async with deadline(recipe.deadlines.start, waiter="the driver", owner="Ray to start", remedy=remedy):
             await asyncio.shield(ray_started)
+        hear_again()
         async with ending_with(own_daemons()):
             view.phase(f"Starting {recipe.generators.count} generators and the learner")
             cluster = Cluster(recipe, folder, model_path, folder.run_id, view.note)
@@ -205,7 +208,7 @@ async def _end(
         except (AsyncRLError, TimeoutError) as error:
             logger.warning("the summary holds the counts of the last step: %s", error)
         await cluster.close(recipe.deadlines.shutdown / 5)
-    stopping_ray = asyncio.ensure_future(run_in_daemon_thread(ray.shutdown, "stop Ray"))
+    stopping_ray = asyncio.ensure_future(run_in_daemon_thread(stop_ray, "stop Ray"))
     await asyncio.wait({stopping_ray}, timeout=recipe.deadlines.shutdown / 5)
     left = max(0.5, end_by - time.monotonic() - 1.0)
     for name in await asyncio.to_thread(end_descendants, left):

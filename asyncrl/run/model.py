@@ -18,6 +18,7 @@ from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.model_shape import TINY
+from asyncrl.run.stopping import sigterm_blocked
 from asyncrl.run.warm_up import Made, Request, Step
 
 logger = logging.getLogger(__name__)
@@ -59,13 +60,15 @@ async def _make_tiny(recipe: Recipe, view: LiveView) -> Path:
     # In an environment of the user's own it starts as it would for the calculator: it knows how to call a tool, and little else.
     options = recipe.environment.options if recipe.environment.name == "calculator" else {}
     request = msgspec.json.encode(Request(options, recipe.seed)).decode()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "asyncrl.run.warm_up", request),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        # Threads that spin while they wait for each other multiply the time on a machine that has other work to do.
-        env={**os.environ, "OMP_WAIT_POLICY": "passive"},
-    )
+    with sigterm_blocked():  # the driver takes the signals that stop a run, and ends this process in order
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "asyncrl.run.warm_up", request),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            # Threads that spin while they wait for each other multiply the time on a machine that has other work to do.
+            env={**os.environ, "OMP_WAIT_POLICY": "passive"},
+            start_new_session=True,
+        )
     assert process.stdout is not None
     assert process.stderr is not None
     errors = asyncio.create_task(process.stderr.read())

@@ -11,7 +11,7 @@ import psutil
 
 from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.reward import ModelReward
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import GeneratedTasks, Recipe
 from asyncrl.envs.load import load_environment
 from asyncrl.run.model_shape import ModelShape, read_shape
 from asyncrl.run.reward_folder import read_reward_shape
@@ -30,6 +30,8 @@ ENGINE_BYTES = 3 * (750 << 20)
 """The three processes of one vLLM engine (front end, core, worker) without model and cache."""
 LEARNER_BYTES = 600 << 20
 """A process with torch, Megatron and Ray, without model."""
+CHECKED_TASKS = 20_000
+"""Of tasks that an environment makes, a plan makes and checks so many: an answer is wanted at once."""
 TRAJECTORY_BYTES_A_TOKEN = 9
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -65,12 +67,14 @@ class Source(msgspec.Struct, frozen=True):
         name: see :func:`buffers.task_stream.source_names`.
         tasks: how many.
         skipped: rows that are no task.
+        counted: False if there may be fewer, because the environment makes them and the plan made only the first of them.
     """
 
     split: Split
     name: str
     tasks: int
     skipped: int
+    counted: bool = True
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,13 +147,18 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
 
 
 def _find_tasks(recipe: Recipe) -> Iterator[Source]:
-    """Every source, read whole, and the curriculum, asked for its first weights."""
+    """Every source of files, read whole, and the curriculum, asked for its first weights; the first tasks of an environment."""
     splits: tuple[tuple[Split, Sequence[TaskSource]], ...] = (
-        ("train", make_task_stream(recipe).sources),
-        ("evaluation", load_sources(recipe, "evaluation")),
+        ("train", make_task_stream(recipe, CHECKED_TASKS).sources),
+        ("evaluation", load_sources(recipe, "evaluation", CHECKED_TASKS)),
     )
     for split, sources in splits:
-        yield from (Source(split, source.name, len(source.tasks), source.skipped) for source in sources)
+        for source in sources:
+            tasks = len(source.tasks)
+            if isinstance(recipe.tasks, GeneratedTasks) and tasks == CHECKED_TASKS < getattr(recipe.tasks, split):
+                yield Source(split, source.name, getattr(recipe.tasks, split), source.skipped, counted=False)
+            else:
+                yield Source(split, source.name, tasks, source.skipped)
 
 
 def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) -> tuple[Processes, ...]:

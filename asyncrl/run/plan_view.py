@@ -38,7 +38,8 @@ def _tasks(plan: Plan) -> Table:
     table.add_column("tasks", justify="right")
     table.add_column("malformed rows left out", justify="right")
     for source in plan.sources:
-        table.add_row(source.split, source.name, f"{source.tasks:,}", f"{source.skipped:,}" if source.skipped else "none")
+        tasks = f"{source.tasks:,}" if source.counted else f"at most {source.tasks:,}"
+        table.add_row(source.split, source.name, tasks, f"{source.skipped:,}" if source.skipped else "none")
     return table
 
 

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import os
 import signal
+from pathlib import Path
 
 import psutil
 
@@ -21,10 +22,13 @@ def adopt_orphans() -> None:
 
 
 def end_descendants(seconds: float) -> list[str]:
-    """Terminate every descendant, kill those that are still there after ``seconds``; the names of those killed."""
+    """Terminate every descendant, kill those that are still there after ``seconds``; the names of those killed.
+
+    Those that do not take SIGTERM are killed at once: see :mod:`asyncrl.run.stopping`. They have nothing to save.
+    """
     descendants = psutil.Process().children(recursive=True)
     for process in descendants:
-        _signal(process, signal.SIGTERM)
+        _signal(process, signal.SIGTERM if _takes_sigterm(process) else signal.SIGKILL)
     _, stubborn = psutil.wait_procs(descendants, timeout=seconds)
     names = [f"{_name(process)} ({process.pid})" for process in stubborn]
     for process in stubborn:
@@ -38,6 +42,16 @@ def kill_everything(exit_code: int) -> None:
     for process in psutil.Process().children(recursive=True):
         _signal(process, signal.SIGKILL)
     os._exit(exit_code)
+
+
+def _takes_sigterm(process: psutil.Process) -> bool:
+    """Whether ``process`` neither blocks nor ignores SIGTERM, as far as its system tells."""
+    try:
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    except OSError:
+        return True
+    masks = {name: int(mask, 16) for name, _, mask in (line.partition(":") for line in lines) if name in ("SigBlk", "SigIgn")}
+    return not any(mask & 1 << (signal.SIGTERM - 1) for mask in masks.values())
 
 
 def _signal(process: psutil.Process, number: int) -> None:

@@ -18,15 +18,16 @@ _PLAIN = "make it of texts, numbers of 64 bits, booleans, None, lists, and dicti
 Split = Literal["train", "evaluation"]
 
 
-def load_sources(recipe: Recipe, split: Split) -> list[TaskSource]:
-    """The sources of one split, read and checked; the environment's own tasks are one source.
+def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) -> list[TaskSource]:
+    """The sources of one split, read and checked; the environment's own tasks are one source, of ``make_at_most`` if given.
 
     Raises:
         RecipeError: a source cannot be read, or the environment makes no tasks or bad ones.
     """
     if isinstance(recipe.tasks, FileTasks):
         return read_sources(getattr(recipe.tasks, split), f"tasks.{split}", recipe.tasks.on_malformed)
-    tasks = make_tasks(recipe.environment, split, getattr(recipe.tasks, split), recipe.seed)
+    count = getattr(recipe.tasks, split)
+    tasks = make_tasks(recipe.environment, split, min(count, make_at_most or count), recipe.seed)
     _check_made(tasks, recipe.environment.name, f"tasks.{split}")
     return [TaskSource("generated", tasks)]
 
@@ -40,13 +41,13 @@ def load_tasks(recipe: Recipe, split: Split) -> Sequence[Task]:
     return [source.tasks[index] for source in load_sources(recipe, split) for index in range(len(source.tasks))]
 
 
-def make_task_stream(recipe: Recipe) -> TaskStream:
-    """What a run is trained on.
+def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStream:
+    """What a run is trained on; of tasks that the environment makes, the first ``make_at_most`` if given.
 
     Raises:
         RecipeError: as :func:`load_sources`, or the curriculum cannot be loaded.
     """
-    sources = load_sources(recipe, "train")
+    sources = load_sources(recipe, "train", make_at_most)
     spec = recipe.tasks.curriculum if isinstance(recipe.tasks, FileTasks) else None
     curriculum = None if spec is None else load_curriculum(spec, [source.name for source in sources])
     return TaskStream(sources, recipe.seed, curriculum)

@@ -143,16 +143,22 @@ class Tracker:
 
     def _with_room(self, write: Callable[[], None]) -> None:
         """Write; what the run folder's own store could not take because its disk is full is tried until there is room."""
+        failed = 0
         while True:
             room_before = free_bytes(self._folder.path) >= ROOM_BYTES
             try:
-                return write()
+                write()
+                break
             except Exception as error:
                 # Room may come between a write that failed for want of it and our look.
                 if self._recipe.tracking.uri or (room_before and free_bytes(self._folder.path) >= ROOM_BYTES):
                     raise
-                logger.warning("tracking waits for room on the disk: %s", error)
+                if not failed:
+                    logger.warning("tracking waits for room on the disk: %s", str(error).partition("\n")[0])
+                failed += 1
                 time.sleep(POLL_S)
+        if failed:
+            logger.warning("the disk has room again: tracking goes on, after %d attempts that had none", failed)
 
     def _is_new(self, record: _Values) -> bool:
         return record.step > self._tracked_step or REWARD.name not in record.values
@@ -246,3 +252,5 @@ def _keep_mlflow_quiet() -> None:
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])  # in case it was imported before
+    # It writes every error that it raises, too, with its traceback; the tracker tells them once.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)

@@ -55,9 +55,18 @@ def test_an_unknown_key_is_refused_with_the_nearest_real_one(sections, place, me
         ({"steps": "3"}, "steps", "'3'", "an integer >= 1"),
         ({"steps": 2.5}, "steps", "2.5", "an integer >= 1"),
         ({"steps": True}, "steps", "True", "an integer >= 1"),
+        ({"steps": 10**20}, "steps", "1000", "an integer >= 1, and <= 1,000,000,000"),
+        ({"steps": 10**9 + 1}, "steps", "1000000001", "an integer >= 1, and <= 1,000,000,000"),
+        ({"batch": {"min_group": 10**10}}, "batch.min_group", "10000000000", "an integer >= 1 or null, and <= 1,000,000,000"),
+        ({"seed": 2**31}, "seed", "2147483648", "an integer >= 0 and < 2,147,483,648"),
+        ({"tasks": {"train": 10**9}}, "tasks.train", "1000000000", "an integer >= 1 and <= 1,000,000"),
+        ({"deadlines": {"start": 1e300}}, "deadlines.start", "1e+300", "a number > 0 and <= 1e+08"),
+        ({"run_dir": "a\udcff"}, "run_dir", r"'a\udcff'", "characters that UTF-8 can hold"),
+        ({"environment": {"name": "x", "options": {"a": ["\ud800"]}}}, "environment.options", r"\ud800", "characters that UTF-8"),
         ({"learner": {"lr": -1e-4}}, "learner.lr", "-0.0001", "a number > 0"),
         ({"learner": {"lr": float("nan")}}, "learner.lr", "nan", "a number > 0"),
-        ({"deadlines": {"batch": float("inf")}}, "deadlines.batch", "inf", "finite"),
+        ({"learner": {"clip_grad": float("inf")}}, "learner.clip_grad", "inf", "finite"),
+        ({"deadlines": {"batch": float("inf")}}, "deadlines.batch", "inf", "a number > 0 and <= 1e+08"),
         ({"learner": {"min_lr_ratio": 1.5}}, "learner.min_lr_ratio", "1.5", "a number >= 0 and <= 1"),
         ({"generators": {"dtype": "int8"}}, "generators.dtype", "'int8'", "one of bfloat16, float16, float32"),
         ({"environment": {"name": ""}}, "environment.name", "''", "text, not empty"),
@@ -76,6 +85,11 @@ def test_a_wrong_value_is_refused_with_place_value_and_what_is_right(sections, p
     assert error.place == place
     assert seen in error.problem
     assert right in error.remedy
+
+
+def test_bounds_may_be_reached():
+    recipe = decode_recipe(mapping(steps=10**9, seed=2**31 - 1, tasks={"train": 10**6}))
+    assert (recipe.steps, recipe.seed, recipe.tasks) == (10**9, 2**31 - 1, GeneratedTasks(train=10**6))
 
 
 def test_required_keys_are_asked_for():

@@ -76,6 +76,30 @@ def test_ctrl_c_ends_everything_in_time(model: Path, tmp_path: Path):
     assert run.left_behind() == []
 
 
+def test_sigterm_to_every_process_ends_everything_in_time(model: Path, tmp_path: Path):
+    """As a batch system sends it; ``timeout`` and the like, which send it to the driver and to its group, send it to fewer."""
+    run = Run.launch(model, tmp_path, "steps=10000", "generators.count=1")
+    run.wait_for(lambda: "step 1/" in run.output, 300, "training to begin")
+    others = [p for p in run.descendants() if not any(name in " ".join(p.cmdline()) for name in ("Generator", "EngineCore"))]
+    assert {"raylet", "gcs_server", "ray::LearnerActor", "ray::BufferActor"} <= {p.name().partition(".")[0] for p in others}
+    for process in others:
+        process.terminate()
+    lines = run.output.count("step ")
+    run.wait_for(lambda: run.output.count("step ") > lines + 1, 120, "training to go on although others were sent SIGTERM")
+    everything = run.descendants()
+    run.process.terminate()
+    terminated = time.monotonic()
+    for process in everything:
+        process.terminate()
+    run.process.terminate()
+    assert run.end(60) == 130, run.output
+    assert time.monotonic() - terminated < 15
+    assert (run.summary.status, run.summary.reason) == (Status.INTERRUPTED, "stopped by SIGTERM")
+    assert "Interrupted: stopped by SIGTERM" in run.output
+    assert "Traceback" not in run.output
+    assert run.left_behind() == []
+
+
 def test_a_killed_generator_is_replaced_and_nothing_is_lost(model: Path, tmp_path: Path):
     run = Run.launch(model, tmp_path, "steps=60", "evaluation.every=60", "generators.count=2")
     run.wait_for(lambda: "step 1/" in run.output, 300, "training to begin")

@@ -278,6 +278,36 @@ def test_every_source_of_tasks_is_read_and_counted(tmp_path):
     assert caught.value.place == "tasks.train[0]"
 
 
+MANY_TASKS = """
+from asyncrl.core.task import Task
+from asyncrl.envs.base import Environment
+
+class Many(Environment):
+    @classmethod
+    def make_tasks(cls, split, count, seed):
+        assert count <= 20_000, count
+        return [Task(id=str(number), prompt="p") for number in range(count)]
+
+    async def reset(self, task): ...
+    async def step(self, action): ...
+"""
+
+
+def test_of_many_tasks_that_an_environment_makes_the_first_are_made_and_checked(tmp_path, monkeypatch):
+    (tmp_path / "many_tasks.py").write_text(MANY_TASKS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plan = make_plan(
+        compose("quickstart", ["environment.name=many_tasks:Many", "tasks.train=1000000", "tasks.evaluation=20000"]), ROOMY
+    )
+    train, evaluation = plan.sources
+    assert train == Source("train", "generated", 1_000_000, 0, counted=False)
+    assert evaluation == Source("evaluation", "generated", 20_000, 0)
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(plan_view(plan, compose("quickstart")))
+    assert "at most 1,000,000" in capture.get()
+
+
 def test_task_files_must_be_there(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1"}')
     with pytest.raises(RecipeError) as caught:

@@ -1,10 +1,15 @@
+import logging
+import resource
 import socket
 import time
+from contextlib import contextmanager
 
 import pytest
 
 from asyncrl.core.errors import DeadlineExceeded
+from asyncrl.run import tracking
 from asyncrl.run.compose import compose, resolved_yaml
+from asyncrl.run.disk import ROOM_BYTES
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status
 from asyncrl.run.tracking import Tracker, TrackingFailed, flatten
@@ -79,6 +84,49 @@ def test_a_server_that_never_answers_holds_nobody_up(tmp_path):
         with pytest.raises(DeadlineExceeded, match="MLflow to take in the last records") as caught:
             tracker.finish(Status.COMPLETED, seconds=0.5)
         assert "2 records" in caught.value.remedy
+
+
+@contextmanager
+def no_file_may_grow_beyond(size):
+    """As on a full disk, for all files of this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def wait_for(condition, what):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def test_a_full_disk_is_told_once_and_then_counted(tmp_path, monkeypatch, caplog, capfd):
+    asked: list[int] = []
+    free = ROOM_BYTES
+    monkeypatch.setattr(tracking, "POLL_S", 0.01)
+    monkeypatch.setattr(tracking, "free_bytes", lambda folder: asked.append(free) or free)
+    recipe, folder = make(tmp_path)
+    tracker = Tracker(recipe, folder)
+    tracker.start()
+    tracker.log(1, {"reward/mean": 1.0})
+    wait_for(folder.tracked_as.is_file, "the run to be made")
+    with caplog.at_level(logging.INFO), no_file_may_grow_beyond(folder.database.stat().st_size):
+        free = 0
+        for step in range(2, 3002):
+            tracker.log(step, {"reward/mean": 1.0})
+        wait_for(lambda: "tracking waits for room on the disk" in caplog.text, "the disk to be found full")
+        begin = len(asked)
+        wait_for(lambda: len(asked) > begin + 10, "more attempts")
+    tracker.finish(Status.COMPLETED, seconds=60)
+    records = [record for record in caplog.records if not record.name.startswith("urllib3")]  # of the server that never answers
+    assert len(records) == 2, caplog.text
+    assert records[1].getMessage().startswith("the disk has room again: tracking goes on, after ")
+    assert "Traceback" not in caplog.text
+    assert capfd.readouterr() == ("", "")
 
 
 def test_flatten():

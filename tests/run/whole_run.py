@@ -73,6 +73,11 @@ class Run:
         if not name:
             self.process.wait()
 
+    def descendants(self) -> list[psutil.Process]:
+        """Those that live."""
+        self._remember()
+        return [p for p in self._seen.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
     @property
     def output(self) -> str:
         """What it printed so far."""
@@ -97,4 +102,4 @@ class Run:
     def left_behind(self) -> list[str]:
         """Descendants that are still there."""
         assert self._seen, "no descendant was ever seen"
-        return [" ".join(p.cmdline()) for p in self._seen.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return [" ".join(p.cmdline()) for p in self.descendants()]

@@ -16,6 +16,10 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.describe import describe
 from asyncrl.core.recipe.rules import broken_rules
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.text import writable
+
+LARGEST_INTEGER = 1_000_000_000
+"""What an integer of a recipe may be where its key sets no bound: no count of anything in a run is near it."""
 
 
 def decode_recipe(mapping: Mapping[str, Any]) -> Recipe:
@@ -89,8 +93,8 @@ class _Reader:
         except msgspec.ValidationError:
             self._refuse(place, f"{_show(value)} does not fit", f"must be {_expected(value_type)}")
         else:
-            if isinstance(value, float) and not math.isfinite(value):
-                self._refuse(place, f"{_show(value)} does not fit", f"must be {describe(value_type)}, and finite")
+            if bound := _broken_bound(value_type, value):
+                self._refuse(place, f"{_show(value)} does not fit", f"must be {describe(value_type)}, and {bound}")
         return value
 
     def _tagged(self, sections: Sequence[inspect.StructType], default: Any, value: Any, place: str) -> Any:
@@ -124,6 +128,26 @@ class _Reader:
 
     def _refuse(self, place: str, problem: str, remedy: str) -> None:
         self.problems.append(RecipeError(place, problem, remedy))
+
+
+def _broken_bound(value_type: inspect.Type, value: Any) -> str:
+    """What holds for every value and does not for this one; empty if all does."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "finite"
+    types = value_type.types if isinstance(value_type, inspect.UnionType) else (value_type,)
+    integers = [number for number in types if isinstance(number, inspect.IntType)]
+    if isinstance(value, int) and value > LARGEST_INTEGER and any(number.le is number.lt is None for number in integers):
+        return f"<= {LARGEST_INTEGER:,}"
+    return "" if _is_writable(value) else "of characters that UTF-8 can hold"
+
+
+def _is_writable(value: Any) -> bool:
+    """Whether every text in ``value`` can be written; one out of an environment variable or a file name need not be."""
+    if isinstance(value, str):
+        return writable(value) == value
+    if isinstance(value, Mapping):
+        return all(_is_writable(key) and _is_writable(entry) for key, entry in value.items())
+    return all(map(_is_writable, value)) if isinstance(value, list | tuple) else True
 
 
 def _default_kind(field: inspect.Field) -> Any:

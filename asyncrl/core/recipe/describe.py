@@ -40,5 +40,6 @@ def describe(value_type: inspect.Type) -> str:
 
 def _range(number: inspect.IntType | inspect.FloatType) -> str:
     bounds = ((">", number.gt), (">=", number.ge), ("<", number.lt), ("<=", number.le))
-    words = [f"{sign} {bound:g}" for sign, bound in bounds if bound is not None]
+    spelling = "," if isinstance(number, inspect.IntType) else "g"
+    words = [f"{sign} {bound:{spelling}}" for sign, bound in bounds if bound is not None]
     return f" {' and '.join(words)}" if words else ""

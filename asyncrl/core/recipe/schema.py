@@ -52,12 +52,12 @@ class GeneratedTasks(Section, frozen=True, tag_field="kind", tag="generated"):
     """Tasks that the environment makes from a seed (its ``make_tasks``).
 
     Attributes:
-        train: how many different training tasks to make; they are repeated, reshuffled, each epoch.
+        train: how many different training tasks to make; they are repeated, reshuffled, each epoch. More belong into files.
         evaluation: how many held-out tasks; none of them is ever trained on.
     """
 
-    train: Count = 20_000
-    evaluation: Count = 128
+    train: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
+    evaluation: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
 
 
 class TaskFile(Section, frozen=True):

@@ -23,6 +23,7 @@ from asyncrl.run.buffer_handle import BufferHandle
 from asyncrl.run.desk import RemoteTicketDesk
 from asyncrl.run.payload import PayloadSink
 from asyncrl.run.scorers import make_scoring
+from asyncrl.run.stopping import end_by_sigterm
 from generators.chat import ChatFormat
 from generators.engine import VllmEngine
 from generators.evaluation import EvaluationResult
@@ -39,6 +40,7 @@ class GeneratorActor:
         self, recipe: Recipe, model_path: str, buffer: Any, reward_model: Any | None, number: int, log_file: Path
     ) -> None:
         route_output(log_file)
+        end_by_sigterm()  # Ray's own handler would wait for run(); and what tools start inherits that it is blocked
         self._recipe, self._model_path, self._number = recipe, model_path, number
         self._id = WorkerId(f"generator-{number}")
         self._buffer, self._reward_model = buffer, reward_model
