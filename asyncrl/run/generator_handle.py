@@ -72,11 +72,10 @@ class GeneratorHandle:
             try:
                 await self._ask(self._actor.answer.remote(), "answer", seconds)
             except DeadlineExceeded as late:
-                problem = (
-                    f"{self.worker} did not answer for {seconds:g} s: its process was stopped, or code in it keeps Python from"
-                )
-                remedy = "a regular expression does that, also in a thread; its log then says where"
-                raise ProcessDied(f"{problem} running anything else ({remedy}: {self._log})") from late
+                raise ProcessDied(
+                    f"{self.worker} did not answer for {seconds:g} s: its process was stopped, or code in it keeps the "
+                    f"interpreter to itself, as a regular expression can for hours, also in a thread; {self._log} then says which"
+                ) from late
             await asyncio.sleep(seconds / RENEWALS_PER_LEASE)
 
     async def install(self, publication: Publication) -> int:

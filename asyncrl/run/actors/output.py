@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import TextIO
 
 
 def route_output(log_file: Path) -> None:
@@ -15,8 +16,14 @@ def route_output(log_file: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    # ``exit()`` closes it. Whatever is opened next must not become the standard input of this process's children.
-    sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
+    # ``exit()`` closes standard input, and the user's code may close the others. None of the three descriptors may become free:
+    # what is opened next, a connection perhaps, would be the standard output of this process's children.
+    sys.stdin = open(os.devnull)  # noqa: SIM115 - it lives as long as the process
+    sys.stdout, sys.stderr = _stream(1), _stream(2)
+    message = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(stream=_stream(2), level=logging.INFO, format=message, force=True)
+
+
+def _stream(number: int) -> TextIO:
+    """Text for a descriptor, which stays open when this is closed."""
+    return open(number, "w", buffering=1, errors="backslashreplace", closefd=False)
