@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.text import Text
 
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import RecipeError
@@ -79,6 +80,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     except RecipeError as error:
         return show_refusal(error)
 
+    for remark in plan.remarks:
+        console.print(Text(f"Note: {remark}", "yellow"), soft_wrap=True)
     return run_to_end(_launch, recipe, folder, console)
 
 
