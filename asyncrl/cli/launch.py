@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.text import Text
 
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import RecipeError
@@ -80,6 +81,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     except RecipeError as error:
         return show_refusal(error)
 
+    for remark in plan.remarks:
+        console.print(Text(f"Note: {remark}", "yellow"), soft_wrap=True)
     run = partial(_launch, reached=reached)
     return run_to_end(run, recipe, folder, console, before=reached.summary if reached else None)
 

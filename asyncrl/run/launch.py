@@ -31,7 +31,7 @@ from asyncrl.run.processes import adopt_orphans, end_descendants, kill_everythin
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.resuming import Reached
-from asyncrl.run.stopping import Heard, StopRequests, hear_again, hearing, stopped_by
+from asyncrl.run.stopping import Heard, StopRequests, hearing, stopped_by, wait_hearing
 from asyncrl.run.summary import Status, Summary
 from asyncrl.run.tasks import load_tasks
 from asyncrl.run.totals import SavedTotals, Totals, summarize
@@ -183,8 +183,8 @@ async def _cluster(
     try:
         remedy = "see Ray's own logs; raise deadlines.start, or unset RAY_ADDRESS"
         async with deadline(recipe.deadlines.start, waiter="the driver", owner="Ray to start", remedy=remedy):
-            await asyncio.shield(ray_started)
-        hear_again()
+            await wait_hearing(ray_started)
+            await ray_started
         async with ending_with(own_daemons()):
             view.phase(f"Starting {recipe.generators.count} generators and the learner")
             cluster = Cluster(recipe, folder, model_path, folder.run_id, view.note)
@@ -200,7 +200,7 @@ async def _end(
 ) -> None:
     """Stop everything within four fifths of ``deadlines.shutdown``; raises nothing that could mask why the run ended."""
     end_by = time.monotonic() + recipe.deadlines.shutdown * 4 / 5
-    await asyncio.wait({ray_started}, timeout=recipe.deadlines.shutdown / 5)
+    await wait_hearing(ray_started, recipe.deadlines.shutdown / 5)
     if cluster is not None:
         try:
             async with asyncio.timeout(LAST_WORDS_S):
@@ -209,7 +209,7 @@ async def _end(
             logger.warning("the summary holds the counts of the last step: %s", error)
         await cluster.close(recipe.deadlines.shutdown / 5)
     stopping_ray = asyncio.ensure_future(run_in_daemon_thread(stop_ray, "stop Ray"))
-    await asyncio.wait({stopping_ray}, timeout=recipe.deadlines.shutdown / 5)
+    await wait_hearing(stopping_ray, recipe.deadlines.shutdown / 5)
     left = max(0.5, end_by - time.monotonic() - 1.0)
     for name in await asyncio.to_thread(end_descendants, left):
         logger.warning("%s did not stop and was killed", name)

@@ -1,7 +1,7 @@
 """What a run will be, known before anything of it starts: processes, batch arithmetic, memory.
 
-Making a plan also checks what a recipe alone cannot tell: that its model, its tasks and its environment are there. Memory is an
-estimate, meant to tell a run that fits from one that does not.
+Making a plan also checks what a recipe alone cannot tell: that its model, its tasks, its environment and its tool parser are
+there. Memory is an estimate, meant to tell a run that fits from one that does not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +19,7 @@ from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.units import memory, quantity
 from buffers.sampling import make_sampler
 from buffers.task_stream import TaskSource
+from generators.tool_parsers import check_tool_parser
 
 DRIVER_BYTES = 500 << 20
 """Ray's and MLflow's clients."""
@@ -119,7 +120,8 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
     """The plan of a recipe on a machine, by default this one.
 
     Raises:
-        RecipeError: the model, the tasks, the environment or a class that the recipe names are not there, or do not go together.
+        RecipeError: the model, the tasks, the environment, the tool parser or a class that the recipe names are not there, or do
+            not go together.
     """
     load_environment(recipe.environment)
     make_sampler(recipe)
@@ -143,6 +145,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
         inert=inert(recipe),
         remarks=(),
     )
+    check_tool_parser(recipe.model.tool_parser)  # last: it may take seconds
     return msgspec.structs.replace(plan, remarks=_remarks(recipe, shape, plan))
 
 
@@ -230,7 +233,9 @@ def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:
 
 def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
     remarks = []
-    if plan.total_bytes > plan.machine.free:
+    if plan.total_bytes > plan.machine.memory:
+        remarks.append(_beyond_the_machine(recipe, plan))
+    elif plan.total_bytes > plan.machine.free:
         remarks.append(
             f"about {memory(plan.total_bytes)} are needed and {memory(plan.machine.free)} are free here: "
             "lower generators.count, generators.kv_cache_mb or learner.micro_batch_tokens, or free some"
@@ -248,3 +253,15 @@ def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
             f"{recipe.generators.max_running}: if episodes are that long, vLLM preempts some; raise generators.kv_cache_mb"
         )
     return tuple(remarks)
+
+
+def _beyond_the_machine(recipe: Recipe, plan: Plan) -> str:
+    """What is asked for, what there is, and how many generators there is room for."""
+    (each,) = (process.each_bytes for process in plan.processes if process.role == "generator")
+    there, free = plan.machine.memory, plan.machine.free
+    fitting = (there - plan.total_bytes + recipe.generators.count * each) // each
+    room = f"{fitting} generators would fit" if fitting > 0 else "not even the rest fits without generators"
+    return (
+        f"about {memory(plan.total_bytes)} are asked for, and this machine has {memory(there)} in all, of which {memory(free)} "
+        f"are free: it cannot hold the run by itself ({room}); lower generators.count, or have RAY_ADDRESS name a cluster that can"
+    )

@@ -6,6 +6,7 @@ signal is sent to the driver, to its process group, or to every process of the r
 their environments start inherit what they do. One that is sent it is lost, as if it had been killed, and replaced.
 """
 
+import asyncio
 import ctypes
 import signal
 import time
@@ -13,8 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from types import FrameType
+from typing import Any
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+_HEARING_AGAIN_S = 0.05
 SAME_REQUEST_S = 1.0
 """``timeout`` and batch systems signal a process and its group: what comes within this time of the first is the same request."""
 
@@ -72,10 +75,20 @@ def hearing(heard: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def hear_again() -> None:
-    """Ray, as it starts, puts a handler that prints the stack before whatever is there: put ours first again."""
-    for number in STOPPING:
-        signal.signal(number, signal.getsignal(number))
+async def wait_hearing(work: "asyncio.Future[Any]", seconds: float | None = None) -> None:
+    """Wait until ``work``, which starts or ends Ray, is done, at most ``seconds``; neither cancels it.
+
+    As Ray starts, it puts a handler of its own before whatever is there, which prints a stack at SIGTERM; as it ends, it takes
+    all handlers away. Nothing tells when, so ours are put back again and again.
+    """
+    loop = asyncio.get_running_loop()
+    end = None if seconds is None else loop.time() + seconds
+    done = False
+    while not done and (end is None or loop.time() < end):
+        await asyncio.wait({work}, timeout=_HEARING_AGAIN_S)
+        done = work.done()
+        for number in STOPPING:
+            signal.signal(number, signal.getsignal(number))
 
 
 @contextmanager

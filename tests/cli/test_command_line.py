@@ -1,4 +1,6 @@
+import contextlib
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from asyncrl.cli.outcome import ExitCode, run_to_end
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.stopping import interrupting
 from asyncrl.run.summary import Status, Summary
 
 HEAVY = {"torch", "ray", "vllm", "transformers", "megatron", "mlflow"}
@@ -88,6 +91,28 @@ def test_help(arguments, capsys):
     assert "usage: asyncrl" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "limit", "told"),
+    [
+        (["launch", "quickstart", "--dry-run"], "exec >/dev/full", "Failed: No space left on device"),
+        (["launch", "quickstart", "--dry-run"], "ulimit -v 200000", "is there memory for it (ulimit -v)?"),
+        (["launch", "quickstart", "--dry-run"], "exec >&-", ""),
+        (["launch", "quickstart", "--dry-run"], "unset HOME; export TERM=dumb LC_ALL=C", ""),
+    ],
+)
+def test_what_the_system_refuses_is_told_without_a_traceback(arguments, limit, told):
+    command = f'{limit}; exec "$@"'
+    result = subprocess.run(
+        ["bash", "-c", command, "bash", sys.executable, "-m", "asyncrl.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == (1 if told else 0), result.stderr
+    assert told in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 class TestRunToEnd:
     @pytest.fixture
     def end(self, tmp_path, capsys):
@@ -139,10 +164,32 @@ class TestRunToEnd:
             assert told.status is not Status.COMPLETED
             before = told
 
+    def test_a_log_that_cannot_be_written_is_refused(self, end, capsys):
+        def run(*_: object) -> Summary:
+            raise AssertionError("it was started")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunFolder, "driven", lambda folder: contextlib.nullcontext((folder.logs / "driver.log").mkdir()))
+            code, _, folder = end(run)
+        assert code == ExitCode.REFUSED
+        assert not folder.summary.exists()
+
     def test_an_interrupt_that_escapes_is_no_failure(self, end):
         def run(*_: object) -> Summary:
             raise KeyboardInterrupt
 
-        code, _, folder = end(run)
+        code, shown, folder = end(run)
         assert code == ExitCode.INTERRUPTED
         assert Summary.read(folder.summary).status is Status.INTERRUPTED
+        assert shown.splitlines()[0] == "Interrupted: stopped by SIGINT"
+
+    def test_sigterm_where_nothing_hears_it_is_an_interrupt_by_its_name(self, end):
+        def run(*_: object) -> Summary:
+            with interrupting():
+                signal.raise_signal(signal.SIGTERM)
+            raise AssertionError("it was not heard")
+
+        code, shown, folder = end(run)
+        assert code == ExitCode.INTERRUPTED
+        assert Summary.read(folder.summary).reason == "stopped by SIGTERM"
+        assert shown.splitlines()[0] == "Interrupted: stopped by SIGTERM"

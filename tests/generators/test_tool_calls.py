@@ -3,7 +3,9 @@ from chat_tokenizers import make_tokenizer
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import MalformedCall, ToolCall
+from generators import tool_parsers
 from generators.tool_calls import ToolCallReader
+from generators.tool_parsers import VLLM_PARSERS
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +18,17 @@ def call(body: str) -> str:
 
 
 ADD = '{"name": "add", "arguments": {"a": 1, "b": [2]}}'
+
+
+def test_the_parsers_known_without_vllm_are_those_it_has() -> None:
+    from vllm.tool_parsers import ToolParserManager
+
+    assert set(ToolParserManager.list_registered()) == VLLM_PARSERS
+
+
+def test_a_parser_of_a_plug_in_is_found_by_asking_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_parsers, "VLLM_PARSERS", frozenset({"other"}))
+    tool_parsers.check_tool_parser("hermes")
 
 
 def test_reads_content_and_calls_in_order(reader: ToolCallReader) -> None:

@@ -1,8 +1,10 @@
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
+import msgspec
 import pyarrow.parquet
 import pytest
 from rich.console import Console
@@ -306,6 +308,25 @@ def test_of_many_tasks_that_an_environment_makes_the_first_are_made_and_checked(
     with console.capture() as capture:
         console.print(plan_view(plan, compose("quickstart")))
     assert "at most 1,000,000" in capture.get()
+
+
+def test_what_no_machine_holds_is_said_with_what_it_would_hold():
+    recipe = compose("quickstart", ["generators.count=200"])
+    plan = make_plan(recipe, ROOMY)
+    said = [remark for remark in plan.remarks if "cannot hold" in remark]
+    assert len(said) == 1, plan.remarks
+    fitting = int(re.search(r"(\d+) generators would fit", said[0])[1])
+    assert f"{plan.total_bytes / 2**30:.1f} GiB are asked for, and this machine has 64.0 GiB in all" in said[0]
+    assert make_plan(compose("quickstart", [f"generators.count={fitting}"]), ROOMY).total_bytes <= ROOMY.memory
+    assert make_plan(compose("quickstart", [f"generators.count={fitting + 1}"]), ROOMY).total_bytes > ROOMY.memory
+    tiny = msgspec.structs.replace(ROOMY, memory=1 << 30, free=1 << 29)
+    assert any("fits without generators" in remark for remark in make_plan(compose("quickstart"), tiny).remarks)
+
+
+def test_a_tool_parser_that_vllm_has_not_is_refused_with_those_it_has():
+    with pytest.raises(RecipeError, match=r"no tool parser 'nonsense'; use one of .*hermes.*, llama3_json") as caught:
+        make_plan(compose("quickstart", ["model.tool_parser=nonsense"]), ROOMY)
+    assert caught.value.place == "model.tool_parser"
 
 
 def test_task_files_must_be_there(tmp_path):

@@ -76,6 +76,35 @@ def test_every_resume_is_counted_by_whoever_did_it(tmp_path):
         assert folder.resumes == resumes
 
 
+@pytest.mark.parametrize("garbage", [b"\xff\xfe\x00garbage", b"garbage", b"-1", b"12 34", b"\x00" * 32, "²".encode()])
+def test_a_damaged_lock_names_no_process_and_locks_all_the_same(tmp_path, garbage):
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+    (folder.path / "driver.lock").write_bytes(garbage)
+    with folder.driven():
+        assert folder.run_id_before is None
+        (folder.path / "driver.lock").write_bytes(garbage)
+        with pytest.raises(RecipeError, match="another process is still running"), RunFolder(folder.path).driven():
+            pass
+    with folder.driven():
+        pass
+    with folder.driven():
+        assert folder.run_id_before == folder.run_id
+
+
+def test_a_lock_that_the_system_refuses_is_named(tmp_path):
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+    (folder.path / "driver.lock").mkdir()
+    with pytest.raises(RecipeError, match=r"driver\.lock': Is a directory; make the folder writable"), folder.driven():
+        pass
+
+
+def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path):
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for path in (tmp_path / "circle", tmp_path / ("long" * 100)):
+        with pytest.raises(RecipeError, match=f"cannot look into '{path}'"):
+            RunFolder.find(path)
+
+
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(RecipeError, match=r"is no run folder: it has no recipe\.yaml"):
         RunFolder.find(tmp_path)
