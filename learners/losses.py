@@ -60,9 +60,10 @@ def policy_loss(
     the mask.
 
     The surrogate is of ``ratio = pi_theta / pi_anchor``, the weight of ``pi_anchor / pi_behaviour``, the divergence from
-    ``pi_theta`` to the reference; it is weighted too, because older policies sampled what it is estimated from. What the
-    correction rejects or masks adds nothing: neither a term, nor its entropy, nor its part of a row's mean ratio. It stays in the
-    denominator. Only ``logp_theta`` and ``entropy`` receive a gradient.
+    ``pi_theta`` to the reference; it is weighted too, because older policies sampled what it is estimated from. (The weight of
+    GMPO's surrogate is the geometric mean of the row's.) What the correction rejects or masks adds nothing: neither a term, nor
+    its entropy, nor its part of a row's mean ratio. It stays in the denominator. Only ``logp_theta`` and ``entropy`` receive a
+    gradient.
 
     Args:
         logp_theta, logp_proximal: [n], log-probabilities (nats) of the sampled tokens under the policy being optimised and the

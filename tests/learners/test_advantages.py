@@ -173,6 +173,7 @@ def test_max_rl_weighs_rare_successes_more():
     ]
 
 
+@settings(deadline=None)
 @given(GROUPS)
 def test_the_best_of_a_group_is_credited_with_what_the_group_would_lose_without_it(groups):
     for group, result in zip(groups, advantages_of(groups, BestOfGroupAdvantage()), strict=True):
