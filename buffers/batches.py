@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import Recipe
-from buffers.group import Group, GroupState, Row
+from buffers.group import Group, Row
 from buffers.groups import Groups
 from buffers.sampling import Sampler
 from buffers.staleness import StalenessPolicy
@@ -85,7 +86,7 @@ class Batches:
         state.last_taken = version
         state.trainings += groups
         if version >= state.version:
-            state.passing[version] = groups
+            state.unpublished_batches[version] = groups
         return batch
 
     def _hand_out(self, weights: dict[GroupId, float], version: PolicyVersion, consumed: set[GroupId]) -> Iterator[RowRecord]:
@@ -177,7 +178,7 @@ class Batches:
             # The learner is to get another batch in its stead.
             del state.kept[version]
             state.trainings -= self._batch.groups_per_step
-            state.passing.pop(version, None)
+            state.unpublished_batches.pop(version, None)
             state.last_taken = PolicyVersion(version - 1)
 
     def _take_out(self, kept: KeptBatch, group: Group) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import AsyncRLError, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.ticket import Ticket
 from buffers.replay_buffer import ReplayBuffer
 
@@ -35,7 +35,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, tag=1):
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Episodes were finished."""
 
-    samples: tuple[FinishedSample, ...]
+    samples: tuple[TrajectoryRecord, ...]
     now: float
 
     def apply(self, buffer: ReplayBuffer) -> None:

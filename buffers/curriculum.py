@@ -110,7 +110,7 @@ class CheckedCurriculum:
         return CurriculumBroken(self._name, problem, remedy)
 
 
-def load_curriculum(spec: schema.Curriculum, sources: Sequence[str]) -> Curriculum:
+def load_curriculum(spec: schema.CurriculumConfig, sources: Sequence[str]) -> Curriculum:
     """The curriculum that a recipe names, with weights for these sources.
 
     Raises:

@@ -4,37 +4,20 @@ A record is data; :mod:`buffers.ledger` moves it from state to state, :mod:`buff
 """
 
 from collections.abc import Iterator
-from enum import StrEnum
 
 import msgspec
 
+from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.task import Task
-
-
-class GroupState(StrEnum):
-    """Where a group is."""
-
-    RUNNING = "running"
-    """A worker generates at least one of its episodes."""
-    COMMITTED = "committed"
-    """Ready to be trained."""
-    TAKEN = "taken"
-    """In a batch that is being trained."""
-    TRAINED = "trained"
-    FILTERED = "filtered"
-    EXPIRED = "expired"
-    """Given up for its age; its task is issued again as another group."""
-    FAILED = "failed"
-    """It lost episodes, which are issued again; those that finished are kept."""
 
 
 class Row(msgspec.Struct, array_like=True, gc=False):
     """A finished episode that is held; ``committed_version`` is the clock when it was handed in."""
 
-    sample: FinishedSample
+    sample: TrajectoryRecord
     committed_version: PolicyVersion
 
 

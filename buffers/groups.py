@@ -7,9 +7,10 @@ freed once, when its group has ended and no batch that may be asked for again ho
 from collections import deque
 from collections.abc import Iterator
 
+from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import FinishedSample, PayloadRef
-from buffers.group import Group, GroupState, Row
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from buffers.group import Group, Row
 from buffers.index import GroupIndex
 from buffers.ledger import TERMINAL, Ledger
 from buffers.staleness import StalenessPolicy
@@ -85,7 +86,7 @@ class Groups:
         group.leases += 1
         return group
 
-    def finish_episode(self, group: Group, sample: FinishedSample) -> None:
+    def finish_episode(self, group: Group, sample: TrajectoryRecord) -> None:
         """Hold an episode of a running group."""
         group.open.remove(sample.sample_index)
         # An engine may have a version a moment before the clock does; what it then finishes was committed no earlier than that.

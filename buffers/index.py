@@ -8,9 +8,10 @@ at changes.
 import heapq
 from collections.abc import Iterator
 
+from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from buffers.buckets import VersionBuckets
-from buffers.group import Group, GroupState
+from buffers.group import Group
 from buffers.ready import Ready, ReadyGroup
 from buffers.staleness import StalenessPolicy
 
@@ -55,7 +56,7 @@ class GroupIndex:
             self.ready.add(
                 ReadyGroup(group.id, group.source, group.oldest_sampled, group.newest_sampled, group.advantage, group.uses)
             )
-            self.deciding.add(self._policy.deciding_version(group.oldest_sampled, group.newest_sampled), group.id)
+            self.deciding.add(self._policy.expiry_version(group.oldest_sampled, group.newest_sampled), group.id)
             if self._policy.waits and not group.uses:
                 self.unused.add(group.birth, group.id)
         elif state is GroupState.TAKEN:
@@ -81,7 +82,7 @@ class GroupIndex:
         elif state is GroupState.COMMITTED:
             self.supply -= self._max_reuse - group.uses
             self.ready.remove(group.id)
-            self.deciding.remove(self._policy.deciding_version(group.oldest_sampled, group.newest_sampled), group.id)
+            self.deciding.remove(self._policy.expiry_version(group.oldest_sampled, group.newest_sampled), group.id)
             if self._policy.waits and not group.uses:
                 self.unused.remove(group.birth, group.id)
         elif state is GroupState.TAKEN:

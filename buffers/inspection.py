@@ -4,11 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from asyncrl.core.buffer_statistics import BufferStatistics, GroupState, LedgerCounts, StaleTokens
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import PolicyVersion, TaskId
-from buffers.group import GroupState
-from buffers.ledger import LedgerCounts
-from buffers.statistics import BufferStatistics, StaleTokens
 
 
 class HeldFor(msgspec.Struct, frozen=True):

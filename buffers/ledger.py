@@ -10,9 +10,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from asyncrl.core.buffer_statistics import GroupState, LedgerCounts, TaskCounts, TrajectoryCounts
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId
-from buffers.group import Group, GroupState
+from buffers.group import Group
 
 EXAMPLE_LENGTH = 500
 """Characters kept of the last example of a reason."""
@@ -112,52 +113,6 @@ class Tally(Generic[State]):
 
     def __getitem__(self, state: State) -> int:
         return self._counts[state]
-
-
-class TrajectoryCounts(msgspec.Struct, frozen=True):
-    """How many trajectories are in each state; ``issued`` is their sum."""
-
-    issued: int = 0
-    running: int = 0
-    committed: int = 0
-    taken: int = 0
-    trained: int = 0
-    filtered: int = 0
-    expired: int = 0
-    failed: int = 0
-    missing: int = 0
-
-
-class TaskCounts(msgspec.Struct, frozen=True):
-    """How many draws of tasks are in each state; ``issued`` is their sum."""
-
-    issued: int = 0
-    running: int = 0
-    waiting: int = 0
-    trained: int = 0
-    filtered: int = 0
-
-
-class LedgerCounts(msgspec.Struct, frozen=True):
-    """How many groups are in each state; ``issued`` is their sum.
-
-    Attributes:
-        reasons: how often groups failed, expired or were filtered, by why.
-        examples: the last case of a reason that has more to tell.
-    """
-
-    issued: int
-    running: int
-    committed: int
-    taken: int
-    trained: int
-    filtered: int
-    expired: int
-    failed: int
-    reasons: dict[str, int]
-    examples: dict[str, str] = {}
-    trajectories: TrajectoryCounts = TrajectoryCounts()
-    tasks: TaskCounts = TaskCounts()
 
 
 class LedgerState(msgspec.Struct):

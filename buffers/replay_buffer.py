@@ -16,20 +16,20 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from asyncrl.core.batch import Batch
+from asyncrl.core.buffer_statistics import BufferStatistics, GroupState
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
-from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
 from buffers.batches import Batches
 from buffers.filters import left_out_by
-from buffers.group import Group, GroupState
+from buffers.group import Group
 from buffers.groups import Groups
 from buffers.ready import mean_absolute_advantage
 from buffers.sampling import make_sampler
 from buffers.staleness import Load, StalenessPolicy
 from buffers.state import BufferState
-from buffers.statistics import BufferStatistics
 from buffers.task_stream import TaskStream
 
 __all__ = ["BufferStatistics", "ReplayBuffer"]
@@ -84,7 +84,7 @@ class ReplayBuffer:
             Load(
                 waiting=groups[GroupState.RUNNING] + groups[GroupState.COMMITTED],
                 failed=groups[GroupState.FAILED],
-                passing=sum(state.passing.values()),
+                unpublished_batches=sum(state.unpublished_batches.values()),
                 returning=self._index.returning,
                 supply=self._index.supply,
                 wanted=state.steps * self._batch.groups_per_step - state.trainings,
@@ -113,7 +113,7 @@ class ReplayBuffer:
 
     # Finished and failed episodes
 
-    def commit(self, samples: Sequence[FinishedSample], now: float) -> None:
+    def commit(self, samples: Sequence[TrajectoryRecord], now: float) -> None:
         """Take in finished episodes. One that nobody waits for (any more) is counted, and its payload freed.
 
         Raises:
@@ -126,7 +126,7 @@ class ReplayBuffer:
             reason = "the policy sampled not a single token; does the prompt fit the context?"
             self.fail(sample.group_id, sample.sample_index, FailureKind.DATA, reason)
 
-    def _take_in(self, sample: FinishedSample) -> bool:
+    def _take_in(self, sample: TrajectoryRecord) -> bool:
         """Whether anything was sampled in it."""
         index = sample.sample_index
         group = self._groups.get(sample.group_id)
@@ -151,7 +151,7 @@ class ReplayBuffer:
             self._settle(group)
         return True
 
-    def _take_in_late(self, sample: FinishedSample, group: Group | None) -> None:
+    def _take_in_late(self, sample: TrajectoryRecord, group: Group | None) -> None:
         if not 0 <= sample.group_id < self._ledger.groups.issued or not 0 <= sample.sample_index < self._batch.group_size:
             raise LedgerError(
                 f"sample {sample.sample_index} of group {sample.group_id} was handed in; {self._ledger.groups.issued} groups of "
@@ -307,11 +307,11 @@ class ReplayBuffer:
         if version <= state.version:
             return
         state.version = version
-        for passed in [taken for taken in state.passing if taken < version]:
-            del state.passing[passed]
-        beyond_hope = self._policy.beyond_hope(version)
-        if beyond_hope is not None:
-            for group_id in self._index.unfinished.below(beyond_hope):
+        for passed in [taken for taken in state.unpublished_batches if taken < version]:
+            del state.unpublished_batches[passed]
+        expired_unfinished_below = self._policy.expired_unfinished_below(version)
+        if expired_unfinished_below is not None:
+            for group_id in self._index.unfinished.below(expired_unfinished_below):
                 group = self._groups[group_id]
                 state.observed.stale_tokens.dropped += group.sampled_tokens()
                 self._groups.end(group, GroupState.EXPIRED, BEYOND_HOPE)

@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.batch import Batch
+from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
 from asyncrl.core.ticket import Ticket
 from buffers import commands
@@ -28,7 +29,7 @@ from buffers.heartbeats import Heartbeats
 from buffers.journal import Journal
 from buffers.pauses import Pauses
 from buffers.payload import DiskFull
-from buffers.replay_buffer import BufferStatistics, ReplayBuffer
+from buffers.replay_buffer import ReplayBuffer
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class BufferService:
         self._waits_for_disk = isinstance(recipe.buffer.journal, AppendOnlyJournal) and recipe.buffer.journal.fsync == "always"
         self._next_snapshot = SNAPSHOT_BYTES
         self._writing = asyncio.Lock()
-        self._arrived: list[FinishedSample] = []
+        self._arrived: list[TrajectoryRecord] = []
         self._freed: list[PayloadRef] = []
         self._freeing = False
         self._leasing: dict[PolicyVersion, deque[asyncio.Future[None]]] = {}
@@ -135,7 +136,7 @@ class BufferService:
             if not self._leasing.get(version, waiting):
                 self._leasing.pop(version, None)
 
-    async def commit(self, samples: Sequence[FinishedSample]) -> None:
+    async def commit(self, samples: Sequence[TrajectoryRecord]) -> None:
         """Take in finished episodes; when this returns, they are in the journal. What arrives together is written together."""
         self._arrived.extend(samples)
         await self._shielded(self._commit_arrived())

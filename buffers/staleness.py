@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import msgspec
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.recipe.schema import Batch, Buffer
+from asyncrl.core.recipe.schema import BatchConfig, BufferConfig
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Load(msgspec.Struct, frozen=True):
 
     waiting: int
     failed: int
-    passing: int
+    unpublished_batches: int
     returning: int
     supply: int
     wanted: int
@@ -41,9 +41,9 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class StalenessPolicy:
-    """Pace, guarantee and derived capacities of ``asyncrl.core.recipe.schema.Buffer``."""
+    """Pace, guarantee and derived capacities of ``asyncrl.core.recipe.schema.BufferConfig``."""
 
-    def __init__(self, buffer: Buffer, batch: Batch) -> None:
+    def __init__(self, buffer: BufferConfig, batch: BatchConfig) -> None:
         self._on_stale, self._max_staleness = buffer.on_stale, buffer.max_staleness
         self._max_reuse, self._groups_per_step = buffer.max_reuse, batch.groups_per_step
         self._max_bytes = buffer.capacity_mb * 1_000_000
@@ -63,20 +63,20 @@ class StalenessPolicy:
         useful = max(needed, new_trainings)
         if load.payload_bytes >= self._max_bytes:
             useful = max(load.failed, min(useful, self._groups_per_step - load.waiting))
-        return max(0, min(self.max_outstanding - load.waiting - load.passing, useful))
+        return max(0, min(self.max_outstanding - load.waiting - load.unpublished_batches, useful))
 
     def oldest_version(self, version: PolicyVersion) -> PolicyVersion:
         """The oldest sampling version whose tokens may be trained at ``version``."""
         return PolicyVersion(version - self._max_staleness)
 
-    def deciding_version(self, oldest_sampled: PolicyVersion, newest_sampled: PolicyVersion) -> PolicyVersion:
+    def expiry_version(self, oldest_sampled: PolicyVersion, newest_sampled: PolicyVersion) -> PolicyVersion:
         """A complete group has expired once this is older than :meth:`oldest_version`.
 
         Under ``mask`` that is when no token is left within the bound, else as soon as one is over it.
         """
         return newest_sampled if self._on_stale == "mask" else oldest_sampled
 
-    def beyond_hope(self, clock: PolicyVersion) -> PolicyVersion | None:
+    def expired_unfinished_below(self, clock: PolicyVersion) -> PolicyVersion | None:
         """Unfinished groups born before this can never be trained from ``clock`` on; None where masking saves them all."""
         return None if self._on_stale == "mask" else self.oldest_version(clock)
 

@@ -60,7 +60,7 @@ class BufferState(msgspec.Struct):
     kept: dict[PolicyVersion, KeptBatch] = {}
     last_taken: PolicyVersion = PolicyVersion(-1)
     forgotten: PolicyVersion = PolicyVersion(0)
-    passing: dict[PolicyVersion, int] = {}
+    unpublished_batches: dict[PolicyVersion, int] = {}
     trainings: int = 0
     waiting_draws: list[Draw] = []
     failures: dict[FailureKind, int] = msgspec.field(default_factory=lambda: dict.fromkeys(FailureKind, 0))

@@ -1,80 +1,9 @@
 """What the buffer has done and what it holds, as numbers that are kept up to date and never counted anew."""
 
-from collections.abc import Mapping
-
 import msgspec
 
-from asyncrl.core.errors import FailureKind
+from asyncrl.core.buffer_statistics import GroupState, HeldGroups, StaleTokens
 from asyncrl.core.ids import PolicyVersion, TaskId
-from buffers.group import GroupState
-from buffers.ledger import LedgerCounts
-
-
-class StaleTokens(msgspec.Struct):
-    """Sampled tokens that no loss saw for their age: ``masked`` in rows that were handed out, ``dropped`` with their groups."""
-
-    masked: int = 0
-    dropped: int = 0
-
-
-class HeldGroups(msgspec.Struct, frozen=True):
-    """Groups that have not ended.
-
-    Attributes:
-        version: at which they were born: none of their tokens is older.
-        state: they are in.
-        groups: how many there are.
-        since: seconds since the epoch; none of them is in its state for longer.
-    """
-
-    version: PolicyVersion
-    state: GroupState
-    groups: int
-    since: float
-
-
-class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What the buffer holds, and what became of all it ever issued.
-
-    Attributes:
-        version: the clock.
-        ledger: groups, trajectories and draws of tasks by state.
-        payload_bytes: of finished rows whose group has not ended.
-        kept_batches, kept_bytes: batches that may have to be trained again after a crash; what only they still need.
-        held: groups that have not ended, by version and state.
-        lengths_issued: finished rows, whatever became of them, by length: entry b counts lengths of b binary digits,
-            ``[2 ** (b - 1), 2 ** b)`` tokens.
-        lengths_trained: rows that were trained, each once.
-        late_samples: episodes handed in that nobody waited for.
-        stale_tokens: sampled tokens lost to the staleness bound, by cause.
-        lost_rows: rows whose payload a crash destroyed.
-        failures: groups that failed since the run was started or resumed, by kind.
-        filtered_tasks: tasks given up on, since they break their environment.
-        tasks_drawn: from the stream of tasks.
-        skipped_rows: malformed rows of each task source.
-        paused: why the run is paused; empty if it is not.
-        kept_from: batches of versions before this one are kept no more, so that the learner cannot come back to before it.
-        steps_trained: training steps done in all, each once.
-    """
-
-    version: PolicyVersion
-    ledger: LedgerCounts
-    payload_bytes: int
-    kept_batches: int
-    kept_bytes: int
-    held: tuple[HeldGroups, ...]
-    lengths_issued: tuple[int, ...]
-    lengths_trained: tuple[int, ...]
-    late_samples: int
-    stale_tokens: StaleTokens
-    lost_rows: int
-    failures: Mapping[FailureKind, int]
-    filtered_tasks: tuple[TaskId, ...]
-    tasks_drawn: int
-    skipped_rows: Mapping[str, int]
-    paused: str = ""
-    kept_from: PolicyVersion = PolicyVersion(0)
-    steps_trained: int = 0
 
 
 class Lengths(msgspec.Struct):

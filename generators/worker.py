@@ -22,7 +22,7 @@ from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
-from asyncrl.core.ticket import TicketDesk
+from asyncrl.core.ticket import TicketClient
 from asyncrl.core.trajectory import Trajectory, named_rewards
 from asyncrl.envs.base import Environment
 from generators.chat import ChatFormat
@@ -80,10 +80,16 @@ class GeneratorWorker:
         engine: Engine,
         chat: ChatFormat,
         environment_factory: Callable[[], Environment],
-        desk: TicketDesk,
+        ticket_client: TicketClient,
         scoring: Scoring | None = None,
     ) -> None:
-        self._id, self._recipe, self._engine, self._desk, self._scoring = worker_id, recipe, engine, desk, scoring
+        self._id, self._recipe, self._engine, self._ticket_client, self._scoring = (
+            worker_id,
+            recipe,
+            engine,
+            ticket_client,
+            scoring,
+        )
         reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser)
         self._tools = EpisodeTools(engine, chat, reader, environment_factory)
         self._limits = EpisodeLimits.of(recipe, recipe.sampling.temperature)
@@ -130,7 +136,7 @@ class GeneratorWorker:
         while True:
             await asyncio.sleep(self._recipe.deadlines.lease / RENEWALS_PER_LEASE)
             asked_for = self._leases.held()
-            for group_id in await self._desk.renew(self._id, list(asked_for)):
+            for group_id in await self._ticket_client.renew(self._id, list(asked_for)):
                 # A group that came back while the answer was on the way is another lease, of which the answer knows nothing.
                 logger.info("group %d is not wanted any more", group_id)
                 self._leases.give_up(asked_for[group_id])
@@ -153,7 +159,7 @@ class GeneratorWorker:
         A request as an old version stays with the desk until it is answered: it could be answered with tickets, and those must
         not be lost. It does not keep the worker from asking again as the new version.
         """
-        tickets = await self._desk.lease(self._id, version, limit)
+        tickets = await self._ticket_client.lease(self._id, version, limit)
         if self._asked_as == version:
             self._asked_as = None
         for ticket in tickets:
@@ -189,9 +195,9 @@ class GeneratorWorker:
                 return
             self._leases.played(lease, index)
             kind = failure.kind if isinstance(failure, ScoringFailed) else FailureKind.DATA
-            await self._desk.fail(ticket.group_id, index, kind, str(failure))
+            await self._ticket_client.fail(ticket.group_id, index, kind, str(failure))
         else:
-            await self._desk.commit(trajectory)
+            await self._ticket_client.commit(trajectory)
         self._leases.settled(lease, index)
 
     def _check_rewards(self, task: Task, trajectory: Trajectory) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.recipe.algorithm import (
-    Correction,
+    CorrectionConfig,
     MaskBound,
     NormalizedBound,
     RejectDivergence,
@@ -44,7 +44,7 @@ class Corrected(NamedTuple):
     rejected: Tensor
 
 
-def correct(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, config: Correction) -> Corrected:
+def correct(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, config: CorrectionConfig) -> Corrected:
     """What the correction makes of each token.
 
     Args:

@@ -144,7 +144,7 @@ class Learner:
                 critic_norms.append(critic.grad_norm)
                 tally |= critic.tally or {}
             trained = (
-                self._trainer.look(micro_batches, loss)
+                self._trainer.forward_only(micro_batches, loss)
                 if self._only_critic(batch.version)
                 else self._trainer.step(micro_batches, loss, rate, batch.version)
             )

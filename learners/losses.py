@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.recipe.algorithm import (
-    Algorithm,
+    AlgorithmConfig,
     CispoLoss,
     ClipCovLoss,
     DivergenceMaskLoss,
@@ -52,7 +52,7 @@ def policy_loss(
     logp_proximal: Tensor,
     entropy: Tensor,
     tokens: LossTokens,
-    config: Algorithm,
+    config: AlgorithmConfig,
     denominator: float,
     kl_coefficient: float = 0.0,
 ) -> Outcome:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch, RowRecord
-from asyncrl.core.recipe.schema import Sampling
+from asyncrl.core.recipe.schema import SamplingConfig
 from asyncrl.core.trajectory import Trajectory
 from learners.loss_tokens import LossTokens
 from learners.segments import Segments
@@ -102,7 +102,7 @@ def pack(
     shares: Sequence[float],
     *,
     batch: Batch,
-    sampling: Sampling,
+    sampling: SamplingConfig,
     multiple: int,
 ) -> MicroBatch:
     """Lay ``rows`` end to end, padded at the end to a multiple of ``multiple`` tokens (what sequence parallelism divides).
@@ -165,7 +165,7 @@ def pack(
     )
 
 
-def _check(record: RowRecord, row: Trajectory, batch: Batch, sampling: Sampling) -> None:
+def _check(record: RowRecord, row: Trajectory, batch: Batch, sampling: SamplingConfig) -> None:
     """Everything that would train on wrong numbers without an error."""
     name = f"sample {record.sample_index} of group {record.group_id}"
     if (row.group_id, row.sample_index) != (record.group_id, record.sample_index):

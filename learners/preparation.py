@@ -35,7 +35,7 @@ from learners.micro_batch import MicroBatch, pack
 from learners.mini_batches import mini_batches
 from learners.packing import FP8_MULTIPLE, plan
 from learners.rank import RankSpec
-from learners.rating import less_overlong, less_penalties, rate
+from learners.row_advantages import row_advantages, with_overlong_penalty, with_penalties
 from learners.token_credit import normalised, token_credit
 
 if TYPE_CHECKING:
@@ -94,9 +94,9 @@ class Preparation:
         algorithm = self._recipe.algorithm
         parts = mini_batches(batch.trained(), algorithm.minibatches)
         if algorithm.overlong is not None:
-            batch = less_overlong(batch, algorithm.overlong, algorithm.credit)
+            batch = with_overlong_penalty(batch, algorithm.overlong, algorithm.credit)
         with_critic = isinstance(algorithm.advantage, GaeAdvantage)
-        advantages = _by_name(batch, [[0.0] for _ in batch.rows] if with_critic else rate(batch, algorithm))
+        advantages = _by_name(batch, [[0.0] for _ in batch.rows] if with_critic else row_advantages(batch, algorithm))
         packed = [self._with_policies(self._packed(part, rows, advantages)) for part in parts]
         if with_critic:
             packed = self._valued(mini_batches(batch, algorithm.minibatches), packed, kl_coefficient)
@@ -200,8 +200,8 @@ class Preparation:
                 place, count = places[_name(record)], 1 if by_row else len(record.turn_rewards)
                 penalties[place : place + count], sums = sums[:count], sums[count:]
         of_units = (coefficient * self._trainer.added_over_data(penalties)).split(counts)
-        penalised = less_penalties(batch, [units.tolist() for units in of_units], algorithm.credit)
-        advantages = _by_name(batch, rate(penalised, algorithm))
+        penalised = with_penalties(batch, [units.tolist() for units in of_units], algorithm.credit)
+        advantages = _by_name(batch, row_advantages(penalised, algorithm))
         rated = []
         for records, micro_batch in self._with_records(parts, packed):
             units = torch.tensor([one for record in records for one in advantages[_name(record)]])

@@ -1,9 +1,9 @@
 """The learning rate as a pure function of the step, so that nothing needs to be stored to resume it."""
 
-from asyncrl.core.recipe.schema import Learner
+from asyncrl.core.recipe.schema import LearnerConfig
 
 
-def learning_rate(step: int, steps: int, config: Learner) -> float:
+def learning_rate(step: int, steps: int, config: LearnerConfig) -> float:
     """Rate of optimizer step ``step``, counted from 0, of ``steps``.
 
     Linear warm-up over ``warmup_steps``, the peak at the last of them; then linear to ``lr * min_lr_ratio`` at the last step.

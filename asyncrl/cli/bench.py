@@ -73,64 +73,64 @@ def _add(
 
 def run_loop(arguments: argparse.Namespace) -> ExitCode:
     """Measure the loop."""
-    from asyncrl.run import bench_loop
+    from asyncrl.bench import loop
     from asyncrl.run.folder import RunFolder
 
     try:
-        recipe = bench_loop.recipe()
+        recipe = loop.recipe()
         folder = RunFolder.create(recipe)
     except RecipeError as error:
         return show_refusal(error)
-    return run_to_end(partial(bench_loop.run, json_file=arguments.json), recipe, folder, Console())
+    return run_to_end(partial(loop.run, json_file=arguments.json), recipe, folder, Console())
 
 
 def run_buffer(arguments: argparse.Namespace) -> ExitCode:
     """Measure the replay buffer."""
-    from asyncrl.run import bench_buffer
+    from asyncrl.bench import buffer
 
     console = Console()
-    result = bench_buffer.run(arguments.json, console, bench_buffer.BenchSettings(tokens=arguments.tokens))
-    console.print(bench_buffer.view(result))
+    result = buffer.run(arguments.json, console, buffer.BenchSettings(tokens=arguments.tokens))
+    console.print(buffer.view(result))
     return ExitCode.COMPLETED
 
 
 def run_pool(arguments: argparse.Namespace) -> ExitCode:
     """Simulate a pool."""
-    from asyncrl.run import bench_pool
+    from asyncrl.bench import pool
 
     console = Console()
-    console.print(bench_pool.view(bench_pool.run(arguments.engines, arguments.hours, arguments.json, console)))
+    console.print(pool.view(pool.run(arguments.engines, arguments.hours, arguments.json, console)))
     return ExitCode.COMPLETED
 
 
 def run_staleness(arguments: argparse.Namespace) -> ExitCode:
     """Compare the policies."""
-    from asyncrl.run import bench_staleness
+    from asyncrl.bench import staleness
 
-    Console().print(bench_staleness.view(bench_staleness.run(arguments.json)))
+    Console().print(staleness.view(staleness.run(arguments.json)))
     return ExitCode.COMPLETED
 
 
 def run_learner(arguments: argparse.Namespace) -> ExitCode:
     """Measure the learner."""
-    from asyncrl.run import bench_learner
+    from asyncrl.bench import learner
 
     console = Console()
-    console.print(bench_learner.view(bench_learner.run(arguments.json, console)))
+    console.print(learner.view(learner.run(arguments.json, console)))
     return ExitCode.COMPLETED
 
 
 def run_learning(arguments: argparse.Namespace) -> ExitCode:
     """Train with every algorithm."""
-    from asyncrl.run import bench_learning
+    from asyncrl.bench import learning
 
     console = Console()
     try:
-        result = bench_learning.run(arguments.json, console)
+        result = learning.run(arguments.json, console)
     except AsyncRLError as error:
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         return ExitCode.REFUSED
-    console.print(bench_learning.markdown(result), markup=False, highlight=False, soft_wrap=True)
+    console.print(learning.markdown(result), markup=False, highlight=False, soft_wrap=True)
     return ExitCode.FAILED if any(run.failure for run in result.runs) else ExitCode.COMPLETED
 
 

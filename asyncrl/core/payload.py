@@ -1,6 +1,6 @@
 """Where the bytes of a finished trajectory lie, and what bookkeeping needs to know of it without them.
 
-Control and data are apart: the buffer decides over :class:`FinishedSample`, some two hundred bytes, while the trajectory itself
+Control and data are apart: the buffer decides over :class:`TrajectoryRecord`, some two hundred bytes, while the trajectory itself
 stays in a segment file on the node that made it until a data-parallel rank reads it there.
 """
 
@@ -22,7 +22,7 @@ class PayloadRef(msgspec.Struct, frozen=True, array_like=True):
     checksum: int
 
 
-class FinishedSample(msgspec.Struct, frozen=True, array_like=True):
+class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
     """One finished episode of a group, as bookkeeping sees it.
 
     Attributes:
@@ -47,7 +47,7 @@ class FinishedSample(msgspec.Struct, frozen=True, array_like=True):
     greedy: bool = False
 
     @classmethod
-    def of(cls, trajectory: Trajectory, payload: PayloadRef, reward_names: Sequence[str] = ()) -> "FinishedSample":
+    def of(cls, trajectory: Trajectory, payload: PayloadRef, reward_names: Sequence[str] = ()) -> "TrajectoryRecord":
         """Of a checked trajectory whose bytes lie at ``payload``.
 
         Raises:

@@ -28,7 +28,7 @@ class Ticket(msgspec.Struct, frozen=True):
     version: PolicyVersion
 
 
-class TicketDesk(Protocol):
+class TicketClient(Protocol):
     """What a generator worker needs of the buffer. Every call is bounded by the implementation's own deadline."""
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:

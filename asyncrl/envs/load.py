@@ -28,7 +28,7 @@ _NAME, _OPTIONS = "environment.name", "environment.options"
 _OWN = "or name your own as `module:Class`, importable from where the command is run"
 
 
-def load_environment(spec: schema.Environment) -> Callable[[], Environment]:
+def load_environment(spec: schema.EnvironmentConfig) -> Callable[[], Environment]:
     """A factory of instances, each for one episode.
 
     Raises:
@@ -39,7 +39,7 @@ def load_environment(spec: schema.Environment) -> Callable[[], Environment]:
     return partial(_make, environment, options, spec.tool_timeout_s)
 
 
-def make_tasks(spec: schema.Environment, split: str, count: int, seed: int) -> Sequence[Task]:
+def make_tasks(spec: schema.EnvironmentConfig, split: str, count: int, seed: int) -> Sequence[Task]:
     """Tasks that the environment of a recipe makes itself; see :meth:`Environment.make_tasks`.
 
     Raises:
@@ -100,7 +100,7 @@ def _choices(wrong: str, choices: list[str]) -> str:
     return f"known are {', '.join(f'`{choice}`' for choice in choices)}" if choices else "none is defined there"
 
 
-def _checked_options(spec: schema.Environment, environment: type[Environment]) -> dict[str, object]:
+def _checked_options(spec: schema.EnvironmentConfig, environment: type[Environment]) -> dict[str, object]:
     constructor = environment.__init__
     if constructor is object.__init__:
         if spec.options:

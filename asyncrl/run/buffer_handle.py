@@ -6,9 +6,9 @@ from typing import Any
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, ProcessDied
+from asyncrl.rpc.client import ConnectionLost, RpcClient
+from asyncrl.rpc.wire import Endpoint, signatures
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask_buffer
-from asyncrl.run.rpc import Endpoint, signatures
-from asyncrl.run.rpc_client import ConnectionLost, RpcClient
 from buffers.service import BufferService
 
 METHODS = signatures(

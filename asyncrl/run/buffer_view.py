@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.run.units import duration, memory, percent, quantity
-from buffers.group import GroupState
 from buffers.inspection import BufferReport, LengthBin
 from buffers.ledger import TaskState, TrajectoryState
 

@@ -30,7 +30,7 @@ class Checkpointer:
         self._checkpoint_bytes = 0
         self._written = (PolicyVersion(0), SavedTotals())
 
-    async def resume(self, clock: PolicyVersion, kept_from: PolicyVersion) -> PolicyVersion:
+    async def resume(self, published_version: PolicyVersion, kept_from: PolicyVersion) -> PolicyVersion:
         """Bring learner and totals to the newest checkpoint, if there is one; the version to go on from. Writes nothing.
 
         Args:
@@ -39,22 +39,25 @@ class Checkpointer:
         Raises:
             CheckpointOfTheFuture, CheckpointsGone: the buffer and the newest checkpoint do not go together.
         """
-        version, path = begin_from(self._folder.checkpoints, clock, kept_from)
+        version, path = begin_from(self._folder.checkpoints, published_version, kept_from)
         if path is not None:
             self._view.phase(f"Resuming from the checkpoint of version {version}")
             await self._cluster.load_checkpoint(path)
-        if clock > 0:
-            self._resume_totals(version, clock)
-        if clock > version:
-            self._view.note(f"version {clock} had been reached: steps {version + 1} to {clock} are done again from the journal")
+        if published_version > 0:
+            self._resume_totals(version, published_version)
+        if published_version > version:
+            self._view.note(
+                f"version {published_version} had been reached: steps {version + 1} to {published_version} are done again from the "
+                "journal"
+            )
         return version
 
-    def _resume_totals(self, version: PolicyVersion, clock: PolicyVersion) -> None:
+    def _resume_totals(self, version: PolicyVersion, published_version: PolicyVersion) -> None:
         """Go on from the totals at ``version``."""
         saved, problem = totals_at(self._folder.checkpoints, version)
         if problem:
             self._view.note(problem)
-        self._totals.resume(saved, clock)
+        self._totals.resume(saved, published_version)
         self._written = version, saved
 
     async def begin(self, version: PolicyVersion) -> None:

@@ -18,6 +18,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.batch import Batch
+from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
@@ -35,7 +36,6 @@ from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.payload import this_node
 from asyncrl.run.stopping import sigterm_blocked
 from asyncrl.weights.shared_memory import merge
-from buffers.replay_buffer import BufferStatistics
 from generators.evaluation import EvaluationResult
 from generators.worker import GeneratorStatistics
 from learners.learner import StepReport

@@ -11,13 +11,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.core.buffer_statistics import GroupState, LedgerCounts
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.buffer_folder import journal_of
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status, Summary
 from asyncrl.run.tracking import tracking_uri
 from asyncrl.run.units import duration, percent, quantity
-from buffers.ledger import GroupState, LedgerCounts
 
 _STYLE = {Status.COMPLETED: "bold green", Status.INTERRUPTED: "bold yellow", Status.FAILED: "bold red"}
 

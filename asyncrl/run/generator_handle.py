@@ -19,7 +19,7 @@ from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
 
 
 class GeneratorHandle:
-    """See :class:`asyncrl.run.generator_place.Generator`.
+    """See :class:`asyncrl.run.generator_slot.Generator`.
 
     Args:
         recipe: the run's.

@@ -22,7 +22,7 @@ from asyncrl.core.errors import AsyncRLError, BudgetExceeded, ComponentFailed, E
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.task import Task
-from asyncrl.run.generator_place import Generator, Place
+from asyncrl.run.generator_slot import Generator, GeneratorSlot
 from generators.evaluation import EvaluationResult
 from generators.first_error import first_error
 from generators.worker import GeneratorStatistics
@@ -57,7 +57,7 @@ class GeneratorPool:
     ) -> None:
         self._make, self._report_lost, self._note = make, report_lost, note
         self._numbers = count()
-        self._places = [Place(make(next(self._numbers))) for _ in range(size)]
+        self._slots = [GeneratorSlot(make(next(self._numbers))) for _ in range(size)]
         self._newest: Publication | None = None
         self._delivering = asyncio.Lock()
         self._generating = False
@@ -69,14 +69,14 @@ class GeneratorPool:
     async def start(self) -> None:
         """Bring all up side by side."""
 
-        async def start(place: Place) -> None:
-            await place.generator.start()
-            place.up = True
+        async def start(slot: GeneratorSlot) -> None:
+            await slot.generator.start()
+            slot.up = True
 
         with first_error():
             async with asyncio.TaskGroup() as starting:
-                for place in self._places:
-                    starting.create_task(start(place))
+                for slot in self._slots:
+                    starting.create_task(start(slot))
 
     async def generate(self) -> None:
         """The generation pump: every generator pulls tickets until :meth:`stop`, and so does whoever takes its place.
@@ -89,68 +89,66 @@ class GeneratorPool:
         try:
             with first_error():
                 async with asyncio.TaskGroup() as tending:
-                    for place in self._places:
-                        tending.create_task(self._tend(place))
+                    for slot in self._slots:
+                        tending.create_task(self._tend(slot))
         finally:
             self._generating = False
             self._changed.set()
 
-    async def _tend(self, place: Place) -> None:
+    async def _tend(self, slot: GeneratorSlot) -> None:
         while not self._stopping.is_set():
             try:
-                await place.generator.run()
+                await slot.generator.run()
                 if not self._stopping.is_set():
-                    raise ProcessDied(
-                        f"{place.generator.worker}: it stopped to generate, although nobody told it to; see its log"
-                    )
+                    raise ProcessDied(f"{slot.generator.worker}: it stopped to generate, although nobody told it to; see its log")
             except ProcessDied as death:
-                self._died(place, death)
-                if place.blocked == BLOCKED_IN_A_PLACE:
-                    raise ComponentFailed(f"{place.death}; {place.blocked} generators in one place ended so") from death
+                self._died(slot, death)
+                if slot.blocked == BLOCKED_IN_A_PLACE:
+                    raise ComponentFailed(f"{slot.death}; {slot.blocked} generators in one place ended so") from death
                 if not self._stopping.is_set():
-                    await self._replace(place)
+                    await self._replace(slot)
 
-    async def _replace(self, place: Place) -> None:
+    async def _replace(self, slot: GeneratorSlot) -> None:
         """Returns when a successor is up, or when the pool is stopped: evaluations may still want it then."""
         for left in reversed(range(SUCCESSORS_IN_A_ROW)):
             try:
-                await self._replace_once(place)
+                await self._replace_once(slot)
                 return
             except ProcessDied as death:
-                self._died(place, death)
+                self._died(slot, death)
                 if self._stopping.is_set():
                     return
                 if not left:
-                    problem = f"no successor came up, {SUCCESSORS_IN_A_ROW} in a row died; the last: {place.death}"
+                    problem = f"no successor came up, {SUCCESSORS_IN_A_ROW} in a row died; the last: {slot.death}"
                     raise ComponentFailed(problem) from death
 
-    async def _replace_once(self, place: Place) -> None:
-        gone = place.generator.worker
+    async def _replace_once(self, slot: GeneratorSlot) -> None:
+        gone = slot.generator.worker
         try:
             await self._report_lost(gone)
         except BudgetExceeded as one_too_many:
-            raise BudgetExceeded(f"{one_too_many}: {place.death}") from one_too_many
-        place.generator = self._make(next(self._numbers))
-        logger.warning("%s", place.death)
-        self._note(f"{place.death}. Its episodes are issued again, and {place.generator.worker} takes its place")
-        place.coming_up = asyncio.create_task(self._bring_up(place, gone), name=f"{place.generator.worker} coming up")
-        place.coming_up.add_done_callback(lambda _: self._changed.set())
+            raise BudgetExceeded(f"{one_too_many}: {slot.death}") from one_too_many
+        slot.generator = self._make(next(self._numbers))
+        logger.warning("%s", slot.death)
+        self._note(f"{slot.death}. Its episodes are issued again, and {slot.generator.worker} takes its place")
+        slot.coming_up = asyncio.create_task(self._bring_up(slot, gone), name=f"{slot.generator.worker} coming up")
+        slot.coming_up.add_done_callback(lambda _: self._changed.set())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait({place.coming_up, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({slot.coming_up, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
-        if place.coming_up.done():
-            place.coming_up.result()
+        if slot.coming_up.done():
+            slot.coming_up.result()
 
-    async def _bring_up(self, place: Place, gone: WorkerId) -> None:
-        generator = place.generator
+    async def _bring_up(self, slot: GeneratorSlot, gone: WorkerId) -> None:
+        generator = slot.generator
         try:
             await generator.start()
             async with self._delivering:
                 if self._newest is not None:
                     await _install(generator, self._newest)
-                place.up = True
+                slot.up = True
         except ProcessDied as death:
             self._last_death = str(death)
             raise
@@ -186,20 +184,20 @@ class GeneratorPool:
         results: list[EvaluationResult] = []
         waiting = list(tasks)
         while waiting:
-            places = (await self._living())[: len(waiting)]
-            shares = [waiting[i :: len(places)] for i in range(len(places))]
-            answers = await self._evaluate(places, shares, temperature)
+            slots = (await self._living())[: len(waiting)]
+            shares = [waiting[i :: len(slots)] for i in range(len(slots))]
+            answers = await self._evaluate(slots, shares, temperature)
             results += [result for answer in answers if answer is not None for result in answer]
             waiting = [task for share, answer in zip(shares, answers, strict=True) if answer is None for task in share]
         return results
 
     async def _evaluate(
-        self, places: Sequence[Place], shares: Sequence[Sequence[Task]], temperature: float
+        self, slots: Sequence[GeneratorSlot], shares: Sequence[Sequence[Task]], temperature: float
     ) -> list[list[EvaluationResult] | None]:
-        share_of = {place.generator: share for place, share in zip(places, shares, strict=True)}
-        return await self._of_each(places, lambda generator: generator.evaluate(share_of[generator], temperature))
+        share_of = {slot.generator: share for slot, share in zip(slots, shares, strict=True)}
+        return await self._of_each(slots, lambda generator: generator.evaluate(share_of[generator], temperature))
 
-    async def _living(self) -> list[Place]:
+    async def _living(self) -> list[GeneratorSlot]:
         """The places whose generator is up, as soon as there is one."""
         while True:
             self._changed.clear()
@@ -210,14 +208,14 @@ class GeneratorPool:
 
     async def statistics(self) -> list[GeneratorStatistics]:
         """Counters of each place; of one whose generator is gone, the last that are known."""
-        places = self._up()
-        asked = [place.generator for place in places]
-        answers = await self._of_each(places, lambda generator: generator.statistics())
-        for place, generator, answer in zip(places, asked, answers, strict=True):
-            if answer is not None and place.up and place.generator is generator:
-                place.counted(answer)
+        slots = self._up()
+        asked = [slot.generator for slot in slots]
+        answers = await self._of_each(slots, lambda generator: generator.statistics())
+        for slot, generator, answer in zip(slots, asked, answers, strict=True):
+            if answer is not None and slot.up and slot.generator is generator:
+                slot.counted(answer)
                 self._tell_blocked(generator.worker, answer)
-        return [place.counters for place in self._places]
+        return [slot.counters for slot in self._slots]
 
     def _tell_blocked(self, worker: WorkerId, statistics: GeneratorStatistics) -> None:
         for sentence in statistics.blocked_by:
@@ -227,47 +225,47 @@ class GeneratorPool:
 
     async def close(self, seconds: float) -> None:
         """Stop all in an orderly way within ``seconds``; what does not answer is left to be killed."""
-        coming_up = [place.coming_up for place in self._places if place.coming_up is not None]
+        coming_up = [slot.coming_up for slot in self._slots if slot.coming_up is not None]
         for start in coming_up:
             start.cancel()
-        closing = [place.generator.close(seconds) for place in self._places]
+        closing = [slot.generator.close(seconds) for slot in self._slots]
         for outcome in await asyncio.gather(*coming_up, *closing, return_exceptions=True):
             if isinstance(outcome, AsyncRLError) and not isinstance(outcome, ProcessDied):
                 logger.warning("closing: %s", outcome)
             elif isinstance(outcome, BaseException) and not isinstance(outcome, AsyncRLError | asyncio.CancelledError):
                 raise outcome
 
-    def _up(self) -> list[Place]:
-        return [place for place in self._places if place.up]
+    def _up(self) -> list[GeneratorSlot]:
+        return [slot for slot in self._slots if slot.up]
 
-    async def _of_each(self, places: Sequence[Place], ask: Callable[[Generator], Awaitable[T]]) -> list[T | None]:
+    async def _of_each(self, slots: Sequence[GeneratorSlot], ask: Callable[[Generator], Awaitable[T]]) -> list[T | None]:
         """The answers of these places' generators; None of one that died. Any other error is raised at once."""
 
-        async def answer(place: Place) -> T | None:
-            generator = place.generator
+        async def answer(slot: GeneratorSlot) -> T | None:
+            generator = slot.generator
             try:
                 return await ask(generator)
             except ProcessDied as death:
-                if place.generator is generator:
-                    self._died(place, death)
+                if slot.generator is generator:
+                    self._died(slot, death)
                 return None
 
         with first_error():
             async with asyncio.TaskGroup() as asking:
-                answers = [asking.create_task(answer(place)) for place in places]
+                answers = [asking.create_task(answer(slot)) for slot in slots]
         return [done.result() for done in answers]
 
-    def _died(self, place: Place, death: ProcessDied) -> None:
+    def _died(self, slot: GeneratorSlot, death: ProcessDied) -> None:
         """The generator at ``place`` is gone, or its engine is: what is left of it is ended, and so does its :meth:`run`."""
-        worker, why = place.generator.worker, str(death)
-        place.vacate(why if why.startswith(worker) else f"{worker}: {why}", blocked=isinstance(death, EventLoopBlocked))
-        self._last_death = place.death
-        place.generator.kill()
+        worker, why = slot.generator.worker, str(death)
+        slot.vacate(why if why.startswith(worker) else f"{worker}: {why}", blocked=isinstance(death, EventLoopBlocked))
+        self._last_death = slot.death
+        slot.generator.kill()
 
     def _check_alive(self) -> None:
         """Nobody waits for a generator that will not come."""
         will_come = self._generating and not self._stopping.is_set()
-        coming = any(place.coming_up is not None and not place.coming_up.done() for place in self._places)
+        coming = any(slot.coming_up is not None and not slot.coming_up.done() for slot in self._slots)
         if not (will_come or coming or self._up()):
             raise ComponentFailed(f"no generator is left: {self._last_death}")
 

@@ -141,17 +141,17 @@ async def _run(
     async with _cluster(recipe, folder, view, str(model_path), totals, ending) as cluster:
         checkpointer = Checkpointer(recipe, folder, cluster, totals, view)
         buffer = await cluster.buffer_statistics()
-        clock = buffer.version
-        begin = await checkpointer.resume(clock, buffer.kept_from)
+        published_version = buffer.version
+        begin = await checkpointer.resume(published_version, buffer.kept_from)
         await cluster.take_over()  # all has been read and checked: only from here on is anything of the run changed
         folder.summary.unlink(missing_ok=True)  # of how the run ended before, which is not its end
         recorder = Recorder(recipe, cluster, tracker, view, totals)
         evaluator = Evaluator(recipe, cluster, load_tasks(recipe, "evaluation"), recorder, checkpointer)
-        publisher = Publisher(cluster, totals, clock)
-        if begin >= clock:
+        publisher = Publisher(cluster, totals, published_version)
+        if begin >= published_version:
             view.phase(f"Publishing version {begin}")
             await publisher.deliver(*await publisher.write(begin, must_differ=False))
-        if begin == 0 == clock:
+        if begin == 0 == published_version:
             view.phase("Evaluating version 0")
             await evaluator.evaluate(begin)
         view.phase(f"Training steps {begin + 1} to {recipe.steps}")

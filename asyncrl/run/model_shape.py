@@ -9,7 +9,7 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import expert_layers
 from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_routing
-from asyncrl.core.recipe.schema import Lora, Recipe
+from asyncrl.core.recipe.schema import LoraConfig, Recipe
 
 TINY = "tiny"
 """The ``model.path`` of the model that is made on this machine."""
@@ -70,7 +70,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return layers * attention + feed_forward + routers + self.expert_parameters + embeddings
 
-    def adapter_parameters(self, lora: Lora) -> int:
+    def adapter_parameters(self, lora: LoraConfig) -> int:
         """Number of weights in low-rank adapters."""
         queries, keys = self.num_attention_heads * self.head_size, self.key_value_heads * self.head_size
         outside = {

@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded
 from asyncrl.core.ids import GroupId
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import AppendOnlyJournal, Buffer, Recipe
+from asyncrl.core.recipe.schema import AppendOnlyJournal, BufferConfig, Recipe
 from asyncrl.run.asking import ask, ask_buffer
 from buffers.payload import PayloadReader, PayloadWriter
 
@@ -41,7 +41,7 @@ class ShardPlace(msgspec.Struct, frozen=True):
     actor: Any
 
 
-def open_writer(buffer: Buffer, shard: int, folder: Path, name: str) -> PayloadWriter:
+def open_writer(buffer: BufferConfig, shard: int, folder: Path, name: str) -> PayloadWriter:
     """A writer of ``name`` as the recipe wants it."""
     journal = buffer.journal
     if isinstance(journal, AppendOnlyJournal):
@@ -64,7 +64,7 @@ class PayloadSink:
         name: the worker's.
     """
 
-    def __init__(self, buffer: Buffer, shards: Sequence[ShardPlace], node: str, name: str) -> None:
+    def __init__(self, buffer: BufferConfig, shards: Sequence[ShardPlace], node: str, name: str) -> None:
         self._name = name
         self._here = [open_writer(buffer, place.shard, place.folder, name) for place in shards if place.node == node]
         self._elsewhere = [] if self._here else [place.actor for place in shards]

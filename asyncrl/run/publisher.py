@@ -25,8 +25,8 @@ class Publisher:
         clock: the newest version that every engine has acknowledged.
     """
 
-    def __init__(self, cluster: Cluster, totals: Totals, clock: PolicyVersion) -> None:
-        self._cluster, self._totals, self.clock = cluster, totals, clock
+    def __init__(self, cluster: Cluster, totals: Totals, published_version: PolicyVersion) -> None:
+        self._cluster, self._totals, self.published_version = cluster, totals, published_version
         self._last_fingerprint: int | None = None
 
     async def write(self, version: PolicyVersion, *, must_differ: bool) -> tuple[Publication, float]:
@@ -50,8 +50,8 @@ class Publisher:
         """Have every engine load it and prove that it did, and move the clock."""
         started = time.monotonic()
         await self._cluster.install_weights(publication)
-        if publication.version > self.clock:
+        if publication.version > self.published_version:
             await self._cluster.advance(publication.version)
-            self.clock = publication.version
+            self.published_version = publication.version
             self._totals.published()
         return PublishTimes(write_seconds, time.monotonic() - started)

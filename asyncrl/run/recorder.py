@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 
 from asyncrl.core.batch import Batch
+from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Metric, Reading, combine
 from asyncrl.core.recipe.schema import Recipe
@@ -16,7 +17,6 @@ from asyncrl.run.progress import Progress
 from asyncrl.run.publisher import PublishTimes
 from asyncrl.run.totals import Totals, idle_share
 from asyncrl.run.tracking import Tracker
-from buffers.replay_buffer import BufferStatistics
 from generators.worker import EvaluationResult, GeneratorStatistics
 
 

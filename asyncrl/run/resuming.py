@@ -2,6 +2,7 @@
 
 import msgspec
 
+from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
 from asyncrl.run.beginning import begin_from, totals_at
@@ -13,7 +14,6 @@ from asyncrl.run.totals import SavedTotals, Totals, summarize
 from buffers.journal_files import JournalGone, Recovery, read_journal
 from buffers.payload import SUFFIX, check_there
 from buffers.recovery import rebuild
-from buffers.replay_buffer import BufferStatistics
 from learners import checkpoints
 from learners.checkpoint_manifest import Manifest
 

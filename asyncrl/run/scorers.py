@@ -24,7 +24,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Trajectory
 from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.run.asking import ask
-from asyncrl.run.gathering import Gathering
+from asyncrl.run.request_coalescer import RequestCoalescer
 from generators.scoring import Scoring
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class ModelScorer:
 
     def __init__(self, actor: Any, client: str, deadline_s: float) -> None:
         self._actor, self._client, self._deadline_s = actor, client, deadline_s
-        self._rows: Gathering[np.ndarray, float] = Gathering(self._ask, for_nobody=False)
+        self._rows: RequestCoalescer[np.ndarray, float] = RequestCoalescer(self._ask, for_nobody=False)
 
     async def score(self, task: Task, trajectory: Trajectory) -> float:
         """What the model says of the tokens, as they were sampled.
@@ -148,7 +148,7 @@ class RemoteScorer:
     ) -> None:
         self._reward, self._decode, self._deadline_s, self._first_retry_s = reward, decode, deadline_s, first_retry_s
         self._name = f"the reward service at {reward.url}"
-        self._episodes: Gathering[EpisodeToScore, float] = Gathering(
+        self._episodes: RequestCoalescer[EpisodeToScore, float] = RequestCoalescer(
             self._ask, calls=reward.requests, limit=reward.batch_size, for_nobody=False
         )
         self._last_problem = "there was no answer"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from buffers.ledger import LedgerCounts
+from asyncrl.core.buffer_statistics import LedgerCounts
 
 
 class Status(StrEnum):

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.batch import Batch
+from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
-from buffers.replay_buffer import BufferStatistics
 from generators.worker import GeneratorStatistics
 
 

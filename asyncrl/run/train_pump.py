@@ -45,7 +45,7 @@ async def train_pump(
             readings = [reading for report in reports for reading in report.readings]
             publish_times = await delivering if delivering is not None else None
             write_seconds = 0.0
-            if version >= publisher.clock:
+            if version >= publisher.published_version:
                 values = {reading.metric.name: reading.value for reading in readings}
                 moved = values["learner/grad_norm"] > 0 and values["learner/lr"] > 0
                 publication, write_seconds = await publisher.write(version, must_differ=moved)

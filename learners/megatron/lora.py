@@ -28,7 +28,7 @@ from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_shar
 from torch import Tensor
 
 from asyncrl.core.publication import Shard
-from asyncrl.core.recipe.schema import Lora
+from asyncrl.core.recipe.schema import LoraConfig
 from learners.megatron import placement
 from learners.megatron.elementwise import rms_norm
 from learners.megatron.model import PolicyModel
@@ -64,7 +64,14 @@ class Adapter(torch.nn.Module):
     """
 
     def __init__(
-        self, name: str, part: placement.Part, inputs: int, settings: Lora, config: TransformerConfig, spec: RankSpec, seed: int
+        self,
+        name: str,
+        part: placement.Part,
+        inputs: int,
+        settings: LoraConfig,
+        config: TransformerConfig,
+        spec: RankSpec,
+        seed: int,
     ) -> None:
         super().__init__()
         self.name, self.rows = name, part.local.flatten().to(torch.cuda.current_device())
@@ -140,7 +147,7 @@ class LowRank:
         seed: of the run.
     """
 
-    def __init__(self, chunks: Sequence[PolicyModel], spec: RankSpec, settings: Lora, seed: int) -> None:
+    def __init__(self, chunks: Sequence[PolicyModel], spec: RankSpec, settings: LoraConfig, seed: int) -> None:
         self._spec, self._settings = spec, settings
         self._scale = settings.alpha / settings.rank
         self._beside: list[Adapters] = []

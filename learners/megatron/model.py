@@ -10,7 +10,7 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
-from asyncrl.core.recipe.schema import Learner
+from asyncrl.core.recipe.schema import LearnerConfig
 from learners.megatron.layer_spec import block_spec, uses_transformer_engine
 from learners.megatron.log_probabilities import Predictions, token_log_probabilities
 from learners.megatron.model_config import PolicyConfig
@@ -86,13 +86,13 @@ class PolicyModel(GPTModel):
         return token_log_probabilities(take_rows(hidden.squeeze(1), positions), weight, targets, temperature, group)
 
 
-def build(config: PolicyConfig, learner: Learner) -> list[PolicyModel]:
+def build(config: PolicyConfig, learner: LearnerConfig) -> list[PolicyModel]:
     """The chunks of this rank's pipeline stage, in the order in which tokens pass them."""
     chunks = range(learner.virtual_pipeline) if learner.virtual_pipeline > 1 else [None]
     return [PolicyModel(config, chunk) for chunk in chunks]
 
 
-def distribute(chunks: Sequence[PolicyModel], learner: Learner) -> tuple[list[DistributedDataParallel], MegatronOptimizer]:
+def distribute(chunks: Sequence[PolicyModel], learner: LearnerConfig) -> tuple[list[DistributedDataParallel], MegatronOptimizer]:
     """Wrap chunks that have their weights already: the optimizer copies them into its fp32 master weights here.
 
     Returns:

@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import expert_layers
 from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_positive, check_routing
-from asyncrl.core.recipe.schema import Learner
+from asyncrl.core.recipe.schema import LearnerConfig
 from learners.flops import ProductShapes
 from learners.packing import FP8_MULTIPLE
 
@@ -75,7 +75,7 @@ def has_experts(transformer: TransformerConfig, layer: int) -> bool:
     return transformer.moe_layer_freq == 1 or bool(transformer.moe_layer_freq[layer])
 
 
-def policy_config(folder: Path, learner: Learner) -> PolicyConfig:
+def policy_config(folder: Path, learner: LearnerConfig) -> PolicyConfig:
     """Read ``folder``'s configuration for the parallel layout and data type of ``learner``.
 
     Raises:
@@ -153,7 +153,7 @@ def _expert_layers(source: PreTrainedConfig) -> list[bool]:
     return expert_layers(source.num_hidden_layers, source.num_experts, source.decoder_sparse_step, source.mlp_only_layers)
 
 
-def _check_fp8(source: PreTrainedConfig, learner: Learner) -> None:
+def _check_fp8(source: PreTrainedConfig, learner: LearnerConfig) -> None:
     if any(_expert_layers(source)):
         raise RecipeError(
             "learner.fp8",
@@ -175,7 +175,7 @@ def _check_fp8(source: PreTrainedConfig, learner: Learner) -> None:
             )
 
 
-def _transformer_config(source: PreTrainedConfig, learner: Learner) -> TransformerConfig:
+def _transformer_config(source: PreTrainedConfig, learner: LearnerConfig) -> TransformerConfig:
     architecture = _architecture(source)
     dtype = _DTYPES[learner.dtype]
     return TransformerConfig(
@@ -232,7 +232,7 @@ def _transformer_config(source: PreTrainedConfig, learner: Learner) -> Transform
     )
 
 
-def _expert_options(source: PreTrainedConfig, learner: Learner) -> dict[str, Any]:
+def _expert_options(source: PreTrainedConfig, learner: LearnerConfig) -> dict[str, Any]:
     """Of a mixture of experts in which every token reaches all experts it is routed to.
 
     No loss balances the experts: it would be a function of each micro-batch's tokens together, and a batch divided in another way

@@ -12,7 +12,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.recipe.schema import Learner
+from asyncrl.core.recipe.schema import LearnerConfig
 from learners.flops import ProductShapes, backward_flops, forward_flops
 from learners.megatron import parallel
 from learners.megatron.context import part_of
@@ -41,7 +41,7 @@ class Network:
         temperature: of the sampled tokens.
     """
 
-    def __init__(self, chunks: Sequence[PolicyModel], shapes: ProductShapes, learner: Learner, temperature: float) -> None:
+    def __init__(self, chunks: Sequence[PolicyModel], shapes: ProductShapes, learner: LearnerConfig, temperature: float) -> None:
         self.chunks, self._shapes, self._learner, self._temperature = chunks, shapes, learner, temperature
         self.flops = 0
         self._wrapped, self.optimizer = distribute(chunks, learner)
@@ -61,7 +61,7 @@ class Network:
         self._pass(micro_batches, loss, forward_only=False)
 
     @torch.no_grad()
-    def look(self, micro_batches: Sequence[MicroBatch], see: Callable[[MicroBatch, Any], None]) -> None:
+    def forward_only(self, micro_batches: Sequence[MicroBatch], see: Callable[[MicroBatch, Any], None]) -> None:
         """Forward alone; ``see`` is called on the last stage, in order, with what the network says."""
         nothing = torch.zeros((), device=self._device)
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded
-from asyncrl.core.recipe.schema import Deadlines
+from asyncrl.core.recipe.schema import DeadlinesConfig
 from learners.rank import RankSpec
 
 _SEED_STRIDE = 100
@@ -25,7 +25,7 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def initialise(spec: RankSpec, deadlines: Deadlines, seed: int, virtual_pipeline: int = 1) -> None:
+def initialise(spec: RankSpec, deadlines: DeadlinesConfig, seed: int, virtual_pipeline: int = 1) -> None:
     """Meet the other ranks, form Megatron's groups and seed this rank, whose stage holds ``virtual_pipeline`` chunks.
 
     Every later collective is bounded by ``deadlines.step``.

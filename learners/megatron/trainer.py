@@ -127,25 +127,25 @@ class Trainer:
             grad_norm = critic.step(learning_rate, version, "critic")
             return TrainedStep(grad_norm, self._reduce(tally) if self.on_last_stage else None)
 
-    def look(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss) -> TrainedStep:
+    def forward_only(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss) -> TrainedStep:
         """What a step would measure, without taking it."""
         tally: Tally = {}
         with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step), cuda_means_cpu():
-            self._policy.look(micro_batches, lambda batch, seen: add_to(tally, loss(batch, seen.logp, seen.entropy)[1]))
+            self._policy.forward_only(micro_batches, lambda batch, seen: add_to(tally, loss(batch, seen.logp, seen.entropy)[1]))
             return TrainedStep(0.0, self._reduce(tally) if self.on_last_stage else None)
 
     def values(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
         """Of each micro-batch's states (float32 [n]) as the critic sees them now; None off the last stage."""
         found: list[Tensor] = []
         with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step), cuda_means_cpu():
-            self._asked_critic().look(micro_batches, lambda _, values: found.append(values))
+            self._asked_critic().forward_only(micro_batches, lambda _, values: found.append(values))
         return found if self.on_last_stage else [None] * len(micro_batches)
 
     def log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
         """Of each micro-batch's sampled tokens (float32 [n], nats) under the weights as they are; None off the last stage."""
         found: list[Tensor] = []
         with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step), cuda_means_cpu():
-            self._policy.look(micro_batches, lambda _, predictions: found.append(predictions.logp))
+            self._policy.forward_only(micro_batches, lambda _, predictions: found.append(predictions.logp))
         return found if self.on_last_stage else [None] * len(micro_batches)
 
     def reference_log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:

@@ -70,7 +70,7 @@ def ensure_tiny_model(
         RecipeError: the options do not fit the environment.
         WarmUpFailed: the warm-up did not teach it what it should.
     """
-    environment = schema.Environment(name="calculator", options=dict(environment_options))
+    environment = schema.EnvironmentConfig(name="calculator", options=dict(environment_options))
     root = cache_root or default_cache_root()
     entry = root / _key(environment, seed, settings)
     if not _is_whole(entry):
@@ -85,7 +85,7 @@ def ensure_tiny_model(
 
 
 def _make(
-    folder: Path, environment: schema.Environment, seed: int, settings: WarmUp, progress: Callable[[TinyProgress], None]
+    folder: Path, environment: schema.EnvironmentConfig, seed: int, settings: WarmUp, progress: Callable[[TinyProgress], None]
 ) -> None:
     progress(TinyProgress(0.0, "fitting the tokenizer"))
     training = make_tasks(environment, "train", settings.training_tasks, seed)
@@ -120,7 +120,7 @@ def _by_operations(tasks: Sequence[Task]) -> list[list[Task]]:
     return [kinds[operations] for operations in sorted(kinds)]
 
 
-def _key(environment: schema.Environment, seed: int, settings: WarmUp) -> str:
+def _key(environment: schema.EnvironmentConfig, seed: int, settings: WarmUp) -> str:
     """Digest of all that determines the model: options, seed, settings, the code that makes it and the libraries it uses."""
     digest = hashlib.sha256(msgspec.json.encode([environment.options, seed, settings], order="deterministic"))
     sources = [

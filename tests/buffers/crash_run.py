@@ -19,7 +19,7 @@ import numpy as np
 
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import NOT_SAMPLED, PolicyVersion, TaskId, WorkerId
-from asyncrl.core.payload import FinishedSample
+from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode, encode
@@ -194,7 +194,7 @@ class Run:
             return
         trajectory = episode(ticket, index, began, self.version)
         (ref,) = await self.kept(worker, encode(trajectory), writer)
-        await self.service.commit([FinishedSample.of(trajectory, ref)])
+        await self.service.commit([TrajectoryRecord.of(trajectory, ref)])
         if self.given_up[worker] == given_up:  # else it may have come too late
             log(self.paths.acknowledged, ticket.group_id, index)
 

@@ -2,8 +2,8 @@
 
 import itertools
 
-from asyncrl.core.payload import FinishedSample, PayloadRef
-from asyncrl.core.recipe.schema import Batch, Buffer, Environment, Model, Recipe
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, EnvironmentConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
 from buffers.replay_buffer import ReplayBuffer
@@ -16,10 +16,10 @@ def make_recipe(steps=100, groups_per_step=2, group_size=2, min_group=None, seed
     return Recipe(
         name="test",
         steps=steps,
-        model=Model(path="nowhere"),
-        environment=Environment(name="none"),
-        batch=Batch(groups_per_step=groups_per_step, group_size=group_size, min_group=min_group),
-        buffer=Buffer(**buffer),
+        model=ModelConfig(path="nowhere"),
+        environment=EnvironmentConfig(name="none"),
+        batch=BatchConfig(groups_per_step=groups_per_step, group_size=group_size, min_group=min_group),
+        buffer=BufferConfig(**buffer),
         seed=seed,
     )
 
@@ -34,7 +34,7 @@ def make_buffer(**recipe):
 
 def sample(ticket, index, versions=(0,), reward=0.0, tokens=2, size=100, prompt=3):
     """An episode of ``ticket`` that each of ``versions`` sampled ``tokens`` of; its payload is like no other's."""
-    return FinishedSample(
+    return TrajectoryRecord(
         group_id=ticket.group_id,
         sample_index=index,
         length=prompt + tokens * len(versions),

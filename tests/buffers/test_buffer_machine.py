@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from samples import make_recipe, make_tasks, sample
 
+from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.recipe.schema import (
     FifoSampler,
@@ -23,7 +24,6 @@ from asyncrl.core.recipe.schema import (
     ZeroVarianceFilter,
 )
 from asyncrl.core.ticket import Ticket
-from buffers.group import GroupState
 from buffers.index import GroupIndex
 from buffers.ledger import TERMINAL
 from buffers.replay_buffer import ReplayBuffer
@@ -411,8 +411,8 @@ class BufferMachine(RuleBasedStateMachine):
     def the_pace_holds(self):
         counts = self.buffer.statistics().ledger
         if self.max_reuse == 1:
-            passing = sum(self.groups for version in range(self.buffer.version, self.taken))
-            assert counts.running + counts.committed + passing <= (self.depth + 1) * self.groups
+            unpublished_batches = sum(self.groups for version in range(self.buffer.version, self.taken))
+            assert counts.running + counts.committed + unpublished_batches <= (self.depth + 1) * self.groups
 
     @invariant()
     def under_wait_nothing_is_lost_and_what_must_be_trained_fits(self):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_crash import RECIPES, recipe
 
 from asyncrl.core.errors import AsyncRLError, FailureKind
-from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.trajectory import StopReason
 from buffers import commands
 from buffers.commands import (
@@ -36,7 +36,7 @@ FEW_FAILURES = recipe(max_staleness=3, max_failures=2)
 
 def sample(group_id, index, version, chance):
     place = PayloadRef(0, "segment.rows", 1000 * (3 * group_id + index), 900, 7)
-    return FinishedSample(group_id, index, 20, ((version, 9),), float(chance.randrange(3)), StopReason.ENVIRONMENT_DONE, place)
+    return TrajectoryRecord(group_id, index, 20, ((version, 9),), float(chance.randrange(3)), StopReason.ENVIRONMENT_DONE, place)
 
 
 def some_command(chance, buffer, tickets):

@@ -9,12 +9,13 @@ import msgspec
 import pytest
 from crash_run import CHECKPOINT_EVERY, Checkpoint, Kill, Paths, logged
 
+from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.recipe.schema import (
-    Batch,
-    Buffer,
-    Deadlines,
-    Environment,
-    Model,
+    BatchConfig,
+    BufferConfig,
+    DeadlinesConfig,
+    EnvironmentConfig,
+    ModelConfig,
     PrioritisedSampler,
     Recipe,
     ZeroVarianceFilter,
@@ -23,7 +24,7 @@ from buffers import commands
 from buffers.journal_files import read_journal
 from buffers.ledger import TERMINAL
 from buffers.payload import PayloadStore
-from buffers.replay_buffer import BufferStatistics, ReplayBuffer
+from buffers.replay_buffer import ReplayBuffer
 
 KILLS = 50
 """Of each of the runs."""
@@ -51,11 +52,11 @@ def recipe(**buffer):
     return Recipe(
         name="crash",
         steps=STEPS,
-        model=Model(path="tiny"),
-        environment=Environment(name="calculator"),
-        batch=Batch(groups_per_step=GROUPS_PER_STEP, group_size=3, min_group=buffer.pop("min_group", None)),
-        buffer=Buffer(**{"max_failures": 10_000, "filters": (ZeroVarianceFilter(),), **buffer}),
-        deadlines=Deadlines(batch=30.0, lease=20.0),
+        model=ModelConfig(path="tiny"),
+        environment=EnvironmentConfig(name="calculator"),
+        batch=BatchConfig(groups_per_step=GROUPS_PER_STEP, group_size=3, min_group=buffer.pop("min_group", None)),
+        buffer=BufferConfig(**{"max_failures": 10_000, "filters": (ZeroVarianceFilter(),), **buffer}),
+        deadlines=DeadlinesConfig(batch=30.0, lease=20.0),
     )
 
 

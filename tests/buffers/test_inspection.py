@@ -2,11 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.core.buffer_statistics import BufferStatistics, GroupState, HeldGroups, LedgerCounts, StaleTokens
 from asyncrl.core.errors import FailureKind
-from buffers.group import GroupState
 from buffers.inspection import inspect
-from buffers.ledger import LedgerCounts
-from buffers.statistics import BufferStatistics, HeldGroups, Lengths, StaleTokens
+from buffers.statistics import Lengths
 
 
 def statistics(**changed):

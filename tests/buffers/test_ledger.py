@@ -4,9 +4,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.task import Task
-from buffers.group import Group, GroupState, Row
+from buffers.group import Group, Row
 from buffers.ledger import EXAMPLE_LENGTH, Ledger, LedgerState, TaskState
 
 ALLOWED = {

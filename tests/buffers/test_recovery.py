@@ -10,7 +10,7 @@ from test_crash import recipe
 
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import TaskId
-from asyncrl.core.payload import FinishedSample
+from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.recipe.schema import AppendOnlyJournal, FileTasks, GeneratedTasks, TaskFile
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import encode
@@ -54,7 +54,7 @@ class Life:
         for index in ticket.samples if indexes is None else indexes:
             trajectory = episode(ticket, index, ticket.version, self.buffer.version)
             (ref,) = self.writers[ticket.group_id % 2].append([encode(trajectory)])
-            made.append(FinishedSample.of(trajectory, ref))
+            made.append(TrajectoryRecord.of(trajectory, ref))
         return tuple(made)
 
     def commit(self, ticket, indexes=None):

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from samples import finish, make_buffer, make_recipe, make_tasks, sample
 
+from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
 from asyncrl.core.recipe.schema import ZeroVarianceFilter
-from buffers.group import GroupState
 from buffers.replay_buffer import ReplayBuffer
 
 INFRASTRUCTURE, DATA = FailureKind.INFRASTRUCTURE, FailureKind.DATA

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import (
-    Batch,
-    Buffer,
+    BatchConfig,
+    BufferConfig,
     CustomSampler,
     FifoSampler,
     FileTasks,
@@ -23,10 +23,10 @@ from asyncrl.core.recipe.schema import (
     StratifiedSampler,
     TaskFile,
 )
+from asyncrl.simulation.pool import simulated_recipe
 from buffers import sampling
 from buffers.ready import Ready, ReadyGroup
 from buffers.sampling import BadSelection, Selection, make_sampler
-from buffers.simulation import simulated_recipe
 
 SAMPLERS = [
     FifoSampler(),
@@ -42,7 +42,7 @@ SOURCES = FileTasks(
 
 
 def sampler_of(sampler, max_reuse=1, tasks=SOURCES):
-    recipe = simulated_recipe(10, Batch(), Buffer(sampler=sampler, max_reuse=max_reuse))
+    recipe = simulated_recipe(10, BatchConfig(), BufferConfig(sampler=sampler, max_reuse=max_reuse))
     return make_sampler(type(recipe)(**{f: getattr(recipe, f) for f in recipe.__struct_fields__} | {"tasks": tasks}))
 
 

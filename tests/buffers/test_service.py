@@ -10,14 +10,14 @@ import virtual_time
 
 from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
-from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import (
     AppendOnlyJournal,
-    Batch,
-    Buffer,
-    Deadlines,
-    Environment,
-    Model,
+    BatchConfig,
+    BufferConfig,
+    DeadlinesConfig,
+    EnvironmentConfig,
+    ModelConfig,
     NoJournal,
     Recipe,
     ZeroVarianceFilter,
@@ -39,11 +39,11 @@ def recipe(**buffer):
     return Recipe(
         name="test",
         steps=100,
-        model=Model(path="tiny"),
-        environment=Environment(name="calculator"),
-        batch=Batch(groups_per_step=2, group_size=2),
-        buffer=Buffer(**{"pipeline_depth": 1, "max_staleness": 2, **buffer}),
-        deadlines=Deadlines(batch=100.0, lease=30.0),
+        model=ModelConfig(path="tiny"),
+        environment=EnvironmentConfig(name="calculator"),
+        batch=BatchConfig(groups_per_step=2, group_size=2),
+        buffer=BufferConfig(**{"pipeline_depth": 1, "max_staleness": 2, **buffer}),
+        deadlines=DeadlinesConfig(batch=100.0, lease=30.0),
     )
 
 
@@ -66,7 +66,7 @@ class FullJournal(Journal):
 
 
 def sample(ticket, index, version=0, reward=None):
-    return FinishedSample(
+    return TrajectoryRecord(
         group_id=ticket.group_id,
         sample_index=index,
         length=10,

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.core.recipe.schema import Batch, Buffer
+from asyncrl.core.recipe.schema import BatchConfig, BufferConfig
 from buffers.staleness import Load, StalenessPolicy
 
 
 def make_policy(groups=2, **buffer):
-    return StalenessPolicy(Buffer(**buffer), Batch(groups_per_step=groups))
+    return StalenessPolicy(BufferConfig(**buffer), BatchConfig(groups_per_step=groups))
 
 
 def load(**values):
-    idle = {"waiting": 0, "failed": 0, "passing": 0, "returning": 0, "supply": 0, "wanted": 1000, "payload_bytes": 0}
+    idle = {"waiting": 0, "failed": 0, "unpublished_batches": 0, "returning": 0, "supply": 0, "wanted": 1000, "payload_bytes": 0}
     return Load(**{**idle, **values})
 
 
@@ -24,8 +24,8 @@ def load(**values):
     [
         ({}, 6),
         ({"waiting": 4, "supply": 4}, 2),
-        ({"waiting": 4, "supply": 4, "passing": 2}, 0),
-        ({"waiting": 4, "supply": 4, "passing": 4}, 0),
+        ({"waiting": 4, "supply": 4, "unpublished_batches": 2}, 0),
+        ({"waiting": 4, "supply": 4, "unpublished_batches": 4}, 0),
         ({"wanted": 0}, 0),
         ({"wanted": 0, "failed": 1}, 0),
         ({"wanted": 4}, 4),
@@ -51,8 +51,8 @@ def test_each_new_group_is_good_for_several_trainings():
 @pytest.mark.parametrize(("on_stale", "deciding", "hope"), [("mask", 5, None), ("drop", 3, 6), ("wait", 3, 6)])
 def test_what_decides_about_the_end(on_stale, deciding, hope):
     policy = make_policy(max_staleness=4, on_stale=on_stale)
-    assert policy.deciding_version(3, 5) == deciding
-    assert policy.beyond_hope(10) == hope
+    assert policy.expiry_version(3, 5) == deciding
+    assert policy.expired_unfinished_below(10) == hope
     assert policy.oldest_version(10) == 6
 
 
@@ -83,8 +83,8 @@ def test_what_must_be_trained_always_fits_and_meeting_it_is_enough(seed, depth, 
     policy = make_policy(groups, max_staleness=bound, pipeline_depth=depth, on_stale="wait")
     births, clock, taken = [], 0, 0
     for _ in range(60):
-        passing = groups * (taken - clock)
-        room = policy.room(load(waiting=len(births), supply=len(births), passing=passing))
+        unpublished_batches = groups * (taken - clock)
+        room = policy.room(load(waiting=len(births), supply=len(births), unpublished_batches=unpublished_batches))
         births += [clock] * rng.randint(0, room)
         demands = policy.demands(taken, {b: births.count(b) for b in births})
         assert max([n for _, n in demands], default=0) <= groups

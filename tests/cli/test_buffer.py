@@ -5,7 +5,7 @@ from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import PolicyVersion, WorkerId
-from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.buffer_folder import BufferFolder
 from asyncrl.run.compose import compose
@@ -40,7 +40,7 @@ def run(tmp_path):
     for ticket, length in zip(tickets[:3], (10, 10, 1000), strict=True):
         ref = PayloadRef(0, "segment", 0, 10, 0)
         samples = tuple(
-            FinishedSample(ticket.group_id, index, length, ((PolicyVersion(0), 5),), 1.0, StopReason.MAX_TURNS, ref)
+            TrajectoryRecord(ticket.group_id, index, length, ((PolicyVersion(0), 5),), 1.0, StopReason.MAX_TURNS, ref)
             for index in ticket.samples
         )
         do(commands.Commit(samples, 1e9))

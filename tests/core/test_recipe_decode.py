@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.algorithm import Correction, PpoClipLoss
+from asyncrl.core.recipe.algorithm import CorrectionConfig, PpoClipLoss
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.schema import FileTasks, GeneratedTasks, TaskFile
 
@@ -155,4 +155,4 @@ def test_no_correction_is_right_for_synchronous_training():
     recipe = decode_recipe(
         mapping(algorithm={"correction": {"weight": "none"}}, buffer={"max_staleness": 0, "pipeline_depth": 0})
     )
-    assert recipe.algorithm.correction == Correction(weight="none")
+    assert recipe.algorithm.correction == CorrectionConfig(weight="none")

@@ -55,8 +55,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "my_library"
 
 
-def spec(name: str, **options: object) -> schema.Environment:
-    return schema.Environment(name=name, options=options, tool_timeout_s=3.0)
+def spec(name: str, **options: object) -> schema.EnvironmentConfig:
+    return schema.EnvironmentConfig(name=name, options=options, tool_timeout_s=3.0)
 
 
 def test_built_in_with_options_and_deadline():

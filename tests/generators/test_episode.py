@@ -8,7 +8,7 @@ from scripted_environment import Scripted, task
 
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken
 from asyncrl.core.ids import GroupId, PolicyVersion
-from asyncrl.core.recipe.schema import Environment, Model, Recipe
+from asyncrl.core.recipe.schema import EnvironmentConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan, decode, encode
 from asyncrl.envs.base import Fault
@@ -16,7 +16,7 @@ from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_epi
 from generators.tool_calls import ToolCallReader
 
 NAME = EpisodeName(GroupId(7), 2, 1)
-LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=Model(path="m"), environment=Environment(name="e")), 1.0)
+LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=EnvironmentConfig(name="e")), 1.0)
 
 
 def endless(_: str) -> str:

@@ -16,7 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from asyncrl.core.errors import ComponentFailed, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
-from asyncrl.core.recipe.schema import Environment, Generators, Model, Recipe
+from asyncrl.core.recipe.schema import EnvironmentConfig, GeneratorsConfig, ModelConfig, Recipe
 from asyncrl.weights.shared_memory import SharedMemoryWriter, merge
 from generators.completion import Completion
 from generators.engine import VllmEngine
@@ -27,9 +27,9 @@ NO_STOP = 0
 RECIPE = Recipe(
     name="r",
     steps=1,
-    model=Model(path="m", max_context=256),
-    environment=Environment(name="e"),
-    generators=Generators(count=1, dtype="float32", max_running=32, kv_cache_mb=64),
+    model=ModelConfig(path="m", max_context=256),
+    environment=EnvironmentConfig(name="e"),
+    generators=GeneratorsConfig(count=1, dtype="float32", max_running=32, kv_cache_mb=64),
 )
 
 

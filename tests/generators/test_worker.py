@@ -12,8 +12,8 @@ from scripted_environment import Scripted, task
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.algorithm import Algorithm, GdpoAdvantage, RemaxAdvantage
-from asyncrl.core.recipe.schema import Batch, Deadlines, Environment, Generators, Model, Recipe
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, GdpoAdvantage, RemaxAdvantage
+from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, EnvironmentConfig, GeneratorsConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason, Trajectory
@@ -24,15 +24,15 @@ from generators.worker import GeneratorWorker
 RECIPE = Recipe(
     name="r",
     steps=1,
-    model=Model(path="m"),
-    environment=Environment(name="e"),
-    batch=Batch(group_size=4),
-    generators=Generators(max_running=6),
-    deadlines=Deadlines(lease=0.04),
+    model=ModelConfig(path="m"),
+    environment=EnvironmentConfig(name="e"),
+    batch=BatchConfig(group_size=4),
+    generators=GeneratorsConfig(max_running=6),
+    deadlines=DeadlinesConfig(lease=0.04),
 )
 
 
-class Desk:
+class FakeTicketClient:
     """A buffer's side: hands out the tickets it was given to workers at its clock, waits when it has none.
 
     ``unwanted`` groups are named at each renewal. ``commits`` and ``renewals`` are held back while their gates are closed.
@@ -107,10 +107,10 @@ class Shop:
         scoring: Scoring | None = None,
         recipe: Recipe = RECIPE,
     ) -> None:
-        self.engine, self.desk = FakeEngine(script), Desk(tasks, size)
+        self.engine, self.ticket_client = FakeEngine(script), FakeTicketClient(tasks, size)
         self.environments: list[Scripted] = []
         self.worker = GeneratorWorker(
-            WorkerId("w"), recipe, self.engine, self.engine.chat, lambda: self.environment(), self.desk, scoring
+            WorkerId("w"), recipe, self.engine, self.engine.chat, lambda: self.environment(), self.ticket_client, scoring
         )
         self.environment: Callable[[], Scripted] = lambda: Scripted(self.environments)
         self.stop = asyncio.Event()
@@ -130,20 +130,20 @@ class Shop:
 async def test_every_sample_of_every_ticket_is_handed_in_once() -> None:
     shop = Shop([task(f"t{i}") for i in range(9)])
     async with shop.open():
-        await shop.desk.until(lambda: sum(map(len, shop.desk.groups.values())) == 36)
-    for group_id, rows in shop.desk.groups.items():
-        assert shop.desk.finished(group_id) == [0, 1, 2, 3]
+        await shop.ticket_client.until(lambda: sum(map(len, shop.ticket_client.groups.values())) == 36)
+    for group_id, rows in shop.ticket_client.groups.items():
+        assert shop.ticket_client.finished(group_id) == [0, 1, 2, 3]
         assert {row.task_id for row in rows} == {f"t{group_id}"}
     assert shop.worker.statistics().finished_episodes == 36
 
 
 async def test_a_ticket_that_lacks_some_samples_gets_just_those() -> None:
     shop = Shop([])
-    shop.desk.tickets.append(Ticket(GroupId(7), task("t"), (1, 3), 2, PolicyVersion(0)))
+    shop.ticket_client.tickets.append(Ticket(GroupId(7), task("t"), (1, 3), 2, PolicyVersion(0)))
     async with shop.open():
-        await shop.desk.until(lambda: len(shop.desk.finished(7)) == 2)
-    assert shop.desk.finished(7) == [1, 3]
-    assert {row.attempt for row in shop.desk.groups[7]} == {2}
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.finished(7)) == 2)
+    assert shop.ticket_client.finished(7) == [1, 3]
+    assert {row.attempt for row in shop.ticket_client.groups[7]} == {2}
 
 
 async def test_a_sample_is_handed_in_while_its_siblings_run() -> None:
@@ -155,54 +155,56 @@ async def test_a_sample_is_handed_in_while_its_siblings_run() -> None:
 
     shop.environment = environment
     async with shop.open() as running:
-        await shop.desk.until(lambda: len(shop.desk.finished(0)) == 1)
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.finished(0)) == 1)
     assert running.result() == (0,)
-    assert shop.desk.finished(0) == [0]
+    assert shop.ticket_client.finished(0) == [0]
 
 
 async def test_the_engine_is_full_and_never_more() -> None:
     """Six slots, groups of four: two groups are leased, so that two episodes wait for a slot rather than slots for episodes."""
     shop = Shop([task(f"t{i}") for i in range(9)])
     async with shop.open():
-        await shop.desk.until(lambda: sum(map(len, shop.desk.groups.values())) == 36)
+        await shop.ticket_client.until(lambda: sum(map(len, shop.ticket_client.groups.values())) == 36)
     assert shop.engine.most_running == 6
-    assert shop.desk.limits[0] == 2
+    assert shop.ticket_client.limits[0] == 2
 
 
 async def test_what_is_cut_from_tool_outputs_is_counted() -> None:
     recipe = msgspec.structs.replace(RECIPE, environment=msgspec.structs.replace(RECIPE.environment, max_tool_output=10))
     shop = Shop([task("t", rewards=[0.0, 1.0], reply="x" * 25)], recipe=recipe)
     async with shop.open():
-        await shop.desk.until(lambda: len(shop.desk.groups.get(0, [])) == 4)
-    assert [row.metrics["tool_output_cut"] for row in shop.desk.groups[0]] == [15.0] * 4
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.groups.get(0, [])) == 4)
+    assert [row.metrics["tool_output_cut"] for row in shop.ticket_client.groups[0]] == [15.0] * 4
     assert shop.worker.statistics().tool_output_cut == 60
 
 
 async def test_handing_in_takes_no_room_in_the_engine() -> None:
     """While the desk takes nothing in, the engine goes on with the next tickets."""
     shop = Shop([task(f"t{i}") for i in range(9)])
-    shop.desk.commits.clear()
+    shop.ticket_client.commits.clear()
     async with shop.open():
-        await shop.desk.until(lambda: shop.worker.statistics().finished_episodes == 36)
-        assert not shop.desk.groups
-        shop.desk.commits.set()
-        await shop.desk.until(lambda: sum(map(len, shop.desk.groups.values())) == 36)
+        await shop.ticket_client.until(lambda: shop.worker.statistics().finished_episodes == 36)
+        assert not shop.ticket_client.groups
+        shop.ticket_client.commits.set()
+        await shop.ticket_client.until(lambda: sum(map(len, shop.ticket_client.groups.values())) == 36)
 
 
 async def test_a_group_larger_than_the_engine_is_generated() -> None:
     shop = Shop([task("t")], size=15)
     async with shop.open():
-        await shop.desk.until(lambda: len(shop.desk.finished(0)) == 15)
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.finished(0)) == 15)
     assert shop.engine.most_running == 6
 
 
 async def test_a_task_that_breaks_its_environment_is_given_back_sample_by_sample_and_the_others_go_on() -> None:
     shop = Shop([task("bad", breaks="step"), task("good"), task("worse", breaks="reset"), *(task(f"t{i}") for i in range(5))])
     async with shop.open() as running:
-        await shop.desk.until(lambda: sum(map(len, shop.desk.groups.values())) == 24 and len(shop.desk.failures) == 8)
+        await shop.ticket_client.until(
+            lambda: sum(map(len, shop.ticket_client.groups.values())) == 24 and len(shop.ticket_client.failures) == 8
+        )
     assert running.result() == ()
-    assert set(shop.desk.failures) == {(group, sample) for group in (0, 2) for sample in range(4)}
-    kind, reason = shop.desk.failures[0, 3]
+    assert set(shop.ticket_client.failures) == {(group, sample) for group in (0, 2) for sample in range(4)}
+    kind, reason = shop.ticket_client.failures[0, 3]
     assert kind is FailureKind.DATA
     assert "task bad: Scripted.step raised ZeroDivisionError" in reason
 
@@ -216,9 +218,9 @@ async def test_siblings_of_a_broken_episode_are_handed_in() -> None:
 
     shop.environment = environment
     async with shop.open():
-        await shop.desk.until(lambda: len(shop.desk.finished(0)) == 3 and len(shop.desk.failures) == 1)
-    assert shop.desk.finished(0) == [0, 2, 3]
-    assert set(shop.desk.failures) == {(0, 1)}
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.finished(0)) == 3 and len(shop.ticket_client.failures) == 1)
+    assert shop.ticket_client.finished(0) == [0, 2, 3]
+    assert set(shop.ticket_client.failures) == {(0, 1)}
 
 
 async def test_a_dead_engine_ends_the_worker_with_its_own_error() -> None:
@@ -240,9 +242,9 @@ async def test_an_episode_that_is_cancelled_from_within_is_given_back() -> None:
     shop = Shop([task("t")])
     shop.environment = lambda: Cancelling(shop.environments)
     async with shop.open() as running:
-        await shop.desk.until(lambda: len(shop.desk.failures) == 4)
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.failures) == 4)
     assert running.result() == ()
-    assert shop.desk.failures[0, 2] == (FailureKind.DATA, "task t: Cancelling.step raised CancelledError: ")
+    assert shop.ticket_client.failures[0, 2] == (FailureKind.DATA, "task t: Cancelling.step raised CancelledError: ")
 
 
 @pytest.mark.parametrize("victim", ["w waiting to be stopped", "w serving", "w renewing its leases", "group 0 sample 1"])
@@ -250,7 +252,7 @@ async def test_a_worker_one_of_whose_tasks_was_cancelled_by_others_does_not_look
     shop = Shop([task("t")])
     shop.engine.gate.clear()
     running = asyncio.create_task(shop.worker.run(shop.stop))
-    await shop.desk.until(lambda: (0,) in shop.desk.renewals)
+    await shop.ticket_client.until(lambda: (0,) in shop.ticket_client.renewals)
     (cancelled,) = [each for each in asyncio.all_tasks() if each.get_name() == victim]
     cancelled.cancel()
     with pytest.raises(ProcessDied, match=f"w: its task {victim!r} ended, although nobody of ours ended it"):
@@ -274,23 +276,23 @@ async def test_an_environment_that_cancels_all_tasks_ends_the_worker() -> None:
     async with asyncio.timeout(10):
         await asyncio.wait({running})
     assert running.cancelled()
-    assert shop.desk.groups == {}
+    assert shop.ticket_client.groups == {}
 
 
 async def test_stopping_names_the_groups_that_were_not_handed_in() -> None:
     shop = Shop([task(f"t{i}") for i in range(4)])
     shop.engine.gate.clear()
     async with shop.open() as running:
-        await shop.desk.until(lambda: len(shop.desk.tickets) == 2)
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.tickets) == 2)
     assert running.result() == (0, 1)
-    assert not shop.desk.groups
-    assert not shop.desk.failures
+    assert not shop.ticket_client.groups
+    assert not shop.ticket_client.failures
 
 
 async def test_leases_are_renewed_while_nothing_else_moves() -> None:
     """The engine stands still, weights are being installed, and no commit is answered: the desk hears from the worker anyway."""
     shop = Shop([task("t0"), task("t1"), task("t2")])
-    shop.desk.commits.clear()
+    shop.ticket_client.commits.clear()
     installing = asyncio.Event()
 
     async def install(publication: Publication) -> int:
@@ -299,35 +301,35 @@ async def test_leases_are_renewed_while_nothing_else_moves() -> None:
 
     shop.engine.install = install  # type: ignore[method-assign]
     async with shop.open():
-        await shop.desk.until(lambda: shop.worker.statistics().finished_episodes == 12)
+        await shop.ticket_client.until(lambda: shop.worker.statistics().finished_episodes == 12)
         shop.engine.gate.clear()
-        shop.desk.tickets.append(Ticket(GroupId(9), task("t"), (0, 1), 0, PolicyVersion(0)))
-        await shop.desk.notify()
-        await shop.desk.until(lambda: (0, 1, 2, 9) in shop.desk.renewals)
+        shop.ticket_client.tickets.append(Ticket(GroupId(9), task("t"), (0, 1), 0, PolicyVersion(0)))
+        await shop.ticket_client.notify()
+        await shop.ticket_client.until(lambda: (0, 1, 2, 9) in shop.ticket_client.renewals)
         loading = asyncio.create_task(
             shop.worker.install(Publication(version=PolicyVersion(1), files=(), shards=(), fingerprint=5))
         )
-        shop.desk.renewals.clear()
-        await shop.desk.until(lambda: len(shop.desk.renewals) == 3)
+        shop.ticket_client.renewals.clear()
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.renewals) == 3)
         assert not loading.done()
         installing.set()
         assert await loading == 5
-    assert set(shop.desk.renewals) == {(0, 1, 2, 9)}
+    assert set(shop.ticket_client.renewals) == {(0, 1, 2, 9)}
 
 
 async def test_a_group_that_nobody_waits_for_is_stopped_at_once_and_makes_room() -> None:
     shop = Shop([task(f"t{i}") for i in range(3)])
     shop.engine.gate.clear()
     async with shop.open() as running:
-        await shop.desk.until(lambda: (0, 1) in shop.desk.renewals)
+        await shop.ticket_client.until(lambda: (0, 1) in shop.ticket_client.renewals)
         assert shop.engine.running == 6
-        shop.desk.unwanted.add(GroupId(0))
-        await shop.desk.until(lambda: (1, 2) in shop.desk.renewals)
+        shop.ticket_client.unwanted.add(GroupId(0))
+        await shop.ticket_client.until(lambda: (1, 2) in shop.ticket_client.renewals)
         shop.engine.gate.set()
-        await shop.desk.until(lambda: sum(map(len, shop.desk.groups.values())) == 8)
-    assert set(shop.desk.groups) == {1, 2}
+        await shop.ticket_client.until(lambda: sum(map(len, shop.ticket_client.groups.values())) == 8)
+    assert set(shop.ticket_client.groups) == {1, 2}
     assert running.result() == ()
-    assert not shop.desk.failures
+    assert not shop.ticket_client.failures
 
 
 async def test_a_group_that_nobody_waits_for_reports_no_failure_even_if_its_environment_cannot_be_closed() -> None:
@@ -335,13 +337,13 @@ async def test_a_group_that_nobody_waits_for_reports_no_failure_even_if_its_envi
     shop = Shop([task("bad", breaks="close"), task("good")])
     shop.engine.gate.clear()
     async with shop.open():
-        await shop.desk.until(lambda: (0, 1) in shop.desk.renewals)
-        shop.desk.unwanted.add(GroupId(0))
-        await shop.desk.until(lambda: (1,) in shop.desk.renewals)
+        await shop.ticket_client.until(lambda: (0, 1) in shop.ticket_client.renewals)
+        shop.ticket_client.unwanted.add(GroupId(0))
+        await shop.ticket_client.until(lambda: (1,) in shop.ticket_client.renewals)
         shop.engine.gate.set()
-        await shop.desk.until(lambda: len(shop.desk.finished(1)) == 4)
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.finished(1)) == 4)
     assert sum(environment.closed for environment in shop.environments) == 8
-    assert not shop.desk.failures
+    assert not shop.ticket_client.failures
 
 
 async def test_a_group_that_came_back_while_it_was_called_off_is_kept() -> None:
@@ -349,23 +351,23 @@ async def test_a_group_that_came_back_while_it_was_called_off_is_kept() -> None:
     shop = Shop([task("t")])
     shop.engine.gate.clear()
     async with shop.open():
-        await shop.desk.until(lambda: (0,) in shop.desk.renewals)
-        shop.desk.answers.clear()
-        shop.desk.unwanted.add(GroupId(0))
-        shop.desk.renewals.clear()
-        await shop.desk.until(lambda: len(shop.desk.renewals) == 1)
-        shop.desk.tickets.append(Ticket(GroupId(0), task("t"), (1, 2), 0, PolicyVersion(0)))
-        await shop.desk.notify()
+        await shop.ticket_client.until(lambda: (0,) in shop.ticket_client.renewals)
+        shop.ticket_client.answers.clear()
+        shop.ticket_client.unwanted.add(GroupId(0))
+        shop.ticket_client.renewals.clear()
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.renewals) == 1)
+        shop.ticket_client.tickets.append(Ticket(GroupId(0), task("t"), (1, 2), 0, PolicyVersion(0)))
+        await shop.ticket_client.notify()
         async with asyncio.timeout(10):
             while shop.engine.running != 2:  # noqa: ASYNC110 - the fake engine's state changes with the passes of the loop
                 await asyncio.sleep(0)
-        shop.desk.answers.set()
-        shop.desk.unwanted.clear()
-        shop.desk.renewals.clear()
-        await shop.desk.until(lambda: (0,) in shop.desk.renewals)
+        shop.ticket_client.answers.set()
+        shop.ticket_client.unwanted.clear()
+        shop.ticket_client.renewals.clear()
+        await shop.ticket_client.until(lambda: (0,) in shop.ticket_client.renewals)
         shop.engine.gate.set()
-        await shop.desk.until(lambda: len(shop.desk.finished(0)) == 2)
-    assert shop.desk.finished(0) == [1, 2]
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.finished(0)) == 2)
+    assert shop.ticket_client.finished(0) == [1, 2]
 
 
 async def test_nothing_is_asked_for_while_weights_are_installed() -> None:
@@ -384,10 +386,10 @@ async def test_nothing_is_asked_for_while_weights_are_installed() -> None:
         await asyncio.sleep(0)
         running = group.create_task(shop.worker.run(shop.stop))
         await asyncio.sleep(0)
-        assert shop.desk.limits == []
+        assert shop.ticket_client.limits == []
         installing.set()
         assert await installed == 77
-        await shop.desk.until(lambda: len(shop.desk.limits) == 1)
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.limits) == 1)
         shop.stop.set()
         await running
 
@@ -397,13 +399,13 @@ async def test_a_worker_that_waited_under_an_old_version_gets_tickets_at_the_new
     shop = Shop([])
     publication = Publication(version=PolicyVersion(1), files=(), shards=(), fingerprint=1)
     async with shop.open():
-        await shop.desk.until(lambda: len(shop.desk.limits) == 1)
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.limits) == 1)
         await shop.worker.install(publication)
-        shop.desk.clock = PolicyVersion(1)
-        shop.desk.tickets.append(Ticket(GroupId(0), task("t"), (0, 1, 2, 3), 0, shop.desk.clock))
-        await shop.desk.notify()
-        await shop.desk.until(lambda: 0 in shop.desk.groups)
-    assert {span.version for row in shop.desk.groups[0] for span in row.version_spans} == {-1, 1}
+        shop.ticket_client.clock = PolicyVersion(1)
+        shop.ticket_client.tickets.append(Ticket(GroupId(0), task("t"), (0, 1, 2, 3), 0, shop.ticket_client.clock))
+        await shop.ticket_client.notify()
+        await shop.ticket_client.until(lambda: 0 in shop.ticket_client.groups)
+    assert {span.version for row in shop.ticket_client.groups[0] for span in row.version_spans} == {-1, 1}
 
 
 async def test_evaluation_runs_beside_training() -> None:
@@ -411,7 +413,7 @@ async def test_evaluation_runs_beside_training() -> None:
     async with shop.open():
         held_out = [task(f"e{i}", rewards=[0.5, 0.25]) for i in range(20)]
         results = await shop.worker.evaluate(held_out, 0.0)
-        await shop.desk.until(lambda: 0 in shop.desk.groups)
+        await shop.ticket_client.until(lambda: 0 in shop.ticket_client.groups)
     assert [result.task_id for result in results] == [t.id for t in held_out]
     assert {(r.reward, r.turns, r.stop_reason, r.oldest_version, r.newest_version) for r in results} == {
         (0.75, 2, StopReason.ENVIRONMENT_DONE, 0, 0)
@@ -430,26 +432,26 @@ async def test_an_evaluation_task_that_breaks_has_no_reward() -> None:
 
 
 async def test_the_first_sample_of_each_group_is_greedy_if_the_advantage_compares_with_it() -> None:
-    remax = Algorithm(advantage=RemaxAdvantage())
+    remax = AlgorithmConfig(advantage=RemaxAdvantage())
     shop = Shop([task("t0"), task("t1")], recipe=msgspec.structs.replace(RECIPE, algorithm=remax))
     async with shop.open():
-        await shop.desk.until(lambda: sum(map(len, shop.desk.groups.values())) == 8)
-    for rows in shop.desk.groups.values():
+        await shop.ticket_client.until(lambda: sum(map(len, shop.ticket_client.groups.values())) == 8)
+    for rows in shop.ticket_client.groups.values():
         assert {row.sample_index: row.sampling.temperature for row in rows} == {0: 0.0, 1: 1.0, 2: 1.0, 3: 1.0}
     assert sorted(shop.engine.temperatures) == [0.0] * 2 + [1.0] * 6
 
 
 async def test_an_episode_without_a_reward_that_the_recipe_names_is_given_back() -> None:
-    several = Algorithm(advantage=GdpoAdvantage(rewards={"steps": 1.0, "polite": 1.0}))
+    several = AlgorithmConfig(advantage=GdpoAdvantage(rewards={"steps": 1.0, "polite": 1.0}))
     shop = Shop([task("t", rewards=[1.0])], recipe=msgspec.structs.replace(RECIPE, algorithm=several))
     async with shop.open():
-        await shop.desk.until(lambda: len(shop.desk.failures) == 4)
-    kind, reason = shop.desk.failures[0, 1]
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.failures) == 4)
+    kind, reason = shop.ticket_client.failures[0, 1]
     assert kind is FailureKind.DATA
     assert "task t" in reason
     assert "no metric 'polite'" in reason
     assert "reports malformed, steps" in reason
-    assert shop.desk.groups == {}
+    assert shop.ticket_client.groups == {}
 
 
 class Judge:
@@ -474,9 +476,11 @@ async def test_an_episode_is_handed_in_with_its_score_or_given_back(how: Failure
     shop = Shop([task("t")], scoring=Scoring(judge, 0.0))
     judge.open.set()
     async with shop.open():
-        await shop.desk.until(lambda: len(shop.desk.groups.get(0, [])) == 3 and len(shop.desk.failures) == 1)
-    assert {row.sample_index: row.reward for row in shop.desk.groups[0]} == {0: 0.0, 2: 20.0, 3: 30.0}
-    kind, reason = shop.desk.failures[0, 1]
+        await shop.ticket_client.until(
+            lambda: len(shop.ticket_client.groups.get(0, [])) == 3 and len(shop.ticket_client.failures) == 1
+        )
+    assert {row.sample_index: row.reward for row in shop.ticket_client.groups[0]} == {0: 0.0, 2: 20.0, 3: 30.0}
+    kind, reason = shop.ticket_client.failures[0, 1]
     assert kind is how
     assert ("service is down" if how is FailureKind.INFRASTRUCTURE else "is nan") in reason
     assert shop.worker.statistics().scoring.episodes == 3
@@ -489,6 +493,6 @@ async def test_episodes_that_wait_for_their_scores_take_no_room() -> None:
         async with asyncio.timeout(10):
             while shop.worker.statistics().finished_episodes < 24:  # noqa: ASYNC110 - counted by the worker alone
                 await asyncio.sleep(0)
-        assert shop.desk.groups == {}
+        assert shop.ticket_client.groups == {}
         judge.open.set()
-        await shop.desk.until(lambda: sum(map(len, shop.desk.groups.values())) == 24)
+        await shop.ticket_client.until(lambda: sum(map(len, shop.ticket_client.groups.values())) == 24)

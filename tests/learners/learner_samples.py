@@ -19,7 +19,7 @@ from transformers import (
 from asyncrl.core.batch import Batch, RowRecord
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import Algorithm, Environment, Learner, Model, Recipe, Sampling
+from asyncrl.core.recipe.schema import AlgorithmConfig, EnvironmentConfig, LearnerConfig, ModelConfig, Recipe, SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
 
@@ -91,11 +91,11 @@ def make_recipe(folder: Path, *, tensor: int = 1, pipeline: int = 1, data: int =
     return Recipe(
         name="test",
         steps=10,
-        model=Model(path=str(folder)),
-        environment=Environment(name="calculator"),
-        sampling=Sampling(temperature=0.8),
-        learner=Learner(tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=data, **options),
-        algorithm=Algorithm(),
+        model=ModelConfig(path=str(folder)),
+        environment=EnvironmentConfig(name="calculator"),
+        sampling=SamplingConfig(temperature=0.8),
+        learner=LearnerConfig(tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=data, **options),
+        algorithm=AlgorithmConfig(),
     )
 
 

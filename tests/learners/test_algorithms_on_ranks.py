@@ -8,10 +8,10 @@ from ranks import run_ranks
 
 from asyncrl.core.metrics import combine
 from asyncrl.core.recipe.algorithm import (
-    Algorithm,
+    AlgorithmConfig,
     ClipCovLoss,
     ConstantAggregation,
-    Correction,
+    CorrectionConfig,
     GdpoAdvantage,
     GmpoLoss,
     GspoLoss,
@@ -31,44 +31,47 @@ from asyncrl.core.recipe.algorithm import (
 # Behaviour log-probabilities of the sample rows are far from a random model's; loose enough that something is trained.
 LOOSE = MaskBound(lower=0.05, upper=20.0)
 ALGORITHMS = {
-    "turns": Algorithm(
+    "turns": AlgorithmConfig(
         advantage=RlooAdvantage(),
         credit=TurnCredit(discount=0.9),
         loss=GspoLoss(),
         aggregation=SequenceMeanTokenMean(),
-        correction=Correction(weight="segment", bound=LOOSE),
+        correction=CorrectionConfig(weight="segment", bound=LOOSE),
         entropy_bonus=0.01,
     ),
-    "several_rewards": Algorithm(
-        advantage=GdpoAdvantage(rewards={"right": 1.0, "polite": -0.5}), correction=Correction(bound=LOOSE)
+    "several_rewards": AlgorithmConfig(
+        advantage=GdpoAdvantage(rewards={"right": 1.0, "polite": -0.5}), correction=CorrectionConfig(bound=LOOSE)
     ),
-    "clip_cov": Algorithm(
+    "clip_cov": AlgorithmConfig(
         advantage=ReinforcePlusPlusAdvantage(),
         loss=ClipCovLoss(share=0.2, low=0.0, high=9.0),
         aggregation=ConstantAggregation(tokens=30),
-        correction=Correction(anchor="proximal_log_linear", trust_region_decay=0.9),
+        correction=CorrectionConfig(anchor="proximal_log_linear", trust_region_decay=0.9),
     ),
-    "kl_cov": Algorithm(
+    "kl_cov": AlgorithmConfig(
         loss=KlCovLoss(share=0.2, coefficient=0.1),
-        correction=Correction(anchor="behaviour", weight="none", reject=(RejectDivergence(level="token", upper=1.0),)),
+        correction=CorrectionConfig(anchor="behaviour", weight="none", reject=(RejectDivergence(level="token", upper=1.0),)),
     ),
     # Nobody succeeds: all advantages are 0, and so are all covariances.
-    "kl_cov_of_ties": Algorithm(
+    "kl_cov_of_ties": AlgorithmConfig(
         advantage=PassAtKAdvantage(k=2, success=9.0),
         loss=KlCovLoss(share=0.2, coefficient=0.1),
-        correction=Correction(anchor="behaviour", weight="none"),
+        correction=CorrectionConfig(anchor="behaviour", weight="none"),
     ),
-    "second_moment": Algorithm(
+    "second_moment": AlgorithmConfig(
         loss=GspoLoss(),
-        correction=Correction(weight="sequence", bound=NormalizedBound(upper=20.0), reject=(RejectSecondMoment(upper=1.0),)),
+        correction=CorrectionConfig(
+            weight="sequence", bound=NormalizedBound(upper=20.0), reject=(RejectSecondMoment(upper=1.0),)
+        ),
     ),
-    "normalized_weights": Algorithm(
-        correction=Correction(bound=NormalizedBound(upper=20.0), reject=(RejectOffPolicySequence(upper=0.5),)), minibatches=2
+    "normalized_weights": AlgorithmConfig(
+        correction=CorrectionConfig(bound=NormalizedBound(upper=20.0), reject=(RejectOffPolicySequence(upper=0.5),)),
+        minibatches=2,
     ),
-    "gmpo": Algorithm(
+    "gmpo": AlgorithmConfig(
         loss=GmpoLoss(),
         aggregation=SequenceMeanTokenMean(),
-        correction=Correction(bound=LOOSE, reject=(RejectDivergence(level="token", upper=2.0),)),
+        correction=CorrectionConfig(bound=LOOSE, reject=(RejectDivergence(level="token", upper=2.0),)),
     ),
 }
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from asyncrl.core.batch import Batch, RowRecord
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.algorithm import Algorithm, EpisodeCredit, GrpoAdvantage, RlooAdvantage, TurnCredit
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, GrpoAdvantage, RlooAdvantage, TurnCredit
 from learners.credit import turn_groups, turn_places, turn_returns
 from learners.gae import discounted_sums, generalised_advantages, length_adaptive_lambdas
-from learners.rating import rate
+from learners.row_advantages import row_advantages
 
 ROWS = st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=9), min_size=0, max_size=5)
 
@@ -99,14 +99,14 @@ BATCH = Batch(
 
 
 def test_a_batch_is_rated_by_episode():
-    config = Algorithm(advantage=GrpoAdvantage(normalize="mean"), credit=EpisodeCredit())
-    assert rate(BATCH, config) == [[0.25], [-0.25], [1.5], [-1.5]]
+    config = AlgorithmConfig(advantage=GrpoAdvantage(normalize="mean"), credit=EpisodeCredit())
+    assert row_advantages(BATCH, config) == [[0.25], [-0.25], [1.5], [-1.5]]
 
 
 def test_a_batch_is_rated_by_turn():
-    config = Algorithm(advantage=RlooAdvantage(), credit=TurnCredit(discount=0.5))
+    config = AlgorithmConfig(advantage=RlooAdvantage(), credit=TurnCredit(discount=0.5))
     # Returns: 0.5, 1 | 0.5 | 1.5, 1, 2 | 0, 0. Second turn of group 7 and third of group 3 have nobody to compare with.
-    assert rate(BATCH, config) == [[0.0, 0.0], [0.0], [1.5, 1.0, 0.0], [-1.5, -1.0]]
+    assert row_advantages(BATCH, config) == [[0.0, 0.0], [0.0], [1.5, 1.0, 0.0], [-1.5, -1.0]]
 
 
 def test_turns_whose_returns_differ_by_rounding_have_no_advantage():
@@ -114,12 +114,12 @@ def test_turns_whose_returns_differ_by_rounding_have_no_advantage():
     batch = Batch(PolicyVersion(0), PolicyVersion(0), (*rows, record(3, 0, (1.0, 2.0)), record(3, 1, (1.0, 2.0))))
     assert sum(rows[0].turn_rewards) != sum(rows[1].turn_rewards)
     for advantage in (GrpoAdvantage(), RlooAdvantage()):
-        (one, _), (other, _) = rate(batch, Algorithm(advantage=advantage, credit=TurnCredit()))[:2]
+        (one, _), (other, _) = row_advantages(batch, AlgorithmConfig(advantage=advantage, credit=TurnCredit()))[:2]
         assert (one, other) == (0.0, 0.0)
 
 
 def test_turns_without_rewards_are_refused():
     batch = Batch(PolicyVersion(0), PolicyVersion(0), (record(7, 0, ()),))
     with pytest.raises(ValueError, match="sample 0 of group 7 has no turn rewards"):
-        rate(batch, Algorithm(credit=TurnCredit()))
-    assert np.isfinite(rate(batch, Algorithm())).all()
+        row_advantages(batch, AlgorithmConfig(credit=TurnCredit()))
+    assert np.isfinite(row_advantages(batch, AlgorithmConfig())).all()

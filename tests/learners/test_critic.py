@@ -10,13 +10,13 @@ from ranks import run_ranks
 from test_ranks import distance, weights_of
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import Algorithm, EpisodeCredit, GaeAdvantage, KlInReward, TurnCredit
-from asyncrl.core.recipe.schema import Sampling
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, GaeAdvantage, KlInReward, TurnCredit
+from asyncrl.core.recipe.schema import SamplingConfig
 from learners.micro_batch import pack
 from learners.token_credit import normalised, token_credit
 from learners.value_loss import value_loss
 
-GAE = Algorithm(advantage=GaeAdvantage(lam=0.9, critic_lr=3e-3, value_clip=0.5))
+GAE = AlgorithmConfig(advantage=GaeAdvantage(lam=0.9, critic_lr=3e-3, value_clip=0.5))
 BATCHES = [make_batch(version) for version in (5, 6, 7)]
 
 
@@ -50,7 +50,7 @@ def packed(**changes):
         [[0.0]] * 5,
         [1.0] * 5,
         batch=batch,
-        sampling=Sampling(temperature=0.8),
+        sampling=SamplingConfig(temperature=0.8),
         multiple=1,
     )
     return part, records
@@ -207,6 +207,6 @@ def test_it_goes_on_in_another_layout(folder, tmp_path):
 
 def test_a_checkpoint_without_a_critic_is_refused(folder, tmp_path):
     target = tmp_path / "version-000008"
-    run(rank_side.train_and_save, folder, Algorithm(), [], target, BATCHES[:1])
+    run(rank_side.train_and_save, folder, AlgorithmConfig(), [], target, BATCHES[:1])
     (((kind, text, _),),) = run(rank_side.loads, folder, GAE, [target])
     assert (kind, "critic False (this run: True)" in text) == ("CheckpointMismatch", True)

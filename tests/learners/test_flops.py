@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import Algorithm, GaeAdvantage, KlInLoss
-from asyncrl.core.recipe.schema import Lora
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, GaeAdvantage, KlInLoss
+from asyncrl.core.recipe.schema import LoraConfig
 from learners.flops import ProductShapes, backward_flops, forward_flops, peak_flops
 
 LAYERS, HIDDEN, HEADS, GROUPS, HEAD_DIM = 4, 32, 4, 2, 16
@@ -74,7 +74,7 @@ def test_a_pass_beside_frozen_weights_is_what_torch_counts(folder):
 @pytest.mark.parametrize("grid", [{}, {"tensor": 2}, {"pipeline": 2}], ids=["one", "tp2", "pp2"])
 def test_a_step_of_adapters_counts_no_gradients_of_frozen_weights(folder, grid):
     batch, rows = make_batch()
-    recipe = make_recipe(folder, lora=Lora(rank=5, targets=("o_proj",)), **grid)
+    recipe = make_recipe(folder, lora=LoraConfig(rank=5, targets=("o_proj",)), **grid)
     results = run_ranks(rank_side.train, recipe, folder, batch, rows, 1, None, **grid)
     readings = combine(reading for reports, _, _ in results for reading in reports[0].readings)
     shapes = msgspec.structs.replace(SHAPES, adapters=LAYERS * 5 * (64 + 32))
@@ -104,9 +104,9 @@ def test_a_step_counts_all_its_passes(folder, mixture):
     assert flops_of(readings) == pytest.approx(3 * policy, rel=1e-9)
     assert "learner/mfu" not in readings, "a CPU's peak is not known"
     # The reference's pass is a forward pass; the critic is asked for its values, and then trained.
-    assert flops_of(readings_of(folder, Algorithm(kl=KlInLoss(coefficient=0.1)))) == pytest.approx(4 * policy, rel=1e-9)
+    assert flops_of(readings_of(folder, AlgorithmConfig(kl=KlInLoss(coefficient=0.1)))) == pytest.approx(4 * policy, rel=1e-9)
     assert flops_of(readings_of(mixture)) == pytest.approx(3 * forward_flops(MIXTURE, lengths, sampled), rel=1e-9)
-    with_critic = readings_of(folder, Algorithm(advantage=GaeAdvantage()))
+    with_critic = readings_of(folder, AlgorithmConfig(advantage=GaeAdvantage()))
     assert flops_of(with_critic) == pytest.approx(3 * policy + 4 * critic, rel=1e-9)
 
 

@@ -18,13 +18,13 @@ from test_reference_policy import run
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import Algorithm, GaeAdvantage
-from asyncrl.core.recipe.schema import Lora
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, GaeAdvantage
+from asyncrl.core.recipe.schema import LoraConfig
 
 RANK, ALPHA = 3, 5.0
-LORA = Lora(rank=RANK, alpha=ALPHA)
-FEW = Lora(rank=RANK, alpha=ALPHA, targets=("v_proj", "up_proj", "q_proj"))
-ATTENTION = Lora(rank=RANK, alpha=ALPHA, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+LORA = LoraConfig(rank=RANK, alpha=ALPHA)
+FEW = LoraConfig(rank=RANK, alpha=ALPHA, targets=("v_proj", "up_proj", "q_proj"))
+ATTENTION = LoraConfig(rank=RANK, alpha=ALPHA, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
 BATCHES = [make_batch(version) for version in (5, 6)]
 
 
@@ -240,7 +240,7 @@ def test_other_weights_and_other_adapters_are_refused(folder, tmp_path):
 
 
 def test_a_critic_beside_adapters_trains_all_of_its_weights_and_survives_a_resume(folder, tmp_path):
-    target, algorithm = tmp_path / "version-000008", Algorithm(advantage=GaeAdvantage())
+    target, algorithm = tmp_path / "version-000008", AlgorithmConfig(advantage=GaeAdvantage())
     ((saved, reports, shards),) = run(rank_side.train_and_save, folder, algorithm, BEFORE, target, AFTER, lora=LORA)
     ((_, loaded, redone, resumed),) = run(rank_side.load_and_train, folder, algorithm, target, AFTER, lora=LORA)
     assert_identical(assemble([loaded]), assemble([saved]))

@@ -4,11 +4,11 @@ import pytest
 import torch
 from learner_samples import make_batch
 
-from asyncrl.core.recipe.schema import Sampling
+from asyncrl.core.recipe.schema import SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from learners.micro_batch import pack
 
-SAMPLING = Sampling(temperature=0.8)
+SAMPLING = SamplingConfig(temperature=0.8)
 
 
 def packed(multiple=1, take=12, **changes):

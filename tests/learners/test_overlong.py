@@ -6,9 +6,9 @@ import torch
 from learner_samples import make_batch, make_model
 from test_reference_policy import train, with_turn_rewards
 
-from asyncrl.core.recipe.algorithm import Algorithm, EpisodeCredit, GaeAdvantage, KlInReward, OverlongPenalty, TurnCredit
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, GaeAdvantage, KlInReward, OverlongPenalty, TurnCredit
 from learners.overlong import overlong_penalties
-from learners.rating import less_overlong
+from learners.row_advantages import with_overlong_penalty
 
 
 def published(length: int, longest: int, cache: int) -> float:
@@ -36,9 +36,9 @@ def test_a_row_loses_it_once_whatever_credit_looks_at():
     lost = [published(row.length, 30, 15) for row in batch.rows]
     assert 0.0 in lost
     assert any(0 < one < 1 for one in lost)
-    episodes = less_overlong(batch, config, EpisodeCredit())
+    episodes = with_overlong_penalty(batch, config, EpisodeCredit())
     assert [before.reward - after.reward for before, after in zip(batch.rows, episodes.rows, strict=True)] == pytest.approx(lost)
-    turns = less_overlong(batch, config, TurnCredit())
+    turns = with_overlong_penalty(batch, config, TurnCredit())
     for before, after, one in zip(batch.rows, turns.rows, lost, strict=True):
         assert after.turn_rewards == pytest.approx((0.25, before.reward - one))
 
@@ -46,9 +46,9 @@ def test_a_row_loses_it_once_whatever_credit_looks_at():
 @pytest.mark.parametrize(
     "algorithm",
     [
-        Algorithm(),
-        Algorithm(kl=KlInReward(coefficient=0.1)),
-        Algorithm(advantage=GaeAdvantage(), credit=TurnCredit(), minibatches=2),
+        AlgorithmConfig(),
+        AlgorithmConfig(kl=KlInReward(coefficient=0.1)),
+        AlgorithmConfig(advantage=GaeAdvantage(), credit=TurnCredit(), minibatches=2),
     ],
     ids=["episodes", "divergence in the reward", "turns with a critic"],
 )

@@ -8,11 +8,18 @@ from learner_samples import assemble, make_batch, make_model, make_recipe
 from ranks import run_ranks
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import Algorithm, Correction, GrpoAdvantage, MaskBound, OverlongPenalty, RemaxAdvantage
-from learners.rating import less_overlong, rate
+from asyncrl.core.recipe.algorithm import (
+    AlgorithmConfig,
+    CorrectionConfig,
+    GrpoAdvantage,
+    MaskBound,
+    OverlongPenalty,
+    RemaxAdvantage,
+)
+from learners.row_advantages import row_advantages, with_overlong_penalty
 
-LOOSE = Correction(bound=MaskBound(lower=0.05, upper=20.0))
-REMAX = Algorithm(advantage=RemaxAdvantage(), correction=LOOSE)
+LOOSE = CorrectionConfig(bound=MaskBound(lower=0.05, upper=20.0))
+REMAX = AlgorithmConfig(advantage=RemaxAdvantage(), correction=LOOSE)
 
 
 def with_greedy():
@@ -24,7 +31,8 @@ def with_greedy():
 
 def of_row(batch, algorithm):
     return {
-        (row.group_id, row.sample_index): advantage for row, (advantage,) in zip(batch.rows, rate(batch, algorithm), strict=True)
+        (row.group_id, row.sample_index): advantage
+        for row, (advantage,) in zip(batch.rows, row_advantages(batch, algorithm), strict=True)
     }
 
 
@@ -50,7 +58,7 @@ def test_a_greedy_episode_loses_for_its_length_as_any_other():
     overlong = OverlongPenalty(limit=30, ramp=20)
     lost = {(row.group_id, row.sample_index): 1.0 * np.clip((row.length - 10) / 20, 0, 1) for row in batch.rows}
     rewards = {(row.group_id, row.sample_index): row.reward - lost[row.group_id, row.sample_index] for row in batch.rows}
-    advantages = of_row(less_overlong(batch, overlong, REMAX.credit), REMAX)
+    advantages = of_row(with_overlong_penalty(batch, overlong, REMAX.credit), REMAX)
     assert advantages == pytest.approx({name: reward - rewards[name[0], 0] for name, reward in rewards.items()}, abs=1e-6)
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from learner_samples import make_batch
 
-from asyncrl.core.recipe.algorithm import Algorithm, GdpoAdvantage
-from learners.rating import rate
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, GdpoAdvantage
+from learners.row_advantages import row_advantages
 
 WEIGHTS = {"right": 1.0, "polite": -0.25, "brief": 2.0}
 
@@ -32,19 +32,19 @@ def test_each_reward_is_normalised_by_group_and_their_sum_by_batch():
                 summed[groups == group] += WEIGHTS[name] * (of_group - of_group.mean()) / of_group.std()
     of_tokens = np.repeat(summed, [row.loss_tokens for row in batch.rows])
     expected = (summed - of_tokens.mean()) / of_tokens.std()
-    advantages = [one for (one,) in rate(batch, Algorithm(advantage=GdpoAdvantage(rewards=WEIGHTS)))]
+    advantages = [one for (one,) in row_advantages(batch, AlgorithmConfig(advantage=GdpoAdvantage(rewards=WEIGHTS)))]
     assert advantages == pytest.approx(expected.tolist(), rel=1e-6)
 
 
 def test_the_order_in_which_a_recipe_names_them_does_not_matter():
     batch, _ = graded()
     other = dict(reversed(WEIGHTS.items()))
-    assert rate(batch, Algorithm(advantage=GdpoAdvantage(rewards=WEIGHTS))) == rate(
-        batch, Algorithm(advantage=GdpoAdvantage(rewards=other))
+    assert row_advantages(batch, AlgorithmConfig(advantage=GdpoAdvantage(rewards=WEIGHTS))) == row_advantages(
+        batch, AlgorithmConfig(advantage=GdpoAdvantage(rewards=other))
     )
 
 
 def test_records_without_them_are_refused():
     batch, _ = make_batch()
     with pytest.raises(ValueError, match="sample 0 of group 0 has 0 rewards"):
-        rate(batch, Algorithm(advantage=GdpoAdvantage(rewards=WEIGHTS)))
+        row_advantages(batch, AlgorithmConfig(advantage=GdpoAdvantage(rewards=WEIGHTS)))

@@ -102,9 +102,9 @@ def test_what_no_resume_does_again_is_not_forgotten(folder: RunFolder, steps: in
 def test_a_journal_that_ends_before_the_newest_checkpoint_is_refused(folder: RunFolder):
     checkpointer, _, _ = make(folder, Totals(), "checkpoint.keep=3")
     asyncio.run(run(checkpointer, 5))
-    for clock in (0, 2):
-        with pytest.raises(CheckpointOfTheFuture, match=f"is of version 4, and the journal ends at version {clock}"):
-            asyncio.run(checkpointer.resume(PolicyVersion(clock), PolicyVersion(0)))
+    for published_version in (0, 2):
+        with pytest.raises(CheckpointOfTheFuture, match=f"is of version 4, and the journal ends at version {published_version}"):
+            asyncio.run(checkpointer.resume(PolicyVersion(published_version), PolicyVersion(0)))
     assert asyncio.run(checkpointer.resume(PolicyVersion(3), PolicyVersion(0))) == 4
 
 

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from asyncrl.core.errors import EventLoopBlocked, ProcessDied
-from asyncrl.core.recipe.schema import Deadlines, Environment, Model, Recipe
+from asyncrl.core.recipe.schema import DeadlinesConfig, EnvironmentConfig, ModelConfig, Recipe
 from asyncrl.run import generator_handle
 from asyncrl.run.generator_handle import GeneratorHandle
 
-RECIPE = Recipe(name="r", steps=1, model=Model(path="m"), environment=Environment(name="e"), deadlines=Deadlines(lease=0.04))
+RECIPE = Recipe(
+    name="r", steps=1, model=ModelConfig(path="m"), environment=EnvironmentConfig(name="e"), deadlines=DeadlinesConfig(lease=0.04)
+)
 
 
 class Remote:

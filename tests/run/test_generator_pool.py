@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, EventLoopBlocked, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.task import Task
-from asyncrl.run.generator_place import Place
 from asyncrl.run.generator_pool import GeneratorPool
+from asyncrl.run.generator_slot import GeneratorSlot
 from generators.event_loop import EventLoopThread
 from generators.worker import GeneratorStatistics
 
@@ -479,12 +479,12 @@ async def test_counters_only_grow() -> None:
 
 
 def test_no_counter_is_lost_with_a_generator() -> None:
-    place = Place(FakeGenerator(0, []))
+    slot = GeneratorSlot(FakeGenerator(0, []))
     counted = GeneratorStatistics(3, {PolicyVersion(0): 3}, 3.0, 3.0, 3.0, 1, 3.0, 3.0, 3, tool_output_cut=3)
-    place.counted(counted)
-    place.vacate("it died")
-    place.counted(counted)
-    counters = place.counters
+    slot.counted(counted)
+    slot.vacate("it died")
+    slot.counted(counted)
+    counters = slot.counters
     assert (counters.tokens_generated, counters.finished_episodes, counters.tool_output_cut) == (6, 6, 6)
     assert (counters.tokens_by_version, counters.wall_seconds, counters.running) == ({0: 6}, 6.0, 1)
 

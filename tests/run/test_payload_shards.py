@@ -9,11 +9,19 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from asyncrl.bench.buffer_actors import trajectory_of
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.core.payload import FinishedSample
-from asyncrl.core.recipe.schema import AppendOnlyJournal, Batch, Buffer, Environment, Model, NoJournal, Recipe
+from asyncrl.core.payload import TrajectoryRecord
+from asyncrl.core.recipe.schema import (
+    AppendOnlyJournal,
+    BatchConfig,
+    BufferConfig,
+    EnvironmentConfig,
+    ModelConfig,
+    NoJournal,
+    Recipe,
+)
 from asyncrl.core.trajectory import encode
-from asyncrl.run.actors.bench_buffer import trajectory_of
 from asyncrl.run.actors.buffer import RemoteBuffer
 from asyncrl.run.actors.payload_shard import RemotePayloadShard, RemoteStore
 from asyncrl.run.buffer_handle import BufferHandle
@@ -23,9 +31,9 @@ from buffers.payload import PayloadLost, PayloadReader
 RECIPE = Recipe(
     name="test",
     steps=1,
-    model=Model(path="tiny"),
-    environment=Environment(name="calculator"),
-    buffer=Buffer(journal=AppendOnlyJournal(segment_mb=1)),
+    model=ModelConfig(path="tiny"),
+    environment=EnvironmentConfig(name="calculator"),
+    buffer=BufferConfig(journal=AppendOnlyJournal(segment_mb=1)),
 )
 
 
@@ -131,8 +139,8 @@ def test_freed_and_swept_by_the_shard_on_its_node(nodes, shards, tmp_path):
 
 @pytest.mark.parametrize("journal", [NoJournal(), AppendOnlyJournal()], ids=["memory", "journal"])
 def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
-    buffer_settings = Buffer(journal=journal, shards=3)
-    recipe = msgspec.structs.replace(RECIPE, buffer=buffer_settings, batch=Batch(groups_per_step=2, group_size=2))
+    buffer_settings = BufferConfig(journal=journal, shards=3)
+    recipe = msgspec.structs.replace(RECIPE, buffer=buffer_settings, batch=BatchConfig(groups_per_step=2, group_size=2))
     run_id = f"{tmp_path.name}-two-nodes"
     where = NodeAffinitySchedulingStrategy(nodes[0], soft=False)
     buffer = RemoteBuffer.options(num_cpus=0, max_concurrency=100, scheduling_strategy=where).remote(
@@ -150,7 +158,7 @@ def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
         for ticket, node in zip(await handle.call("lease", "worker", 0, 2), nodes, strict=True):
             trajectories = [trajectory_of(ticket, index, 64, 0) for index in ticket.samples]
             refs = await PayloadSink(recipe.buffer, places, node, "worker").append(ticket.group_id, [*map(encode, trajectories)])
-            await handle.call("commit", [FinishedSample.of(row, ref) for row, ref in zip(trajectories, refs, strict=True)])
+            await handle.call("commit", [TrajectoryRecord.of(row, ref) for row, ref in zip(trajectories, refs, strict=True)])
             written |= {(row.group_id, row.sample_index): encode(row) for row in trajectories}
         batch = await handle.call("take", 0)
         await handle.call("trained", 0)

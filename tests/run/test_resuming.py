@@ -9,7 +9,7 @@ from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import PolicyVersion, WorkerId
-from asyncrl.core.payload import FinishedSample
+from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.buffer_folder import BufferFolder
 from asyncrl.run.compose import compose
@@ -73,7 +73,7 @@ class Run:
         for ticket in tickets:
             refs = self._writer.append([b"%d/%d" % (ticket.group_id, index) for index in ticket.samples])
             made = [
-                FinishedSample(ticket.group_id, index, 10, ((ticket.version, 5),), float(index), StopReason.MAX_TURNS, ref)
+                TrajectoryRecord(ticket.group_id, index, 10, ((ticket.version, 5),), float(index), StopReason.MAX_TURNS, ref)
                 for index, ref in zip(ticket.samples, refs, strict=True)
             ]
             self.do(commands.Commit(tuple(made), 1e9))

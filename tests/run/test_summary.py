@@ -4,11 +4,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from asyncrl.core.buffer_statistics import LedgerCounts
 from asyncrl.run.compose import compose
 from asyncrl.run.end_view import end_view
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
-from buffers.ledger import Ledger, LedgerCounts, LedgerState
+from buffers.ledger import Ledger, LedgerState
 
 SUMMARY = Summary(
     status=Status.COMPLETED,

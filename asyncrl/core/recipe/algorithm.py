@@ -385,7 +385,7 @@ class RejectSecondMoment(Section, frozen=True, tag_field="kind", tag="second_mom
 Rejection = RejectRatio | RejectDivergence | RejectOffPolicySequence | RejectSecondMoment
 
 
-class Correction(Section, frozen=True):
+class CorrectionConfig(Section, frozen=True):
     """How the loss makes up for tokens that an older policy sampled. The default suits ``max_staleness`` 1 to 4; for more there
     is ``+correction=far`` on the command line.
 
@@ -484,7 +484,7 @@ class OverlongPenalty(Section, frozen=True):
     penalty: Positive = 1.0
 
 
-class Algorithm(Section, frozen=True):
+class AlgorithmConfig(Section, frozen=True):
     """The mathematics of the update.
 
     Attributes:
@@ -504,7 +504,7 @@ class Algorithm(Section, frozen=True):
     credit: EpisodeCredit | TurnCredit = EpisodeCredit()
     loss: Loss = PpoClipLoss()
     aggregation: Aggregation = TokenMean()
-    correction: Correction = Correction()
+    correction: CorrectionConfig = CorrectionConfig()
     entropy_bonus: Annotated[float, Meta(ge=0)] = 0.0
     kl: NoKl | KlInLoss | KlInReward = NoKl()
     overlong: OverlongPenalty | None = None

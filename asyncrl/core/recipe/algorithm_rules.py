@@ -6,7 +6,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.algorithm import (
     BestOfGroupAdvantage,
     ClipCovLoss,
-    Correction,
+    CorrectionConfig,
     EpisodeCredit,
     GaeAdvantage,
     GdpoAdvantage,
@@ -55,7 +55,7 @@ def _the_behaviour_anchor_is_the_correction(recipe: Recipe) -> Iterator[RecipeEr
 
 def _a_bound_bounds_a_weight(recipe: Recipe) -> Iterator[RecipeError]:
     correction = recipe.algorithm.correction
-    if correction.weight == "none" and correction.bound != Correction().bound:
+    if correction.weight == "none" and correction.bound != CorrectionConfig().bound:
         yield RecipeError(
             "algorithm.correction.bound",
             "there is no weight to bound with algorithm.correction.weight none",

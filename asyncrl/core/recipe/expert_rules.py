@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import Learner
+from asyncrl.core.recipe.schema import LearnerConfig
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -18,7 +18,7 @@ def expert_layers(layers: int, experts: int, step: int, dense: Collection[int]) 
     return [experts > 0 and layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
 
 
-def check_experts(learner: Learner, with_experts: Sequence[bool], experts: int, channels: int) -> None:
+def check_experts(learner: LearnerConfig, with_experts: Sequence[bool], experts: int, channels: int) -> None:
     """Compare a model with a layout, whose pipeline divides the model's layers.
 
     Args:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import check_experts
-from asyncrl.core.recipe.schema import Learner
+from asyncrl.core.recipe.schema import LearnerConfig
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 WITH_EXPERTS = "Qwen3MoeForCausalLM"
@@ -70,7 +70,7 @@ def check_routing(experts: int, channels: int, chosen: int) -> None:
 
 
 def check_layout(
-    learner: Learner,
+    learner: LearnerConfig,
     *,
     heads: int,
     key_value_heads: int,

@@ -4,12 +4,12 @@ from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
-from asyncrl.core.recipe.algorithm import Algorithm
+from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.reward import EnvironmentReward, ModelReward, RemoteReward
 from asyncrl.core.recipe.section import Count, FileName, NonNegative, Positive, Seconds, Section, Text
 
 
-class Model(Section, frozen=True):
+class ModelConfig(Section, frozen=True):
     """The policy.
 
     Attributes:
@@ -23,7 +23,7 @@ class Model(Section, frozen=True):
     tool_parser: Text = "hermes"
 
 
-class Environment(Section, frozen=True):
+class EnvironmentConfig(Section, frozen=True):
     """The tool environment and how episodes in it are bounded.
 
     Attributes:
@@ -78,7 +78,7 @@ class TaskFile(Section, frozen=True):
     id_key: Text = "id"
 
 
-class Curriculum(Section, frozen=True):
+class CurriculumConfig(Section, frozen=True):
     """A class of your own that moves the weights of the sources while training.
 
     Attributes:
@@ -103,10 +103,10 @@ class FileTasks(Section, frozen=True, tag_field="kind", tag="files"):
     train: Annotated[tuple[TaskFile, ...], Meta(min_length=1)]
     evaluation: Annotated[tuple[TaskFile, ...], Meta(min_length=1)]
     on_malformed: Literal["refuse", "skip"] = "refuse"
-    curriculum: Curriculum | None = None
+    curriculum: CurriculumConfig | None = None
 
 
-class Sampling(Section, frozen=True):
+class SamplingConfig(Section, frozen=True):
     """How tokens are sampled while training.
 
     Attributes:
@@ -118,7 +118,7 @@ class Sampling(Section, frozen=True):
     max_turn_tokens: Count = 128
 
 
-class Generators(Section, frozen=True):
+class GeneratorsConfig(Section, frozen=True):
     """The pool of vLLM engines.
 
     Attributes:
@@ -138,7 +138,7 @@ class Generators(Section, frozen=True):
     tensor_parallel: Count = 1
 
 
-class Batch(Section, frozen=True):
+class BatchConfig(Section, frozen=True):
     """What one optimizer step trains on.
 
     Attributes:
@@ -224,7 +224,7 @@ class AppendOnlyJournal(Section, frozen=True, tag_field="kind", tag="append_only
     segment_mb: Count = 64
 
 
-class Buffer(Section, frozen=True):
+class BufferConfig(Section, frozen=True):
     """The replay buffer. Staleness is counted in policy versions.
 
     Attributes:
@@ -259,7 +259,7 @@ class Buffer(Section, frozen=True):
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-class Lora(Section, frozen=True):
+class LoraConfig(Section, frozen=True):
     """Low-rank adapters are trained, and the model's own weights stay as they are (Hu et al. 2021, arXiv:2106.09685).
 
     Attributes:
@@ -273,7 +273,7 @@ class Lora(Section, frozen=True):
     targets: Annotated[tuple[Projection, ...], Meta(min_length=1)] = get_args(Projection)
 
 
-class Learner(Section, frozen=True):
+class LearnerConfig(Section, frozen=True):
     """The Megatron learner.
 
     Attributes:
@@ -317,7 +317,7 @@ class Learner(Section, frozen=True):
     expert_tensor_parallel: Count = 1
     virtual_pipeline: Count = 1
     recompute: Literal["none", "selective", "full"] = "none"
-    lora: Lora | None = None
+    lora: LoraConfig | None = None
 
     @property
     def ranks(self) -> int:
@@ -325,7 +325,7 @@ class Learner(Section, frozen=True):
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel * self.context_parallel
 
 
-class Evaluation(Section, frozen=True):
+class EvaluationConfig(Section, frozen=True):
     """Evaluation on held-out tasks, beside training.
 
     Attributes:
@@ -337,7 +337,7 @@ class Evaluation(Section, frozen=True):
     temperature: Annotated[float, Meta(ge=0)] = 0.0
 
 
-class Checkpoint(Section, frozen=True):
+class CheckpointConfig(Section, frozen=True):
     """What ``asyncrl launch --resume RUN`` begins from. Steps after the last checkpoint are done again from the journal.
 
     Attributes:
@@ -349,7 +349,7 @@ class Checkpoint(Section, frozen=True):
     keep: Count = 2
 
 
-class Tracking(Section, frozen=True):
+class TrackingConfig(Section, frozen=True):
     """MLflow.
 
     Attributes:
@@ -363,7 +363,7 @@ class Tracking(Section, frozen=True):
     sample_trajectories: NonNegative = 4
 
 
-class Deadlines(Section, frozen=True):
+class DeadlinesConfig(Section, frozen=True):
     """How long each wait of the run may take, in seconds, before the run ends and says who waited for whom.
 
     Attributes:
@@ -413,19 +413,19 @@ class Recipe(Section, frozen=True):
 
     name: FileName
     steps: Count
-    model: Model
-    environment: Environment
+    model: ModelConfig
+    environment: EnvironmentConfig
     tasks: GeneratedTasks | FileTasks = GeneratedTasks()
     reward: EnvironmentReward | ModelReward | RemoteReward = EnvironmentReward()
-    batch: Batch = Batch()
-    sampling: Sampling = Sampling()
-    generators: Generators = Generators()
-    buffer: Buffer = Buffer()
-    algorithm: Algorithm = Algorithm()
-    learner: Learner = Learner()
-    evaluation: Evaluation = Evaluation()
-    checkpoint: Checkpoint = Checkpoint()
-    tracking: Tracking = Tracking()
-    deadlines: Deadlines = Deadlines()
+    batch: BatchConfig = BatchConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    generators: GeneratorsConfig = GeneratorsConfig()
+    buffer: BufferConfig = BufferConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    deadlines: DeadlinesConfig = DeadlinesConfig()
     seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     run_dir: Text = "runs"

@@ -10,13 +10,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.rpc.server import RpcServer
+from asyncrl.rpc.wire import Endpoint
 from asyncrl.run.actors.payload_shard import PayloadShardActor, RemotePayloadShard, RemoteStore
 from asyncrl.run.asking import ask
 from asyncrl.run.buffer_folder import BufferFolder
 from asyncrl.run.buffer_handle import METHODS
 from asyncrl.run.payload import SHARD_DEADLINE_S, ShardPlace, this_node
-from asyncrl.run.rpc import Endpoint
-from asyncrl.run.rpc_server import RpcServer
 from asyncrl.run.tasks import make_task_stream
 from buffers.journal import Journal
 from buffers.payload import PayloadStore

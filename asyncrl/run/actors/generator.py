@@ -20,10 +20,10 @@ from asyncrl.core.task import Task
 from asyncrl.envs.load import load_environment
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.buffer_handle import BufferHandle
-from asyncrl.run.desk import RemoteTicketDesk
 from asyncrl.run.payload import PayloadSink
 from asyncrl.run.scorers import make_scoring
 from asyncrl.run.stopping import end_by_sigterm
+from asyncrl.run.ticket_client import RemoteTicketClient
 from generators.chat import ChatFormat
 from generators.engine import VllmEngine
 from generators.evaluation import EvaluationResult
@@ -65,9 +65,9 @@ class GeneratorActor:
         self._sink = await PayloadSink.of(self._recipe, self._buffer, self._id)
         self._engine = await VllmEngine.start(self._recipe, self._model_path, index=self._number)
         self._buffer_handle = await BufferHandle.connect(self._buffer, self._id, logger.warning)
-        desk = RemoteTicketDesk(self._buffer_handle, self._id, self._sink, self._recipe.algorithm.reward_names)
+        ticket_client = RemoteTicketClient(self._buffer_handle, self._id, self._sink, self._recipe.algorithm.reward_names)
         scoring = make_scoring(self._recipe, self._reward_model, chat.decode, self._id)
-        self._worker = GeneratorWorker(self._id, self._recipe, self._engine, chat, environment_factory, desk, scoring)
+        self._worker = GeneratorWorker(self._id, self._recipe, self._engine, chat, environment_factory, ticket_client, scoring)
         gc.freeze()  # what is loaded stays: looking through it again and again costs more than encoding what is made
 
     async def run(self) -> None:

@@ -12,15 +12,13 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncrl.core.buffer_statistics import BufferStatistics, GroupState, HeldGroups, LedgerCounts, StaleTokens
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, FailureKind, LedgerError
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
-from asyncrl.run import rpc_server
-from asyncrl.run.rpc import Call, Endpoint, Frames, encoder, signatures
-from asyncrl.run.rpc_client import ConnectionLost, RpcClient
-from asyncrl.run.rpc_server import RpcServer
-from buffers.group import GroupState
-from buffers.ledger import LedgerCounts
-from buffers.statistics import BufferStatistics, HeldGroups, StaleTokens
+from asyncrl.rpc import server
+from asyncrl.rpc.client import ConnectionLost, RpcClient
+from asyncrl.rpc.server import RpcServer
+from asyncrl.rpc.wire import Call, Endpoint, Frames, encoder, signatures
 
 STATISTICS = BufferStatistics(
     version=PolicyVersion(3),
@@ -279,7 +277,7 @@ def test_the_token_is_not_told_by_accident():
 async def test_a_stranger_is_turned_away_and_not_heard(
     said: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(rpc_server, "_INTRODUCTION_S", 0.05)
+    monkeypatch.setattr(server, "_INTRODUCTION_S", 0.05)
     async with Line() as line:
         client = await line.client()
         assert await client.call("length", b"a") == 1

@@ -12,7 +12,7 @@ import msgspec
 from asyncrl.core.batch import Batch, RowRecord
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import Recipe, ZeroVarianceFilter
 from asyncrl.core.ticket import Ticket
 from buffers.task_stream import TaskStream
@@ -21,11 +21,11 @@ from buffers.task_stream import TaskStream
 class _Group(msgspec.Struct):
     ticket: Ticket
     worker: WorkerId
-    finished: dict[int, FinishedSample] = {}
+    finished: dict[int, TrajectoryRecord] = {}
 
 
 class AdmissionOnly:
-    """See the module; the methods are those of :class:`buffers.simulation.Buffer`. Failed samples lose their whole group."""
+    """See the module; the methods are those of :class:`asyncrl.simulation.pool.Buffer`. Failed samples lose their whole group."""
 
     def __init__(self, recipe: Recipe, tasks: TaskStream) -> None:
         self._size, self._tasks = recipe.batch.group_size, tasks
@@ -56,7 +56,7 @@ class AdmissionOnly:
             tickets.append(ticket)
         return tickets
 
-    def commit(self, samples: Sequence[FinishedSample], now: float) -> None:
+    def commit(self, samples: Sequence[TrajectoryRecord], now: float) -> None:
         """A group that is whole is ready, or left out."""
         for sample in samples:
             group = self._running.get(sample.group_id)

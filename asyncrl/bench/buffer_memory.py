@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from asyncrl.bench.buffer_actors import trajectory_of
 from asyncrl.core.ids import PolicyVersion, WorkerId
-from asyncrl.core.payload import FinishedSample
+from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import encode
-from asyncrl.run.actors.bench_buffer import trajectory_of
 from asyncrl.run.payload import open_writer
 from asyncrl.run.tasks import make_task_stream
 from buffers import commands
@@ -77,7 +77,7 @@ def held_memory(recipe: Recipe, tokens: int, folder: Path) -> HeldMemory:
 
 def _finished(
     tickets: Sequence[Ticket], version: PolicyVersion, seed: int, tokens: int, writer: PayloadWriter
-) -> Iterator[FinishedSample]:
+) -> Iterator[TrajectoryRecord]:
     order = [(ticket, index) for ticket in tickets for index in ticket.samples]
     random.Random(seed).shuffle(order)
     like = trajectory_of(tickets[0], 0, tokens, version)
@@ -86,4 +86,4 @@ def _finished(
             like, task_id=ticket.task.id, group_id=ticket.group_id, sample_index=index, reward=float(index % 2)
         )
         (ref,) = writer.append([encode(trajectory)])
-        yield FinishedSample.of(trajectory, ref)
+        yield TrajectoryRecord.of(trajectory, ref)

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from asyncrl.bench import learning
+from asyncrl.bench.learning import ROWS, CannotContinue, Interrupted, LearningResult, LearningRun, LearningSettings
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.rules import broken_rules
-from asyncrl.run import bench_learning
-from asyncrl.run.bench_learning import ROWS, CannotContinue, Interrupted, LearningResult, LearningRun, LearningSettings
 
 MODEL = Path("/models/tiny, made once")
 SETTINGS = LearningSettings(rows=ROWS[:2], seeds=(3, 5), steps=20)
@@ -23,7 +23,7 @@ def measured(monkeypatch):
     done, raising = [], {}
 
     def in_a_process(work, *arguments):
-        if work is bench_learning._make_model:
+        if work is learning._make_model:
             return MODEL
         row, seed, settings, model = arguments
         assert model == MODEL
@@ -32,12 +32,12 @@ def measured(monkeypatch):
             raise error
         return LearningRun(row.name, seed, evaluations={0: 0.4, 10: 0.8 + seed / 50, settings.steps: 0.95}, seconds=100.0)
 
-    monkeypatch.setattr(bench_learning, "_in_a_process", in_a_process)
+    monkeypatch.setattr(learning, "_in_a_process", in_a_process)
     return done, raising
 
 
 def run(tmp_path, settings=SETTINGS):
-    return bench_learning.run(tmp_path / "learning.json", Console(file=io.StringIO()), settings)
+    return learning.run(tmp_path / "learning.json", Console(file=io.StringIO()), settings)
 
 
 def written(tmp_path):
@@ -46,7 +46,7 @@ def written(tmp_path):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_only_the_row_without_correction_breaks_a_rule(row):
-    recipe = bench_learning.recipe(row, 2, LearningSettings(), MODEL)
+    recipe = learning.recipe(row, 2, LearningSettings(), MODEL)
     assert (recipe.seed, recipe.steps, recipe.model.path) == (2, 80, str(MODEL))
     assert [error.place for error in broken_rules(recipe)] == ["algorithm.correction.weight"] * row.uncorrected
     if row.uncorrected:
@@ -76,8 +76,8 @@ def test_a_run_that_fails_is_recorded_stops_no_other_and_is_done_again(tmp_path,
     result = run(tmp_path)
     assert len(done) == 4
     assert [r.failure for r in written(tmp_path).runs] == ["", "MemoryError: no room", "", ""]
-    assert "| PPO with a critic | failed, 0.400 | failed, 0.950 | 0.950 | failed, 10 |" in bench_learning.markdown(result)
-    assert bench_learning.markdown(result).endswith("| 1 of 2 |")
+    assert "| PPO with a critic | failed, 0.400 | failed, 0.950 | 0.950 | failed, 10 |" in learning.markdown(result)
+    assert learning.markdown(result).endswith("| 1 of 2 |")
 
     raising.clear()
     done.clear()
@@ -102,10 +102,10 @@ def test_a_file_of_something_else_is_refused_and_stays(tmp_path, measured, conte
 
 
 def test_the_table_shows_each_seed_and_where_it_reached_the_bar(tmp_path, measured):
-    first = bench_learning.markdown(run(tmp_path)).splitlines()[2]
+    first = learning.markdown(run(tmp_path)).splitlines()[2]
     expected = "0.400, 0.400 | 0.950, 0.950 | 0.950 | 20, 10 | 0.00, 0.00 | 0, 0 | 100, 100 | 2 of 2 |"
     assert first == f"| GRPO, the quickstart as it is | {expected}"
     never = LearningRun("grpo", 3, evaluations={0: 0.4, 20: 0.89})
-    table = bench_learning.markdown(LearningResult(0.9, SETTINGS, (never,)))
+    table = learning.markdown(LearningResult(0.9, SETTINGS, (never,)))
     assert "| never, not run |" in table
     assert table.splitlines()[2].endswith("| 0 of 2 |")

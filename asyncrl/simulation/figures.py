@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId
-from asyncrl.core.payload import FinishedSample
+from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.ticket import Ticket
-from buffers.simulation import Shape, Varied
+from asyncrl.simulation.pool import Shape, Varied
 
 
 class StalenessTally:
@@ -28,7 +28,7 @@ class StalenessTally:
     def issued(self, ticket: Ticket, now: float) -> None:
         """Nothing to see."""
 
-    def took(self, batch: Batch, samples: Sequence[FinishedSample]) -> None:
+    def took(self, batch: Batch, samples: Sequence[TrajectoryRecord]) -> None:
         """Count the tokens of a batch.
 
         Raises:
@@ -97,7 +97,7 @@ class Cohort:
         if self._reward.varies(ticket.task):
             self.varied.add(ticket.group_id)
 
-    def took(self, batch: Batch, samples: Sequence[FinishedSample]) -> None:
+    def took(self, batch: Batch, samples: Sequence[TrajectoryRecord]) -> None:
         """Note what is trained."""
         for sample in samples:
             if sample.group_id in self._issued:

@@ -17,15 +17,15 @@ import numpy as np
 import ray
 
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode
 from asyncrl.run.actors.buffer import BufferActor
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.buffer_handle import BufferHandle
-from asyncrl.run.desk import RemoteTicketDesk
 from asyncrl.run.payload import PayloadSink, PayloadSource
+from asyncrl.run.ticket_client import RemoteTicketClient
 from buffers.journal import Journal
 from buffers.replay_buffer import ReplayBuffer
 from buffers.service import BufferService
@@ -44,7 +44,7 @@ class _TimedService(BufferService):
         super().__init__(*arguments, **named)
         self.takeable_at: dict[SampleKey, float] = {}
 
-    async def commit(self, samples: Sequence[FinishedSample]) -> None:
+    async def commit(self, samples: Sequence[TrajectoryRecord]) -> None:
         """As the service's own."""
         await super().commit(samples)
         now = time.monotonic()
@@ -118,7 +118,7 @@ class ProducerActor:
         """
         sink = await PayloadSink.of(self._recipe, self._buffer, self._worker)
         buffer = await BufferHandle.connect(self._buffer, self._worker, logger.warning)
-        desk = RemoteTicketDesk(buffer, self._worker, sink)
+        ticket_client = RemoteTicketClient(buffer, self._worker, sink)
         pace = None if per_second is None else _Pace(per_second)
         gc.freeze()  # as a generator does
         async with asyncio.TaskGroup() as work:
@@ -126,14 +126,14 @@ class ProducerActor:
                 self._changed.clear()
                 if self._asked_as != self._version:
                     self._asked_as = self._version
-                    work.create_task(self._serve(desk, self._version, pace))
+                    work.create_task(self._serve(ticket_client, self._version, pace))
                 await self._changed.wait()
         sink.close()
         buffer.close()
         return self._handed_in
 
-    async def _serve(self, desk: RemoteTicketDesk, version: PolicyVersion, pace: "_Pace | None") -> None:
-        tickets = await desk.lease(self._worker, version, self._recipe.batch.groups_per_step)
+    async def _serve(self, ticket_client: RemoteTicketClient, version: PolicyVersion, pace: "_Pace | None") -> None:
+        tickets = await ticket_client.lease(self._worker, version, self._recipe.batch.groups_per_step)
         if self._asked_as == version:
             self._asked_as = None
             self._changed.set()
@@ -142,16 +142,16 @@ class ProducerActor:
                 for index in ticket.samples:
                     if pace is not None:
                         await pace.next()
-                    commits.create_task(self._hand_in(desk, ticket, index))
+                    commits.create_task(self._hand_in(ticket_client, ticket, index))
 
-    async def _hand_in(self, desk: RemoteTicketDesk, ticket: Ticket, index: int) -> None:
+    async def _hand_in(self, ticket_client: RemoteTicketClient, ticket: Ticket, index: int) -> None:
         if self._like is None or self._like.version_spans[1].version != self._version:
             self._like = trajectory_of(ticket, 0, self._tokens, self._version)
         trajectory = msgspec.structs.replace(
             self._like, task_id=ticket.task.id, group_id=ticket.group_id, sample_index=index, reward=float(index % 2)
         )
         begin = time.monotonic()
-        await desk.commit(trajectory)
+        await ticket_client.commit(trajectory)
         self._handed_in[ticket.group_id, index] = begin, time.monotonic()
 
     async def install(self, version: PolicyVersion) -> None:

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from scipy.stats import ks_2samp
 
-from asyncrl.core.recipe.schema import Batch, Buffer, ZeroVarianceFilter
-from buffers.admission_only import AdmissionOnly
+from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, ZeroVarianceFilter
+from asyncrl.simulation.admission_only import AdmissionOnly
+from asyncrl.simulation.figures import Cohort, StalenessTally
+from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_recipe, simulated_tasks
 from buffers.replay_buffer import ReplayBuffer
-from buffers.simulation import Pool, Shape, Varied, simulated_recipe, simulated_tasks
-from buffers.simulation_figures import Cohort, StalenessTally
 
 BOUND = 4
 HARSH = Shape(
@@ -38,7 +38,9 @@ class Ran:
 
     def __init__(self, kind, shape=HARSH, steps=300, groups_per_step=16, without_variance=0.4, **buffer):
         settings = {"max_staleness": BOUND, "pipeline_depth": 2, "max_failures": 10**9, "filters": (ZeroVarianceFilter(),)}
-        self.recipe = simulated_recipe(steps, Batch(groups_per_step=groups_per_step, group_size=4), Buffer(**settings | buffer))
+        self.recipe = simulated_recipe(
+            steps, BatchConfig(groups_per_step=groups_per_step, group_size=4), BufferConfig(**settings | buffer)
+        )
         varied = Varied(without_variance)
         self.tally, self.cohort = StalenessTally(), Cohort(shape, varied)
         self.buffer = kind(self.recipe, simulated_tasks(10_000, seed=1))
@@ -155,8 +157,10 @@ class Batches:
 @pytest.mark.parametrize("on_stale", ["mask", "wait", "drop"])
 def test_without_staleness_it_is_the_sequential_loop(on_stale):
     """Whatever order episodes finish in, and however many engines die meanwhile."""
-    steps, batch = 150, Batch(groups_per_step=8, group_size=4)
-    buffer = Buffer(max_staleness=0, pipeline_depth=0, on_stale=on_stale, filters=(ZeroVarianceFilter(),), max_failures=10**9)
+    steps, batch = 150, BatchConfig(groups_per_step=8, group_size=4)
+    buffer = BufferConfig(
+        max_staleness=0, pipeline_depth=0, on_stale=on_stale, filters=(ZeroVarianceFilter(),), max_failures=10**9
+    )
     recipe, batches = simulated_recipe(steps, batch, buffer), Batches()
     shape = msgspec.structs.replace(HARSH, broken=0.0, engine_life=2_000.0)
     replay = ReplayBuffer(recipe, simulated_tasks(1000, seed=1))

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from asyncrl.core.errors import ComponentFailed, FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Trajectory, encode
 from asyncrl.run.buffer_handle import BufferHandle
-from asyncrl.run.gathering import Gathering
+from asyncrl.run.request_coalescer import RequestCoalescer
 from buffers.payload import DiskFull
 
 logger = logging.getLogger(__name__)
@@ -32,8 +32,8 @@ class Sink(Protocol):
         ...
 
 
-class RemoteTicketDesk:
-    """See :class:`asyncrl.core.ticket.TicketDesk` for the contract.
+class RemoteTicketClient:
+    """See :class:`asyncrl.core.ticket.TicketClient` for the contract.
 
     Args:
         buffer: to be asked.
@@ -44,7 +44,7 @@ class RemoteTicketDesk:
 
     def __init__(self, buffer: BufferHandle, worker: WorkerId, sink: Sink, reward_names: Sequence[str] = ()) -> None:
         self._buffer, self._worker, self._sink, self._reward_names = buffer, worker, sink, reward_names
-        self._commits = Gathering(self._send)
+        self._commits = RequestCoalescer(self._send)
         self._room = asyncio.Lock()
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
@@ -59,7 +59,7 @@ class RemoteTicketDesk:
         """
         payload = await self._keep(trajectory.group_id, encode(trajectory))
         try:
-            sample = FinishedSample.of(trajectory, payload, self._reward_names)
+            sample = TrajectoryRecord.of(trajectory, payload, self._reward_names)
         except ValueError as error:
             name = f"task {trajectory.task_id}, group {trajectory.group_id}, sample {trajectory.sample_index}"
             raise ComponentFailed(f"{self._worker} made a malformed trajectory ({name}): {error}") from error
@@ -73,7 +73,7 @@ class RemoteTicketDesk:
         """Say that the worker lives; what it need not go on with."""
         return await self._buffer.call("renew", worker, running)
 
-    async def _send(self, samples: Sequence[FinishedSample]) -> Sequence[None]:
+    async def _send(self, samples: Sequence[TrajectoryRecord]) -> Sequence[None]:
         await self._buffer.call("commit", samples)
         return [None] * len(samples)
 

@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 from ray.exceptions import RayActorError
 
+from asyncrl.core.buffer_statistics import BufferStatistics, LedgerCounts, StaleTokens
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, FailureKind, ProcessDied
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId, WorkerId
-from asyncrl.core.payload import FinishedSample, PayloadRef
-from asyncrl.core.recipe.schema import AppendOnlyJournal, Buffer
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.recipe.schema import AppendOnlyJournal, BufferConfig
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode
-from asyncrl.run import buffer_handle, desk
+from asyncrl.rpc.client import RpcClient
+from asyncrl.rpc.server import RpcServer
+from asyncrl.rpc.wire import Endpoint
+from asyncrl.run import buffer_handle, ticket_client
 from asyncrl.run.buffer_handle import METHODS, BufferHandle
-from asyncrl.run.desk import RemoteTicketDesk
 from asyncrl.run.payload import PayloadSink, ShardPlace
-from asyncrl.run.rpc import Endpoint
-from asyncrl.run.rpc_client import RpcClient
-from asyncrl.run.rpc_server import RpcServer
-from buffers.ledger import LedgerCounts
+from asyncrl.run.ticket_client import RemoteTicketClient
 from buffers.payload import DiskFull, PayloadReader
-from buffers.statistics import BufferStatistics, StaleTokens
 
 WORKER = WorkerId("generator-0")
 NOTHING = BufferStatistics(
@@ -64,8 +63,8 @@ def trajectory(index: int, group: int = 3) -> Trajectory:
     )
 
 
-def sample(index: int) -> FinishedSample:
-    return FinishedSample.of(trajectory(index), PayloadRef(0, "s", index, 1, 0))
+def sample(index: int) -> TrajectoryRecord:
+    return TrajectoryRecord.of(trajectory(index), PayloadRef(0, "s", index, 1, 0))
 
 
 class FakeBuffer:
@@ -82,7 +81,7 @@ class FakeBuffer:
         self.gate.set()
         self.changed = asyncio.Condition()
 
-    async def commit(self, samples: Sequence[FinishedSample]) -> None:
+    async def commit(self, samples: Sequence[TrajectoryRecord]) -> None:
         self.commits.append([s.sample_index for s in samples])
         self.samples = list(samples)
         await self._notify()
@@ -149,7 +148,7 @@ class Shop:
     def __init__(self, folder: Path, fsync: str, reward_names: Sequence[str], *, buffer_dead: bool) -> None:
         (folder / "shard-0").mkdir()
         self.folder = folder / "shard-0"
-        self.recipe = Buffer(journal=AppendOnlyJournal(fsync=fsync))  # type: ignore[arg-type]
+        self.recipe = BufferConfig(journal=AppendOnlyJournal(fsync=fsync))  # type: ignore[arg-type]
         self.buffer, self.actor, self.notes = FakeBuffer(), FakeActor(dead=buffer_dead), []
         sink = PayloadSink(self.recipe, [ShardPlace(0, "here", self.folder, None)], "here", WORKER)
         self.sink = FillingSink(sink, self.folder)
@@ -159,7 +158,7 @@ class Shop:
     async def open(self) -> None:
         self.rpc = await RpcClient.connect(await self.server.start("127.0.0.1"), METHODS)
         self.handle = BufferHandle(self.actor, self.rpc, WORKER, self.notes.append)
-        self.desk = RemoteTicketDesk(self.handle, WORKER, self.sink, self.reward_names)
+        self.ticket_client = RemoteTicketClient(self.handle, WORKER, self.sink, self.reward_names)
 
     def close(self) -> None:
         self.rpc.close()
@@ -193,12 +192,12 @@ async def test_what_the_buffer_hears_of_is_kept(open_shop: OpenShop, fsync: str)
     sent = [trajectory(index) for index in range(4)]
     heard = []
     for each in sent:
-        await shop.desk.commit(each)
+        await shop.ticket_client.commit(each)
         heard += shop.buffer.samples
     for each, told in zip(sent, heard, strict=True):
         (data,) = PayloadReader(shop.folder).read([told.payload])
         assert msgspec.structs.replace(decode(data), **arrays_of(each)) == msgspec.structs.replace(each, **arrays_of(each))
-        assert told == FinishedSample.of(each, told.payload)
+        assert told == TrajectoryRecord.of(each, told.payload)
         assert told.sampled == ((5, each.sample_index + 1),)
 
 
@@ -206,7 +205,7 @@ async def test_the_buffer_hears_what_no_loss_can_train(open_shop: OpenShop) -> N
     shop = await open_shop()
     sampled = trajectory(0)
     for each in (sampled, msgspec.structs.replace(sampled, sampling=Sampling(0.0, 1.0, 0))):
-        await shop.desk.commit(each)
+        await shop.ticket_client.commit(each)
         (told,) = shop.buffer.samples
         assert told.greedy == (each is not sampled)
         assert told.trainable_tokens(PolicyVersion(5)) == (1 if each is sampled else 0)
@@ -215,7 +214,7 @@ async def test_the_buffer_hears_what_no_loss_can_train(open_shop: OpenShop) -> N
 
 async def test_the_buffer_hears_of_each_reward_that_the_recipe_names(open_shop: OpenShop) -> None:
     shop = await open_shop(reward_names=("polite", "reward"))
-    await shop.desk.commit(msgspec.structs.replace(trajectory(0), metrics={"polite": 0.25, "calls": 3.0}))
+    await shop.ticket_client.commit(msgspec.structs.replace(trajectory(0), metrics={"polite": 0.25, "calls": 3.0}))
     (told,) = shop.buffer.samples
     assert told.rewards == (0.25, 0.5)
 
@@ -227,9 +226,9 @@ def arrays_of(each: Trajectory) -> dict[str, Any]:
 async def test_samples_that_come_while_a_call_is_under_way_go_with_the_next(open_shop: OpenShop) -> None:
     shop = await open_shop()
     shop.buffer.gate.clear()
-    first = asyncio.create_task(shop.desk.commit(trajectory(0)))
+    first = asyncio.create_task(shop.ticket_client.commit(trajectory(0)))
     await shop.buffer.until(lambda: shop.buffer.commits == [[0]])
-    others = [asyncio.create_task(shop.desk.commit(trajectory(index))) for index in range(1, 5)]
+    others = [asyncio.create_task(shop.ticket_client.commit(trajectory(index))) for index in range(1, 5)]
     for _ in range(20):
         await asyncio.sleep(0)
     assert shop.buffer.commits == [[0]]
@@ -242,14 +241,14 @@ async def test_samples_that_come_while_a_call_is_under_way_go_with_the_next(open
 async def test_a_full_disk_loses_nothing_is_reported_once_and_holds_up_no_renewal(
     open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "FIRST_RETRY_S", 0.001)
-    monkeypatch.setattr(desk, "LAST_RETRY_S", 0.004)
+    monkeypatch.setattr(ticket_client, "FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr(ticket_client, "LAST_RETRY_S", 0.004)
     shop = await open_shop()
     shop.sink.full = True
-    waiting = [asyncio.create_task(shop.desk.commit(trajectory(index))) for index in range(6)]
+    waiting = [asyncio.create_task(shop.ticket_client.commit(trajectory(index))) for index in range(6)]
     await shop.buffer.until(lambda: len(shop.buffer.pauses) == 1)
     assert "is full" in shop.buffer.pauses[0]
-    assert await shop.desk.renew(WORKER, [GroupId(8), GroupId(9)]) == [8]
+    assert await shop.ticket_client.renew(WORKER, [GroupId(8), GroupId(9)]) == [8]
     async with asyncio.timeout(10):
         while shop.sink.tries < 5:  # noqa: ASYNC110 - the sink is tried at intervals
             await asyncio.sleep(0.001)
@@ -263,7 +262,7 @@ async def test_a_full_disk_loses_nothing_is_reported_once_and_holds_up_no_renewa
 async def test_a_group_given_up_on_a_full_disk_pauses_nobody_any_more(open_shop: OpenShop) -> None:
     shop = await open_shop()
     shop.sink.full = True
-    waiting = asyncio.create_task(shop.desk.commit(trajectory(0)))
+    waiting = asyncio.create_task(shop.ticket_client.commit(trajectory(0)))
     await shop.buffer.until(lambda: len(shop.buffer.pauses) == 1)
     waiting.cancel()
     await shop.buffer.until(lambda: len(shop.buffer.pauses) == 2)
@@ -275,13 +274,13 @@ async def test_a_malformed_trajectory_is_named(open_shop: OpenShop) -> None:
     broken = msgspec.structs.replace(trajectory(1), loss_mask=np.zeros(4, bool))
     message = r"generator-0 made a malformed trajectory \(task t, group 3, sample 1\): the loss mask is not exactly"
     with pytest.raises(ComponentFailed, match=message):
-        await shop.desk.commit(broken)
+        await shop.ticket_client.commit(broken)
     assert shop.buffer.commits == []
 
 
 async def test_a_failure_is_given_back_by_name(open_shop: OpenShop) -> None:
     shop = await open_shop()
-    await shop.desk.fail(GroupId(3), 1, FailureKind.DATA, "it broke")
+    await shop.ticket_client.fail(GroupId(3), 1, FailureKind.DATA, "it broke")
     assert shop.buffer.failure == (3, 1, FailureKind.DATA, "it broke")
 
 
@@ -336,10 +335,10 @@ async def test_the_buffers_death_is_not_taken_for_the_generators(
     """A generator that died, or lost its connection, is replaced; nothing can take the buffer's place."""
     shop = await open_shop(buffer_dead=dead)
     shop.buffer.gate.clear()
-    waiting = asyncio.create_task(shop.desk.commit(trajectory(0)))
+    waiting = asyncio.create_task(shop.ticket_client.commit(trajectory(0)))
     await shop.buffer.until(lambda: shop.buffer.commits == [[0]])
     shop.rpc.close()
-    for call in (waiting, shop.desk.commit(trajectory(1))):
+    for call in (waiting, shop.ticket_client.commit(trajectory(1))):
         with pytest.raises(ComponentFailed, match=told) as caught:
             await call
         assert type(caught.value) is raised
@@ -366,5 +365,5 @@ async def test_who_ends_is_told_so_and_not_of_the_network(open_shop: OpenShop) -
 
 async def test_what_cannot_be_said_in_utf_8_is_written_out(open_shop: OpenShop) -> None:
     shop = await open_shop()
-    await shop.desk.fail(GroupId(3), 1, FailureKind.DATA, str(EnvironmentBroken("half a pair: \ud800")))
+    await shop.ticket_client.fail(GroupId(3), 1, FailureKind.DATA, str(EnvironmentBroken("half a pair: \ud800")))
     assert shop.buffer.failure == (3, 1, FailureKind.DATA, r"half a pair: \ud800")

@@ -14,7 +14,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Gathering(Generic[T, R]):
+class RequestCoalescer(Generic[T, R]):
     """Sends items by ``send``, which answers each of them, in order. Lives within one event loop.
 
     Args:

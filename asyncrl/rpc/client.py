@@ -1,4 +1,4 @@
-"""Calls methods of an object in another process; see :mod:`asyncrl.run.rpc`.
+"""Calls methods of an object in another process; see :mod:`asyncrl.rpc.wire`.
 
 What always holds: whoever waits for an answer gets it, or is told at once that the connection ended. There are no deadlines here:
 only the caller knows how long an answer may take.
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed
-from asyncrl.run.rpc import Answer, Call, Endpoint, Failure, Frames, Signature, encoder
+from asyncrl.rpc.wire import Answer, Call, Endpoint, Failure, Frames, Signature, encoder
 
 _answers = msgspec.msgpack.Decoder(Answer)
 _failures = msgspec.msgpack.Decoder(Failure)

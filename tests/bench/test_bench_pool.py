@@ -5,15 +5,15 @@ import io
 import msgspec
 from rich.console import Console
 
-from asyncrl.run import bench_pool
-from asyncrl.run.bench_pool import HOUR_S, PoolResult
+from asyncrl.bench import pool
+from asyncrl.bench.pool import HOUR_S, PoolResult
+from asyncrl.simulation.pool import Pool, Varied, simulated_tasks
 from buffers.replay_buffer import ReplayBuffer
-from buffers.simulation import Pool, Varied, simulated_tasks
 
 
 def test_memory_is_flat_and_the_result_is_written(tmp_path):
     console = Console(file=io.StringIO())
-    result = bench_pool.run(16, 12, tmp_path / "pool.json", console)
+    result = pool.run(16, 12, tmp_path / "pool.json", console)
     assert msgspec.json.decode((tmp_path / "pool.json").read_bytes(), type=PoolResult) == result
     assert result.staleness_max <= result.bound
     assert result.trajectories == 4 * result.groups
@@ -21,16 +21,16 @@ def test_memory_is_flat_and_the_result_is_written(tmp_path):
     assert result.trajectories > 20_000
     assert result.rss_last_hour_mb - result.rss_first_hour_mb < 3
     assert "hour 12" in console.file.getvalue()
-    console.print(bench_pool.view(result))
+    console.print(pool.view(result))
     assert f"{result.groups:,} groups" in console.file.getvalue()
 
 
 def test_the_state_of_the_buffer_does_not_grow():
-    recipe, shape = bench_pool.world(16)
+    recipe, shape = pool.world(16)
     buffer = ReplayBuffer(recipe, simulated_tasks(1000, recipe.seed))
-    pool = Pool(recipe, buffer, shape, Varied(0.4))
+    engines = Pool(recipe, buffer, shape, Varied(0.4))
     sizes = []
     for hours in (4, 8, 12, 16):
-        pool.run(until=hours * HOUR_S)
+        engines.run(until=hours * HOUR_S)
         sizes.append(len(buffer.snapshot()))
     assert max(sizes) < 1.5 * sizes[0], "what is held varies with the moment, but not with the hours"

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from asyncrl.run import bench_learner, bench_learner_steps
-from asyncrl.run.bench_learner import LearnerBenchResult, LearnerBenchSettings, LogprobSettings
-from asyncrl.run.bench_learner_steps import GROUP_SIZE, StepSettings
+from asyncrl.bench import learner, learner_steps
+from asyncrl.bench.learner import LearnerBenchResult, LearnerBenchSettings, LogprobSettings
+from asyncrl.bench.learner_steps import GROUP_SIZE, StepSettings
 
 
 @pytest.fixture
@@ -24,15 +24,15 @@ def tiny(monkeypatch):
 
 def test_both_loops_take_the_same_gradient_and_the_result_is_written(tiny, tmp_path):
     console = Console(file=io.StringIO(), width=120)
-    result = bench_learner.run(tmp_path / "learner.json", console, tiny)
+    result = learner.run(tmp_path / "learner.json", console, tiny)
     assert msgspec.json.decode((tmp_path / "learner.json").read_bytes(), type=LearnerBenchResult) == result
     for speed in (result.padding_free, result.lognormal):
-        assert speed.gradient_difference < bench_learner_steps.SAME_GRADIENT
+        assert speed.gradient_difference < learner_steps.SAME_GRADIENT
         assert speed.learner_tokens_per_s > 0
         assert speed.plain_tokens_per_s > 0
     assert result.padding_free.tokens == GROUP_SIZE * 24
     assert result.padding_free.padding == 0
     assert 0 < result.lognormal.padding < 1
     assert result.logprob_megabytes < result.full_logits_megabytes
-    console.print(bench_learner.view(result))
+    console.print(learner.view(result))
     assert "rows of one length" in console.file.getvalue()

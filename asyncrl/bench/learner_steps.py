@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from asyncrl.core.batch import Batch, RowRecord
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import Environment, Learner, Model, Recipe, Sampling
+from asyncrl.core.recipe.schema import EnvironmentConfig, LearnerConfig, ModelConfig, Recipe, SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
 
@@ -79,7 +79,7 @@ def measure(folder: Path, settings: StepSettings) -> StepSpeed:
     Raises:
         RuntimeError: if the loops do not compute the same gradient.
     """
-    from learners.learner import Learner as LearnerRank
+    from learners.learner import LearnerConfig as LearnerRank
     from learners.rank import RankSpec
 
     disable_progress_bar()
@@ -188,10 +188,10 @@ def _recipe(folder: Path, micro_batch_tokens: int) -> Recipe:
     return Recipe(
         name="bench-learner",
         steps=1,
-        model=Model(path=str(folder)),
-        environment=Environment(name="calculator"),
-        sampling=Sampling(temperature=1.0),
-        learner=Learner(lr=LEARNING_RATE, micro_batch_tokens=micro_batch_tokens),
+        model=ModelConfig(path=str(folder)),
+        environment=EnvironmentConfig(name="calculator"),
+        sampling=SamplingConfig(temperature=1.0),
+        learner=LearnerConfig(lr=LEARNING_RATE, micro_batch_tokens=micro_batch_tokens),
     )
 
 

@@ -1,7 +1,7 @@
 """A day of a large pool, in simulated time: does the ledger add up, does memory stay flat, what does a group cost?
 
 The buffer, its policy and its ledger are the real ones and check themselves at every operation; the tokens of every batch are
-recounted from when they were sampled. See :mod:`buffers.simulation`.
+recounted from when they were sampled. See :mod:`asyncrl.simulation.pool`.
 """
 
 import time
@@ -14,10 +14,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from asyncrl.core.errors import LedgerError
-from asyncrl.core.recipe.schema import Batch, Buffer, Recipe, ZeroVarianceFilter
+from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, Recipe, ZeroVarianceFilter
+from asyncrl.simulation.figures import StalenessTally
+from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_recipe, simulated_tasks
 from buffers.replay_buffer import ReplayBuffer
-from buffers.simulation import Pool, Shape, Varied, simulated_recipe, simulated_tasks
-from buffers.simulation_figures import StalenessTally
 
 HOUR_S = 3600.0
 EPISODES_AN_ENGINE = 32
@@ -67,8 +67,8 @@ def world(engines: int) -> tuple[Recipe, Shape]:
     groups_per_step = 2 * engines
     recipe = simulated_recipe(
         steps=1_000_000,
-        batch=Batch(groups_per_step=groups_per_step, group_size=4),
-        buffer=Buffer(
+        batch=BatchConfig(groups_per_step=groups_per_step, group_size=4),
+        buffer=BufferConfig(
             max_staleness=MAX_STALENESS,
             pipeline_depth=PIPELINE_DEPTH,
             filters=(ZeroVarianceFilter(),),

@@ -1,4 +1,4 @@
-"""Answers calls of an object's methods; see :mod:`asyncrl.run.rpc`.
+"""Answers calls of an object's methods; see :mod:`asyncrl.rpc.wire`.
 
 What always holds: every call is answered by what the method returned or raised, or else its connection ends; who does not know
 the token is not heard.
@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed
-from asyncrl.run.rpc import Answer, Call, Endpoint, Failure, Frames, Signature, encoder
+from asyncrl.rpc.wire import Answer, Call, Endpoint, Failure, Frames, Signature, encoder
 
 logger = logging.getLogger(__name__)
 

@@ -66,7 +66,7 @@ class Generator(Protocol):
         ...
 
 
-class Place:
+class GeneratorSlot:
     """Where a generator works, and another after it.
 
     Attributes:

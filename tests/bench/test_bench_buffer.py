@@ -1,8 +1,8 @@
 import msgspec
 from rich.console import Console
 
-from asyncrl.run import bench_buffer
-from asyncrl.run.bench_buffer import BenchSettings, BufferResult
+from asyncrl.bench import buffer
+from asyncrl.bench.buffer import BenchSettings, BufferResult
 
 
 def test_a_small_benchmark_goes_all_the_way_and_leaves_nothing(tmp_path, monkeypatch):
@@ -19,7 +19,7 @@ def test_a_small_benchmark_goes_all_the_way_and_leaves_nothing(tmp_path, monkeyp
         held_groups=16,
     )
     file = tmp_path / "buffer.json"
-    result = bench_buffer.run(file, Console(quiet=True), settings)
+    result = buffer.run(file, Console(quiet=True), settings)
     assert msgspec.json.decode(file.read_bytes(), type=BufferResult) == result
     assert result.journal_off.trajectories_per_s > 0
     assert result.journal_on.trajectories_per_s > 0

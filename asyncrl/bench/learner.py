@@ -18,7 +18,7 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from asyncrl.run import bench_learner_memory, bench_learner_steps
+from asyncrl.bench import learner_memory, learner_steps
 
 Measured = TypeVar("Measured")
 
@@ -46,8 +46,8 @@ class LearnerBenchSettings(msgspec.Struct, frozen=True):
         logprob: see there.
     """
 
-    padding_free: bench_learner_steps.StepSettings = bench_learner_steps.StepSettings(sigma=0.0)
-    lognormal: bench_learner_steps.StepSettings = bench_learner_steps.StepSettings(sigma=1.0)
+    padding_free: learner_steps.StepSettings = learner_steps.StepSettings(sigma=0.0)
+    lognormal: learner_steps.StepSettings = learner_steps.StepSettings(sigma=1.0)
     logprob: LogprobSettings = LogprobSettings()
 
 
@@ -71,8 +71,8 @@ class LearnerBenchResult(msgspec.Struct, frozen=True):
     logprob_time_ratio_entropy_bonus: float
     logprob_megabytes: float
     full_logits_megabytes: float
-    padding_free: bench_learner_steps.StepSpeed
-    lognormal: bench_learner_steps.StepSpeed
+    padding_free: learner_steps.StepSpeed
+    lognormal: learner_steps.StepSpeed
     settings: LearnerBenchSettings
 
 
@@ -89,13 +89,13 @@ def run(json_file: Path, console: Console, settings: LearnerBenchSettings | None
     for name, of_steps in (("rows of one length", settings.padding_free), ("log-normal lengths", settings.lognormal)):
         console.print(f"Optimizer steps, {name}")
         with tempfile.TemporaryDirectory(prefix="asyncrl-bench-learner-") as folder:
-            speeds.append(_in_a_process(bench_learner_steps.measure, Path(folder), of_steps))
+            speeds.append(_in_a_process(learner_steps.measure, Path(folder), of_steps))
     size = settings.logprob
     shape = (size.tokens, size.vocabulary, size.hidden)
     console.print("Log-probabilities: memory")
-    tiled, full = (_in_a_process(bench_learner_memory.megabytes, way, *shape) for way in ("tiled", "full"))
+    tiled, full = (_in_a_process(learner_memory.megabytes, way, *shape) for way in ("tiled", "full"))
     console.print("Log-probabilities: time")
-    times = [_in_a_process(bench_learner_memory.seconds, *shape, size.repetitions, bonus) for bonus in (False, True)]
+    times = [_in_a_process(learner_memory.seconds, *shape, size.repetitions, bonus) for bonus in (False, True)]
     result = LearnerBenchResult(
         ratio_padding_free=speeds[0].ratio,
         ratio_lognormal=speeds[1].ratio,

@@ -19,7 +19,7 @@ import msgspec
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
-from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe import schema
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
@@ -35,7 +35,7 @@ class Buffer(Protocol):
 
     def room(self) -> int: ...  # noqa: D102
     def lease(self, worker: WorkerId, limit: int, now: float) -> list[Ticket]: ...  # noqa: D102
-    def commit(self, samples: Sequence[FinishedSample], now: float) -> None: ...  # noqa: D102
+    def commit(self, samples: Sequence[TrajectoryRecord], now: float) -> None: ...  # noqa: D102
     def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None: ...  # noqa: D102
     def lost(self, worker: WorkerId) -> None: ...  # noqa: D102
     def unwanted(self, worker: WorkerId, running: Sequence[GroupId]) -> list[GroupId]: ...  # noqa: D102
@@ -101,7 +101,7 @@ class Observer(Protocol):
         """A ticket was leased; it may be one that was issued before."""
         ...
 
-    def took(self, batch: Batch, samples: Sequence[FinishedSample]) -> None:
+    def took(self, batch: Batch, samples: Sequence[TrajectoryRecord]) -> None:
         """The learner takes a batch, of which row ``i`` is ``samples[i]``."""
         ...
 
@@ -161,7 +161,7 @@ class Pool:
         self.now = 0.0
         self.step = 0
         self.learner_idle = 0.0
-        self.stored: dict[int, FinishedSample] = {}
+        self.stored: dict[int, TrajectoryRecord] = {}
         self._next_death()
 
     def run(self, until: float = math.inf, step: int | None = None) -> None:
@@ -216,7 +216,7 @@ class Pool:
         ticket, index = episode.ticket, episode.index
         length = self._shape.length(ticket.group_id, index)
         sampled = tuple(self._sampled(episode, length))
-        sample = FinishedSample(
+        sample = TrajectoryRecord(
             group_id=ticket.group_id,
             sample_index=index,
             length=length,
@@ -370,13 +370,13 @@ def simulated_tasks(number: int, seed: int) -> TaskStream:
     return TaskStream([TaskSource("simulated", tasks)], seed)
 
 
-def simulated_recipe(steps: int, batch: schema.Batch, buffer: schema.Buffer, seed: int = 0) -> schema.Recipe:
+def simulated_recipe(steps: int, batch: schema.BatchConfig, buffer: schema.BufferConfig, seed: int = 0) -> schema.Recipe:
     """A recipe of which only what the buffer reads means something."""
     return schema.Recipe(
         name="simulated",
         steps=steps,
-        model=schema.Model(path="simulated"),
-        environment=schema.Environment(name="simulated"),
+        model=schema.ModelConfig(path="simulated"),
+        environment=schema.EnvironmentConfig(name="simulated"),
         batch=batch,
         buffer=buffer,
         seed=seed,

@@ -1,6 +1,6 @@
 """What each ``on_stale`` does to staleness, to the lengths that are trained and to speed, beside admission control alone.
 
-One world for all of them, in simulated time (:mod:`buffers.simulation`): durations with a heavy tail, 40 % of the groups
+One world for all of them, in simulated time (:mod:`asyncrl.simulation.pool`): durations with a heavy tail, 40 % of the groups
 filtered, engines that die, environments that break.
 """
 
@@ -12,11 +12,11 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from asyncrl.core.recipe.schema import Batch, Buffer, ZeroVarianceFilter
-from buffers.admission_only import AdmissionOnly
+from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, ZeroVarianceFilter
+from asyncrl.simulation.admission_only import AdmissionOnly
+from asyncrl.simulation.figures import Cohort, StalenessTally
+from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_recipe, simulated_tasks
 from buffers.replay_buffer import ReplayBuffer
-from buffers.simulation import Pool, Shape, Varied, simulated_recipe, simulated_tasks
-from buffers.simulation_figures import Cohort, StalenessTally
 
 STEPS, GROUPS_PER_STEP, GROUP_SIZE = 1000, 16, 4
 MAX_STALENESS, PIPELINE_DEPTH = 4, 2
@@ -87,8 +87,8 @@ def run(json_file: Path) -> StalenessResult:
 def _measure(kind: type[ReplayBuffer] | type[AdmissionOnly], on_stale: Literal["mask", "wait", "drop"]) -> PolicyResult:
     recipe = simulated_recipe(
         STEPS,
-        Batch(groups_per_step=GROUPS_PER_STEP, group_size=GROUP_SIZE),
-        Buffer(
+        BatchConfig(groups_per_step=GROUPS_PER_STEP, group_size=GROUP_SIZE),
+        BufferConfig(
             max_staleness=MAX_STALENESS,
             pipeline_depth=PIPELINE_DEPTH,
             on_stale=on_stale,

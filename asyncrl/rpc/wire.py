@@ -1,5 +1,5 @@
-"""Calls of an object's asynchronous methods over TCP: what goes over the wire between :mod:`asyncrl.run.rpc_client` and
-:mod:`asyncrl.run.rpc_server`.
+"""Calls of an object's asynchronous methods over TCP: what goes over the wire between :mod:`asyncrl.rpc.client` and
+:mod:`asyncrl.rpc.server`.
 
 Made for the buffer's service, which every trajectory asks: a call through Ray takes ten times as long and as much of the
 processor. What always holds: arguments and results are msgpack of the types that the method is annotated with, and errors are

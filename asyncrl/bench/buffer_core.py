@@ -6,7 +6,7 @@ from collections import deque
 import msgspec
 
 from asyncrl.core.ids import PolicyVersion, WorkerId
-from asyncrl.core.payload import FinishedSample, PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
@@ -38,8 +38,8 @@ def core_us_per_trajectory(recipe: Recipe, steps: int) -> float:
     return spent / (steps * rows) * 1e6
 
 
-def _finish(ticket: Ticket, version: int, recipe: Recipe) -> list[FinishedSample]:
-    like = FinishedSample(
+def _finish(ticket: Ticket, version: int, recipe: Recipe) -> list[TrajectoryRecord]:
+    like = TrajectoryRecord(
         group_id=ticket.group_id,
         sample_index=0,
         length=2048,

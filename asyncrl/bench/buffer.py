@@ -16,14 +16,14 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from asyncrl.bench.buffer_actors import RemoteConsumer, RemoteProducer, RemoteTimedBuffer, trajectory_of
+from asyncrl.bench.buffer_core import core_us_per_trajectory
+from asyncrl.bench.buffer_memory import HeldMemory, held_memory
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import encode
-from asyncrl.run.actors.bench_buffer import RemoteConsumer, RemoteProducer, RemoteTimedBuffer, trajectory_of
-from asyncrl.run.bench_buffer_core import core_us_per_trajectory
-from asyncrl.run.bench_buffer_memory import HeldMemory, held_memory
 from asyncrl.run.buffer_folder import remove_payload_in_memory
 from asyncrl.run.cluster import start_ray
 from asyncrl.run.compose import compose

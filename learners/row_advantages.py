@@ -5,13 +5,20 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.recipe.algorithm import Algorithm, EpisodeCredit, GdpoAdvantage, OverlongPenalty, RemaxAdvantage, TurnCredit
+from asyncrl.core.recipe.algorithm import (
+    AlgorithmConfig,
+    EpisodeCredit,
+    GdpoAdvantage,
+    OverlongPenalty,
+    RemaxAdvantage,
+    TurnCredit,
+)
 from learners.advantages import Returns, advantages, against_greedy, decoupled_advantages
 from learners.credit import turn_groups, turn_places, turn_returns
 from learners.overlong import overlong_penalties
 
 
-def rate(batch: Batch, config: Algorithm) -> list[list[float]]:
+def row_advantages(batch: Batch, config: AlgorithmConfig) -> list[list[float]]:
     """Advantages of each row of the batch: one for the whole row, or one a turn.
 
     Raises:
@@ -25,7 +32,7 @@ def rate(batch: Batch, config: Algorithm) -> list[list[float]]:
             return _of_turns(batch, config, discount)
 
 
-def less_penalties(batch: Batch, penalties: list[list[float]], credit: EpisodeCredit | TurnCredit) -> Batch:
+def with_penalties(batch: Batch, penalties: list[list[float]], credit: EpisodeCredit | TurnCredit) -> Batch:
     """The batch with the rewards that ``credit`` looks at less ``penalties``: of each row one, or one a turn."""
     if isinstance(credit, EpisodeCredit):
         rows = [msgspec.structs.replace(row, reward=row.reward - one) for row, (one,) in zip(batch.rows, penalties, strict=True)]
@@ -37,7 +44,7 @@ def less_penalties(batch: Batch, penalties: list[list[float]], credit: EpisodeCr
     return msgspec.structs.replace(batch, rows=tuple(rows))
 
 
-def less_overlong(batch: Batch, config: OverlongPenalty, credit: EpisodeCredit | TurnCredit) -> Batch:
+def with_overlong_penalty(batch: Batch, config: OverlongPenalty, credit: EpisodeCredit | TurnCredit) -> Batch:
     """The batch with what long rows lose taken off the rewards that ``credit`` looks at: the row's, or its last turn's."""
     by_row = isinstance(credit, EpisodeCredit)
     of_rows = overlong_penalties(torch.tensor([row.length for row in batch.rows]), config).tolist()
@@ -45,7 +52,7 @@ def less_overlong(batch: Batch, config: OverlongPenalty, credit: EpisodeCredit |
         [penalty] if by_row else [*[0.0] * (len(row.turn_rewards) - 1), penalty]
         for row, penalty in zip(batch.rows, of_rows, strict=True)
     ]
-    return less_penalties(batch, penalties, credit)
+    return with_penalties(batch, penalties, credit)
 
 
 def _groups(batch: Batch) -> list[int]:
@@ -53,7 +60,7 @@ def _groups(batch: Batch) -> list[int]:
     return [number[row.group_id] for row in batch.rows]
 
 
-def _of_episodes(batch: Batch, config: Algorithm) -> list[float]:
+def _of_episodes(batch: Batch, config: AlgorithmConfig) -> list[float]:
     group, tokens = torch.tensor(_groups(batch)), torch.tensor([row.loss_tokens for row in batch.rows])
     if isinstance(config.advantage, GdpoAdvantage):
         return decoupled_advantages(*_several_rewards(batch, config.advantage), group, tokens).tolist()
@@ -79,7 +86,7 @@ def _several_rewards(batch: Batch, config: GdpoAdvantage) -> tuple[Tensor, Tenso
     return rewards, torch.tensor([config.rewards[name] for name in config.names], dtype=torch.float64)
 
 
-def _of_turns(batch: Batch, config: Algorithm, discount: float) -> list[list[float]]:
+def _of_turns(batch: Batch, config: AlgorithmConfig, discount: float) -> list[list[float]]:
     for record in batch.rows:
         if not record.turn_rewards:
             raise ValueError(f"sample {record.sample_index} of group {record.group_id} has no turn rewards to give credit for")

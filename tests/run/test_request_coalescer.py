@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.run.gathering import Gathering
+from asyncrl.run.request_coalescer import RequestCoalescer
 
 STEPS = st.lists(st.sampled_from(["come", "come", "answer", "fail", "leave", "settle"]), max_size=40)
 
@@ -30,7 +30,7 @@ def test_every_caller_gets_the_answer_to_its_own_item(steps: list[str], calls_at
             await answer
             return [10 * item for item in items]
 
-        gathering = Gathering(send, calls=calls_at_once, limit=limit)
+        gathering = RequestCoalescer(send, calls=calls_at_once, limit=limit)
         callers: list[asyncio.Task[int]] = []
         left: set[int] = set()
         failed: set[int] = set()
@@ -80,7 +80,7 @@ async def test_a_call_that_does_not_answer_each_item_fails_all_of_them() -> None
     async def send(items: Sequence[int]) -> list[int]:
         return list(items[:-1])
 
-    gathering = Gathering(send)
+    gathering = RequestCoalescer(send)
     answers = await asyncio.gather(*(gathering.send(item) for item in range(3)), return_exceptions=True)
     assert [str(answer) for answer in answers] == ["2 answers came to 3 items"] * 3
 
@@ -94,7 +94,7 @@ async def test_items_whose_callers_have_gone_are_left_out_if_asked_for() -> None
         await first.wait()
         return list(items)
 
-    gathering = Gathering(send, limit=1, for_nobody=False)
+    gathering = RequestCoalescer(send, limit=1, for_nobody=False)
     callers = [asyncio.create_task(gathering.send(item)) for item in range(4)]
     await asyncio.sleep(0)
     for gone in callers[1:3]:

@@ -1,0 +1,1 @@
+"""Benchmarks of the whole loop and of its parts."""

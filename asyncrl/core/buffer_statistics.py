@@ -1,0 +1,139 @@
+"""What the replay buffer holds and what became of all it ever issued, as numbers that travel to the driver and into the summary."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+from asyncrl.core.errors import FailureKind
+from asyncrl.core.ids import PolicyVersion, TaskId
+
+
+class GroupState(StrEnum):
+    """Where a group is."""
+
+    RUNNING = "running"
+    """A worker generates at least one of its episodes."""
+    COMMITTED = "committed"
+    """Ready to be trained."""
+    TAKEN = "taken"
+    """In a batch that is being trained."""
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    EXPIRED = "expired"
+    """Given up for its age; its task is issued again as another group."""
+    FAILED = "failed"
+    """It lost episodes, which are issued again; those that finished are kept."""
+
+
+class TrajectoryCounts(msgspec.Struct, frozen=True):
+    """How many trajectories are in each state; ``issued`` is their sum."""
+
+    issued: int = 0
+    running: int = 0
+    committed: int = 0
+    taken: int = 0
+    trained: int = 0
+    filtered: int = 0
+    expired: int = 0
+    failed: int = 0
+    missing: int = 0
+
+
+class TaskCounts(msgspec.Struct, frozen=True):
+    """How many draws of tasks are in each state; ``issued`` is their sum."""
+
+    issued: int = 0
+    running: int = 0
+    waiting: int = 0
+    trained: int = 0
+    filtered: int = 0
+
+
+class LedgerCounts(msgspec.Struct, frozen=True):
+    """How many groups are in each state; ``issued`` is their sum.
+
+    Attributes:
+        reasons: how often groups failed, expired or were filtered, by why.
+        examples: the last case of a reason that has more to tell.
+    """
+
+    issued: int
+    running: int
+    committed: int
+    taken: int
+    trained: int
+    filtered: int
+    expired: int
+    failed: int
+    reasons: dict[str, int]
+    examples: dict[str, str] = {}
+    trajectories: TrajectoryCounts = TrajectoryCounts()
+    tasks: TaskCounts = TaskCounts()
+
+
+class StaleTokens(msgspec.Struct):
+    """Sampled tokens that no loss saw for their age: ``masked`` in rows that were handed out, ``dropped`` with their groups."""
+
+    masked: int = 0
+    dropped: int = 0
+
+
+class HeldGroups(msgspec.Struct, frozen=True):
+    """Groups that have not ended.
+
+    Attributes:
+        version: at which they were born: none of their tokens is older.
+        state: they are in.
+        groups: how many there are.
+        since: seconds since the epoch; none of them is in its state for longer.
+    """
+
+    version: PolicyVersion
+    state: GroupState
+    groups: int
+    since: float
+
+
+class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What the buffer holds, and what became of all it ever issued.
+
+    Attributes:
+        version: the published version.
+        ledger: groups, trajectories and draws of tasks by state.
+        payload_bytes: of finished rows whose group has not ended.
+        kept_batches, kept_bytes: batches that may have to be trained again after a crash; what only they still need.
+        held: groups that have not ended, by version and state.
+        lengths_issued: finished rows, whatever became of them, by length: entry b counts lengths of b binary digits,
+            ``[2 ** (b - 1), 2 ** b)`` tokens.
+        lengths_trained: rows that were trained, each once.
+        late_samples: episodes handed in that nobody waited for.
+        stale_tokens: sampled tokens lost to the staleness bound, by cause.
+        lost_rows: rows whose payload a crash destroyed.
+        failures: groups that failed since the run was started or resumed, by kind.
+        filtered_tasks: tasks given up on, since they break their environment.
+        tasks_drawn: from the stream of tasks.
+        skipped_rows: malformed rows of each task source.
+        paused: why the run is paused; empty if it is not.
+        kept_from: batches of versions before this one are kept no more, so that the learner cannot come back to before it.
+        steps_trained: training steps done in all, each once.
+    """
+
+    version: PolicyVersion
+    ledger: LedgerCounts
+    payload_bytes: int
+    kept_batches: int
+    kept_bytes: int
+    held: tuple[HeldGroups, ...]
+    lengths_issued: tuple[int, ...]
+    lengths_trained: tuple[int, ...]
+    late_samples: int
+    stale_tokens: StaleTokens
+    lost_rows: int
+    failures: Mapping[FailureKind, int]
+    filtered_tasks: tuple[TaskId, ...]
+    tasks_drawn: int
+    skipped_rows: Mapping[str, int]
+    paused: str = ""
+    kept_from: PolicyVersion = PolicyVersion(0)
+    steps_trained: int = 0

@@ -1,0 +1,1 @@
+"""Typed calls over TCP."""

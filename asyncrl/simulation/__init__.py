@@ -1,0 +1,1 @@
+"""Pools of engines in simulated time, around the real replay buffer."""
