@@ -136,9 +136,9 @@ class BufferService:
             if not self._leasing.get(version, waiting):
                 self._leasing.pop(version, None)
 
-    async def commit(self, samples: Sequence[TrajectoryRecord]) -> None:
+    async def commit(self, records: Sequence[TrajectoryRecord]) -> None:
         """Take in finished episodes; when this returns, they are in the journal. What arrives together is written together."""
-        self._arrived.extend(samples)
+        self._arrived.extend(records)
         await self._shielded(self._commit_arrived())
 
     async def _commit_arrived(self) -> None:

@@ -23,7 +23,7 @@ from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode
 from asyncrl.run.actors.buffer import BufferActor
 from asyncrl.run.actors.output import route_output
-from asyncrl.run.buffer_handle import BufferHandle
+from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.payload import PayloadSink, PayloadSource
 from asyncrl.run.ticket_client import RemoteTicketClient
 from buffers.journal import Journal
@@ -117,7 +117,7 @@ class ProducerActor:
             per_second: how many trajectories; None as fast as they are taken in.
         """
         sink = await PayloadSink.of(self._recipe, self._buffer, self._worker)
-        buffer = await BufferHandle.connect(self._buffer, self._worker, logger.warning)
+        buffer = await BufferClient.connect(self._buffer, self._worker, logger.warning)
         ticket_client = RemoteTicketClient(buffer, self._worker, sink)
         pace = None if per_second is None else _Pace(per_second)
         gc.freeze()  # as a generator does
@@ -187,7 +187,7 @@ class ConsumerActor:
 
     async def run(self, warm_up: int, steps: int) -> tuple[int, float]:
         """Rows trained and seconds taken in ``steps`` steps, behind ``warm_up`` others."""
-        buffer = await BufferHandle.connect(self._buffer, "consumer", logger.warning)
+        buffer = await BufferClient.connect(self._buffer, "consumer", logger.warning)
         source = await asyncio.to_thread(PayloadSource.of, self._buffer, "consumer")
         rows, begin = 0, time.perf_counter()
         for step in range(warm_up + steps):
@@ -198,17 +198,17 @@ class ConsumerActor:
         buffer.close()
         return rows, seconds
 
-    async def _step(self, buffer: BufferHandle, source: PayloadSource, version: PolicyVersion) -> int:
-        batch = await buffer.call("take", version)
+    async def _step(self, buffer: BufferClient, source: PayloadSource, version: PolicyVersion) -> int:
+        batch = await buffer.take(version)
         payloads = await asyncio.to_thread(source.fetch, [row.payload for row in batch.rows])
         tokens = sum(len(decode(payload)) for payload in payloads)
         if tokens != sum(row.length for row in batch.rows):
             raise AssertionError(f"{tokens} tokens were read, the batch of version {version} says otherwise")
         following = PolicyVersion(version + 1)
-        await asyncio.gather(self._producer.install.remote(following), buffer.call("trained", version))
+        await asyncio.gather(self._producer.install.remote(following), buffer.trained(version))
         if following % self._recipe.checkpoint.every == 0:
-            await buffer.call("checkpointed", following)
-        await buffer.call("advance", following)
+            await buffer.checkpointed(following)
+        await buffer.advance(following)
         return len(batch.rows)
 
 

@@ -1,4 +1,4 @@
-"""What the replay buffer holds and what became of all it ever issued, as numbers that travel to the driver and into the summary."""
+"""What the replay buffer holds and what became of all it ever issued: numbers for the driver, the views and the summary."""
 
 from collections.abc import Mapping
 from enum import StrEnum

@@ -6,13 +6,16 @@ only the caller knows how long an answer may take.
 
 import asyncio
 import itertools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed
 from asyncrl.rpc.wire import Answer, Call, Endpoint, Failure, Frames, Signature, encoder
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _answers = msgspec.msgpack.Decoder(Answer)
 _failures = msgspec.msgpack.Decoder(Failure)
@@ -47,8 +50,12 @@ class RpcClient(Frames):
         client.send(endpoint.token)
         return client
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """What ``method`` returns.
+    async def call(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What ``method`` of the served object returns.
+
+        Args:
+            method: as the class defines it that the server's methods were read from, e.g. ``BufferApi.take``.
+            args: of the call; keyword arguments are not sent.
 
         Raises:
             ConnectionLost: there is no answer, and there will be none.
@@ -56,19 +63,20 @@ class RpcClient(Frames):
         """
         if self._lost:
             raise ConnectionLost("the connection had ended before")
-        number = next(self._numbers)
+        name, number = method.__name__, next(self._numbers)
         answered = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self.send(encoder.encode(Call(number, method, msgspec.Raw(encoder.encode(arguments)))))
+            self.send(encoder.encode(Call(number, name, msgspec.Raw(encoder.encode(args)))))
             answer = await answered
         finally:
             del self._waiting[number]
         if answer.failed:
             raise _failures.decode(answer.content).error()
         try:
-            return self._methods[method].result.decode(answer.content)
+            result: R = self._methods[name].result.decode(answer.content)
+            return result
         except msgspec.DecodeError as error:
-            raise ComponentFailed(f"{method} answered what it must not: {error}") from error
+            raise ComponentFailed(f"{name} answered what it must not: {error}") from error
 
     def frame_received(self, frame: bytes) -> None:
         """An answer; if who asked has gone, it is nobody's."""

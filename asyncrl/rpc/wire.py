@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import socket
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -51,9 +51,9 @@ class Signature:
         self.result: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(hints["return"])
 
 
-def signatures(of: type, methods: Iterable[str]) -> Mapping[str, Signature]:
-    """The signatures of a class's ``methods``, by their names."""
-    return {method: Signature(getattr(of, method)) for method in methods}
+def signatures(api: type) -> Mapping[str, Signature]:
+    """The signatures of the public methods that the class ``api`` itself defines, by their names."""
+    return {name: Signature(method) for name, method in vars(api).items() if inspect.isfunction(method) and name[0] != "_"}
 
 
 class Call(msgspec.Struct, array_like=True):

@@ -9,7 +9,8 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from asyncrl.run.actors.buffer import RemoteBuffer
 from asyncrl.run.actors.learner import RemoteLearner
 from asyncrl.run.actors.reward_model import RemoteRewardModel
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask
-from asyncrl.run.buffer_handle import BufferHandle
+from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_pool import GeneratorPool
@@ -61,7 +62,7 @@ class Cluster:
         where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
         options = RemoteBuffer.options(num_cpus=0, scheduling_strategy=where)
         self._buffer_actor = buffer = options.remote(recipe, folder.path, run_id, log / "buffer.log")
-        self._buffer: BufferHandle | None = None
+        self._buffer: BufferClient | None = None
 
         self._reward_model: Any | None = None
         if isinstance(recipe.reward, ModelReward):
@@ -86,7 +87,7 @@ class Cluster:
         seconds, remedy = self._recipe.deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
         ready = self._buffer_actor.ready.remote()
         await ask(ready, of="the buffer to get ready", by="the driver", seconds=seconds, remedy=remedy)
-        self._buffer = await BufferHandle.connect(self._buffer_actor, "the driver", self._note)
+        self._buffer = await BufferClient.connect(self._buffer_actor, "the driver", self._note, self._recipe.deadlines.batch)
         async with asyncio.TaskGroup() as starting:
             starting.create_task(self._start_learners(seconds, remedy))
             starting.create_task(self._generators.start())
@@ -106,16 +107,19 @@ class Cluster:
         )
         await self._all([rank.start.remote(address, port) for rank in self._learners], "learner rank to start", seconds, remedy)
 
-    async def _ask_buffer(self, method: str, *arguments: Any, seconds: float = ANSWER_DEADLINE_S) -> Any:
+    @asynccontextmanager
+    async def _asked_buffer(self) -> AsyncIterator[BufferClient]:
+        """The buffer's client, whose lost connection is the run's end here: no generator is to be replaced for it."""
         if self._buffer is None:
-            raise ComponentFailed(f"the buffer ({method}): it was not up yet")
+            raise ComponentFailed("the buffer was asked before it was up")
         try:
-            return await self._buffer.call(method, *arguments, seconds=seconds)
-        except ProcessDied as loss:  # of the driver's own connection, for which no generator is to be replaced
+            yield self._buffer
+        except ProcessDied as loss:
             raise ComponentFailed(str(loss)) from loss
 
     async def _report_lost(self, worker: WorkerId) -> None:
-        await self._ask_buffer("lost", worker)
+        async with self._asked_buffer() as buffer:
+            await buffer.lost(worker)
 
     async def generate(self) -> None:
         """The generation pump: every generator pulls tickets until stopped, and one that dies is replaced."""
@@ -127,7 +131,8 @@ class Cluster:
 
     async def take(self, version: PolicyVersion) -> Batch:
         """The next batch; the buffer itself bounds the wait and says more than we could here."""
-        return await self._ask_buffer("take", version, seconds=self._recipe.deadlines.batch + ANSWER_DEADLINE_S)
+        async with self._asked_buffer() as buffer:
+            return await buffer.take(version)
 
     async def train(self, batch: Batch) -> list[StepReport]:
         """One optimizer step on all ranks."""
@@ -138,7 +143,8 @@ class Cluster:
 
     async def mark_trained(self, version: PolicyVersion) -> None:
         """Tell the buffer that the batch of ``version`` was trained."""
-        await self._ask_buffer("trained", version)
+        async with self._asked_buffer() as buffer:
+            await buffer.trained(version)
 
     async def write_weights(self, version: PolicyVersion) -> Publication:
         """All ranks write their shards of ``version``."""
@@ -152,7 +158,8 @@ class Cluster:
 
     async def advance(self, version: PolicyVersion) -> None:
         """Move the clock."""
-        await self._ask_buffer("advance", version)
+        async with self._asked_buffer() as buffer:
+            await buffer.advance(version)
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
         """One episode of each task, dealt out over the generators."""
@@ -164,7 +171,8 @@ class Cluster:
 
     async def buffer_statistics(self) -> BufferStatistics:
         """The buffer's content and ledger."""
-        return await self._ask_buffer("statistics")
+        async with self._asked_buffer() as buffer:
+            return await buffer.statistics()
 
     async def start_checkpoint(self, path: Path, version: PolicyVersion) -> None:
         """All ranks begin to write their part of the checkpoint at ``version``, and may train on meanwhile."""
@@ -186,7 +194,8 @@ class Cluster:
 
     async def checkpointed(self, version: PolicyVersion) -> None:
         """Tell the buffer that the learner will not come back to before ``version``."""
-        await self._ask_buffer("checkpointed", version)
+        async with self._asked_buffer() as buffer:
+            await buffer.checkpointed(version)
 
     async def save_model(self) -> None:
         """Export the trained model into the run folder, in place of the one of a shorter run."""

@@ -14,7 +14,7 @@ from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Trajectory, encode
-from asyncrl.run.buffer_handle import BufferHandle
+from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.request_coalescer import RequestCoalescer
 from buffers.payload import DiskFull
 
@@ -42,14 +42,14 @@ class RemoteTicketClient:
         reward_names: of the rewards that the buffer is told one by one; see :func:`asyncrl.core.trajectory.named_rewards`.
     """
 
-    def __init__(self, buffer: BufferHandle, worker: WorkerId, sink: Sink, reward_names: Sequence[str] = ()) -> None:
+    def __init__(self, buffer: BufferClient, worker: WorkerId, sink: Sink, reward_names: Sequence[str] = ()) -> None:
         self._buffer, self._worker, self._sink, self._reward_names = buffer, worker, sink, reward_names
         self._commits = RequestCoalescer(self._send)
         self._room = asyncio.Lock()
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
         """Tickets, or none for now."""
-        return await self._buffer.call("lease", worker, version, limit)
+        return await self._buffer.lease(worker, version, limit)
 
     async def commit(self, trajectory: Trajectory) -> None:
         """Keep a trajectory, and tell the buffer.
@@ -67,14 +67,14 @@ class RemoteTicketClient:
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
         """Give one episode back."""
-        await self._buffer.call("fail", group_id, sample_index, kind, reason)
+        await self._buffer.fail(group_id, sample_index, kind, reason)
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
         """Say that the worker lives; what it need not go on with."""
-        return await self._buffer.call("renew", worker, running)
+        return await self._buffer.renew(worker, running)
 
     async def _send(self, samples: Sequence[TrajectoryRecord]) -> Sequence[None]:
-        await self._buffer.call("commit", samples)
+        await self._buffer.commit(samples)
         return [None] * len(samples)
 
     async def _keep(self, group_id: GroupId, payload: bytes) -> PayloadRef:
@@ -98,7 +98,7 @@ class RemoteTicketClient:
         logger.warning("paused: %s", full)
         retry = FIRST_RETRY_S
         try:
-            await self._buffer.call("report_pause", self._worker, str(full))
+            await self._buffer.report_pause(self._worker, str(full))
             while True:
                 await asyncio.sleep(retry)
                 retry = min(2 * retry, LAST_RETRY_S)
@@ -109,4 +109,4 @@ class RemoteTicketClient:
                 logger.warning("there is room again: %s goes on", self._worker)
                 return ref
         finally:
-            await self._buffer.call("report_pause", self._worker, "")
+            await self._buffer.report_pause(self._worker, "")

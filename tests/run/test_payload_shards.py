@@ -24,7 +24,7 @@ from asyncrl.core.recipe.schema import (
 from asyncrl.core.trajectory import encode
 from asyncrl.run.actors.buffer import RemoteBuffer
 from asyncrl.run.actors.payload_shard import RemotePayloadShard, RemoteStore
-from asyncrl.run.buffer_handle import BufferHandle
+from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.payload import PayloadSink, PayloadSource, ShardPlace
 from buffers.payload import PayloadLost, PayloadReader
 
@@ -153,16 +153,16 @@ def test_a_whole_buffer_over_two_nodes(nodes, tmp_path, journal):
     assert not any(place.folder.exists() for place in places), "where payload is to be put back, no folder is made in its place"
 
     async def through():
-        handle = await BufferHandle.connect(buffer, "a client", print)
+        client = await BufferClient.connect(buffer, "a client", print)
         written = {}
-        for ticket, node in zip(await handle.call("lease", "worker", 0, 2), nodes, strict=True):
+        for ticket, node in zip(await client.lease("worker", 0, 2), nodes, strict=True):
             trajectories = [trajectory_of(ticket, index, 64, 0) for index in ticket.samples]
             refs = await PayloadSink(recipe.buffer, places, node, "worker").append(ticket.group_id, [*map(encode, trajectories)])
-            await handle.call("commit", [TrajectoryRecord.of(row, ref) for row, ref in zip(trajectories, refs, strict=True)])
+            await client.commit([TrajectoryRecord.of(row, ref) for row, ref in zip(trajectories, refs, strict=True)])
             written |= {(row.group_id, row.sample_index): encode(row) for row in trajectories}
-        batch = await handle.call("take", 0)
-        await handle.call("trained", 0)
-        handle.close()
+        batch = await client.take(0)
+        await client.trained(0)
+        client.close()
         return written, batch
 
     written, batch = asyncio.run(through())

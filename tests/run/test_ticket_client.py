@@ -18,8 +18,8 @@ from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, Vers
 from asyncrl.rpc.client import RpcClient
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint
-from asyncrl.run import buffer_handle, ticket_client
-from asyncrl.run.buffer_handle import METHODS, BufferHandle
+from asyncrl.run import buffer_client, ticket_client
+from asyncrl.run.buffer_client import METHODS, BufferClient
 from asyncrl.run.payload import PayloadSink, ShardPlace
 from asyncrl.run.ticket_client import RemoteTicketClient
 from buffers.payload import DiskFull, PayloadReader
@@ -157,8 +157,8 @@ class Shop:
 
     async def open(self) -> None:
         self.rpc = await RpcClient.connect(await self.server.start("127.0.0.1"), METHODS)
-        self.handle = BufferHandle(self.actor, self.rpc, WORKER, self.notes.append)
-        self.ticket_client = RemoteTicketClient(self.handle, WORKER, self.sink, self.reward_names)
+        self.client = BufferClient(self.actor, self.rpc, WORKER, self.notes.append)
+        self.ticket_client = RemoteTicketClient(self.client, WORKER, self.sink, self.reward_names)
 
     def close(self) -> None:
         self.rpc.close()
@@ -287,11 +287,12 @@ async def test_a_failure_is_given_back_by_name(open_shop: OpenShop) -> None:
 async def test_a_paused_buffer_is_waited_for_and_a_silent_one_is_not(
     open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer_handle, "PAUSE_CHECK_S", 0.01)
+    monkeypatch.setattr(buffer_client, "PAUSE_CHECK_S", 0.01)
+    monkeypatch.setattr(buffer_client, "ANSWER_DEADLINE_S", 0.02)
     shop = await open_shop()
     shop.buffer.gate.clear()
     shop.buffer.paused = "the buffer: /runs is full"
-    waiting = asyncio.create_task(shop.handle.call("commit", [], seconds=0.02))
+    waiting = asyncio.create_task(shop.client.commit([]))
     async with asyncio.timeout(10):
         while len(shop.notes) < 1:  # noqa: ASYNC110 - the pause is asked for at intervals
             await asyncio.sleep(0.01)
@@ -303,23 +304,24 @@ async def test_a_paused_buffer_is_waited_for_and_a_silent_one_is_not(
     shop.buffer.gate.clear()
     shop.buffer.paused = ""
     with pytest.raises(DeadlineExceeded, match=r"generator-0 waited 0.02 s for the buffer \(commit\)"):
-        await shop.handle.call("commit", [], seconds=0.02)
+        await shop.client.commit([])
 
 
 async def test_an_answer_is_taken_while_the_pause_is_asked_for_and_a_silent_buffer_is_not_waited_for_longer(
     open_shop: OpenShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer_handle, "PAUSE_CHECK_S", 0.05)
+    monkeypatch.setattr(buffer_client, "PAUSE_CHECK_S", 0.05)
+    monkeypatch.setattr(buffer_client, "ANSWER_DEADLINE_S", 0.06)
     shop = await open_shop()
     shop.buffer.gate.clear()
     shop.buffer.silent = True
-    waiting = asyncio.create_task(shop.handle.call("commit", [], seconds=0.06))
+    waiting = asyncio.create_task(shop.client.commit([]))
     await shop.buffer.until(lambda: shop.buffer.asked_for_statistics > 0)
     shop.buffer.gate.set()
     await all_within(10, waiting)
     shop.buffer.gate.clear()
     with pytest.raises(DeadlineExceeded, match=r"generator-0 waited 0.06 s for the buffer \(commit\)"):
-        await all_within(10, shop.handle.call("commit", [], seconds=0.06))
+        await all_within(10, shop.client.commit([]))
 
 
 @pytest.mark.parametrize(
@@ -346,21 +348,21 @@ async def test_the_buffers_death_is_not_taken_for_the_generators(
 
 async def test_a_dead_buffer_cannot_be_connected_to_and_that_is_not_the_generators_death() -> None:
     with pytest.raises(ComponentFailed, match=r"the buffer \(endpoint\): its process died") as caught:
-        await BufferHandle.connect(FakeActor(dead=True), WORKER, print)
+        await BufferClient.connect(FakeActor(dead=True), WORKER, print)
     assert type(caught.value) is ComponentFailed
 
 
 async def test_where_the_buffer_cannot_be_reached_the_remedy_is_told() -> None:
     actor = FakeActor(dead=False, endpoint=Endpoint("127.0.0.1", 1, b""))
     with pytest.raises(ComponentFailed, match=r"generator-0 cannot connect to the buffer: 127.0.0.1:1 .*; the nodes of"):
-        await BufferHandle.connect(actor, WORKER, print)
+        await BufferClient.connect(actor, WORKER, print)
 
 
 async def test_who_ends_is_told_so_and_not_of_the_network(open_shop: OpenShop) -> None:
     shop = await open_shop()
-    shop.handle.close()
+    shop.client.close()
     with pytest.raises(ComponentFailed, match=r"the buffer \(commit\): generator-0 is ending and has closed its connection"):
-        await shop.handle.call("commit", [])
+        await shop.client.commit([])
 
 
 async def test_what_cannot_be_said_in_utf_8_is_written_out(open_shop: OpenShop) -> None:

@@ -14,8 +14,8 @@ from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint
 from asyncrl.run.actors.payload_shard import PayloadShardActor, RemotePayloadShard, RemoteStore
 from asyncrl.run.asking import ask
+from asyncrl.run.buffer_client import METHODS
 from asyncrl.run.buffer_folder import BufferFolder
-from asyncrl.run.buffer_handle import METHODS
 from asyncrl.run.payload import SHARD_DEADLINE_S, ShardPlace, this_node
 from asyncrl.run.tasks import make_task_stream
 from buffers.journal import Journal

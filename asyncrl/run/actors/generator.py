@@ -19,7 +19,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.envs.load import load_environment
 from asyncrl.run.actors.output import route_output
-from asyncrl.run.buffer_handle import BufferHandle
+from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.payload import PayloadSink
 from asyncrl.run.scorers import make_scoring
 from asyncrl.run.stopping import end_by_sigterm
@@ -47,7 +47,7 @@ class GeneratorActor:
         self._stop = asyncio.Event()
         self._loop: EventLoopThread | None = None
         self._sink: PayloadSink | None = None
-        self._buffer_handle: BufferHandle | None = None
+        self._buffer_client: BufferClient | None = None
         self._engine: VllmEngine | None = None
         self._worker: GeneratorWorker | None = None
 
@@ -64,8 +64,8 @@ class GeneratorActor:
         chat = ChatFormat.load(self._model_path)  # before the engine, which takes longer: it may refuse the model's template
         self._sink = await PayloadSink.of(self._recipe, self._buffer, self._id)
         self._engine = await VllmEngine.start(self._recipe, self._model_path, index=self._number)
-        self._buffer_handle = await BufferHandle.connect(self._buffer, self._id, logger.warning)
-        ticket_client = RemoteTicketClient(self._buffer_handle, self._id, self._sink, self._recipe.algorithm.reward_names)
+        self._buffer_client = await BufferClient.connect(self._buffer, self._id, logger.warning)
+        ticket_client = RemoteTicketClient(self._buffer_client, self._id, self._sink, self._recipe.algorithm.reward_names)
         scoring = make_scoring(self._recipe, self._reward_model, chat.decode, self._id)
         self._worker = GeneratorWorker(self._id, self._recipe, self._engine, chat, environment_factory, ticket_client, scoring)
         gc.freeze()  # what is loaded stays: looking through it again and again costs more than encoding what is made
@@ -114,8 +114,8 @@ class GeneratorActor:
             await self._engine.close()
         if self._sink is not None:
             self._sink.close()
-        if self._buffer_handle is not None:
-            self._buffer_handle.close()
+        if self._buffer_client is not None:
+            self._buffer_client.close()
 
     def _started(self) -> tuple[EventLoopThread, GeneratorWorker]:
         if self._loop is None or self._worker is None:

@@ -1,41 +1,38 @@
 """The buffer's service as its clients see it: each call bounded and named, but waiting for room on a full disk does not count."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from asyncrl.core.batch import Batch
+from asyncrl.core.buffer_api import BufferApi
+from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, ProcessDied
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, ProcessDied
+from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.payload import TrajectoryRecord
+from asyncrl.core.ticket import Ticket
 from asyncrl.rpc.client import ConnectionLost, RpcClient
 from asyncrl.rpc.wire import Endpoint, signatures
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask_buffer
-from buffers.service import BufferService
 
-METHODS = signatures(
-    BufferService,
-    (
-        "lease",
-        "commit",
-        "fail",
-        "renew",
-        "lost",
-        "report_pause",
-        "take",
-        "trained",
-        "advance",
-        "checkpointed",
-        "statistics",
-    ),
-)
+METHODS = signatures(BufferApi)
 """What may be asked of the buffer's service."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 PAUSE_CHECK_S = 10.0
 """How often a buffer that has not answered is asked whether it waits for its disk; a lease that waits for a ticket takes less."""
 _REMEDY = "its process, or the network to it, is overloaded; see logs/buffer.log"
 
 
-class BufferHandle:
-    """Calls of one client, over one connection. Made by :meth:`connect`; lives within one event loop.
+class BufferClient:
+    """The buffer, asked by one client over one connection. Made by :meth:`connect`; lives within one event loop.
+
+    Every call raises ``DeadlineExceeded`` when the buffer, not paused, has not answered in time; ``ComponentFailed`` when it died,
+    which no other process can make up for; and ``ProcessDied`` when the buffer lives and this client lost its connection to it:
+    another client in its place may do its work.
 
     A connection is not made a second time: whether the buffer heard a call that was under way is not known, and tickets on their
     way would be lost to everybody. So a client that loses it ends, and its tickets are issued again.
@@ -45,16 +42,18 @@ class BufferHandle:
         rpc: to its service.
         client: who calls, for error messages.
         note: told why a call has to wait for long, and when it goes on.
+        batch_seconds: how long the buffer may wait for a batch (``deadlines.batch``); needed by clients that take batches.
     """
 
-    def __init__(self, actor: Any, rpc: RpcClient, client: str, note: Callable[[str], None]) -> None:
+    def __init__(self, actor: Any, rpc: RpcClient, client: str, note: Callable[[str], None], batch_seconds: float = 0.0) -> None:
         self._actor, self._rpc, self._client, self._note = actor, rpc, client, note
+        self._batch_seconds = batch_seconds
         self._pause = ""
         self._closed = False
 
     @classmethod
-    async def connect(cls, actor: Any, client: str, note: Callable[[str], None]) -> "BufferHandle":
-        """A handle on the buffer of ``actor``, which is ready.
+    async def connect(cls, actor: Any, client: str, note: Callable[[str], None], batch_seconds: float = 0.0) -> "BufferClient":
+        """A client of the buffer of ``actor``, which is ready.
 
         Raises:
             DeadlineExceeded: it cannot be reached in time.
@@ -64,20 +63,58 @@ class BufferHandle:
         remedy = "the nodes of the cluster must be able to connect to one another on every port, as Ray needs it, too"
         try:
             async with deadline(ANSWER_DEADLINE_S, waiter=client, owner=f"a connection to {endpoint}", remedy=remedy):
-                return cls(actor, await RpcClient.connect(endpoint, METHODS), client, note)
+                return cls(actor, await RpcClient.connect(endpoint, METHODS), client, note, batch_seconds)
         except ConnectionLost as error:
             raise ComponentFailed(f"{client} cannot connect to the buffer: {error}; {remedy}") from error
 
-    async def call(self, method: str, *arguments: Any, seconds: float = ANSWER_DEADLINE_S) -> Any:
-        """What the buffer's ``method`` answers.
+    async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
+        """See :meth:`BufferApi.lease`."""
+        return await self._call(BufferApi.lease, worker, version, limit)
 
-        Raises:
-            DeadlineExceeded: no answer for ``seconds`` in which the buffer was not paused.
-            ComponentFailed: the buffer died, which no other can make up for.
-            ProcessDied: the buffer lives, and this client lost its connection to it; another in its place may do its work.
-        """
-        of = f"the buffer ({method})"
-        answering = asyncio.ensure_future(self._rpc.call(method, *arguments))
+    async def commit(self, records: Sequence[TrajectoryRecord]) -> None:
+        """See :meth:`BufferApi.commit`."""
+        await self._call(BufferApi.commit, records)
+
+    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
+        """See :meth:`BufferApi.fail`."""
+        await self._call(BufferApi.fail, group_id, sample_index, kind, reason)
+
+    async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
+        """See :meth:`BufferApi.renew`."""
+        return await self._call(BufferApi.renew, worker, running)
+
+    async def lost(self, worker: WorkerId) -> None:
+        """See :meth:`BufferApi.lost`."""
+        await self._call(BufferApi.lost, worker)
+
+    async def report_pause(self, worker: WorkerId, message: str) -> None:
+        """See :meth:`BufferApi.report_pause`."""
+        await self._call(BufferApi.report_pause, worker, message)
+
+    async def take(self, version: PolicyVersion) -> Batch:
+        """See :meth:`BufferApi.take`. The buffer itself bounds the wait and says more than could be said here."""
+        return await self._call(BufferApi.take, version)
+
+    async def trained(self, version: PolicyVersion) -> None:
+        """See :meth:`BufferApi.trained`."""
+        await self._call(BufferApi.trained, version)
+
+    async def advance(self, version: PolicyVersion) -> None:
+        """See :meth:`BufferApi.advance`."""
+        await self._call(BufferApi.advance, version)
+
+    async def checkpointed(self, version: PolicyVersion) -> None:
+        """See :meth:`BufferApi.checkpointed`."""
+        await self._call(BufferApi.checkpointed, version)
+
+    async def statistics(self) -> BufferStatistics:
+        """See :meth:`BufferApi.statistics`."""
+        return await self._call(BufferApi.statistics)
+
+    async def _call(self, verb: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
+        of = f"the buffer ({verb.__name__})"
+        answering = asyncio.ensure_future(self._rpc.call(verb, *args, **kwargs))
+        seconds = ANSWER_DEADLINE_S + (self._batch_seconds if verb is BufferApi.take else 0.0)
         try:
             await self._wait(answering, of, seconds)
             result = answering.result()
@@ -106,7 +143,7 @@ class BufferHandle:
 
     async def _paused(self, answering: "asyncio.Future[Any]") -> str:
         """Why the buffer is paused; empty if it is not, does not say, or answers meanwhile."""
-        asking = asyncio.ensure_future(self._rpc.call("statistics"))
+        asking = asyncio.ensure_future(self._rpc.call(BufferApi.statistics))
         try:
             await asyncio.wait({answering, asking}, timeout=PAUSE_CHECK_S, return_when=asyncio.FIRST_COMPLETED)
             return str(asking.result().paused) if asking.done() else ""
