@@ -46,13 +46,12 @@ class StepReport(msgspec.Struct, frozen=True):
     Attributes:
         readings: of the whole batch, on one rank of the run; empty on all others, so that combining all ranks' readings gives the
             global values.
-        seconds: wall time on this rank.
-        tokens_trained: sampled tokens in the loss of the whole batch.
+        weights_moved: whether the policy's weights can have changed: an optimizer step was done with a gradient and a learning
+            rate above 0. The same on all ranks.
     """
 
     readings: list[Reading]
-    seconds: float
-    tokens_trained: int
+    weights_moved: bool
 
 
 class Learner:
@@ -127,8 +126,7 @@ class Learner:
         """
         started, flops_before = time.perf_counter(), self._trainer.flops
         algorithm = self._recipe.algorithm
-        tokens = sum(row.loss_tokens for row in batch.rows)
-        if not tokens:
+        if not any(row.loss_tokens for row in batch.rows):
             raise ValueError(f"no token of the {len(batch.rows)} rows for version {batch.version} may enter the loss")
         rate = learning_rate(batch.version, self._recipe.steps, self._recipe.learner)
         parts = self._preparation.mini_batches(batch, rows, self._kl_coefficient)
@@ -173,7 +171,8 @@ class Learner:
                 readings.append(Reading(metrics.OVERLONG_PENALTY, lost.mean().item()))
             if critic_norms:
                 readings.append(Reading(metrics.CRITIC_GRAD_NORM, fmean(critic_norms)))
-        return StepReport(readings, seconds, tokens)
+        moved = not self._only_critic(batch.version) and rate > 0 and fmean(norms) > 0
+        return StepReport(readings, weights_moved=moved)
 
     def shards(self) -> Iterator[Shard]:
         """The rectangles of Hugging Face tensors that this rank publishes, of the weights as they are now.

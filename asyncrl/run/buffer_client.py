@@ -30,9 +30,9 @@ _REMEDY = "its process, or the network to it, is overloaded; see logs/buffer.log
 class BufferClient:
     """The buffer, asked by one client over one connection. Made by :meth:`connect`; lives within one event loop.
 
-    Every call raises ``DeadlineExceeded`` when the buffer, not paused, has not answered in time; ``ComponentFailed`` when it died,
-    which no other process can make up for; and ``ProcessDied`` when the buffer lives and this client lost its connection to it:
-    another client in its place may do its work.
+    Every call raises ``DeadlineExceeded`` when the buffer, not paused, has not answered in time; ``ComponentFailed`` when it
+    died, which no other process can make up for; and ``ProcessDied`` when the buffer lives and this client lost its connection to
+    it: another client in its place may do its work.
 
     A connection is not made a second time: whether the buffer heard a call that was under way is not known, and tickets on their
     way would be lost to everybody. So a client that loses it ends, and its tickets are issued again.

@@ -5,24 +5,57 @@ of them: should the newest be damaged or gone, from the one before. Without a jo
 checkpoint is made.
 """
 
+from pathlib import Path
+from typing import Protocol
+
 import msgspec
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
 from asyncrl.run.beginning import begin_from, totals_at, totals_file
-from asyncrl.run.cluster import Cluster
 from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.live_view import LiveView
 from asyncrl.run.totals import SavedTotals, Totals
 from learners import checkpoints
 from learners.checkpoint_manifest import CheckpointNotWritten
 
 
+class CheckpointingCluster(Protocol):
+    """The learner's ranks and the buffer, as far as checkpoints need them. Every call has a deadline of its own."""
+
+    async def load_checkpoint(self, path: Path) -> None:
+        """Have all ranks go on from a checkpoint."""
+        ...
+
+    async def start_checkpoint(self, path: Path, version: PolicyVersion) -> None:
+        """Have all ranks begin to write their part of the checkpoint at ``version``."""
+        ...
+
+    async def finish_checkpoint(self) -> None:
+        """Wait until the checkpoint that was begun is on disk, whole."""
+        ...
+
+    async def checkpointed(self, version: PolicyVersion) -> None:
+        """Tell the buffer that the learner will not come back to before ``version``."""
+        ...
+
+
+class PhaseView(Protocol):
+    """Shows a run to its user; see :class:`asyncrl.run.live_view.LiveView`."""
+
+    def phase(self, text: str) -> None:
+        """Show what the run is doing now."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Show a line."""
+        ...
+
+
 class Checkpointer:
     """Saves and finds the checkpoints of one run."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, cluster: Cluster, totals: Totals, view: LiveView) -> None:
+    def __init__(self, recipe: Recipe, folder: RunFolder, cluster: CheckpointingCluster, totals: Totals, view: PhaseView) -> None:
         self._recipe, self._folder, self._cluster, self._totals, self._view = recipe, folder, cluster, totals, view
         self._wanted = isinstance(recipe.buffer.journal, AppendOnlyJournal)
         self._writing: PolicyVersion | None = None
@@ -47,8 +80,8 @@ class Checkpointer:
             self._resume_totals(version, published_version)
         if published_version > version:
             self._view.note(
-                f"version {published_version} had been reached: steps {version + 1} to {published_version} are done again from the "
-                "journal"
+                f"version {published_version} had been reached: steps {version + 1} to {published_version} are done again "
+                "from the journal"
             )
         return version
 

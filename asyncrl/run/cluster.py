@@ -141,7 +141,7 @@ class Cluster:
         seconds = self._recipe.deadlines.step + ANSWER_DEADLINE_S
         return await self._all([r.train.remote(batch) for r in self._learners], what, seconds, remedy)
 
-    async def mark_trained(self, version: PolicyVersion) -> None:
+    async def trained(self, version: PolicyVersion) -> None:
         """Tell the buffer that the batch of ``version`` was trained."""
         async with self._asked_buffer() as buffer:
             await buffer.trained(version)

@@ -1,27 +1,62 @@
 """Evaluation on held-out tasks, on the generators, beside training."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
-from asyncrl.run.checkpointer import Checkpointer
-from asyncrl.run.cluster import Cluster
-from asyncrl.run.recorder import Recorder
+from generators.evaluation import EvaluationResult
+
+
+class EvaluatingCluster(Protocol):
+    """The generators, as far as an evaluation needs them."""
+
+    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
+        """One episode of each task."""
+        ...
+
+
+class EvaluationRecording(Protocol):
+    """Takes in the results; see :class:`asyncrl.run.recorder.Recorder`."""
+
+    async def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> float:
+        """Record one evaluation; its mean reward."""
+        ...
+
+
+class TotalsNoting(Protocol):
+    """Keeps what no resume does again; see :class:`asyncrl.run.checkpointer.Checkpointer`."""
+
+    def note(self) -> None:
+        """Add it to the newest totals."""
+        ...
 
 
 class Evaluator:
-    """Runs evaluations and hands their results to the recorder."""
+    """Runs evaluations and hands their results to the recorder.
+
+    Args:
+        cluster: plays the episodes.
+        tasks: held out.
+        temperature: of the evaluation's sampling; 0 is greedy.
+        recorder: takes in the results.
+        checkpointer: keeps the totals that an evaluation changes.
+    """
 
     def __init__(
-        self, recipe: Recipe, cluster: Cluster, tasks: Sequence[Task], recorder: Recorder, checkpointer: Checkpointer
+        self,
+        cluster: EvaluatingCluster,
+        tasks: Sequence[Task],
+        temperature: float,
+        recorder: EvaluationRecording,
+        checkpointer: TotalsNoting,
     ) -> None:
-        self._recipe, self._cluster, self._tasks, self._recorder = recipe, cluster, tasks, recorder
-        self._checkpointer = checkpointer
+        self._cluster, self._tasks, self._temperature = cluster, tasks, temperature
+        self._recorder, self._checkpointer = recorder, checkpointer
 
     async def evaluate(self, version: PolicyVersion) -> float:
         """Mean reward over all held-out tasks. While training goes on, episodes may span a version or two more."""
-        results = await self._cluster.evaluate(self._tasks, self._recipe.evaluation.temperature)
+        results = await self._cluster.evaluate(self._tasks, self._temperature)
         reward = await self._recorder.evaluation(version, results)
         self._checkpointer.note()
         return reward

@@ -146,7 +146,7 @@ async def _run(
         await cluster.take_over()  # all has been read and checked: only from here on is anything of the run changed
         folder.summary.unlink(missing_ok=True)  # of how the run ended before, which is not its end
         recorder = Recorder(recipe, cluster, tracker, view, totals)
-        evaluator = Evaluator(recipe, cluster, load_tasks(recipe, "evaluation"), recorder, checkpointer)
+        evaluator = Evaluator(cluster, load_tasks(recipe, "evaluation"), recipe.evaluation.temperature, recorder, checkpointer)
         publisher = Publisher(cluster, totals, published_version)
         if begin >= published_version:
             view.phase(f"Publishing version {begin}")

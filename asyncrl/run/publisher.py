@@ -1,13 +1,14 @@
-"""Publishing a policy version: written by the learner, loaded by every engine, proven equal, and only then the clock moves."""
+"""Publishing a policy version: the learner writes it, every engine loads it, both are proven equal, and then it is published."""
 
 import time
+from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
-from asyncrl.run.cluster import Cluster
 from asyncrl.run.totals import Totals
 
 
@@ -18,15 +19,41 @@ class PublishTimes(msgspec.Struct, frozen=True):
     install_seconds: float
 
 
+class PublishingCluster(Protocol):
+    """The learner's ranks, the engines and the buffer, as far as a publication needs them. Every call has its own deadline."""
+
+    async def write_weights(self, version: PolicyVersion) -> Publication:
+        """Write ``version`` from all ranks."""
+        ...
+
+    async def install_weights(self, publication: Publication) -> None:
+        """Have every engine load ``publication`` and prove that it did."""
+        ...
+
+    async def advance(self, version: PolicyVersion) -> None:
+        """Tell the buffer that ``version`` is published."""
+        ...
+
+
 class Publisher:
     """Owns the order of a publication, and sees to it that what is published is new.
 
-    Attributes:
-        clock: the newest version that every engine has acknowledged.
+    Args:
+        cluster: writes, loads and is told.
+        totals: counts what was published.
+        published_version: the newest version that every engine has acknowledged.
+        clock: seconds.
     """
 
-    def __init__(self, cluster: Cluster, totals: Totals, published_version: PolicyVersion) -> None:
-        self._cluster, self._totals, self.published_version = cluster, totals, published_version
+    def __init__(
+        self,
+        cluster: PublishingCluster,
+        totals: Totals,
+        published_version: PolicyVersion,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster, self._totals, self._clock = cluster, totals, clock
+        self.published_version = published_version
         self._last_fingerprint: int | None = None
 
     async def write(self, version: PolicyVersion, *, must_differ: bool) -> tuple[Publication, float]:
@@ -35,8 +62,11 @@ class Publisher:
         Args:
             version: one more than the last.
             must_differ: the optimizer moved the weights, so an unchanged fingerprint means that an old version was written.
+
+        Raises:
+            WeightMismatch: the fingerprint must differ from the last version's and does not.
         """
-        started = time.monotonic()
+        started = self._clock()
         publication = await self._cluster.write_weights(version)
         if must_differ and publication.fingerprint == self._last_fingerprint:
             raise WeightMismatch(
@@ -44,14 +74,14 @@ class Publisher:
                 "optimizer moved the weights; the learner published stale parameters"
             )
         self._last_fingerprint = publication.fingerprint
-        return publication, time.monotonic() - started
+        return publication, self._clock() - started
 
     async def deliver(self, publication: Publication, write_seconds: float) -> PublishTimes:
-        """Have every engine load it and prove that it did, and move the clock."""
-        started = time.monotonic()
+        """Have every engine load it and prove that it did, and make it the published version."""
+        started = self._clock()
         await self._cluster.install_weights(publication)
         if publication.version > self.published_version:
             await self._cluster.advance(publication.version)
             self.published_version = publication.version
             self._totals.published()
-        return PublishTimes(write_seconds, time.monotonic() - started)
+        return PublishTimes(write_seconds, self._clock() - started)

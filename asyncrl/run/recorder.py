@@ -2,7 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_statistics import BufferStatistics
@@ -11,20 +12,69 @@ from asyncrl.core.metrics import Metric, Reading, combine
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.spread import has_spread
 from asyncrl.run import metrics
-from asyncrl.run.cluster import Cluster
-from asyncrl.run.live_view import LiveView
 from asyncrl.run.progress import Progress
 from asyncrl.run.publisher import PublishTimes
 from asyncrl.run.totals import Totals, idle_share
-from asyncrl.run.tracking import Tracker
 from generators.worker import EvaluationResult, GeneratorStatistics
 
 
-class Recorder:
-    """Records steps and evaluations. Its clock starts with :meth:`begin`, when everything is up and warm."""
+class StatisticsSource(Protocol):
+    """The generators and the buffer, as far as their counters go."""
 
-    def __init__(self, recipe: Recipe, cluster: Cluster, tracker: Tracker, view: LiveView, totals: Totals) -> None:
+    async def generator_statistics(self) -> list[GeneratorStatistics]:
+        """Counters of each generator and of those whose place it took."""
+        ...
+
+    async def buffer_statistics(self) -> BufferStatistics:
+        """The buffer's content and ledger."""
+        ...
+
+
+class MetricStore(Protocol):
+    """Keeps metrics and texts; see :class:`asyncrl.run.tracking.Tracker`."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record metrics of a training step."""
+        ...
+
+    def log_text(self, name: str, text: str) -> None:
+        """Record a text artifact."""
+        ...
+
+
+class ProgressView(Protocol):
+    """Shows a run to its user; see :class:`asyncrl.run.live_view.LiveView`."""
+
+    def update(self, progress: Progress) -> None:
+        """Show the newest training step."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Show a line."""
+        ...
+
+
+class Recorder:
+    """Records training steps and evaluations. Measuring starts with :meth:`begin`, when everything is up and warm.
+
+    Args:
+        recipe: the run's.
+        cluster: is asked for counters.
+        tracker, view, totals: get what is recorded.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        cluster: StatisticsSource,
+        tracker: MetricStore,
+        view: ProgressView,
+        totals: Totals,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._recipe, self._cluster, self._tracker, self._view, self._totals = recipe, cluster, tracker, view, totals
+        self._clock = clock
         self._began = self._step_ended = 0.0
         self._steps_here = 0
         self._generators: list[GeneratorStatistics] = []
@@ -33,15 +83,15 @@ class Recorder:
     async def begin(self) -> None:
         """Start measuring."""
         self._generators = await self._cluster.generator_statistics()
-        self._began = self._step_ended = time.monotonic()
+        self._began = self._step_ended = self._clock()
         self._totals.begin(self._step_ended, self._generators)
 
     async def step(
         self, step: int, batch: Batch, readings: Sequence[Reading], learner_busy: float, publish: PublishTimes | None
     ) -> None:
-        """Record one optimizer step. ``learner_busy``: seconds the learner trained and wrote; ``publish``: the last delivery."""
+        """Record one training step. ``learner_busy``: seconds the learner trained and wrote; ``publish``: the last delivery."""
         generators, buffer = await self._cluster.generator_statistics(), await self._cluster.buffer_statistics()
-        now = time.monotonic()
+        now = self._clock()
         seconds, self._step_ended = now - self._step_ended, now
         before, self._generators = self._generators, generators
         generated = sum(g.tokens_generated for g in generators) - sum(g.tokens_generated for g in before)
@@ -85,7 +135,7 @@ class Recorder:
 
     def _progress(self, step: int, version: PolicyVersion, values: dict[str, float]) -> Progress:
         self._steps_here += 1
-        elapsed = time.monotonic() - self._began
+        elapsed = self._clock() - self._began
         return Progress(
             step=step,
             steps=self._recipe.steps,

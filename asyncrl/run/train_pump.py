@@ -1,35 +1,108 @@
 """The training pump: take a batch, train, publish, again. Generation goes on beside it and never waits for it.
 
 A publication travels to the engines while the learner already takes and trains the next batch; there is never more than one on
-the way, so the learner is at most one version ahead of the clock.
+the way, so the learner is at most one version ahead of the published one.
 
-A resumed run begins at its learner's newest checkpoint, which may be behind the clock. The buffer then hands out the very
-batches that were trained from there, and training them again makes the very weights again (unless its learning rate decays and it
-was made longer); nothing is published until the clock is reached.
+A resumed run begins at its learner's newest checkpoint, which may be behind the published version. The buffer then hands out the
+very batches that were trained from there, and training them again makes the very weights again (unless its learning rate decays
+and it was made longer); nothing is published until the published version is reached.
 """
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from asyncrl.core.batch import Batch
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.metrics import Reading
+from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.run.checkpointer import Checkpointer
-from asyncrl.run.cluster import Cluster
-from asyncrl.run.evaluator import Evaluator
-from asyncrl.run.publisher import Publisher, PublishTimes
-from asyncrl.run.recorder import Recorder
+from asyncrl.run.publisher import PublishTimes
+from learners.learner import StepReport
+
+
+class TrainingCluster(Protocol):
+    """The buffer and the learner's ranks, as far as a training step needs them. Every call has a deadline of its own."""
+
+    async def take(self, version: PolicyVersion) -> Batch:
+        """The batch to train at ``version``."""
+        ...
+
+    async def train(self, batch: Batch) -> list[StepReport]:
+        """Train ``batch`` on all ranks; the report of each."""
+        ...
+
+    async def trained(self, version: PolicyVersion) -> None:
+        """Tell the buffer that the batch of ``version`` was trained."""
+        ...
+
+
+class Publishing(Protocol):
+    """Writes and delivers weights; see :class:`asyncrl.run.publisher.Publisher`."""
+
+    published_version: PolicyVersion
+
+    async def write(self, version: PolicyVersion, *, must_differ: bool) -> tuple[Publication, float]:
+        """Write ``version``; the seconds it took."""
+        ...
+
+    async def deliver(self, publication: Publication, write_seconds: float) -> PublishTimes:
+        """Have every engine load it, and make it the published version."""
+        ...
+
+
+class Evaluating(Protocol):
+    """Evaluates a version; see :class:`asyncrl.run.evaluator.Evaluator`."""
+
+    async def evaluate(self, version: PolicyVersion) -> float:
+        """The mean reward over all held-out tasks."""
+        ...
+
+
+class Checkpointing(Protocol):
+    """Saves the learner's state; see :class:`asyncrl.run.checkpointer.Checkpointer`."""
+
+    async def room(self) -> None:
+        """Wait until the disk has room for another step."""
+        ...
+
+    async def begin(self, version: PolicyVersion) -> None:
+        """Begin the checkpoint of ``version`` if one is due."""
+        ...
+
+    async def finish(self) -> None:
+        """Wait for the checkpoint that was begun, if any."""
+        ...
+
+
+class Recording(Protocol):
+    """Records training steps; see :class:`asyncrl.run.recorder.Recorder`."""
+
+    async def step(
+        self, step: int, batch: Batch, readings: Sequence[Reading], learner_busy: float, publish: PublishTimes | None
+    ) -> None:
+        """Record one training step."""
+        ...
 
 
 async def train_pump(
     recipe: Recipe,
     begin: PolicyVersion,
-    cluster: Cluster,
-    publisher: Publisher,
-    evaluator: Evaluator,
-    checkpointer: Checkpointer,
-    recorder: Recorder,
+    cluster: TrainingCluster,
+    publisher: Publishing,
+    evaluator: Evaluating,
+    checkpointer: Checkpointing,
+    recorder: Recording,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Run the optimizer steps from version ``begin`` to ``recipe.steps``; returns when the last version is delivered."""
+    """Run the training steps from version ``begin`` to ``recipe.steps``; returns when the last version is delivered.
+
+    Args:
+        recipe: gives the number of steps, and how often to evaluate.
+        begin: version that the learner is at.
+        clock: seconds, for measuring how long the learner is busy.
+    """
     async with asyncio.TaskGroup() as background:
         delivering: asyncio.Task[PublishTimes] | None = None
         evaluating: asyncio.Task[float] | None = None
@@ -37,19 +110,18 @@ async def train_pump(
             version = PolicyVersion(step)
             await checkpointer.room()
             batch = await cluster.take(PolicyVersion(version - 1))
-            started = time.monotonic()
+            started = clock()
             reports = await cluster.train(batch)
-            busy = time.monotonic() - started
-            await cluster.mark_trained(batch.version)
+            busy = clock() - started
+            await cluster.trained(batch.version)
             await checkpointer.finish()  # the one begun a step ago, which was written while this step trained
-            readings = [reading for report in reports for reading in report.readings]
             publish_times = await delivering if delivering is not None else None
             write_seconds = 0.0
             if version >= publisher.published_version:
-                values = {reading.metric.name: reading.value for reading in readings}
-                moved = values["learner/grad_norm"] > 0 and values["learner/lr"] > 0
+                moved = any(report.weights_moved for report in reports)
                 publication, write_seconds = await publisher.write(version, must_differ=moved)
                 delivering = background.create_task(publisher.deliver(publication, write_seconds))
+            readings = [reading for report in reports for reading in report.readings]
             await recorder.step(step, batch, readings, busy + write_seconds, publish_times)
             await checkpointer.begin(version)
             due = step % recipe.evaluation.every == 0 and step < recipe.steps and (evaluating is None or evaluating.done())
@@ -60,7 +132,7 @@ async def train_pump(
         await checkpointer.finish()
 
 
-async def _evaluate_delivered(delivering: "asyncio.Task[PublishTimes]", evaluator: Evaluator, version: PolicyVersion) -> float:
+async def _evaluate_delivered(delivering: "asyncio.Task[PublishTimes]", evaluator: Evaluating, version: PolicyVersion) -> float:
     """Evaluate ``version`` once every engine has it."""
     await delivering
     return await evaluator.evaluate(version)
