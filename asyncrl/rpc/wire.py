@@ -101,7 +101,7 @@ class Failure(msgspec.Struct, array_like=True):
 
 
 def _subclasses(of: type) -> dict[str, type]:
-    found = {of.__name__: of}
+    found: dict[str, type] = {of.__name__: of}
     for each in of.__subclasses__():
         found |= _subclasses(each)
     return found
