@@ -1,0 +1,49 @@
+"""The run's own reward model, as a generator sees it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncrl.core.deadline import deadline
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, ProcessDied, ScoringFailed
+from asyncrl.core.task import Task
+from asyncrl.core.trajectory import Trajectory
+from asyncrl.run.asking import ask
+from asyncrl.run.request_coalescer import RequestCoalescer
+
+_SEE_LOG = "see logs/reward-model.log; raise deadlines.reward"
+
+
+class ModelScorer:
+    """The run's own reward model; see :class:`asyncrl.core.scoring.Scorer`.
+
+    Args:
+        actor: handle of the model's actor.
+        client: who asks, for error messages.
+        deadline_s: for the score of an episode.
+    """
+
+    def __init__(self, actor: Any, client: str, deadline_s: float) -> None:
+        self._actor, self._client, self._deadline_s = actor, client, deadline_s
+        self._rows: RequestCoalescer[np.ndarray, float] = RequestCoalescer(self._ask, for_nobody=False)
+
+    async def score(self, task: Task, trajectory: Trajectory) -> float:
+        """What the model says of the tokens, as they were sampled.
+
+        Raises:
+            ScoringFailed: it said nothing in time.
+            ComponentFailed: it died.
+        """
+        try:
+            async with deadline(self._deadline_s, waiter=self._client, owner="the reward model", remedy=_SEE_LOG):
+                return await self._rows.send(trajectory.token_ids)
+        except DeadlineExceeded as late:
+            raise ScoringFailed(FailureKind.INFRASTRUCTURE, str(late)) from late
+
+    async def _ask(self, rows: Sequence[np.ndarray]) -> list[float]:
+        of = f"the reward model to score {len(rows)} episodes"
+        try:
+            return await ask(self._actor.score.remote(rows), of=of, by=self._client, seconds=self._deadline_s, remedy=_SEE_LOG)
+        except ProcessDied as death:  # not the asking generator's own death, for which there would be another
+            raise ComponentFailed(str(death)) from death

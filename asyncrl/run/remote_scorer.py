@@ -1,0 +1,171 @@
+"""A reward model behind HTTP, as a generator sees it."""
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from asyncrl.core.deadline import deadline
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, ScoringFailed
+from asyncrl.core.recipe.reward import RemoteReward
+from asyncrl.core.task import Task
+from asyncrl.core.trajectory import Trajectory
+from asyncrl.run.request_coalescer import RequestCoalescer
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY_S, LAST_RETRY_S = 0.5, 10.0
+"""How soon a service that is down is asked again, at first and at last."""
+PASSING = (408, 425, 429)
+"""Statuses below 500 that say nothing against the request: timeout, too early, too many."""
+TOLD_BYTES = 200
+"""How much of an answer that is an error is told."""
+ANSWER_BYTES, SCORE_BYTES = 64 * 1024, 64
+"""How much of an answer is read: so many bytes, and so many more for each episode."""
+_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+
+class EpisodeToScore(msgspec.Struct, frozen=True):
+    """One episode as a service gets it.
+
+    Attributes:
+        prompt, data: of the task.
+        text: all of the episode, decoded with the policy's tokenizer, special tokens included.
+        turns: what the policy wrote, of this.
+        reward: the environment's own.
+        stop_reason: why the episode ended.
+        metrics: that the environment reported.
+    """
+
+    task_id: str
+    prompt: str
+    data: dict[str, Any]
+    text: str
+    turns: tuple[str, ...]
+    reward: float
+    stop_reason: str
+    metrics: dict[str, float]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a service answers: of each episode, in order, its score, or null where it has none."""
+
+    scores: tuple[float | None, ...]
+
+
+class _NotNow(Exception):
+    """The service did not answer, or said something it may not say next time."""
+
+
+class RemoteScorer:
+    """A reward model behind HTTP; see :class:`asyncrl.core.scoring.Scorer`.
+
+    A request that is not answered in time, or with something that is no :class:`Answer`, or at too great length, or with a status
+    that a service has when it is down or overloaded, is made again. A redirection is not followed. An episode without a score
+    after ``deadline_s`` has failed for the infrastructure's fault.
+
+    Args:
+        reward: the recipe's.
+        decode: the text of token ids.
+        deadline_s: for the score of an episode, waiting for its turn and repeated requests included.
+        first_retry_s: after this long it is made for the second time; then the waits double.
+    """
+
+    def __init__(
+        self,
+        reward: RemoteReward,
+        decode: Callable[[Sequence[int]], str],
+        deadline_s: float,
+        *,
+        first_retry_s: float = FIRST_RETRY_S,
+    ) -> None:
+        self._reward, self._decode, self._deadline_s, self._first_retry_s = reward, decode, deadline_s, first_retry_s
+        self._name = f"the reward service at {reward.url}"
+        self._episodes: RequestCoalescer[EpisodeToScore, float] = RequestCoalescer(
+            self._ask, calls=reward.requests, limit=reward.batch_size, for_nobody=False
+        )
+        self._last_problem = "there was no answer"
+
+    async def score(self, task: Task, trajectory: Trajectory) -> float:
+        """What the service says; not a number where it says null.
+
+        Raises:
+            ScoringFailed: it could not be asked in time.
+            ComponentFailed: it refuses the request, or answers other episodes than it was asked for.
+        """
+        tokens: list[int] = trajectory.token_ids.tolist()
+        episode = EpisodeToScore(
+            task_id=task.id,
+            prompt=task.prompt,
+            data=task.data,
+            text=self._decode(tokens),
+            turns=tuple(self._decode(tokens[turn.start : turn.end]) for turn in trajectory.turns),
+            reward=trajectory.reward,
+            stop_reason=trajectory.stop_reason,
+            metrics=trajectory.metrics,
+        )
+        try:
+            async with deadline(self._deadline_s, waiter="a generator", owner=self._name, remedy="raise deadlines.reward"):
+                return await self._episodes.send(episode)
+        except DeadlineExceeded as late:
+            raise ScoringFailed(FailureKind.INFRASTRUCTURE, f"{late}; the last time {self._last_problem}") from late
+
+    async def _ask(self, episodes: Sequence[EpisodeToScore]) -> list[float]:
+        body = msgspec.json.encode({"episodes": episodes})
+        async with deadline(self._deadline_s, waiter="a generator", owner=self._name, remedy="raise deadlines.reward"):
+            scores = await self._post_until_answered(body, ANSWER_BYTES + SCORE_BYTES * len(episodes))
+        if len(scores) != len(episodes):
+            raise ComponentFailed(
+                f"{self._name} answered {len(scores)} scores for {len(episodes)} episodes; it must answer one for each, in "
+                "order, and null for one that it cannot score"
+            )
+        return [math.nan if score is None else score for score in scores]
+
+    async def _post_until_answered(self, body: bytes, most: int) -> tuple[float | None, ...]:
+        wait = self._first_retry_s
+        while True:
+            try:
+                return await self._post(body, most)
+            except _NotNow as problem:
+                self._last_problem = str(problem)
+                logger.warning("%s: %s; it is asked again in %g s", self._name, problem, wait)
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, LAST_RETRY_S)
+
+    async def _post(self, body: bytes, most: int) -> tuple[float | None, ...]:
+        seconds = self._reward.timeout_s
+        try:
+            status, answer = await self._exchange(body, seconds, most)
+            if 200 <= status < 300:
+                return msgspec.convert(json.loads(answer), Answer).scores
+        except TimeoutError as error:
+            raise _NotNow(f"it did not answer within reward.timeout_s {seconds:g} s") from error
+        except (OSError, aiohttp.ClientError) as error:
+            raise _NotNow(f"it could not be asked ({type(error).__name__}: {error})") from error
+        except (ValueError, RecursionError, msgspec.ValidationError) as error:
+            raise _NotNow(f"it answered no scores ({error})") from error
+        told = f"it answered status {status}: {answer[:TOLD_BYTES].decode(errors='replace')!r}"
+        if status >= 500 or status in PASSING:
+            raise _NotNow(told)
+        raise ComponentFailed(f"{self._name} refuses what it is asked: {told}; see its log and the recipe's reward.url")
+
+    async def _exchange(self, body: bytes, seconds: float, most: int) -> tuple[int, bytes]:
+        """Status and body of the answer; of one that is an error, the beginning."""
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=seconds), trust_env=True, auto_decompress=False) as session,
+            session.post(self._reward.url, data=body, headers=_HEADERS, allow_redirects=False) as response,
+        ):
+            good = 200 <= response.status < 300
+            received = bytearray()
+            async for block in response.content.iter_any():
+                received += block
+                if good and len(received) > most:
+                    raise _NotNow(f"it answered more than {most} bytes")
+                if not good and len(received) >= TOLD_BYTES:
+                    break
+            return response.status, bytes(received)
