@@ -102,6 +102,7 @@ class Failure(msgspec.Struct, array_like=True):
 
 def _subclasses(of: type) -> dict[str, type]:
     found: dict[str, type] = {of.__name__: of}
+    each: type
     for each in of.__subclasses__():
         found |= _subclasses(each)
     return found
