@@ -103,7 +103,7 @@ class Advance(msgspec.Struct, frozen=True, array_like=True, tag=8):
     version: PolicyVersion
 
     def apply(self, buffer: ReplayBuffer) -> None:
-        """Move the clock."""
+        """Make it the published version."""
         buffer.advance(self.version)
 
 

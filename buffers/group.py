@@ -15,7 +15,7 @@ from asyncrl.core.task import Task
 
 
 class Row(msgspec.Struct, array_like=True, gc=False):
-    """A finished episode that is held; ``committed_version`` is the clock when it was handed in."""
+    """A finished episode that is held; ``committed_version`` was published when it was handed in."""
 
     sample: TrajectoryRecord
     committed_version: PolicyVersion
@@ -28,7 +28,7 @@ class Group(msgspec.Struct, array_like=True, gc=False):
         source: where the task was drawn from.
         size: episodes it is to have.
         attempt: how often the task broke its environment before.
-        version: the clock when it was last leased.
+        version: published when it was last leased.
         birth: no token of it, sampled or yet to be sampled, is older than this.
         leases: how often it was leased.
         worker: who generates its ``open`` episodes.

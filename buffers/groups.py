@@ -89,7 +89,7 @@ class Groups:
     def finish_episode(self, group: Group, sample: TrajectoryRecord) -> None:
         """Hold an episode of a running group."""
         group.open.remove(sample.sample_index)
-        # An engine may have a version a moment before the clock does; what it then finishes was committed no earlier than that.
+        # An engine may have a version a moment before it is published; what it then finishes was committed no earlier than that.
         group.rows[sample.sample_index] = Row(sample, max(self._state.version, sample.sampled[-1][0]))
         self._state.payload_bytes += sample.payload.size
         self.ledger.finished()

@@ -63,7 +63,7 @@ class ReplayBuffer:
 
     @property
     def version(self) -> PolicyVersion:
-        """The clock."""
+        """The published version."""
         return self._state.version
 
     @property
@@ -141,7 +141,7 @@ class ReplayBuffer:
             if group.leases == 1:
                 raise LedgerError(
                     f"sample {index} of group {group.id} has tokens of version {oldest}, but was leased at {group.version}; "
-                    f"{group.worker} must not lease while its engine is behind the clock"
+                    f"{group.worker} must not lease while its engine is behind the published version"
                 )
             self._take_in_late(sample, group)  # from a worker that was given up, and was slower than that
             return True
@@ -296,14 +296,14 @@ class ReplayBuffer:
         self._batches.checkpointed(version)
 
     def advance(self, version: PolicyVersion) -> None:
-        """Move the clock. Nothing happens if it is there already.
+        """Make ``version`` the published one. Nothing happens if it is already.
 
         Raises:
             LedgerError: it would move by more than one.
         """
         state = self._state
         if version > state.version + 1:
-            raise LedgerError(f"the clock stands at version {state.version} and cannot move to {version}; it moves by one")
+            raise LedgerError(f"the published version is {state.version} and cannot become {version}; it grows by one")
         if version <= state.version:
             return
         state.version = version

@@ -86,7 +86,7 @@ class BufferService:
         self._failure: BaseException | None = None
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
-        """Tickets for a worker that is at the clock; empty after ``LEASE_WAIT_S`` without one.
+        """Tickets for a worker that has the published version; empty after ``LEASE_WAIT_S`` without one.
 
         A worker that is given up gets none by what it asked for before: its call may outlive it.
         """
@@ -104,7 +104,7 @@ class BufferService:
                     while not self._may_lease(version):
                         await self._lease_possible(version)
                         if version < self._buffer.version:
-                            return []  # the clock does not go back; the worker asks again as what it is by now
+                            return []  # versions do not go back; the worker asks again with what it has by now
             except TimeoutError:
                 return []
             if self._losses[worker] != losses:
@@ -118,7 +118,7 @@ class BufferService:
         return version == self._buffer.version and self._buffer.room() > 0
 
     async def _lease_possible(self, version: PolicyVersion) -> None:
-        """Wait until there is room at ``version``, or the clock moves past it; one that is behind already waits in vain."""
+        """Wait until there is room at ``version``, or another version is published; one that is behind already waits in vain."""
         woken = asyncio.get_running_loop().create_future()
         if version < self._buffer.version:
             await woken
@@ -230,7 +230,7 @@ class BufferService:
             remedy = "no group is being generated: see the generators' logs, or raise deadlines.batch"
         return DeadlineExceeded(
             "the learner",
-            f"a batch of {self._groups_per_step} groups for version {version} (the clock stands at {statistics.version}; "
+            f"a batch of {self._groups_per_step} groups for version {version} (version {statistics.version} is published; "
             f"{counts.committed} committed, {counts.running} running, {counts.failed} to be issued again; left out: {left_out}; "
             f"waiting for {', '.join(named) or 'nothing that is running'})",
             self._batch_deadline,
@@ -245,7 +245,7 @@ class BufferService:
             await self._do(commands.Checkpointed(PolicyVersion(version + 1)))
 
     async def advance(self, version: PolicyVersion) -> None:
-        """Move the clock, which lets the workers lease that waited for it."""
+        """Make ``version`` the published one, which lets the workers lease that waited for it."""
         await self._do(commands.Advance(version))
 
     async def checkpointed(self, version: PolicyVersion) -> None:

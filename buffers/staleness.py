@@ -3,8 +3,8 @@
 What always holds:
 
 * no token older than ``max_staleness`` policy versions enters a loss;
-* at most ``(pipeline_depth + 1)`` steps of groups are outstanding. A group is outstanding from its ticket until the clock has
-  moved past the step that trained it, so a group issued at version v has fewer than that before it, and taken in order it is
+* at most ``(pipeline_depth + 1)`` steps of groups are outstanding. A group is outstanding from its ticket until the version
+  that its step made is published, so a group issued at version v has fewer than that before it, and taken in order it is
   trained by version ``v + pipeline_depth``;
 * under ``wait`` every group is trained whole. As ``pipeline_depth <= max_staleness``, those that must be trained by some version
   always fit into the batches up to it: there is never more to be forced into one batch than it holds.
@@ -24,7 +24,7 @@ class Load(msgspec.Struct, frozen=True):
     Attributes:
         waiting: groups that are running or committed.
         failed: groups that wait to be issued again.
-        passing: groups of batches whose version the clock has not passed.
+        passing: groups of batches whose step is not published yet.
         returning: groups being trained that will be ready once more.
         supply: trainings that the running, committed and returning groups are good for.
         wanted: trainings of groups that the rest of the run will do.
@@ -76,9 +76,9 @@ class StalenessPolicy:
         """
         return newest_sampled if self._on_stale == "mask" else oldest_sampled
 
-    def expired_unfinished_below(self, clock: PolicyVersion) -> PolicyVersion | None:
-        """Unfinished groups born before this can never be trained from ``clock`` on; None where masking saves them all."""
-        return None if self._on_stale == "mask" else self.oldest_version(clock)
+    def expired_unfinished_below(self, published: PolicyVersion) -> PolicyVersion | None:
+        """Unfinished groups born before this can never be trained from version ``published`` on; None where masking saves all."""
+        return None if self._on_stale == "mask" else self.oldest_version(published)
 
     @property
     def waits(self) -> bool:

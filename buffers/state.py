@@ -37,13 +37,13 @@ class BufferState(msgspec.Struct):
 
     Attributes:
         steps: that the run is to have; never fewer than before.
-        version: the clock.
+        version: the published version.
         now: the last time that was told, seconds since the epoch.
         groups: that have not ended or are in a kept batch, oldest first.
         kept: batches handed out since the learner's last checkpoint.
         last_taken: version of the newest batch handed out; -1 before the first.
         forgotten: batches of versions before this are kept no more.
-        passing: groups in each batch whose version the clock has not passed.
+        passing: groups in each batch whose step is not published yet.
         trainings: of groups, handed out so far.
         waiting_draws: tasks to be issued again, in order.
         failures: since the run was started or resumed.

@@ -4,9 +4,9 @@ What always holds:
 
 * all episodes of a ticket run on this engine; each is handed in, or given back, alone and as soon as it is over, unless its group
   was given up, or the worker is stopped, and then :meth:`GeneratorWorker.run` names the group;
-* the desk hears from the worker every quarter of ``deadlines.lease``, whatever else the worker waits for;
-* no ticket is asked for while weights are being installed. Whether the worker is behind the clock, the desk decides: it is told
-  the worker's version.
+* the buffer hears from the worker every quarter of ``deadlines.lease``, whatever else the worker waits for;
+* no ticket is asked for while weights are being installed. The buffer decides whether
+  the worker is behind the published version: it is told the worker's.
 """
 
 import asyncio
@@ -61,12 +61,12 @@ class GeneratorWorker:
     """One engine's worker.
 
     Args:
-        worker_id: names the worker to the desk.
+        worker_id: names the worker to the buffer.
         recipe: the run's.
         engine: started, and warm.
         chat: of the engine's model.
         environment_factory: makes a fresh environment for each episode.
-        desk: hands out tickets and takes in episodes.
+        ticket_client: hands out tickets and takes in episodes.
         scoring: says what finished episodes are worth; without it the environment does.
 
     Raises:
@@ -154,10 +154,10 @@ class GeneratorWorker:
                 await self._changed.wait()
 
     async def _lease(self, limit: int, version: PolicyVersion, tasks: asyncio.TaskGroup) -> None:
-        """Ask the desk once, and start what it hands out.
+        """Ask for tickets once, and start what comes.
 
-        A request as an old version stays with the desk until it is answered: it could be answered with tickets, and those must
-        not be lost. It does not keep the worker from asking again as the new version.
+        A lease request made under an old policy version stays open until the buffer answers it: it could be answered
+        with tickets, and those must not be lost. It does not keep the worker from asking again as the new version.
         """
         tickets = await self._ticket_client.lease(self._id, version, limit)
         if self._asked_as == version:
@@ -176,7 +176,7 @@ class GeneratorWorker:
         return work
 
     async def _run_sample(self, lease: Lease, index: int) -> None:
-        """Play one episode, and settle it with the desk, which takes no room in the engine any more; nor does scoring."""
+        """Play one episode, and settle it with the buffer, which takes no room in the engine any more; nor does scoring."""
         ticket = lease.ticket
         limits = self._greedy_limits if index == self._recipe.algorithm.greedy_sample else self._limits
         try:

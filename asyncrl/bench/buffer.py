@@ -1,7 +1,7 @@
 """Throughput, cost and latency of the replay buffer as a service, without engines and without a model.
 
 One producer process and one consumer process, with the buffer's between them: lease, encode, append, commit, take, read,
-check and decode, trained, clock. Nothing is left out that a run does with a trajectory between its last token and its first use.
+check and decode, trained, advance. Nothing is left out that a run does with a trajectory between its last token and its use.
 """
 
 import tempfile

@@ -1,7 +1,7 @@
 """The two sides of ``asyncrl bench buffer``: a producer where a generator would be, and a consumer where a learner rank would be.
 
-Both go the way that a run goes: desk, files and the buffer's own process. Only engine and model are left out, so what is made is
-made at no cost: one trajectory, under many names.
+Both go the way that a run goes: ticket client, files and the buffer's own process. Only engine and model are left out: what is
+made is one trajectory, under many names.
 """
 
 import asyncio

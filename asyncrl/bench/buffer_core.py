@@ -17,7 +17,7 @@ _WORKER = WorkerId("producer")
 
 
 def core_us_per_trajectory(recipe: Recipe, steps: int) -> float:
-    """Microseconds of lease, commit, take, trained and clock for each trajectory, over ``steps`` steps at full pipeline depth."""
+    """Microseconds of lease, commit, take, trained and advance for each trajectory, over ``steps`` steps at full depth."""
     buffer = ReplayBuffer(recipe, make_task_stream(recipe))
     groups, rows = recipe.batch.groups_per_step, recipe.batch.groups_per_step * recipe.batch.group_size
     outstanding = deque(buffer.lease(_WORKER, buffer.room(), 0.0))

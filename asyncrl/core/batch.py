@@ -18,7 +18,7 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
         length: tokens in the row.
         loss_tokens: sampled tokens that may enter the loss: those of version ``Batch.oldest_version`` or newer.
         reward: final reward.
-        committed_version: the clock when the row was committed; splits staleness into in-flight and in-buffer.
+        committed_version: the published version when the row was committed; splits staleness into in-flight and in-buffer.
         weight: factor of the row's loss terms that makes the sampler unbiased; 1 where the sampler needs none.
         payload: where the trajectory lies.
         turn_rewards: the environment's reward of each turn.

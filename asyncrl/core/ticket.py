@@ -18,7 +18,7 @@ class Ticket(msgspec.Struct, frozen=True):
         group_id: of the run's groups; a group that is issued again keeps it.
         samples: indexes of the episodes to generate, ascending.
         attempt: 0 the first time, one more after each time the task broke its environment.
-        version: the clock when the ticket was issued; no token of its episodes is sampled by an older one.
+        version: the published version when the ticket was issued; no token of its episodes is sampled by an older one.
     """
 
     group_id: GroupId
@@ -34,7 +34,7 @@ class TicketClient(Protocol):
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
         """Wait for up to ``limit`` tickets; an empty answer after a few seconds means: ask again.
 
-        A worker whose ``version`` is behind the clock gets nothing.
+        A worker whose ``version`` is behind the published one gets nothing.
         """
         ...
 

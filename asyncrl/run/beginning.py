@@ -16,12 +16,12 @@ class CheckpointsGone(AsyncRLError):
     """The newest checkpoint is so old that the buffer no longer has what was trained since."""
 
 
-def begin_from(folder: Path, clock: PolicyVersion, kept_from: PolicyVersion) -> tuple[PolicyVersion, Path | None]:
+def begin_from(folder: Path, published: PolicyVersion, kept_from: PolicyVersion) -> tuple[PolicyVersion, Path | None]:
     """The version that a learner begins from, and the checkpoint of it in ``folder``; version 0 if there is none.
 
     Args:
         folder: of the run's checkpoints; it need not be there.
-        clock: of the buffer, as its journal tells.
+        published: the buffer's published version, as its journal tells.
         kept_from: the oldest version whose batch the buffer has.
 
     Raises:
@@ -29,10 +29,10 @@ def begin_from(folder: Path, clock: PolicyVersion, kept_from: PolicyVersion) -> 
         CheckpointsGone: the buffer has forgotten what was trained since the newest checkpoint.
     """
     version, path = checkpoints.newest(folder) or (PolicyVersion(0), None)
-    if version > clock + 1:  # a learner is at most one ahead of the clock
+    if version > published + 1:  # a learner is at most one version ahead
         raise CheckpointOfTheFuture(
-            f"{path} is of version {version}, and the journal ends at version {clock}, before it; put the journal back, "
-            f"or move the checkpoints after version {clock + 1} out of {folder}, and resume again"
+            f"{path} is of version {version}, and the journal ends at version {published}, before it; put the journal back, "
+            f"or move the checkpoints after version {published + 1} out of {folder}, and resume again"
         )
     if version < kept_from:
         there = f"there is no checkpoint in {folder}" if path is None else f"the newest checkpoint in {folder} is {path.name}"

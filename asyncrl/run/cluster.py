@@ -157,7 +157,7 @@ class Cluster:
         await self._generators.install(publication)
 
     async def advance(self, version: PolicyVersion) -> None:
-        """Move the clock."""
+        """Tell the buffer that ``version`` is published."""
         async with self._asked_buffer() as buffer:
             await buffer.advance(version)
 

@@ -8,7 +8,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         step, steps: optimizer steps done, and in all.
-        version: policy version on the clock.
+        version: the published version.
         reward: mean final reward of the last batch.
         generator_tokens_per_s: tokens sampled by all engines together.
         learner_tokens_per_s: tokens trained.

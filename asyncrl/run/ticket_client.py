@@ -37,7 +37,7 @@ class RemoteTicketClient:
 
     Args:
         buffer: to be asked.
-        worker: whose desk it is.
+        worker: that asks through it.
         sink: where trajectories are kept.
         reward_names: of the rewards that the buffer is told one by one; see :func:`asyncrl.core.trajectory.named_rewards`.
     """

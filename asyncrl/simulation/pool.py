@@ -303,7 +303,7 @@ class Pool:
         self._try_to_publish()
 
     def _try_to_publish(self) -> None:
-        """Never more than one publication is on the way: the learner is at most one version ahead of the clock."""
+        """Never more than one publication is on the way: the learner is at most one version ahead of the published one."""
         if self._trained_ahead and not self._publishing:
             self._trained_ahead = False
             self._publishing = True

@@ -277,7 +277,7 @@ class TestTake:
         assert "the learner waited 100 s" in told
         assert f"group {missing.group_id} (task {missing.task.id}) on generator-0" in told
         assert "1 committed" in told
-        assert "clock stands at 0" in told
+        assert "version 0 is published" in told
 
     def test_a_run_whose_groups_are_all_filtered_says_so(self, either):
         async def scenario(bench):

@@ -179,7 +179,7 @@ async def test_what_is_cut_from_tool_outputs_is_counted() -> None:
 
 
 async def test_handing_in_takes_no_room_in_the_engine() -> None:
-    """While the desk takes nothing in, the engine goes on with the next tickets."""
+    """While the buffer takes nothing in, the engine goes on with the next tickets."""
     shop = Shop([task(f"t{i}") for i in range(9)])
     shop.ticket_client.commits.clear()
     async with shop.open():
@@ -290,7 +290,7 @@ async def test_stopping_names_the_groups_that_were_not_handed_in() -> None:
 
 
 async def test_leases_are_renewed_while_nothing_else_moves() -> None:
-    """The engine stands still, weights are being installed, and no commit is answered: the desk hears from the worker anyway."""
+    """The engine stands still, weights are being installed, and no commit is answered: the buffer hears of it anyway."""
     shop = Shop([task("t0"), task("t1"), task("t2")])
     shop.ticket_client.commits.clear()
     installing = asyncio.Event()
@@ -395,7 +395,7 @@ async def test_nothing_is_asked_for_while_weights_are_installed() -> None:
 
 
 async def test_a_worker_that_waited_under_an_old_version_gets_tickets_at_the_new_one() -> None:
-    """The desk never answers the request that was made as version 0: it must not keep the worker from asking as version 1."""
+    """The buffer never answers the request that was made as version 0: it must not keep the worker from asking as version 1."""
     shop = Shop([])
     publication = Publication(version=PolicyVersion(1), files=(), shards=(), fingerprint=1)
     async with shop.open():

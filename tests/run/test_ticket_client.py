@@ -143,7 +143,7 @@ class FillingSink:
 
 
 class Shop:
-    """A desk on its way to a buffer, over a real connection."""
+    """A ticket client on its way to a buffer, over a real connection."""
 
     def __init__(self, folder: Path, fsync: str, reward_names: Sequence[str], *, buffer_dead: bool) -> None:
         (folder / "shard-0").mkdir()

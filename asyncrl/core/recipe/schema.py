@@ -230,8 +230,8 @@ class BufferConfig(Section, frozen=True):
     Attributes:
         max_staleness: no token older than this enters a loss. 0 is synchronous training.
         pipeline_depth: how many steps of experience may be outstanding ahead of the learner; where staleness sits.
-        on_stale: what happens to groups that would cross the bound: ``mask`` their old tokens, ``wait`` for them before the clock
-            moves on, or ``drop`` them.
+        on_stale: what happens to groups that would cross the bound: ``mask`` their old tokens, ``wait`` for them before the next
+            version is published, or ``drop`` them.
         max_reuse: how many optimizer steps may train the same group, within the bound.
         sampler: which of the ready groups are trained next.
         filters: groups left out when they are finished, and replaced by new ones.
