@@ -7,7 +7,7 @@ from typing import Any, NoReturn, TypeVar
 
 import ray
 
-from asyncrl.core.errors import DeadlineExceeded, ProcessDied
+from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
@@ -78,7 +78,7 @@ class GeneratorHandle:
             try:
                 await self._ask(self._actor.answer.remote(), "answer", seconds)
             except DeadlineExceeded as late:
-                raise ProcessDied(
+                raise EventLoopBlocked(
                     f"{self.worker} did not answer for {seconds:g} s: its process was stopped, or code in it keeps the "
                     f"interpreter to itself, as a regular expression can for hours, also in a thread; {self._log} then says which"
                 ) from late
