@@ -68,7 +68,7 @@ class ProcessDied(ComponentFailed):
 
 
 class EventLoopBlocked(ProcessDied):
-    """The event loop of a generator did not turn for so long that its leases lapse; names the code that blocks it."""
+    """A generator's event loop did not turn for so long that its leases lapse; names the code that blocks it, or its log."""
 
 
 class BudgetExceeded(AsyncRLError):

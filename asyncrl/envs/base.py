@@ -50,9 +50,13 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Environment(ABC):
-    """One episode's world. The runner makes one instance an episode, in the generator's event loop: never block in it.
+    """One episode's world. The runner makes one instance an episode, in the event loop of all the generator's episodes: never
+    block in it. Whoever does is named, in the log and to the user, and after three quarters of ``deadlines.lease`` the generator
+    is replaced.
 
-    An exception from any method means that the environment broke: the attempt fails and no reward is recorded.
+    An exception from any method, of whatever kind, means that the environment broke: the attempt fails and no reward is recorded.
+    All methods of an instance are called in one task. When an episode ends early, the call that runs is cancelled: let
+    ``asyncio.CancelledError`` out of it within a few seconds, or it is left behind, and ``close`` called beside it.
     """
 
     @abstractmethod

@@ -1,13 +1,13 @@
 """One generator's actor, and the calls the driver makes on it, each with its deadline."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import ray
 
-from asyncrl.core.errors import DeadlineExceeded, ProcessDied
+from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
@@ -16,6 +16,8 @@ from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from generators.evaluation import EvaluationResult
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
+
+T = TypeVar("T")
 
 
 class GeneratorHandle:
@@ -56,14 +58,18 @@ class GeneratorHandle:
         await self._ask(self._actor.start.remote(), "start", seconds, "raise deadlines.start")
 
     async def run(self) -> None:
-        """Generate until stopped. Meanwhile its process must answer, which takes no work, as often as a lease is renewed."""
-        running = asyncio.ensure_future(watch(self._actor.run.remote(), of=self.worker))
+        """Generate until stopped."""
+        await self._while_it_answers(watch(self._actor.run.remote(), of=self.worker))
+
+    async def _while_it_answers(self, work: Coroutine[Any, Any, T]) -> T:
+        """What ``work`` returns. Meanwhile the process must answer, which takes no work, as often as a lease is renewed."""
+        working = asyncio.ensure_future(work)
         answering = asyncio.create_task(self._answer(), name=f"{self.worker} answering")
         try:
-            done, _ = await asyncio.wait({running, answering}, return_when=asyncio.FIRST_COMPLETED)
-            (running if running in done else answering).result()
+            await asyncio.wait({working, answering}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else answering.result()
         finally:
-            running.cancel()
+            working.cancel()
             answering.cancel()
 
     async def _answer(self) -> NoReturn:
@@ -72,7 +78,7 @@ class GeneratorHandle:
             try:
                 await self._ask(self._actor.answer.remote(), "answer", seconds)
             except DeadlineExceeded as late:
-                raise ProcessDied(
+                raise EventLoopBlocked(
                     f"{self.worker} did not answer for {seconds:g} s: its process was stopped, or code in it keeps the "
                     f"interpreter to itself, as a regular expression can for hours, also in a thread; {self._log} then says which"
                 ) from late
@@ -81,12 +87,14 @@ class GeneratorHandle:
     async def install(self, publication: Publication) -> int:
         """Load a publication; the fingerprint of what was loaded."""
         what = f"load version {publication.version}"
-        return await self._ask(self._actor.install.remote(publication), what, self._deadlines.publish, "raise deadlines.publish")
+        asked = self._actor.install.remote(publication)
+        return await self._while_it_answers(self._ask(asked, what, self._deadlines.publish, "raise deadlines.publish"))
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
         """One episode of each task."""
         asked = self._actor.evaluate.remote(tasks, temperature)
-        return await self._ask(asked, "evaluate", self._deadlines.evaluation, "raise deadlines.evaluation")
+        evaluating = self._ask(asked, "evaluate", self._deadlines.evaluation, "raise deadlines.evaluation")
+        return await self._while_it_answers(evaluating)
 
     async def statistics(self) -> GeneratorStatistics:
         """Its counters."""

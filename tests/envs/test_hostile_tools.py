@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import NoReturn
@@ -38,6 +39,7 @@ class Hostile(ToolEnvironment):
     def __init__(self) -> None:
         self.ends = asyncio.Event()
         self.seen: list[str] = []
+        self.threads: list[threading.Thread] = []
 
     @tool
     async def raise_(self, what: str) -> str:
@@ -46,6 +48,13 @@ class Hostile(ToolEnvironment):
     @tool
     def raise_in_thread(self, what: str) -> str:
         raise RAISED[what]()
+
+    @tool
+    def count_for_ever(self) -> str:
+        self.threads.append(threading.current_thread())
+        while not self.ends.is_set():
+            pass
+        return "too late"
 
     @tool
     def stop_iteration(self) -> str:
@@ -146,3 +155,20 @@ async def test_a_turn_that_is_cancelled_cancels_its_tool_and_waits_for_its_clean
         await asyncio.wait({step})
     assert step.cancelled()
     assert environment.seen == ["cleaned up"]
+
+
+async def test_a_plain_tool_whose_time_is_over_keeps_the_interpreter_busy_no_longer():
+    """A policy that writes ``while True`` into a code tool: a thread for each would slow down everything in the process."""
+    environment = Hostile()
+    environment.tool_timeout_s = 0.2
+    try:
+        result = await turn(environment, ToolCall("count_for_ever", {}), ToolCall("fine", {}))
+        assert [message.content for message in result.observation.messages] == [
+            "error: count_for_ever took longer than 0.2 s",
+            "fine",
+        ]
+        (thread,) = environment.threads
+        await asyncio.to_thread(thread.join, 10)
+        assert not thread.is_alive()
+    finally:
+        environment.ends.set()

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason, Trajectory
 from asyncrl.envs.base import Action, Observation, StepResult
+from generators import hosted
 from generators.scoring import Scoring
 from generators.worker import GeneratorWorker
 
@@ -245,6 +247,25 @@ async def test_an_episode_that_is_cancelled_from_within_is_given_back() -> None:
         await shop.ticket_client.until(lambda: len(shop.ticket_client.failures) == 4)
     assert running.result() == ()
     assert shop.ticket_client.failures[0, 2] == (FailureKind.DATA, "task t: Cancelling.step raised CancelledError: ")
+
+
+async def test_stopping_does_not_wait_for_an_environment_that_ignores_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deaf(Scripted):
+        async def step(self, action: Action) -> StepResult:
+            while not ends.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    stepping.set()
+                    await ends.wait()
+            return await super().step(action)
+
+    monkeypatch.setattr(hosted, "CANCELLED_ENVIRONMENT_S", 0.05)
+    stepping, ends = asyncio.Event(), asyncio.Event()
+    shop = Shop([task("t")])
+    shop.environment = lambda: Deaf(shop.environments)
+    async with shop.open() as running:
+        await stepping.wait()
+    assert running.result() == (0,)
+    ends.set()
 
 
 @pytest.mark.parametrize("victim", ["w waiting to be stopped", "w serving", "w renewing its leases", "group 0 sample 1"])

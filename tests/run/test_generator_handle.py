@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.core.errors import EventLoopBlocked, ProcessDied
+from asyncrl.core.errors import EventLoopBlocked
 from asyncrl.core.recipe.schema import DeadlinesConfig, EnvironmentConfig, ModelConfig, Recipe
 from asyncrl.run import generator_handle
 from asyncrl.run.generator_handle import GeneratorHandle
@@ -56,7 +56,9 @@ async def forever() -> None:
 async def test_a_process_that_does_not_answer_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was stopped, or some thread of it keeps the interpreter: nobody in it could say so."""
     generator = handle(monkeypatch, Actor(forever, forever))
-    with pytest.raises(ProcessDied, match=r"generator-3 did not answer for 0\.04 s.*; /logs/generator-3\.log then says which"):
+    with pytest.raises(
+        EventLoopBlocked, match=r"generator-3 did not answer for 0\.04 s.*; /logs/generator-3\.log then says which"
+    ):
         async with asyncio.timeout(10):
             await generator.run()
 

@@ -373,7 +373,8 @@ class DeadlinesConfig(Section, frozen=True):
         publish: one weight publication, all engines acknowledged.
         evaluation: one evaluation.
         reward: the score of an episode that is finished, where ``reward`` asks a model for it.
-        lease: a generator that is silent for this long is given up, and its tickets are issued again.
+        lease: a generator that is silent for this long is given up, and its tickets are issued again; one whose episodes an
+            environment stops for three quarters of it, by blocking their event loop, is replaced.
         shutdown: everything stopping after the end or Ctrl-C.
     """
 
