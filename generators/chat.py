@@ -34,7 +34,7 @@ _PROBE = "asyncrlprobe"
 _REMEMBERED_BYTES = 64 * 2**20
 """Of renderings: a group renders its prompt once for all its episodes, and short tool responses come again and again."""
 _LONG = 8_000
-"""Characters whose tokenization would hold up the other episodes: it takes a few milliseconds."""
+"""Bytes from which tokenization, some milliseconds of it, would hold up the other episodes."""
 
 _USER, _ASSISTANT, _TOOL = ({"role": role, "content": "Look it up."} for role in ("user", "assistant", "tool"))
 _PARAMETERS = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
@@ -87,22 +87,20 @@ class ChatFormat:
         return cls(AutoTokenizer.from_pretrained(model_path))
 
     async def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """As :meth:`prompt_ids`, beside the event loop if the messages are long."""
-        return await self._beside_the_loop(messages, partial(self.prompt_ids, messages, tools))
+        """As :meth:`prompt_ids`, beside the event loop if it is long."""
+        return await self._beside_the_loop(*self._prompt(messages, tools))
 
     async def delta(self, messages: Sequence[Message]) -> list[int]:
-        """As :meth:`delta_ids`, beside the event loop if the messages are long."""
-        return await self._beside_the_loop(messages, partial(self.delta_ids, messages))
+        """As :meth:`delta_ids`, beside the event loop if it is long."""
+        return await self._beside_the_loop(*self._delta(messages))
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """The first tokens of a row: messages, tools, and the start of an assistant turn."""
-        turns = _turns(messages)
-        return self._remember((turns, tools), lambda: self._render(turns, tools))
+        return self._tokenize(*self._prompt(messages, tools))
 
     def delta_ids(self, messages: Sequence[Message]) -> list[int]:
         """What follows a sampled turn that ended with :attr:`end_of_turn`: messages, and the start of the next assistant turn."""
-        turns = _turns(messages)
-        return self._remember((turns,), lambda: self._after_marker(turns).removeprefix(self._end_name))
+        return self._tokenize(*self._delta(messages))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids``, special tokens included: a tool parser may look for them."""
@@ -113,19 +111,28 @@ class ChatFormat:
         ended = len(token_ids) > 0 and token_ids[-1] == self.end_of_turn
         return self.decode(token_ids[:-1] if ended else token_ids)
 
-    async def _beside_the_loop(self, messages: Sequence[Message], tokenize: Callable[[], list[int]]) -> list[int]:
-        """What ``tokenize`` returns; long messages one at a time, because the episodes of a group share a prompt to remember."""
-        if sum(len(message.content) for message in messages) < _LONG:
-            return tokenize()
-        async with self._tokenizing:
-            return await run_in_daemon_thread(tokenize, name="tokenizing")
+    def _prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[bytes, Callable[[], str]]:
+        """What a prompt is remembered by, and what renders it."""
+        turns = _turns(messages)
+        return msgspec.msgpack.encode((turns, tools)), partial(self._render, turns, tools)
 
-    def _remember(self, key: Any, render: Callable[[], str]) -> list[int]:
-        encoded_key = msgspec.msgpack.encode(key)
-        ids = self._remembered.get(encoded_key)
+    def _delta(self, messages: Sequence[Message]) -> tuple[bytes, Callable[[], str]]:
+        """What a delta is remembered by, and what renders it."""
+        turns = _turns(messages)
+        return msgspec.msgpack.encode((turns,)), lambda: self._after_marker(turns).removeprefix(self._end_name)
+
+    async def _beside_the_loop(self, key: bytes, render: Callable[[], str]) -> list[int]:
+        """As :meth:`_tokenize`; what is long, one at a time: the episodes of a group wait for the prompt they share."""
+        if len(key) < _LONG:
+            return self._tokenize(key, render)
+        async with self._tokenizing:
+            return await run_in_daemon_thread(partial(self._tokenize, key, render), name="tokenizing")
+
+    def _tokenize(self, key: bytes, render: Callable[[], str]) -> list[int]:
+        ids = self._remembered.get(key)
         if ids is None:
             ids = self._control.encode(render())
-            self._remembered.keep(encoded_key, ids)
+            self._remembered.keep(key, ids)
         return ids
 
     def _render(self, turns: Sequence[Mapping[str, str]], tools: Sequence[ToolSpec] = (), generation: bool = True) -> str:

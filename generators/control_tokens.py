@@ -5,8 +5,8 @@ tool's turn. So each control token gets a name that begins with a character no m
 is rewritten to use the names, and what it renders is encoded by a copy of the tokenizer that knows control tokens by these names
 only.
 
-What always holds: control tokens stand exactly where the template wrote them; ``<|im_end|>`` in a message is encoded like any
-other text; text without control tokens is encoded exactly as the tokenizer itself does it.
+What always holds: control tokens, apart from one for unknown letters, stand exactly where the template wrote them;
+``<|im_end|>`` in a message is encoded like any other text; text without control tokens is encoded as by the tokenizer itself.
 """
 
 import re

@@ -1,6 +1,6 @@
 import asyncio
 import threading
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from chat_tokenizers import CHAT_ML, make_tokenizer
@@ -84,28 +84,25 @@ def test_what_no_tokenizer_can_read_is_spelt_out(chat: ChatFormat) -> None:
         assert render([Message("tool", "caf\udce9.txt")]) == render([Message("tool", r"caf\udce9.txt")])
 
 
-class Held(ChatFormat):
-    """Tokenizes long prompts when ``go`` is set, and notes in which threads."""
-
-    def __init__(self) -> None:
-        super().__init__(make_tokenizer())
-        self.go, self.waiting = threading.Event(), threading.Event()
-        self.threads: list[str] = []
-
-    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        if len(messages[0].content) > 100:
-            self.threads.append(threading.current_thread().name)
-            self.waiting.set()
-            assert self.go.wait(60)
-        return super().prompt_ids(messages, tools)
-
-
 async def test_long_messages_are_tokenized_beside_the_event_loop_one_at_a_time() -> None:
-    chat, long, short = Held(), [Message("user", "long " * 2_000)], [Message("user", "short")]
+    tokenizer = make_tokenizer()
+    chat, render = ChatFormat(tokenizer), tokenizer.apply_chat_template
+    long, short = [Message("user", "long " * 2_000)], [Message("user", "short")]
+    threads: list[str] = []
+    rendering, go_on = threading.Event(), threading.Event()
+
+    def hold_the_long(turns: list[dict[str, str]], **options: Any) -> str:
+        if turns[0]["content"] == long[0].content:
+            threads.append(threading.current_thread().name)
+            rendering.set()
+            assert go_on.wait(60)
+        return render(turns, **options)
+
+    tokenizer.apply_chat_template = hold_the_long
     prompts = [asyncio.create_task(chat.prompt(long)) for _ in range(3)]
-    assert await asyncio.to_thread(chat.waiting.wait, 60)
+    assert await asyncio.to_thread(rendering.wait, 60)
     assert await chat.prompt(short) == chat.prompt_ids(short)
     assert await chat.delta(short) == chat.delta_ids(short)
-    assert chat.threads == ["tokenizing"]
-    chat.go.set()
+    go_on.set()
     assert [await prompt for prompt in prompts] == [chat.prompt_ids(long)] * 3
+    assert threads == ["tokenizing"], "rendered once, and remembered"
