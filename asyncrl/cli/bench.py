@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from asyncrl.cli.console import PatientConsole
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import AsyncRLError, RecipeError
 
@@ -81,7 +82,7 @@ def run_loop(arguments: argparse.Namespace) -> ExitCode:
         folder = RunFolder.create(recipe)
     except RecipeError as error:
         return show_refusal(error)
-    return run_to_end(partial(loop.run, json_file=arguments.json), recipe, folder, Console())
+    return run_to_end(partial(loop.run, json_file=arguments.json), recipe, folder, PatientConsole())
 
 
 def run_buffer(arguments: argparse.Namespace) -> ExitCode:

@@ -7,13 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
+from asyncrl.cli.console import PatientConsole
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from asyncrl.core.recipe.schema import Recipe
     from asyncrl.run.folder import RunFolder
     from asyncrl.run.live_view import LiveView
@@ -68,7 +70,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     from asyncrl.run.plan import make_plan
     from asyncrl.run.resuming import check_resumable
 
-    console = Console()
+    console = PatientConsole()
     try:
         found = RunFolder.find(arguments.resume) if arguments.resume else None
         recipe = compose(str(found.recipe) if found else arguments.recipe, arguments.overrides)

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import asyncrl
 from asyncrl.cli import bench, buffer, launch
+from asyncrl.cli.console import show_what_can_be_shown
 from asyncrl.cli.outcome import ExitCode, show_system_failure
 from asyncrl.run.stopping import interrupting
 
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run() -> NoReturn:
     """The installed command. All that it started has ended when :func:`main` returns; what Python would still do is take its
     imports apart, for seconds."""
+    show_what_can_be_shown()
     with interrupting():
         code = main()
     with contextlib.suppress(BrokenPipeError):  # who read along has gone

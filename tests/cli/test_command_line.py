@@ -1,4 +1,5 @@
 import contextlib
+import os
 import resource
 import signal
 import subprocess
@@ -193,3 +194,44 @@ class TestRunToEnd:
         assert code == ExitCode.INTERRUPTED
         assert Summary.read(folder.summary).reason == "stopped by SIGTERM"
         assert shown.splitlines()[0] == "Interrupted: stopped by SIGTERM"
+
+    def test_a_reader_who_goes_away_does_not_end_it(self, tmp_path):
+        recipe = compose("quickstart", [f"run_dir={tmp_path}"])
+        folder = RunFolder.create(recipe)
+        program = f"""if True:
+            import sys
+            from pathlib import Path
+            from asyncrl.cli.console import PatientConsole
+            from asyncrl.cli.outcome import run_to_end
+            from asyncrl.run.compose import compose
+            from asyncrl.run.folder import RunFolder
+            from asyncrl.run.summary import Status, Summary
+
+            def run(recipe, folder, view):
+                sys.stdin.read()  # until the reader has gone
+                view.note("nobody reads this")
+                view.note("nor this")
+                return Summary(status=Status.COMPLETED, reason="", steps=7)
+
+            recipe = compose("quickstart", [])
+            folder = RunFolder.find(Path({str(folder.path)!r}))
+            sys.exit(run_to_end(run, recipe, folder, PatientConsole()))
+        """
+        pipe = subprocess.PIPE
+        process = subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, stderr=pipe)
+        process.stdout.close()
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == ExitCode.COMPLETED, said
+        assert b"Traceback" not in said
+
+
+def test_what_the_terminal_cannot_show_is_replaced():
+    result = subprocess.run(
+        [sys.executable, "-m", "asyncrl.cli.main", "launch", "quickstart", "tracking.experiment='caf\u00e9'", "--dry-run"],
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "1"},
+    )
+    assert b"Traceback" not in result.stderr
+    assert result.returncode == 0
+    assert b"caf?" in result.stdout
