@@ -27,6 +27,9 @@ from generators.row import Row
 from generators.tool_calls import ToolCallReader
 from generators.tool_output import TOOL_OUTPUT_CUT, cut_tool_outputs
 
+_LARGEST = float(np.finfo(np.float32).max)
+"""What a reward or metric may be: the learner computes in 32 bits, and sums over an episode, kept in 64 bits, stay finite."""
+
 
 class EpisodeLimits(msgspec.Struct, frozen=True):
     """What bounds an episode, and what ends it.
@@ -181,15 +184,32 @@ async def _step(environment: HostedEnvironment, reader: ToolCallReader, text: st
     with environment.blamed("step"):
         if not isinstance(result, StepResult):
             raise TypeError(f"it must return a StepResult, not {result!r}")
-        for name, value in (("reward", result.reward), *result.metrics.items()):
-            if not isinstance(name, str):
-                raise TypeError(f"it names a metric {name!r}, which is no text")
-            name.encode()  # half of a surrogate pair is no text either
-            if name == TOOL_OUTPUT_CUT:
-                raise ValueError(f"it reports a metric {name!r}, which counts what is cut from tool outputs; rename it")
-            if not isinstance(value, Real) or not math.isfinite(value):
-                raise ValueError(f"its {name} is {value!r}; it must be a finite number")
-    return result
+        return StepResult(
+            result.observation,
+            reward=_number("reward", result.reward),
+            done=bool(result.done),
+            metrics={_metric_name(name): _number(name, value) for name, value in result.metrics.items()},
+            fault=None if result.fault is None else Fault(result.fault),
+        )
+
+
+def _metric_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"it names a metric {name!r}, which is no text")
+    name.encode()  # half of a surrogate pair is no text either
+    if name == TOOL_OUTPUT_CUT:
+        raise ValueError(f"it reports a metric {name!r}, which counts what is cut from tool outputs; rename it")
+    return str(name)
+
+
+def _number(name: str, value: object) -> float:
+    """``value`` as Python's own float, which is all that a trajectory can hold; environments compute with numpy, or in truths."""
+    if not isinstance(value, Real | np.bool_) or not math.isfinite(value):
+        raise ValueError(f"its {name} is {value!r}; it must be a finite number")
+    number = float(value)
+    if abs(number) > _LARGEST:
+        raise ValueError(f"its {name} is {number:g}; it must be at most {_LARGEST:g}, the largest number of 32 bits")
+    return number
 
 
 @asynccontextmanager

@@ -62,6 +62,8 @@ def test_an_unknown_key_is_refused_with_the_nearest_real_one(sections, place, me
         ({"tasks": {"train": 10**9}}, "tasks.train", "1000000000", "an integer >= 1 and <= 1,000,000"),
         ({"deadlines": {"start": 1e300}}, "deadlines.start", "1e+300", "a number > 0 and <= 1e+08"),
         ({"run_dir": "a\udcff"}, "run_dir", r"'a\udcff'", "characters that UTF-8 can hold"),
+        ({"generators": {"dtype": "\udcff"}}, "generators.dtype", r"'\udcff'", "must be one of bfloat16, float16, float32"),
+        ({"steps": "\udcff"}, "steps", r"'\udcff'", "must be an integer >= 1"),
         ({"environment": {"name": "x", "options": {"a": ["\ud800"]}}}, "environment.options", r"\ud800", "characters that UTF-8"),
         ({"learner": {"lr": -1e-4}}, "learner.lr", "-0.0001", "a number > 0"),
         ({"learner": {"lr": float("nan")}}, "learner.lr", "nan", "a number > 0"),

@@ -1,4 +1,6 @@
 from collections.abc import Callable
+from fractions import Fraction
+from numbers import Real
 
 import numpy as np
 import pytest
@@ -141,6 +143,17 @@ async def test_a_turn_cut_by_its_length_is_not_shown_to_the_environment() -> Non
     assert turn == Turn(turn.start, turn.start + 5, 0.0)
 
 
+@pytest.mark.parametrize(
+    "one", [True, np.True_, 1, np.float64(1.0), np.float32(1.0), np.int64(1), Fraction(1)], ids=lambda value: type(value).__name__
+)
+async def test_rewards_and_metrics_of_any_kind_of_number_are_kept_as_floats(one: Real) -> None:
+    """A trajectory of ``numpy.float64`` cannot be written, and one of ``True`` cannot be read back by the learner."""
+    trajectory = await Stage(lambda row: "one").run(task(rewards=[one, one], metrics={"solved": one}))
+    numbers = [trajectory.reward, *(turn.reward for turn in trajectory.turns), trajectory.metrics["solved"]]
+    assert numbers == [2.0, 1.0, 1.0, 2.0]
+    assert {type(number) for number in numbers} == {float}
+
+
 async def test_a_timeout_keeps_the_reward_so_far_and_drops_the_unfinished_turn() -> None:
     stage = Stage(lambda row: "a")
 
@@ -163,6 +176,9 @@ async def test_a_timeout_keeps_the_reward_so_far_and_drops_the_unfinished_turn()
         (task(breaks="close"), {}, r"Scripted\.close raised ZeroDivisionError"),
         (task(hangs="close"), {"close_timeout_s": 0.01}, r"Scripted\.close .*environment\.tool_timeout_s"),
         (task(hangs="reset"), {"episode_timeout_s": 0.01}, r"reset\(\) took longer than environment\.episode_timeout_s"),
+        (task(rewards=[10**30, 1e39]), {}, r"Scripted\.step raised ValueError: its reward is 1e\+39; it must be at most 3\.4"),
+        (task(metrics={"m": -1e308}), {}, r"Scripted\.step raised ValueError: its m is -1e\+308; it must be at most 3\.4"),
+        (task(fault=["tool_error"]), {}, r"Scripted\.step raised ValueError: \['tool_error'\] is not a valid Fault"),
         (task(rewards=[float("nan")]), {}, r"Scripted\.step raised ValueError: its reward is nan; it must be a finite number"),
         (task(rewards=[None]), {}, r"its reward is None"),
         (task(metrics={"calls": float("inf")}), {}, r"its calls is inf"),

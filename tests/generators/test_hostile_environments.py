@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import NoReturn
 
+import numpy as np
 import pytest
 from fake_engine import FakeEngine
 from msgspec.structs import replace
@@ -134,6 +135,15 @@ async def test_whatever_making_an_environment_raises_fails_the_attempt(what: str
     with pytest.raises(EnvironmentBroken) as broken:
         await run_episode(task(), EpisodeName(GroupId(7), 2, 1), LIMITS, tools)
     assert str(broken.value) == f"task t: no environment could be made: {what}"
+
+
+async def test_a_done_that_is_neither_true_nor_false_fails_the_attempt() -> None:
+    class Undecided(Hostile):
+        async def step(self, action: Action) -> StepResult:
+            return replace(await super().step(action), done=np.array([True, False]))  # type: ignore[arg-type]
+
+    with pytest.raises(EnvironmentBroken, match=r"Undecided\.step raised ValueError: The truth value of an array"):
+        await play(Undecided())
 
 
 async def test_an_environment_that_cancels_its_own_task_fails_the_attempt() -> None:

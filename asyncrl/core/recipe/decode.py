@@ -90,7 +90,7 @@ class _Reader:
                 return self.section(sections[0], value, place)
         try:
             msgspec.convert(value, hint)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeEncodeError):  # half of a surrogate pair where no text belongs
             self._refuse(place, f"{_show(value)} does not fit", f"must be {_expected(value_type)}")
         else:
             if bound := _broken_bound(value_type, value):
