@@ -32,7 +32,13 @@ Answer = TypeVar("Answer")
 
 BAR = 0.9
 """Share of the held-out tasks that the quickstart solves when it has learned; version 0 solves about 0.4."""
+OLDER = ("buffer.max_staleness=4", "buffer.pipeline_depth=4")
 STALE = ("buffer.max_staleness=8", "buffer.pipeline_depth=7")
+PPO_CLIP = ("algorithm.loss={kind: ppo_clip}", "algorithm.correction={anchor: behaviour, weight: none}")
+DECOUPLED = (
+    "algorithm.loss={kind: ppo_clip}",
+    "algorithm.correction={anchor: proximal_recomputed, weight: token, bound: {kind: truncate, upper: 2}}",
+)
 PATIENT = (
     *(f"deadlines.{wait}=3600" for wait in ("start", "batch", "step", "publish", "evaluation")),
     "deadlines.lease=300",
@@ -59,20 +65,26 @@ class Row(msgspec.Struct, frozen=True):
 
 
 ROWS = (
-    Row("grpo", "GRPO, the quickstart as it is"),
-    Row("ppo", "PPO with a critic", ("algorithm.advantage={kind: gae, critic_lr: 2e-4}",)),
+    Row("dppo-1", "DPPO, the quickstart as it is"),
+    Row("clip-1", "PPO clipping", PPO_CLIP),
+    Row("decoupled-1", "recomputed anchor, truncated weights", DECOUPLED),
+    Row("dppo-4", "staleness 4, DPPO", OLDER),
+    Row("clip-4", "staleness 4, PPO clipping", (*OLDER, *PPO_CLIP)),
+    Row("decoupled-4", "staleness 4, recomputed anchor, truncated weights", (*OLDER, *DECOUPLED)),
+    Row("dppo-8", "staleness 8, DPPO", STALE),
+    Row("clip-8", "staleness 8, PPO clipping", (*STALE, *PPO_CLIP)),
+    Row("decoupled-8", "staleness 8, recomputed anchor, truncated weights", (*STALE, *DECOUPLED)),
+    Row("uncorrected-8", "staleness 8, no correction", (*STALE, *DECOUPLED), uncorrected=True),
+    Row("critic", "PPO with a critic", (*DECOUPLED, "algorithm.advantage={kind: gae, critic_lr: 2e-4}")),
     Row(
         "gspo",
         "GSPO, a weight for each row",
         (
             "algorithm.loss={kind: gspo}",
             "algorithm.aggregation={kind: sequence_mean_token_mean}",
-            "algorithm.correction.weight=sequence",
+            "algorithm.correction={anchor: proximal_recomputed, weight: sequence, bound: {kind: truncate, upper: 2}}",
         ),
     ),
-    Row("stale", "stale, default correction", STALE),
-    Row("stale-clip", "stale, plain PPO clipping", (*STALE, "algorithm.correction={anchor: behaviour, weight: none}")),
-    Row("stale-uncorrected", "stale, no correction", STALE, uncorrected=True),
 )
 
 

@@ -14,7 +14,8 @@ from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.rules import broken_rules
 
 MODEL = Path("/models/tiny, made once")
-SETTINGS = LearningSettings(rows=ROWS[:2], seeds=(3, 5), steps=20)
+FIRST, SECOND = ROWS[0], next(row for row in ROWS if row.name == "critic")
+SETTINGS = LearningSettings(rows=(FIRST, SECOND), seeds=(3, 5), steps=20)
 
 
 @pytest.fixture
@@ -56,23 +57,23 @@ def test_only_the_row_without_correction_breaks_a_rule(row):
 
 def test_runs_go_seed_by_seed_and_none_is_repeated(tmp_path, measured):
     done, raising = measured
-    raising["grpo", 5] = Interrupted()
+    raising[FIRST.name, 5] = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path)
-    assert done == [("grpo", 3), ("ppo", 3), ("grpo", 5)]
-    assert list(written(tmp_path).completed()) == [("grpo", 3), ("ppo", 3)]
+    assert done == [(FIRST.name, 3), (SECOND.name, 3), (FIRST.name, 5)]
+    assert list(written(tmp_path).completed()) == [(FIRST.name, 3), (SECOND.name, 3)]
 
     raising.clear()
     done.clear()
     result = run(tmp_path)
-    assert done == [("grpo", 5), ("ppo", 5)]
+    assert done == [(FIRST.name, 5), (SECOND.name, 5)]
     assert result == written(tmp_path)
     assert len(result.completed()) == 4
 
 
 def test_a_run_that_fails_is_recorded_stops_no_other_and_is_done_again(tmp_path, measured):
     done, raising = measured
-    raising["ppo", 3] = MemoryError("no room")
+    raising[SECOND.name, 3] = MemoryError("no room")
     result = run(tmp_path)
     assert len(done) == 4
     assert [r.failure for r in written(tmp_path).runs] == ["", "MemoryError: no room", "", ""]
@@ -82,7 +83,7 @@ def test_a_run_that_fails_is_recorded_stops_no_other_and_is_done_again(tmp_path,
     raising.clear()
     done.clear()
     assert not any(r.failure for r in run(tmp_path).runs)
-    assert done == [("ppo", 3)]
+    assert done == [(SECOND.name, 3)]
 
 
 def test_a_file_of_other_settings_is_refused_and_stays(tmp_path, measured):
@@ -105,7 +106,7 @@ def test_the_table_shows_each_seed_and_where_it_reached_the_bar(tmp_path, measur
     first = learning.markdown(run(tmp_path)).splitlines()[2]
     expected = "0.400, 0.400 | 0.950, 0.950 | 0.950 | 20, 10 | 0.00, 0.00 | 0, 0 | 100, 100 | 2 of 2 |"
     assert first == f"| GRPO, the quickstart as it is | {expected}"
-    never = LearningRun("grpo", 3, evaluations={0: 0.4, 20: 0.89})
+    never = LearningRun(FIRST.name, 3, evaluations={0: 0.4, 20: 0.89})
     table = learning.markdown(LearningResult(0.9, SETTINGS, (never,)))
     assert "| never, not run |" in table
     assert table.splitlines()[2].endswith("| 0 of 2 |")
