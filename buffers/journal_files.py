@@ -204,18 +204,35 @@ def find(folder: Path) -> Found:
         logger.warning("snapshot %s of %s is gone", missing, folder)
     damaged: list[str] = []
     for number in reversed(snapshots):
-        path = path_of(folder, number, SNAPSHOT)
-        header, states, damage = frames.read(path.read_bytes())
-        if header is not None and len(states) == 1 and damage is None:
+        if taken := _read_snapshot(folder, number, segments):
+            header, state = taken
             found = _read_segments(folder, number, header, [n for n in segments if n >= number], head)
-            found.recovery = msgspec.structs.replace(found.recovery, snapshot=states[0])
+            found.recovery = msgspec.structs.replace(found.recovery, snapshot=state)
             break
-        logger.warning("snapshot %s is damaged and is not used", path)
-        damaged.append(path.name)
+        damaged.append(path_of(folder, number, SNAPSHOT).name)
     else:
         found = _read_segments(folder, 1, Header(0, None), segments, head)
     found.recovery = msgspec.structs.replace(found.recovery, damaged_snapshots=tuple(damaged), missing_snapshot=missing)
     return found
+
+
+def _read_snapshot(folder: Path, number: int, segments: list[int]) -> tuple[Header, bytes] | None:
+    """Snapshot ``number``; None if it cannot be used.
+
+    One that was gone while the journal went on without it, and was put back, is whole, and yet the segment before it has more
+    records than it knows of.
+    """
+    path = path_of(folder, number, SNAPSHOT)
+    header, states, damage = frames.read(path.read_bytes())
+    if header is None or len(states) != 1 or damage is not None:
+        logger.warning("snapshot %s is damaged and is not used", path)
+        return None
+    if number not in segments and number - 1 in segments:
+        before, records, _ = frames.read(path_of(folder, number - 1, LOG).read_bytes())
+        if before is not None and before.position + len(records) > header.position:
+            logger.warning("snapshot %s is older than the records before it and is not used", path)
+            return None
+    return header, states[0]
 
 
 def _read_segments(folder: Path, first: int, before: Header, segments: list[int], head: Head) -> Found:

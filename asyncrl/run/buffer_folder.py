@@ -1,7 +1,8 @@
 """Where the replay buffer of a run keeps its journal and the trajectories it holds.
 
-With a journal both lie in the run folder, in ``buffer/journal`` and ``buffer/payload/shard-0``..., and outlive the run's
-processes. Without one, trajectories lie in the memory file system and are removed when the run ends.
+With a journal both lie in the run folder, in ``buffer/journal`` (and beside it ``buffer/journal.head``, which says how far it has
+come) and ``buffer/payload/shard-0``..., and outlive the run's processes. Without one, trajectories lie in the memory file system
+and are removed when the run ends.
 """
 
 import shutil

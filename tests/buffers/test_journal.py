@@ -314,6 +314,17 @@ def test_the_newest_snapshot_is_missed_and_not_needed(tmp_path, what):
     assert (found.snapshot, found.records, found.missing_snapshot) == (seen.snapshot, [*seen.records, b"goes on"], "")
 
 
+def test_a_snapshot_that_is_put_back_when_the_journal_has_gone_on_without_it_is_not_used(tmp_path):
+    folder = written(tmp_path / "journal", [b"a", "one", b"b", "two"])
+    put_back = put_away(folder, "00000003.snapshot")
+    journal, _ = open_journal(folder)
+    journal.append(b"c")
+    journal.close()
+    put_back()
+    found = open_and_close(folder)
+    assert (found.snapshot, found.records, found.damaged_snapshots) == (b"one", [b"b", b"c"], ("00000003.snapshot",))
+
+
 def test_without_a_snapshot_and_the_beginning_it_says_that_either_would_do(tmp_path):
     folder = written(tmp_path / "journal", [b"a", "one", b"b", "two", b"c"])
     put_back = put_away(folder, "00000002.snapshot", "00000003.snapshot")
