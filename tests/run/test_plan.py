@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import compose
 from asyncrl.run.model_shape import read_shape
@@ -200,6 +201,15 @@ def test_the_plan_says_what_cannot_act():
     one_step = ["algorithm.correction.anchor=proximal_recomputed", "+algorithm.minibatches=1", "+algorithm.epochs=1"]
     assert shown(*one_step).count("Note: algorithm.loss.clip_low, algorithm.loss.clip_high cannot act") == 1
     assert "cannot act" not in shown(*one_step[:1], "+algorithm.minibatches=2")
+
+
+@pytest.mark.parametrize("overrides", [[], ["+correction=far"], ["algorithm.loss={kind: dppo}"]])
+def test_what_the_plan_says_to_set_can_be_set_on_the_command_line(overrides):
+    overrides = [*overrides, "algorithm.correction.anchor=proximal_recomputed", "algorithm.minibatches=1", "algorithm.epochs=1"]
+    said = inert(compose("quickstart", overrides))
+    for remedy in said.split("; set ")[1].split(", or "):
+        changes = remedy.removesuffix(" (as published)").split()
+        assert inert(compose("quickstart", [*overrides, *changes])) is None
 
 
 @pytest.mark.parametrize(
