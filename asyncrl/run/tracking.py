@@ -116,17 +116,18 @@ class Tracker:
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            problem = f"MLflow at {self.uri}: {self._failure}"
-            raise TrackingFailed(
-                f"{problem}; check tracking.uri, or leave it empty to track in the run folder"
-            ) from self._failure
+            remedy = "check tracking.uri, or leave it empty to track in the run folder"
+            if not self._recipe.tracking.uri:
+                remedy = f"put {self._folder.database} back, or remove it, and resume: metrics then begin anew"
+            raise TrackingFailed(f"MLflow at {self.uri}: {self._failure}; {remedy}") from self._failure
 
     def _work(self) -> None:
         try:
             from mlflow import MlflowClient
 
+            known = self._is_known()  # before the client makes a database where there is none
             client = MlflowClient(self.uri)
-            run_id = self._make_run(client)
+            run_id = self._go_on(client) if known else self._new_run(client)
             for record in self._batches():
                 match record:
                     case _End(status=status):
@@ -163,15 +164,20 @@ class Tracker:
     def _is_new(self, record: _Values) -> bool:
         return record.step > self._tracked_step or REWARD.name not in record.values
 
-    def _make_run(self, client: "MlflowClient") -> str:
-        """The MLflow run; a resumed run goes on with the one it had."""
-        if self._folder.tracked_as.is_file():
-            run_id = self._folder.tracked_as.read_text(encoding="utf-8")
-            self._with_room(partial(client.update_run, run_id, status="RUNNING"))
-            self._tracked_step = max((m.step for m in client.get_metric_history(run_id, REWARD.name)), default=-1)
-            return run_id
-        run_id = self._new_run(client)
-        self._folder.tracked_as.write_text(run_id, encoding="utf-8")
+    def _is_known(self) -> bool:
+        """Whether the run was tracked before, where it can go on."""
+        if not self._folder.tracked_as.is_file():
+            return False
+        if self._recipe.tracking.uri or self._folder.database.is_file():
+            return True
+        logger.warning("%s is gone, with all metrics so far: tracking begins anew", self._folder.database)
+        return False
+
+    def _go_on(self, client: "MlflowClient") -> str:
+        """The MLflow run that a resumed run had."""
+        run_id = self._folder.tracked_as.read_text(encoding="utf-8")
+        self._with_room(partial(client.update_run, run_id, status="RUNNING"))
+        self._tracked_step = max((m.step for m in client.get_metric_history(run_id, REWARD.name)), default=-1)
         return run_id
 
     def _new_run(self, client: "MlflowClient") -> str:
@@ -183,6 +189,7 @@ class Tracker:
         for chunk in _chunks(parameters, PARAMETERS_A_CALL):
             client.log_batch(run_id, params=chunk)
         client.log_text(run_id, resolved_yaml(self._recipe), "recipe.yaml")
+        self._folder.tracked_as.write_text(run_id, encoding="utf-8")
         return run_id
 
     def _experiment(self, client: "MlflowClient") -> str:

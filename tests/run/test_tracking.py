@@ -1,6 +1,8 @@
 import logging
 import resource
 import socket
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 
@@ -61,6 +63,51 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, capfd):
     assert [point.step for point in history] == list(range(1, 311))
     assert run.data.metrics["evaluation/reward"] == 0.5
     assert capfd.readouterr() == ("", "")
+
+
+def track(folder, step, told=""):
+    """In a process of its own, as each resume is: MLflow keeps databases open for as long as its process lives."""
+    program = f"""if True:
+        import logging, pathlib, sys
+        from asyncrl.run.compose import compose
+        from asyncrl.run.folder import RunFolder
+        from asyncrl.run.summary import Status
+        from asyncrl.run.tracking import Tracker
+
+        logging.basicConfig()
+        folder = RunFolder.find(pathlib.Path({str(folder.path)!r}))
+        tracker = Tracker(compose(str(folder.recipe), []), folder)
+        tracker.start()
+        tracker.log({step}, {{"reward/mean": 0.5}})
+        tracker.finish(Status.COMPLETED, seconds=120)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180)
+    assert (done.returncode == 0) == ("TrackingFailed" not in done.stderr)
+    assert told in done.stderr
+    return done.returncode
+
+
+def test_a_resumed_run_whose_database_is_gone_is_tracked_anew(tmp_path):
+    recipe, folder = make(tmp_path)
+    assert track(folder, 1) == 0
+    folder.database.unlink()
+    assert track(folder, 2, f"{folder.database} is gone") == 0
+    assert track(folder, 3) == 0  # and goes on with that one
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking.tracking_uri(recipe, folder))
+    history = client.get_metric_history(folder.tracked_as.read_text(), "reward/mean")
+    assert [point.step for point in history] == [2, 3]
+
+
+def test_a_damaged_database_is_told_with_a_remedy_that_helps(tmp_path):
+    _, folder = make(tmp_path)
+    folder.tracked_as.write_text("0123456789abcdef0123456789abcdef")
+    folder.database.write_bytes(b"no database " * 1000)
+    assert track(folder, 2, f"put {folder.database} back, or remove it, and resume") != 0
+    folder.database.unlink()
+    assert track(folder, 2) == 0
 
 
 def test_a_store_that_cannot_be_opened_is_told_to_the_owner(tmp_path):
