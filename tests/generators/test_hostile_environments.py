@@ -137,6 +137,16 @@ async def test_whatever_making_an_environment_raises_fails_the_attempt(what: str
     assert str(broken.value) == f"task t: no environment could be made: {what}"
 
 
+async def test_a_very_long_error_is_told_without_its_middle() -> None:
+    class Verbose(Hostile):
+        async def step(self, action: Action) -> StepResult:
+            raise ValueError("begin" + "x" * 10_000_000 + "end")
+
+    with pytest.raises(EnvironmentBroken, match=r"raised ValueError: beginx+ \[9,996,008 characters cut\] x+end$") as broken:
+        await play(Verbose())
+    assert len(str(broken.value)) < 5_000
+
+
 async def test_a_done_that_is_neither_true_nor_false_fails_the_attempt() -> None:
     class Undecided(Hostile):
         async def step(self, action: Action) -> StepResult:
