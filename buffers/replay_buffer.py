@@ -22,6 +22,7 @@ from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
+from asyncrl.core.trajectory import StopReason
 from buffers.batches import Batches
 from buffers.filters import left_out_by
 from buffers.group import Group
@@ -37,6 +38,11 @@ __all__ = ["BufferStatistics", "ReplayBuffer"]
 logger = logging.getLogger(__name__)
 
 BEYOND_HOPE = "over the staleness bound before it was finished"
+NOTHING_SAMPLED = "the policy sampled not a single token; does the prompt fit the context?"
+NO_ANSWER_IN_TIME = (
+    "environment.episode_timeout_s was over before the policy's first answer; the engine is overloaded or frozen, or the "
+    "environment's reset is slow"
+)
 
 
 class ReplayBuffer:
@@ -123,8 +129,10 @@ class ReplayBuffer:
         self._state.now = now
         empty = [sample for sample in samples if not self._take_in(sample)]
         for sample in empty:
-            reason = "the policy sampled not a single token; does the prompt fit the context?"
-            self.fail(sample.group_id, sample.sample_index, FailureKind.DATA, reason)
+            # Whoever ran out of time before the first answer may have waited for a slow engine: that is not the task's fault.
+            late = sample.stop_reason is StopReason.EPISODE_TIMEOUT
+            kind, reason = (FailureKind.INFRASTRUCTURE, NO_ANSWER_IN_TIME) if late else (FailureKind.DATA, NOTHING_SAMPLED)
+            self.fail(sample.group_id, sample.sample_index, kind, reason)
 
     def _take_in(self, sample: TrajectoryRecord) -> bool:
         """Whether anything was sampled in it."""

@@ -7,6 +7,7 @@ from samples import finish, make_buffer, make_recipe, make_tasks, sample
 from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
 from asyncrl.core.recipe.schema import ZeroVarianceFilter
+from asyncrl.core.trajectory import StopReason
 from buffers.replay_buffer import ReplayBuffer
 
 INFRASTRUCTURE, DATA = FailureKind.INFRASTRUCTURE, FailureKind.DATA
@@ -511,3 +512,20 @@ def test_statistics_tell_what_is_held_and_since_when():
     statistics = buffer.statistics()
     assert {b: n for b, n in enumerate(statistics.lengths_issued) if n} == {11: 2}
     assert statistics.tasks_drawn == 3
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "counted"),
+    [(StopReason.EPISODE_TIMEOUT, FailureKind.INFRASTRUCTURE), (StopReason.CONTEXT_LENGTH, FailureKind.DATA)],
+)
+def test_time_that_was_over_before_the_first_answer_is_not_the_tasks_fault(stop_reason, counted):
+    buffer = make_buffer(group_size=1, max_attempts=1)
+    (ticket,) = buffer.lease("worker", 1, 0.0)
+    empty = msgspec.structs.replace(sample(ticket, 0, versions=()), stop_reason=stop_reason)
+    buffer.commit([empty], 0.0)
+    statistics = buffer.statistics()
+    assert statistics.failures[counted] == 1
+    assert sum(statistics.failures.values()) == 1
+    again = buffer.lease("worker", 1, 0.0)[0]
+    # At most one attempt is allowed, so a failure of the task's own ends the group; the other is issued again.
+    assert (again.group_id == ticket.group_id) == (counted is FailureKind.INFRASTRUCTURE)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from asyncrl.core.recipe.algorithm import (
     CispoLoss,
     ClipCovLoss,
-    Correction,
+    CorrectionConfig,
     DivergenceMaskLoss,
     GaeAdvantage,
     GmpoLoss,
@@ -52,7 +52,7 @@ def _in_the_loss(recipe: Recipe) -> Iterator[str]:
     if correction.trust_region_decay < 1:
         keys.append("algorithm.correction.trust_region_decay")
     remedies, by_behaviour = [_more_steps(recipe)], "algorithm.correction.anchor=behaviour algorithm.correction.weight=none"
-    if correction.bound != Correction().bound:
+    if correction.bound != CorrectionConfig().bound:
         by_behaviour += " ~algorithm.correction.bound"
     if isinstance(loss, DivergenceMaskLoss):
         remedies.insert(0, f"{by_behaviour} (as published)")
