@@ -105,7 +105,7 @@ def test_a_file_of_something_else_is_refused_and_stays(tmp_path, measured, conte
 def test_the_table_shows_each_seed_and_where_it_reached_the_bar(tmp_path, measured):
     first = learning.markdown(run(tmp_path)).splitlines()[2]
     expected = "0.400, 0.400 | 0.950, 0.950 | 0.950 | 20, 10 | 0.00, 0.00 | 0, 0 | 100, 100 | 2 of 2 |"
-    assert first == f"| GRPO, the quickstart as it is | {expected}"
+    assert first == f"| {FIRST.title} | {expected}"
     never = LearningRun(FIRST.name, 3, evaluations={0: 0.4, 20: 0.89})
     table = learning.markdown(LearningResult(0.9, SETTINGS, (never,)))
     assert "| never, not run |" in table

@@ -207,8 +207,8 @@ def test_a_checkpoint_cannot_be_newer_than_what_was_trained():
         buffer.trained(1)
 
 
-def test_the_clock_moves_by_one():
-    with pytest.raises(LedgerError, match="moves by one"):
+def test_the_published_version_grows_by_one():
+    with pytest.raises(LedgerError, match="grows by one"):
         make_buffer().advance(2)
 
 
