@@ -10,6 +10,9 @@ from typing import Any
 
 from asyncrl.envs.contained import Raised
 
+INTERRUPTED_AFTER_S = 5.0
+"""How long a thread that nobody waits for any more may go on. Most end by themselves at about that time, and clean up."""
+
 
 class Abandoned(BaseException):
     """Raised in a thread that nobody waits for any more, at its next Python instruction: code that never ends must not go on to
@@ -17,7 +20,7 @@ class Abandoned(BaseException):
 
 
 async def run_in_daemon_thread(function: Callable[[], Any], name: str) -> Any:
-    """``function()``, computed in a thread of its own; cancelling stops the wait, and interrupts the thread by ``Abandoned``.
+    """``function()``, computed in a thread of its own; cancelling stops the wait, and later interrupts the thread.
 
     Not a thread pool: functions that never return would fill it, and the interpreter joins a pool's threads at exit. A daemon
     thread that waits for something outside Python is not interrupted before that comes, and costs its memory and nothing else.
@@ -46,19 +49,19 @@ async def run_in_daemon_thread(function: Callable[[], Any], name: str) -> Any:
         with contextlib.suppress(Abandoned):  # it came when the function had just returned
             work()
 
+    def interrupt() -> None:
+        with ending:
+            if not ended:  # so the thread's number is not another's by now
+                number, error = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Abandoned)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(number, error)
+
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name=name, daemon=True)
     thread.start()
     try:
         value = await outcome
     except asyncio.CancelledError:
-        with ending:
-            if not ended:  # so the thread's number is not another's by now
-                _raise_in(thread, Abandoned)
+        loop.call_later(INTERRUPTED_AFTER_S, interrupt)
         raise
     if isinstance(value, Raised):
         raise value.error
     return value
-
-
-def _raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error))

@@ -54,7 +54,7 @@ def tool(method: Method) -> Method:
     Its name, docstring and typed parameters are what the model is told; describe a parameter by
     ``Annotated[str, msgspec.Meta(description=...)]``. It returns text, or anything JSON can carry. An ``async`` method runs in a
     task of its own, in the event loop of all episodes, and must not block it; a plain one runs in a thread of its own,
-    and is interrupted at its next Python instruction when its time is over.
+    and is interrupted at its next Python instruction some seconds after its time is over.
     """
     setattr(method, _MARK, True)
     return method

@@ -12,7 +12,7 @@ import pytest
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import Message, ToolCall
 from asyncrl.core.task import Task
-from asyncrl.envs import Action, Fault, StepResult, ToolEnvironment, contained, tool
+from asyncrl.envs import Action, Fault, StepResult, ToolEnvironment, contained, threads, tool
 
 TASK = Task(id=TaskId("t"), prompt="Find it.")
 
@@ -157,8 +157,9 @@ async def test_a_turn_that_is_cancelled_cancels_its_tool_and_waits_for_its_clean
     assert environment.seen == ["cleaned up"]
 
 
-async def test_a_plain_tool_whose_time_is_over_keeps_the_interpreter_busy_no_longer():
+async def test_a_plain_tool_whose_time_is_over_does_not_keep_the_interpreter_busy(monkeypatch: pytest.MonkeyPatch):
     """A policy that writes ``while True`` into a code tool: a thread for each would slow down everything in the process."""
+    monkeypatch.setattr(threads, "INTERRUPTED_AFTER_S", 0.05)
     environment = Hostile()
     environment.tool_timeout_s = 0.2
     try:
