@@ -1,4 +1,4 @@
-"""Where one learner rank stands: its number, the rendezvous of all ranks, and the grid TP x CP x DP x PP they form.
+"""Where one learner rank stands: its number, where all ranks meet, and the grid TP x CP x DP x PP they form.
 
 Ranks are numbered with tensor parallel fastest, then context, then data, then pipeline, which is Megatron's own order; the ranks
 of one tensor-parallel group are therefore neighbours, normally on one host.
@@ -7,7 +7,40 @@ For experts the ranks of a pipeline stage form a grid of their own, in Megatron'
 fastest, then those that share the experts out, then replicas.
 """
 
+import os
+import socket
+from pathlib import Path
+
 import msgspec
+
+
+class FileMeeting(msgspec.Struct, frozen=True, tag="file"):
+    """All ranks are on one host, and meet in the file at ``path``, which only their user may open."""
+
+    path: str
+
+    @classmethod
+    def make(cls, path: Path) -> "FileMeeting":
+        """A new file at ``path``.
+
+        Raises:
+            FileExistsError: there is something already, which might be somebody else's.
+        """
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        return cls(str(path))
+
+
+class TcpMeeting(msgspec.Struct, frozen=True, tag="tcp"):
+    """Ranks are on several hosts, and meet at this address, which is one of rank 0's host."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def listen(cls, host: str) -> "tuple[TcpMeeting, socket.socket]":
+        """A meeting at a free port of ``host``, an address of this host, and the socket that listens there and nowhere else."""
+        listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return cls(host, listening.getsockname()[1]), listening
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,8 +49,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank: number of this rank, from 0.
         world_size: number of ranks; must be ``tensor * pipeline * data * context``.
-        address: host of rank 0, reachable from all ranks.
-        port: free port on that host, where the ranks meet.
+        meeting: where the ranks meet.
+        listening: of rank 0, where ranks meet over TCP: the file number of the socket that listens there, which is handed over.
         tensor, pipeline, data, context: ranks along each dimension.
         expert: ranks that share out a layer's experts.
         expert_tensor: ranks that divide each expert.
@@ -29,8 +62,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     world_size: int
-    address: str
-    port: int
+    meeting: FileMeeting | TcpMeeting
+    listening: int | None = None
     tensor: int = 1
     pipeline: int = 1
     data: int = 1

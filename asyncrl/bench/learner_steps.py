@@ -6,7 +6,6 @@ the gradient and step.
 """
 
 import math
-import socket
 import statistics
 import time
 from pathlib import Path
@@ -79,18 +78,15 @@ def measure(folder: Path, settings: StepSettings) -> StepSpeed:
     Raises:
         RuntimeError: if the loops do not compute the same gradient.
     """
-    from learners.learner import LearnerConfig as LearnerRank
-    from learners.rank import RankSpec
+    from learners.learner import Learner as LearnerRank
+    from learners.rank import FileMeeting, RankSpec
 
     disable_progress_bar()
     _make_model(folder)
     batch, rows = _make_batch(settings)
     lengths = [record.length for record in batch.rows]
     budget = max(settings.rows_at_once * settings.median_tokens, max(lengths))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    spec = RankSpec(rank=0, world_size=1, address="127.0.0.1", port=port)
+    spec = RankSpec(rank=0, world_size=1, meeting=FileMeeting.make(folder / "meeting"))
     learner = LearnerRank(_recipe(folder, budget), str(folder), spec)
     plain = PlainLoop(folder, settings.rows_at_once)
     readings = {reading.metric.name: reading.value for reading in learner.step(batch, rows).readings}

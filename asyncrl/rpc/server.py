@@ -22,6 +22,9 @@ _TOKEN_BYTES = 32
 _INTRODUCTION_S = 10.0
 """How long one who connects may take to show the token."""
 
+_COUNTING_S = 60.0
+"""Strangers are counted for so long before they are told of: anybody may connect, as often as they like."""
+
 _calls = msgspec.msgpack.Decoder(Call)
 
 
@@ -37,6 +40,7 @@ class RpcServer:
     def __init__(self, served: object, methods: Mapping[str, Signature], name: str) -> None:
         self._served, self._methods, self.name = served, methods, name
         self.token = secrets.token_bytes(_TOKEN_BYTES)
+        self.strangers = _Strangers(name)
         self._listening: asyncio.Server | None = None
 
     async def start(self, host: str) -> Endpoint:
@@ -71,6 +75,46 @@ class RpcServer:
         """Take no more connections; those that are there go on."""
         if self._listening is not None:
             self._listening.close()
+        self.strangers.close()
+
+
+class _Strangers:
+    """Those who connected and did not show the token: the first is logged at once, those of each minute after it in one line."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._more, self._last = 0, ""
+        self._counting: asyncio.TimerHandle | None = None
+
+    def turned_away(self, address: object) -> None:
+        """One more."""
+        if self._counting is None:
+            logger.warning("%s: %s connected and did not show the token", self._name, address)
+            self._count_for_a_while()
+        else:
+            self._more += 1
+            self._last = str(address)
+
+    def _count_for_a_while(self) -> None:
+        self._counting = asyncio.get_running_loop().call_later(_COUNTING_S, self._sum_up)
+
+    def _sum_up(self) -> None:
+        self._counting = None
+        if self._more:
+            self._tell()
+            self._count_for_a_while()
+
+    def _tell(self) -> None:
+        text = "%s: %d more connected within %g s and did not show the token, the last from %s"
+        logger.warning(text, self._name, self._more, _COUNTING_S, self._last)
+        self._more = 0
+
+    def close(self) -> None:
+        """Tell of those who are not told of yet."""
+        if self._counting is not None:
+            self._counting.cancel()
+        if self._more:
+            self._tell()
 
 
 class _Connection(Frames):
@@ -100,8 +144,7 @@ class _Connection(Frames):
 
     def refuse(self) -> None:
         if not self._introduced:
-            address = self._transport.get_extra_info("peername")
-            logger.warning("%s: %s connected and did not show the token", self._server.name, address)
+            self._server.strangers.turned_away(self._transport.get_extra_info("peername"))
         super().refuse()
 
     async def _answer(self, call: Call) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -102,10 +103,10 @@ class Cluster:
             self._note(recovered)
 
     async def _start_learners(self, seconds: float, remedy: str) -> None:
-        (address, port), *_ = await self._all(
-            [self._learners[0].endpoint.remote()], "learner rank to name its address", seconds, remedy
-        )
-        await self._all([rank.start.remote(address, port) for rank in self._learners], "learner rank to start", seconds, remedy)
+        nodes = await self._all([rank.node.remote() for rank in self._learners], "learner rank to come up", seconds, remedy)
+        making = [self._learners[0].make_meeting.remote(len(set(nodes)) == 1)]
+        (meeting,) = await self._all(making, "learner rank to name a meeting place", seconds, remedy)
+        await self._all([rank.start.remote(meeting) for rank in self._learners], "learner rank to start", seconds, remedy)
 
     @asynccontextmanager
     async def _asked_buffer(self) -> AsyncIterator[BufferClient]:
@@ -241,6 +242,9 @@ def start_ray() -> None:
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False)
         return
+    if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
+        # Who may call Ray may run code. Its own default is a token in the home folder, which need not be writable or private.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     ray.init(
         address="local",
         include_dashboard=False,

@@ -263,5 +263,5 @@ def _beyond_the_machine(recipe: Recipe, plan: Plan) -> str:
     room = f"{fitting} generators would fit" if fitting > 0 else "not even the rest fits without generators"
     return (
         f"about {memory(plan.total_bytes)} are asked for, and this machine has {memory(there)} in all, of which {memory(free)} "
-        f"are free: it cannot hold the run by itself ({room}); lower generators.count, or have RAY_ADDRESS name a larger cluster"
+        f"are free: it cannot hold the run by itself ({room}); lower generators.count, or have RAY_ADDRESS name a cluster"
     )

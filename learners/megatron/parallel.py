@@ -10,6 +10,7 @@ from megatron.core import parallel_state, tensor_parallel
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded
 from asyncrl.core.recipe.schema import DeadlinesConfig
+from learners.megatron.meeting import meet
 from learners.rank import RankSpec
 
 _SEED_STRIDE = 100
@@ -38,16 +39,9 @@ def initialise(spec: RankSpec, deadlines: DeadlinesConfig, seed: int, virtual_pi
     if on_gpu:
         torch.cuda.set_device(spec.rank % torch.cuda.device_count())
     with named_wait(spec, "coming up", deadlines.start):
-        store = dist.TCPStore(
-            spec.address,
-            spec.port,
-            spec.world_size,
-            is_master=spec.rank == 0,
-            timeout=datetime.timedelta(seconds=deadlines.start),
-        )
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            store=store,
+            store=meet(spec, deadlines.start),
             rank=spec.rank,
             world_size=spec.world_size,
             timeout=datetime.timedelta(seconds=deadlines.step),
@@ -92,7 +86,7 @@ def named_wait(spec: RankSpec, activity: str, seconds: float) -> Iterator[None]:
             raise ComponentFailed(
                 f"learner rank {spec.rank} lost another rank, {activity}; look for the first error among the other ranks"
             ) from error
-        if "timed out" not in text:
+        if "timed out" not in text and "wait timeout" not in text:  # of collectives, and of a store that is a file
             raise
         raise DeadlineExceeded(
             f"learner rank {spec.rank}",

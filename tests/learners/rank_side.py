@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import psutil
 import torch
 
 from asyncrl.core.batch import Batch
@@ -16,7 +17,7 @@ from asyncrl.core.ids import GroupId
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import Trajectory
 from learners.learner import Learner, StepReport
-from learners.rank import RankSpec
+from learners.rank import FileMeeting, RankSpec
 
 Rows = Mapping[tuple[GroupId, int], Trajectory]
 PlainShard = tuple[str, tuple[int, ...], tuple[int, ...], np.ndarray]
@@ -212,9 +213,9 @@ def log_probabilities(
     import torch.distributed as dist
 
     from learners.megatron.log_probabilities import Tile, token_log_probabilities
+    from learners.megatron.meeting import meet
 
-    store = dist.TCPStore(spec.address, spec.port, spec.world_size, is_master=spec.rank == 0)
-    dist.init_process_group("gloo", store=store, rank=spec.rank, world_size=spec.world_size)
+    dist.init_process_group("gloo", store=meet(spec, 60.0), rank=spec.rank, world_size=spec.world_size)
     states = torch.from_numpy(hidden).requires_grad_()
     mine = torch.from_numpy(weight).chunk(spec.world_size)[spec.rank].clone().requires_grad_()
     logp, entropy = token_log_probabilities(states, mine, torch.from_numpy(targets), temperature, dist.group.WORLD, Tile(*tile))
@@ -227,6 +228,37 @@ def log_probabilities(
         results += [states_grad, weight_grad]
     dist.destroy_process_group()
     return [result.numpy() for result in results]
+
+
+def listening(spec: RankSpec, recipe: Recipe) -> tuple[set[str], float, str]:
+    """The addresses that this rank listens on once the ranks have met, a sum over all ranks, and what is left of the place."""
+    import torch.distributed as dist
+
+    from learners.megatron import parallel
+
+    parallel.initialise(spec, recipe.deadlines, recipe.seed)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    addresses = {
+        connection.laddr.ip for connection in psutil.Process().net_connections() if connection.status == psutil.CONN_LISTEN
+    }
+    mode = oct(Path(spec.meeting.path).stat().st_mode & 0o777) if isinstance(spec.meeting, FileMeeting) else ""
+    dist.barrier()
+    parallel.close()
+    return addresses, total.item(), mode
+
+
+def late(spec: RankSpec, recipe: Recipe) -> tuple[str, str]:
+    """Rank 0 comes, the others do not: type and text of what it raises."""
+    from learners.megatron import parallel
+
+    if spec.rank:
+        return "", ""
+    try:
+        parallel.initialise(spec, recipe.deadlines, recipe.seed)
+    except AsyncRLError as error:
+        return type(error).__name__, str(error)
+    return "", "met nobody"
 
 
 def differing_replicas(spec: RankSpec, recipe: Recipe) -> str:

@@ -9,15 +9,19 @@ import multiprocessing
 import os
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from learners.rank import RankSpec
+import msgspec
+
+from learners.rank import FileMeeting, RankSpec, TcpMeeting
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["rank_preload"])
@@ -42,22 +46,25 @@ def run_ranks(
     context: int = 1,
     expert: int = 1,
     expert_tensor: int = 1,
+    over_tcp: bool = False,
     deadline: float = 60.0,
 ) -> list[Any]:
     """Call ``function(spec, *arguments)`` in one process for each rank; what they return, in order of ranks.
 
-    ``function`` must be importable, arguments and results picklable.
+    ``function`` must be importable, arguments and results picklable. Ranks meet in a file, or as those of several hosts do.
     """
     _start_server()
     world_size = tensor * pipeline * data * context
     grid = {"tensor": tensor, "pipeline": pipeline, "data": data, "context": context}
     grid |= {"expert": expert, "expert_tensor": expert_tensor}
-    port = _free_port()
     ranks = []
+    folder = tempfile.TemporaryDirectory()
+    meeting, listening = TcpMeeting.listen("127.0.0.1") if over_tcp else (FileMeeting.make(Path(folder.name) / "meeting"), None)
     for rank in range(world_size):
-        spec = RankSpec(rank=rank, world_size=world_size, address="127.0.0.1", port=port, **grid)
+        spec = RankSpec(rank=rank, world_size=world_size, meeting=meeting, **grid)
         receiver, sender = _CONTEXT.Pipe(duplex=False)
-        process = _CONTEXT.Process(target=_run, args=(sender, function, spec, arguments), daemon=True)
+        its_socket = listening if rank == 0 else None
+        process = _CONTEXT.Process(target=_run, args=(sender, function, spec, its_socket, arguments), daemon=True)
         process.start()
         sender.close()
         ranks.append((process, receiver))
@@ -69,6 +76,9 @@ def run_ranks(
                 process.kill()
             process.join()
             receiver.close()
+        if listening is not None:
+            listening.close()
+        folder.cleanup()
 
 
 def _collect(receivers: list[Connection], processes: list[Any], deadline: float) -> list[Any]:
@@ -92,16 +102,18 @@ def _collect(receivers: list[Connection], processes: list[Any], deadline: float)
     return [results[rank] for rank in range(len(receivers))]
 
 
-def _run(sender: Connection, function: Callable[..., Any], spec: RankSpec, arguments: tuple[Any, ...]) -> None:
+def _run(
+    sender: Connection,
+    function: Callable[..., Any],
+    spec: RankSpec,
+    listening: socket.socket | None,
+    arguments: tuple[Any, ...],
+) -> None:
+    if listening is not None:
+        spec = msgspec.structs.replace(spec, listening=listening.detach())
     try:
         result = (True, function(spec, *arguments))
     except BaseException:  # noqa: BLE001 - the parent must learn of every end, whatever it is
         result = (False, traceback.format_exc())
     sender.send(result)
     sender.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

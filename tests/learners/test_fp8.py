@@ -7,7 +7,7 @@ from learner_samples import make_batch, make_model, make_recipe
 from ranks import run_ranks
 
 from learners.preparation import Preparation
-from learners.rank import RankSpec
+from learners.rank import FileMeeting, RankSpec
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_experts_are_refused(tmp_path):
 
 def test_every_rank_gets_a_multiple_of_16_tokens(folder):
     batch, rows = make_batch()
-    rank = RankSpec(rank=0, world_size=2, address="", port=0, tensor=2)
+    rank = RankSpec(rank=0, world_size=2, meeting=FileMeeting(""), tensor=2)
 
     def packed(fp8):
         (mini_batch,) = Preparation(of_recipe(folder, fp8=fp8, tensor=2), rank, None).mini_batches(batch, rows, 0.0)

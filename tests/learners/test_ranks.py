@@ -13,6 +13,7 @@ from ranks import RankFailed, run_ranks
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
+from learners.rank import FileMeeting
 
 GRIDS = {"tp2": (2, 1, 1), "pp2": (1, 2, 1), "dp2": (1, 1, 2), "tp2-pp2-dp2": (2, 2, 2)}
 
@@ -230,6 +231,29 @@ def test_a_rank_that_does_not_come_is_named_within_the_deadline(folder):
     kind, text, _ = run_ranks(rank_side.failure, recipe, folder, *make_batch(), 1, 5.0, data=2)[0]
     assert kind == "DeadlineExceeded"
     assert text.startswith("learner rank 0 waited 3 s for the other 1 learner ranks, training version 5; ")
+
+
+@pytest.mark.parametrize("over_tcp", [False, True])
+def test_ranks_listen_where_other_ranks_are_and_nowhere_else(folder, over_tcp):
+    results = run_ranks(rank_side.listening, make_recipe(folder, data=2), data=2, over_tcp=over_tcp)
+    assert [addresses for addresses, _, _ in results] == [{"127.0.0.1"}] * 2
+    assert [total for _, total, _ in results] == [2.0, 2.0]
+    assert {mode for _, _, mode in results} == {"" if over_tcp else "0o600"}
+
+
+def test_a_place_to_meet_that_somebody_else_made_is_not_used(tmp_path):
+    (tmp_path / "meeting").write_text("")
+    with pytest.raises(FileExistsError):
+        FileMeeting.make(tmp_path / "meeting")
+
+
+@pytest.mark.parametrize("over_tcp", [False, True])
+def test_ranks_that_do_not_come_up_are_named_within_the_deadline(folder, over_tcp):
+    recipe = make_recipe(folder, data=2)
+    recipe = msgspec.structs.replace(recipe, deadlines=msgspec.structs.replace(recipe.deadlines, start=1.5))
+    kind, text = run_ranks(rank_side.late, recipe, data=2, over_tcp=over_tcp)[0]
+    assert kind == "DeadlineExceeded"
+    assert text.startswith("learner rank 0 waited 1.5 s for the other 1 learner ranks, coming up; ")
 
 
 def test_a_rank_that_dies_is_noticed_at_once(folder):

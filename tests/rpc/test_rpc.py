@@ -295,6 +295,35 @@ async def test_a_stranger_is_turned_away_and_not_heard(
         assert await client.call(Served.length, b"a") == 1
 
 
+async def stranger(endpoint: Endpoint) -> None:
+    """Connects, says nothing of worth, and is turned away."""
+    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+    writer.write(bytes(36))
+    with contextlib.suppress(ConnectionResetError):
+        await within(10, reader.read())
+    writer.close()
+
+
+async def test_of_many_strangers_the_first_is_told_and_the_others_are_counted(caplog: pytest.LogCaptureFixture):
+    async with Line() as line:
+        await line.client()
+        for _ in range(50):
+            await stranger(line.endpoint)
+        assert len(caplog.records) == 1
+        line.server.close()
+    assert len(caplog.records) == 2
+    assert "the thing: 49 more connected within 60 s and did not show the token, the last from ('127.0.0.1'," in caplog.text
+
+
+async def test_strangers_are_told_of_while_they_come(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server, "_COUNTING_S", 0.05)
+    async with Line() as line:
+        await line.client()
+        async with asyncio.timeout(30):
+            while caplog.text.count("more connected within 0.05 s") < 2:
+                await stranger(line.endpoint)
+
+
 class Collected(Frames):
     def __init__(self) -> None:
         super().__init__()

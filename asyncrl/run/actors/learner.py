@@ -9,14 +9,15 @@ import ray
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import decode
 from asyncrl.run.actors.output import route_output
-from asyncrl.run.payload import PayloadSource
+from asyncrl.run.payload import PayloadSource, this_node
 from asyncrl.weights.shared_memory import SharedMemoryWriter
 from learners.learner import Learner, StepReport
-from learners.rank import RankSpec
+from learners.rank import FileMeeting, RankSpec, TcpMeeting
 
 
 class LearnerActor:
@@ -25,17 +26,24 @@ class LearnerActor:
     def __init__(self, recipe: Recipe, model_path: str, buffer: Any, rank: int, run_id: str, log_file: Path) -> None:
         route_output(log_file)
         self._recipe, self._model_path, self._buffer, self._rank = recipe, model_path, buffer, rank
+        self._run_id = run_id
         self._writer = SharedMemoryWriter(run_id=run_id, rank=rank)
+        self._listening: socket.socket | None = None
         self._learner: Learner | None = None
         self._payload: PayloadSource | None = None
 
-    def endpoint(self) -> tuple[str, int]:
-        """Address and a free port of this rank's host, for the ranks to meet at."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+    def node(self) -> str:
+        """Ray's id of the node that this rank is on."""
+        return this_node()
 
-    def start(self, address: str, port: int) -> None:
+    def make_meeting(self, on_one_node: bool) -> FileMeeting | TcpMeeting:
+        """Where all ranks shall meet; asked of rank 0."""
+        if on_one_node:
+            return FileMeeting.make(memory_file_system() / f"asyncrl-{self._run_id}-ranks")
+        meeting, self._listening = TcpMeeting.listen(ray.util.get_node_ip_address())
+        return meeting
+
+    def start(self, meeting: FileMeeting | TcpMeeting) -> None:
         """Join the other ranks and load the model; a collective call."""
         sizes = self._recipe.learner
         self._learner = Learner(
@@ -44,8 +52,8 @@ class LearnerActor:
             RankSpec(
                 rank=self._rank,
                 world_size=sizes.ranks,
-                address=address,
-                port=port,
+                meeting=meeting,
+                listening=None if self._listening is None else self._listening.detach(),
                 tensor=sizes.tensor_parallel,
                 pipeline=sizes.pipeline_parallel,
                 data=sizes.data_parallel,

@@ -1,0 +1,56 @@
+"""How the ranks of the learner find each other, and on which addresses they listen while they do.
+
+What always holds: no rank listens on an address that the other ranks do not need. Ranks of one host meet in a file that only
+their user may open, and torch's gloo connects them by the loopback. Ranks of several hosts meet in torch's own store at one
+address of rank 0, and gloo connects them by the interfaces that lead there. Neither gloo nor that store asks who connects:
+between hosts, both need a network that is the cluster's alone.
+"""
+
+import datetime
+import os
+import socket
+
+import psutil
+import torch.distributed as dist
+
+from learners.rank import FileMeeting, RankSpec, TcpMeeting
+
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+_LOOPBACK = "127.0.0.1"
+
+
+def meet(spec: RankSpec, seconds: float) -> dist.Store:
+    """The store in which all ranks have met. Sets the interface of this process's gloo, if nobody has.
+
+    Raises:
+        RuntimeError: torch's, if not all ranks were there within ``seconds``.
+    """
+    timeout = datetime.timedelta(seconds=seconds)
+    match spec.meeting:
+        case FileMeeting(path=path):
+            store: dist.Store = dist.FileStore(path, spec.world_size)
+            store.set_timeout(timeout)
+            ours = _LOOPBACK
+        case TcpMeeting(host=host, port=port):
+            listening = {"master_listen_fd": spec.listening} if spec.rank == 0 else {}
+            store = dist.TCPStore(host, port, spec.world_size, is_master=spec.rank == 0, timeout=timeout, **listening)
+            ours = _address_towards(host, port)
+    interface = _interface_of(ours)
+    if interface is not None:
+        os.environ.setdefault(_GLOO_INTERFACE, interface)
+    store.set(f"rank {spec.rank}", "here")
+    store.wait([f"rank {rank}" for rank in range(spec.world_size)], timeout)
+    return store
+
+
+def _address_towards(host: str, port: int) -> str:
+    """This host's address that connections to ``host`` come from; nothing is sent to find it."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _interface_of(address: str) -> str | None:
+    """The name of the interface that has ``address``; None where there is none, as in some sandboxes."""
+    return next((name for name, has in psutil.net_if_addrs().items() if any(one.address == address for one in has)), None)

@@ -1,0 +1,71 @@
+"""Ray as a run starts it: a small cluster of its own, in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import asyncio, os, signal, subprocess, sys, time
+import psutil, ray
+from asyncrl.run.cluster import starting_ray, stop_ray
+from asyncrl.run.processes import adopt_orphans, end_descendants
+from asyncrl.run.stopping import hearing, wait_hearing
+
+STRANGER = '''
+import sys
+from ray._raylet import GcsClient
+print("keys", len(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None, timeout=30)))
+'''
+
+def call(environment):
+    command = [sys.executable, "-c", STRANGER, ray.get_runtime_context().gcs_address]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+
+@ray.remote(num_cpus=0)
+class Actor:
+    def pid(self):
+        return os.getpid()
+
+async def main():
+    heard = []
+    with hearing(heard.append):
+        started = starting_ray()
+        await wait_hearing(started)
+        actor = Actor.remote()
+        assert ray.get(actor.pid.remote()) > 0
+        print("known" if "keys" in call(dict(os.environ)).stdout else "unknown", flush=True)
+        stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        print("known" if "keys" in call(stranger).stdout else "unknown", flush=True)
+        processes = psutil.Process().children(recursive=True)
+        for process in (psutil.Process(), *processes):
+            process.terminate()
+        assert ray.get(actor.pid.remote()) > 0
+        print("heard", heard, sum(not process.is_running() for process in processes), flush=True)
+        stopping = asyncio.ensure_future(asyncio.to_thread(stop_ray))
+        await wait_hearing(stopping)
+        os.kill(os.getpid(), signal.SIGTERM)
+        end_descendants(30.0)
+        print("left", psutil.Process().children(recursive=True), heard, flush=True)
+
+adopt_orphans()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(280)
+def test_ray_is_the_run_s_alone_and_takes_no_sigterm(tmp_path):
+    """It answers nobody without the run's token, needs no home folder, and neither starts nor ends in the way of a signal."""
+    (tmp_path / "home").write_text("a file, so that nothing can be written there")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    path = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**environment, "HOME": str(tmp_path / "home"), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=270,
+    )
+    assert done.stdout.splitlines() == ["known", "unknown", "heard [15] 0", "left [] [15, 15]"], done.stderr
+    assert "***" not in done.stderr, "Ray printed the stack of the driver"
