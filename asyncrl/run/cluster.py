@@ -238,10 +238,24 @@ class Cluster:
 
 
 def start_ray() -> None:
-    """Join the cluster that ``RAY_ADDRESS`` names, or start one of this run's own on this machine."""
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False)
-        return
+    """Join the cluster that ``RAY_ADDRESS`` names, or start one of this run's own on this machine.
+
+    Raises:
+        ComponentFailed: that cannot be.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        if address:
+            ray.init(log_to_driver=False)
+        else:
+            _start_own_ray()
+    except Exception as error:  # of any kind, Exception itself among them
+        problem = f"cannot join Ray at {address}" if address else "Ray did not start"
+        remedy = "see RAY_ADDRESS" if address else "see its logs in /tmp/ray; on a machine that is very busy, try again"
+        raise ComponentFailed(f"{problem}: {str(error).strip() or type(error).__name__}; {remedy}") from error
+
+
+def _start_own_ray() -> None:
     if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
         # Who may call Ray may run code. Its own default is a token in the home folder, which need not be writable or private.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
