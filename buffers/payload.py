@@ -236,12 +236,16 @@ class PayloadStore:
         self._folder = folder
         self._freed: dict[str, Extents] = {}
         self._set_aside: dict[str, Extents] = {}  # for the next sweep
+        self._spared: set[str] = set()  # nothing in these is given up before that
         self._emptied: set[str] = set()  # all of it was freed, and its writer was still writing
         self._punches = True
         self._using = threading.Lock()
 
     def free(self, refs: Iterable[PayloadRef]) -> None:
-        """Give up payload. To free it twice, or in a segment that is gone, is harmless."""
+        """Give up payload. To free it twice, or in a segment that is gone, is harmless.
+
+        In segments that were there at :meth:`set_aside`, it is given up along with what was set aside.
+        """
         by_segment: dict[str, Extents] = {}
         for ref in refs:
             by_segment.setdefault(ref.segment, Extents()).add(ref.offset, ref.offset + ref.size)
@@ -249,7 +253,12 @@ class PayloadStore:
             for segment in self._emptied - by_segment.keys():
                 self._free_in(segment, Extents())
             for segment, extents in by_segment.items():
-                self._free_in(segment, extents)
+                if segment in self._spared:
+                    spared = self._set_aside.setdefault(segment, Extents())
+                    for start, end in extents:
+                        spared.add(start, end)
+                else:
+                    self._free_in(segment, extents)
 
     def is_empty(self) -> bool:
         """Whether there is no segment."""
@@ -285,6 +294,7 @@ class PayloadStore:
         size = 0
         with self._using:
             self._set_aside = {}
+            self._spared = {path.name for path in self._segments()}
             for path in self._segments():
                 file = os.open(path, os.O_RDWR)
                 try:
@@ -302,9 +312,10 @@ class PayloadStore:
         return size
 
     def sweep(self) -> None:
-        """Give up what was set aside."""
+        """Give up what was set aside, and what was freed beside it since."""
         with self._using:
             set_aside, self._set_aside = self._set_aside, {}
+            self._spared = set()
             for segment, unused in set_aside.items():
                 self._free_in(segment, unused)
 

@@ -8,8 +8,9 @@ A recovery is done in three steps, so that a resume that is refused, for whateve
 1. :func:`recover` reads everything back and checks it, and changes no file but the journal's lock;
 2. :meth:`Takeover.begin`, called when all else that the run needs has been checked, too, writes what changed into the journal;
 3. :meth:`Takeover.sweep` gives up the trajectories that nobody needs. It is called when the run has shown that it can go on
-   without them: when its learner's first checkpoint since the recovery is on disk. Until then they lie where they lay, so that a
-   run that was resumed by mistake, on a journal from a backup for example, has not destroyed what the right journal needs.
+   without them: when its learner's first checkpoint since the recovery is on disk. Until then every trajectory that was there
+   lies where it lay, also those that the run itself gives up meanwhile: a run that was resumed by mistake, on a journal from a
+   backup for example, has not destroyed what the right journal needs.
 """
 
 from collections.abc import Iterable, Mapping

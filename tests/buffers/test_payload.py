@@ -254,11 +254,16 @@ def test_a_sweep_leaves_exactly_what_is_live(folder):
     assert {name: (folder / name).read_bytes() for name in segments(folder)} == there, "set aside, and not touched"
     assert store.bytes_on_disk() == before
     newcomer = writer(folder, "newcomer")
-    unknown = newcomer.append([b"y"])
+    unknown, given_up = newcomer.append([b"y"]), newcomer.append([b"z" * ROW])
     newcomer.close()
+    trained = [ref for ref in live if rng.random() < 0.3]
+    store.free(trained + given_up)
+    assert {name: (folder / name).read_bytes() for name in there} == there, "nothing that was there is touched before the sweep"
+    assert store.verify(given_up) == (given_up if store._punches else []), "what is newer is freed as ever"
     store.sweep()
     assert store.verify(unknown) == [], "what came after it was set aside is not swept"
     store.free(unknown)
+    live = [ref for ref in live if ref not in trained]
     assert unused >= before - store.bytes_on_disk() > 0
     assert {ref.segment for ref in live} | {in_use[0].segment} == set(segments(folder))
     assert store.verify(live + in_use) == []

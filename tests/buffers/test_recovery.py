@@ -435,6 +435,8 @@ def test_what_a_remedy_gives_up_is_kept_until_the_run_has_shown_that_it_can_do_w
     head_of(folder / "journal").rename(tmp_path / "head")
     life = Life(folder)
     assert life.report.set_aside_bytes > 0
+    for shard, store in life.stores.items():
+        store.free(live(life, shard))  # it goes on, and gives up what it had
     life.die()
     assert gone_on(folder)[0] != expected[0]
 

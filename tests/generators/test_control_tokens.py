@@ -24,9 +24,9 @@ def chat_of(family: str) -> ChatFormat:
 
 @cache
 def control_of(family: str) -> dict[str, int]:
-    """The tokens that only a template writes. (That which stands for unknown letters is written by any text.)"""
-    tokenizer = chat_of(family).tokenizer
-    return {token: number for token, number in tokenizer.get_added_vocab().items() if token != tokenizer.unk_token}
+    """The tokens that only a template writes, and so not the one that stands for any unknown letter."""
+    tokens: dict[str, int] = chat_of(family).tokenizer.get_added_vocab()
+    return {token: number for token, number in tokens.items() if (family, token) != ("unigram", "<unk>")}
 
 
 def control_ids(family: str, token_ids: list[int]) -> list[int]:
