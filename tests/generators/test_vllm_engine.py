@@ -219,13 +219,13 @@ async def test_experts_arrive_as_they_were_sent(writer, tmp_path: Path) -> None:
 KILLED = """
 import asyncio, sys
 import psutil
-from asyncrl.core.recipe.schema import Environment, Generators, Model, Recipe
+from asyncrl.core.recipe.schema import EnvironmentConfig, GeneratorsConfig, ModelConfig, Recipe
 from generators.engine import VllmEngine
 
 async def main():
     recipe = Recipe(
-        name="r", steps=1, model=Model(path="m", max_context=64), environment=Environment(name="e"),
-        generators=Generators(count=1, max_running=2, kv_cache_mb=8),
+        name="r", steps=1, model=ModelConfig(path="m", max_context=64), environment=EnvironmentConfig(name="e"),
+        generators=GeneratorsConfig(count=1, max_running=2, kv_cache_mb=8),
     )
     engine = await VllmEngine.start(recipe, sys.argv[1])
     print("children", *(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
