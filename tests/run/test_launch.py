@@ -72,7 +72,7 @@ def test_ctrl_c_ends_everything_in_time(model: Path, tmp_path: Path):
     interrupted = time.monotonic()
     assert run.end(60) == 130
     assert time.monotonic() - interrupted < 15
-    assert run.summary.status is Status.INTERRUPTED
+    assert (run.summary.status, run.summary.reason) == (Status.INTERRUPTED, "stopped by SIGINT")
     assert run.left_behind() == []
 
 
