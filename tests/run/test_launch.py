@@ -22,7 +22,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_small_run_from_start_to_end(model: Path, tmp_path: Path):
-    run = Run.launch(model, tmp_path, f"steps={STEPS}", "++algorithm.minibatches=1", "++algorithm.epochs=1")
+    inert = ("algorithm.loss={kind: ppo_clip}", "algorithm.correction={anchor: proximal_recomputed, weight: token}")
+    run = Run.launch(model, tmp_path, f"steps={STEPS}", "++algorithm.minibatches=1", "++algorithm.epochs=1", *inert)
     assert run.end(400) == 0, run.output
     for told in (run.output, (run.folder / "logs" / "driver.log").read_text()):
         assert told.count("algorithm.loss of kind ppo_clip is plain REINFORCE") == 1
