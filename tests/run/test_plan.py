@@ -198,14 +198,17 @@ def test_the_plan_says_what_cannot_act():
         console.print(plan_view(make_plan(recipe, ROOMY), recipe))
         return console.file.getvalue()
 
-    one_step = ["algorithm.correction.anchor=proximal_recomputed", "+algorithm.minibatches=1", "+algorithm.epochs=1"]
+    decoupled = ["algorithm.loss={kind: ppo_clip}", "algorithm.correction={anchor: proximal_recomputed, weight: token}"]
+    one_step = [*decoupled, "+algorithm.minibatches=1", "+algorithm.epochs=1"]
     assert shown(*one_step).count("Note: algorithm.loss.clip_low, algorithm.loss.clip_high cannot act") == 1
-    assert "cannot act" not in shown(*one_step[:1], "+algorithm.minibatches=2")
+    assert "cannot act" not in shown(*decoupled, "+algorithm.minibatches=2")
+    assert "cannot act" not in shown()
 
 
-@pytest.mark.parametrize("overrides", [[], ["+correction=far"], ["algorithm.loss={kind: dppo}"]])
+@pytest.mark.parametrize("overrides", [["algorithm.loss={kind: ppo_clip}"], ["+correction=far"], ["algorithm.loss={kind: dppo}"]])
 def test_what_the_plan_says_to_set_can_be_set_on_the_command_line(overrides):
-    overrides = [*overrides, "algorithm.correction.anchor=proximal_recomputed", "algorithm.minibatches=1", "algorithm.epochs=1"]
+    decoupled = ["algorithm.correction.anchor=proximal_recomputed", "algorithm.correction.weight=token"]
+    overrides = [*overrides, *decoupled, "algorithm.minibatches=1", "algorithm.epochs=1"]
     said = inert(compose("quickstart", overrides))
     for remedy in said.split("; set ")[1].split(", or "):
         changes = remedy.removesuffix(" (as published)").split()
