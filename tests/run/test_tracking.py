@@ -44,7 +44,7 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, capfd):
     assert run.info.status == "KILLED"
     assert run.info.run_name == folder.path.name
     assert run.data.params["learner.lr"] == str(recipe.learner.lr)
-    assert run.data.params["algorithm.correction.weight"] == "token"
+    assert run.data.params["algorithm.correction.anchor"] == "behaviour"
     history = client.get_metric_history(run.info.run_id, "reward/mean")
     assert [(point.step, point.value) for point in history] == [(step, step / 300) for step in range(1, 301)]
     assert [file.read_text() for file in folder.artifacts.rglob("recipe.yaml")] == [resolved_yaml(recipe)]
