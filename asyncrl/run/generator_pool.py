@@ -9,7 +9,8 @@ What always holds:
 * counters only grow, and what the dead had counted is not lost.
 
 Only a dead process is replaced, and one that only looks alive: its event loop ended or is blocked, its worker ended though nobody
-stopped it. Up to a few in a row may die while they come up, or be blocked, in one place. Any other error ends the run.
+stopped it, or it did not answer within the deadline of a call, as one whose engine is frozen. Up to a few in a row may die while
+they come up, or be blocked, in one place. Any other error ends the run.
 """
 
 import asyncio
@@ -18,7 +19,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import TypeVar
 
-from asyncrl.core.errors import AsyncRLError, BudgetExceeded, ComponentFailed, EventLoopBlocked, ProcessDied, WeightMismatch
+from asyncrl.core.errors import (
+    AsyncRLError,
+    BudgetExceeded,
+    ComponentFailed,
+    DeadlineExceeded,
+    EventLoopBlocked,
+    ProcessDied,
+    WeightMismatch,
+)
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.task import Task
@@ -32,7 +41,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SUCCESSORS_IN_A_ROW = 3
-"""How many may die in one place while they come up: what each of them dies of is no accident."""
+"""How many may die in one place while they come up, and how often in a row nobody may answer an evaluation: what they die of is
+no accident then."""
 BLOCKED_IN_A_PLACE = 3
 """In how many generators of one place an environment may block the event loop for good: once may be the task's or the policy's
 doing, this often it is the environment's."""
@@ -179,16 +189,19 @@ class GeneratorPool:
         """One episode of each task, dealt out over the generators; those of one that dies are dealt out again.
 
         Raises:
-            ComponentFailed: nobody is left to evaluate.
+            ComponentFailed: nobody is left to evaluate, or all who were asked died, several times in a row.
         """
         results: list[EvaluationResult] = []
-        waiting = list(tasks)
+        waiting, in_vain = list(tasks), 0
         while waiting:
             slots = (await self._living())[: len(waiting)]
             shares = [waiting[i :: len(slots)] for i in range(len(slots))]
             answers = await self._evaluate(slots, shares, temperature)
             results += [result for answer in answers if answer is not None for result in answer]
             waiting = [task for share, answer in zip(shares, answers, strict=True) if answer is None for task in share]
+            in_vain = in_vain + 1 if all(answer is None for answer in answers) else 0
+            if in_vain == SUCCESSORS_IN_A_ROW:
+                raise ComponentFailed(f"an evaluation was asked for {in_vain} times in vain; the last: {self._last_death}")
         return results
 
     async def _evaluate(
@@ -244,7 +257,7 @@ class GeneratorPool:
         async def answer(slot: GeneratorSlot) -> T | None:
             generator = slot.generator
             try:
-                return await ask(generator)
+                return await _in_time(ask(generator))
             except ProcessDied as death:
                 if slot.generator is generator:
                     self._died(slot, death)
@@ -256,7 +269,7 @@ class GeneratorPool:
         return [done.result() for done in answers]
 
     def _died(self, slot: GeneratorSlot, death: ProcessDied) -> None:
-        """The generator at ``place`` is gone, or its engine is: what is left of it is ended, and so does its :meth:`run`."""
+        """The generator at ``slot`` is gone, or its engine is: end what is left of it, and with that its :meth:`run`."""
         worker, why = slot.generator.worker, str(death)
         slot.vacate(why if why.startswith(worker) else f"{worker}: {why}", blocked=isinstance(death, EventLoopBlocked))
         self._last_death = slot.death
@@ -270,9 +283,17 @@ class GeneratorPool:
             raise ComponentFailed(f"no generator is left: {self._last_death}")
 
 
+async def _in_time(answer: Awaitable[T]) -> T:
+    """A generator's answer. One that is late counts as dead: its engine may be frozen, and nothing else would end that."""
+    try:
+        return await answer
+    except DeadlineExceeded as late:
+        raise ProcessDied(str(late)) from late
+
+
 async def _install(generator: Generator, publication: Publication) -> None:
     """Have ``generator`` load ``publication``, and prove that it did."""
-    fingerprint = await generator.install(publication)
+    fingerprint = await _in_time(generator.install(publication))
     if fingerprint != publication.fingerprint:
         raise WeightMismatch(
             f"{generator.worker} loaded weights with fingerprint {fingerprint:#018x}, version {publication.version} was "

@@ -1,7 +1,8 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from random import Random
+from typing import NoReturn
 
 import pytest
 from fake_generator import FakeGenerator, publication
@@ -208,6 +209,77 @@ async def test_a_generator_whose_engine_died_is_ended_and_replaced() -> None:
     assert "generator-0 lost" in shop.log
     assert shop.notes[0].startswith("generator-0: the vLLM engine died while version 1 was installed.")
     assert shop.made[2].loaded == [1]
+
+
+def late(what: str) -> Callable[..., Awaitable[NoReturn]]:
+    """A call of which the deadline has passed, as the handle of a generator reports it: its engine is frozen, its process is not."""
+
+    async def call(*arguments: object) -> NoReturn:
+        raise DeadlineExceeded("the driver", f"generator-0 to {what}", 120.0, "see its log; raise the deadline")
+
+    return call
+
+
+async def test_a_generator_that_does_not_load_in_time_is_ended_and_replaced() -> None:
+    shop = Shop()
+    async with shop.generating():
+        shop.made[0].install = late("load version 1")  # type: ignore[method-assign]
+        await shop.pool.install(publication(1))
+        await shop.until(lambda: "generator-2 runs" in shop.log)
+        assert not shop.made[0].alive
+    assert [line for line in shop.log if "lost" in line] == ["generator-0 lost"]
+    assert shop.notes[0].startswith("generator-0: the driver waited 120 s for generator-0 to load version 1; see its log")
+    assert shop.made[1].loaded == [0, 1]
+    assert shop.made[2].loaded == [1]
+
+
+async def test_successors_that_do_not_load_in_time_end_the_run() -> None:
+    """A deadline that is too short for the model: the reason says which."""
+    shop = Shop()
+
+    def frozen(fake: FakeGenerator) -> None:
+        fake.install = late("load version 0")  # type: ignore[method-assign]
+
+    shop.successor = frozen
+    async with shop.generating() as running:
+        shop.made[1].die()
+        with pytest.raises(ComponentFailed, match=r"3 in a row died; the last: generator-4: .* to load version 0; .*deadline"):
+            await running
+
+
+async def test_the_last_generator_that_may_be_late_is_the_one_the_budget_allows() -> None:
+    shop = Shop(budget=0)
+    async with shop.generating() as running:
+        shop.made[0].install = late("load version 1")  # type: ignore[method-assign]
+        await shop.pool.install(publication(1))
+        with pytest.raises(BudgetExceeded, match="one too many: generator-0: the driver waited 120 s for generator-0 to load"):
+            await running
+
+
+@pytest.mark.parametrize("call", ["evaluate", "statistics"])
+async def test_a_generator_that_does_not_answer_in_time_is_replaced(call: str) -> None:
+    shop = Shop()
+    async with shop.generating():
+        setattr(shop.made[0], call, late(call))
+        results = await shop.pool.evaluate(TASKS, 0.0)
+        counters = await shop.pool.statistics()
+        await shop.until(lambda: "generator-2 runs" in shop.log)
+    assert sorted(result.task_id for result in results) == [task.id for task in TASKS]
+    assert len(counters) == 2
+    assert f"generator-0: the driver waited 120 s for generator-0 to {call}" in shop.notes[0]
+
+
+async def test_an_evaluation_that_nobody_ever_answers_ends_and_says_why() -> None:
+    shop = Shop(size=1)
+
+    def slow(fake: FakeGenerator) -> None:
+        fake.evaluate = late("evaluate")  # type: ignore[method-assign]
+
+    shop.successor = slow
+    async with shop.generating():
+        slow(shop.made[0])
+        with pytest.raises(ComponentFailed, match="asked for 3 times in vain; the last: generator-2: .* to evaluate"):
+            await shop.pool.evaluate(TASKS, 0.0)
 
 
 async def test_the_tasks_of_a_dead_generator_are_evaluated_by_the_others() -> None:

@@ -370,8 +370,8 @@ class DeadlinesConfig(Section, frozen=True):
         start: engines and learner coming up, just-in-time warm-up included.
         batch: the learner waiting for a full batch.
         step: one optimizer step.
-        publish: one weight publication, all engines acknowledged.
-        evaluation: one evaluation.
+        publish: one weight publication, all engines acknowledged; a generator that has not loaded it by then is replaced.
+        evaluation: one evaluation; a generator that has not played its share by then is replaced.
         reward: the score of an episode that is finished, where ``reward`` asks a model for it.
         lease: a generator that is silent for this long is given up, and its tickets are issued again; one whose episodes an
             environment stops for three quarters of it, by blocking their event loop, is replaced.
