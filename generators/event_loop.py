@@ -13,8 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from asyncrl.core.errors import EventLoopBlocked, ProcessDied
-from asyncrl.core.text import told
-from asyncrl.envs.contained import exception_info
+from asyncrl.core.text import told, traceback_of
 from generators.blocking import BlockingWatch
 
 logger = logging.getLogger(__name__)
@@ -34,6 +33,7 @@ class EventLoopThread:
         self._name = name
         self._caller = asyncio.get_running_loop()
         self._loop = type(self._caller)()
+        self._loop.set_exception_handler(_log_stray)
         self._failed: asyncio.Future[ProcessDied] = self._caller.create_future()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"{name}'s event loop", daemon=True)
@@ -86,8 +86,8 @@ class EventLoopThread:
             asyncio.set_event_loop(self._loop)
             while not self._closing:
                 self._turn()
-        except BaseException as error:
-            logger.critical("the event loop ended", exc_info=exception_info(error))
+        except BaseException as error:  # noqa: BLE001 - it is logged, and told to whoever waits
+            logger.critical("the event loop ended\n%s", traceback_of(error))
             why = told(error)
         finally:
             self._fail(ProcessDied(f"{self._name}: its event loop ended: {why}"))
@@ -97,7 +97,7 @@ class EventLoopThread:
         try:
             self._loop.run_forever()
         except (SystemExit, KeyboardInterrupt) as stray:
-            logger.warning("the event loop goes on: %s in a task or callback", told(stray), exc_info=exception_info(stray))
+            logger.warning("the event loop goes on: %s in a task or callback\n%s", told(stray), traceback_of(stray))
         else:
             if not self._closing:
                 logger.warning("the event loop goes on: an environment stopped it")
@@ -113,3 +113,9 @@ class EventLoopThread:
 
         with contextlib.suppress(RuntimeError):  # the caller's loop was closed: nobody waits
             self._caller.call_soon_threadsafe(settle)
+
+
+def _log_stray(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error that nobody asks for, as a task has that an environment began and forgot."""
+    error: BaseException | None = context.get("exception")
+    logger.warning("%s\n%s", context["message"], "" if error is None else traceback_of(error))

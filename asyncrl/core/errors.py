@@ -12,6 +12,10 @@ class AsyncRLError(Exception):
         super().__init__(*(writable(each) if isinstance(each, str) else each for each in arguments))
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the command to stop while no run was under way; the text says which signal."""
+
+
 class RecipeError(AsyncRLError):
     """A recipe was refused before anything started.
 

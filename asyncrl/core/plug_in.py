@@ -1,16 +1,65 @@
 """From ``module:Class`` in a recipe to the class: how code of the user's own comes in."""
 
-import asyncio
 import importlib
 import os
 import sys
-from types import ModuleType
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import TextIO
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import Interrupted, RecipeError
 from asyncrl.core.text import told
 
-RAISED = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
-"""What the user's code may raise while the recipe is read: anything but what Ctrl-C raises there."""
+_OURS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen ")
+"""How the file names of our frames and of Python's import system begin."""
+
+
+@contextmanager
+def users_code(what: str, place: str, remedy: str) -> Iterator[None]:
+    """Run the user's code while the recipe is read, so that the command can go on after it or say what is wrong with it.
+
+    What the code raises becomes a refusal. Standard streams that it closed are opened again. A child process that it forked, and
+    that comes out of it, ends here instead of going on as another run. Only ``os._exit`` ends the command without a word.
+
+    Args:
+        what: names the code, and ends where the error follows: ``make_tasks of 'a:B' raised``.
+        place: key of the recipe to blame.
+        remedy: what would be right.
+
+    Raises:
+        RecipeError: the code raised anything but a ``RecipeError`` of its own.
+        Interrupted: Ctrl-C, which is nobody's fault.
+    """
+    process, streams = os.getpid(), (sys.stdout, sys.stderr)
+    try:
+        yield
+    except (RecipeError, Interrupted):
+        raise
+    except BaseException as error:
+        raise RecipeError(place, f"{what} {told(error)}{_where(sys.exc_info()[2])}", remedy) from error
+    finally:
+        if os.getpid() != process:
+            os._exit(1)
+        sys.stdout, sys.stderr = (
+            standard_stream(number) if stream is not None and stream.closed else stream
+            for number, stream in enumerate(streams, start=1)
+        )
+
+
+def _where(raised: TracebackType | None) -> str:
+    """The innermost line of the file that was entered first, of those that are the user's; empty if there is none."""
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(raised)]
+    users = [(file, line) for file, line in lines if not file.startswith(_OURS)]
+    own = [f" ({file}:{line})" for file, line in users if file == users[0][0]]
+    return own[-1] if own else ""
+
+
+def standard_stream(number: int) -> TextIO:
+    """Text for descriptor ``number``, which stays open when the stream is closed."""
+    return open(number, "w", buffering=1, errors="backslashreplace", closefd=False)
 
 
 def load_class(name: str, place: str) -> type:
@@ -53,14 +102,11 @@ def import_module(name: str, place: str, instead: str, mend: str) -> ModuleType:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)  # last, so that a file that happens to lie here hides no library
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if not f"{name}.".startswith(f"{missing}."):
-            raise RecipeError(place, f"module {name} needs module {missing}, which is missing", "install it") from error
-        raise RecipeError(place, f"there is no module {name!r} on the path or in {here}", instead) from error
-    except RAISED as error:
-        # The module is the user's: whatever it raises while it is imported is theirs to mend.
-        problem = f"importing module {name!r} failed with {told(error)}"
-        raise RecipeError(place, problem, mend) from error
+    with users_code(f"importing module {name!r} failed with", place, mend):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            missing = error.name or ""
+            if not f"{name}.".startswith(f"{missing}."):
+                raise RecipeError(place, f"module {name} needs module {missing}, which is missing", "install it") from error
+            raise RecipeError(place, f"there is no module {name!r} on the path or in {here}", instead) from error

@@ -8,7 +8,7 @@ sees a ``CancelledError`` was cancelled itself.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -67,8 +67,3 @@ async def ended(cancelled: "set[asyncio.Task[T]] | set[asyncio.Future[T]]", seco
         if not any(each.done() for each in cancelled):
             logger.warning("%s was cancelled, and goes on: it is left behind; let asyncio.CancelledError out of it", name)
     return bool(done)
-
-
-def exception_info(error: BaseException) -> Any:
-    """What a logger needs to show ``error`` with its traceback."""
-    return type(error), error, error.__traceback__

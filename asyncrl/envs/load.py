@@ -5,8 +5,8 @@ Whatever is wrong with the name or the options is found here, before anything st
 
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from functools import partial
 from types import ModuleType
@@ -14,10 +14,9 @@ from types import ModuleType
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.plug_in import RAISED, import_module
+from asyncrl.core.plug_in import import_module, users_code
 from asyncrl.core.recipe import schema
 from asyncrl.core.task import Task
-from asyncrl.core.text import told
 from asyncrl.envs.base import Environment
 from asyncrl.envs.signature import Parameters
 from asyncrl.envs.tools import ToolEnvironment
@@ -34,8 +33,9 @@ def load_environment(spec: schema.EnvironmentConfig) -> Callable[[], Environment
     Raises:
         RecipeError: no such environment, or ``spec.options`` do not fit its constructor.
     """
-    environment = environment_class(spec.name)
-    options = _checked_options(spec, environment)
+    with _checking(spec.name):
+        environment = environment_class(spec.name)
+        options = _checked_options(spec, environment)
     return partial(_make, environment, options, spec.tool_timeout_s)
 
 
@@ -45,21 +45,22 @@ def make_tasks(spec: schema.EnvironmentConfig, split: str, count: int, seed: int
     Raises:
         RecipeError: no such environment, its options do not fit, it makes no tasks, or raises while it makes them.
     """
-    environment = environment_class(spec.name)
-    options = _checked_options(spec, environment)
-    try:
-        return environment.make_tasks(split, count, seed, **options)
-    except NotImplementedError as error:
-        raise RecipeError(
-            "tasks.kind", f"environment {spec.name!r} makes no tasks of its own", "use `files` and name some"
-        ) from error
-    except RAISED as error:
-        # The environment is the user's: whatever it raises is theirs to mend.
-        stack = traceback.extract_tb(error.__traceback__)
-        own_file = inspect.getsourcefile(environment)
-        place = next((frame for frame in reversed(stack) if frame.filename == own_file), stack[-1])
-        problem = f"make_tasks of {spec.name!r} raised {told(error)} ({place.filename}:{place.lineno})"
-        raise RecipeError(_NAME, problem, "mend it, or set tasks.kind to `files` and name some") from error
+    with _checking(spec.name):
+        environment = environment_class(spec.name)
+        options = _checked_options(spec, environment)
+    with users_code(f"make_tasks of {spec.name!r} raised", _NAME, "mend it, or set tasks.kind to `files` and name some"):
+        try:
+            tasks = environment.make_tasks(split, count, seed, **options)
+        except NotImplementedError as error:
+            raise RecipeError(
+                "tasks.kind", f"environment {spec.name!r} makes no tasks of its own", "use `files` and name some"
+            ) from error
+        return list(tasks) if isinstance(tasks, Sequence) else tasks
+
+
+def _checking(name: str) -> AbstractContextManager[None]:
+    """A class and the annotations of its constructor are code of the user's, too."""
+    return users_code(f"looking at environment {name!r} and its options failed with", _NAME, "mend the class and its constructor")
 
 
 def environment_class(name: str) -> type[Environment]:

@@ -31,10 +31,10 @@ import msgspec
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.messages import MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
-from asyncrl.core.text import text_of, told
+from asyncrl.core.text import text_of, told, traceback_of
 from asyncrl.core.trajectory import FINAL_REWARD
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
-from asyncrl.envs.contained import Overdue, Raised, contained_within, exception_info
+from asyncrl.envs.contained import Overdue, Raised, contained_within
 from asyncrl.envs.signature import Parameters
 from asyncrl.envs.threads import run_in_daemon_thread
 
@@ -174,7 +174,7 @@ class ToolEnvironment(Environment):
                 problem = f"{called} took longer than {self.tool_timeout_s:g} s"
             case _:
                 problem = told(error)
-                logger.warning("%s raised %s", name, problem, exc_info=exception_info(error))
+                logger.warning("%s raised %s\n%s", name, problem, traceback_of(error))
         return _Outcome(error_text(problem), Fault.TOOL_ERROR)
 
     def _malformed(self, problem: str) -> _Outcome:

@@ -16,6 +16,8 @@ from enum import Enum, auto
 from types import FrameType
 from typing import Any
 
+from asyncrl.core.errors import Interrupted
+
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 _HEARING_AGAIN_S = 0.05
 SAME_REQUEST_S = 1.0
@@ -49,10 +51,6 @@ class StopRequests:
             self._first = now
             return Heard.STOP
         return Heard.SAME if now - self._first < SAME_REQUEST_S else Heard.KILL
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal came while there was no event loop to stop a run in order; its text is :func:`stopped_by`."""
 
 
 def stopped_by(number: int) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.plug_in import users_code
 from asyncrl.core.recipe.schema import FileTasks, Recipe
 from asyncrl.core.task import Task
 from asyncrl.envs.load import make_tasks
@@ -28,7 +29,9 @@ def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) 
         return read_sources(getattr(recipe.tasks, split), f"tasks.{split}", recipe.tasks.on_malformed)
     count = getattr(recipe.tasks, split)
     tasks = make_tasks(recipe.environment, split, min(count, make_at_most or count), recipe.seed)
-    _check_made(tasks, recipe.environment.name, f"tasks.{split}")
+    place, maker = f"tasks.{split}", f"make_tasks of environment {recipe.environment.name!r}"
+    with users_code(f"{maker} returned what cannot be looked at:", place, "return a list of Tasks, and plain data in them"):
+        _check_made(tasks, maker, place)
     return [TaskSource("generated", tasks)]
 
 
@@ -53,9 +56,8 @@ def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStr
     return TaskStream(sources, recipe.seed, curriculum)
 
 
-def _check_made(tasks: Sequence[Task], environment: str, place: str) -> None:
+def _check_made(tasks: Sequence[Task], maker: str, place: str) -> None:
     """An environment of the user's own may make anything."""
-    maker = f"make_tasks of environment {environment!r}"
     if not isinstance(tasks, Sequence) or not tasks:
         raise RecipeError(place, f"{maker} returned {_short(tasks)}", "return a list of at least one Task")
     for index, task in enumerate(tasks):

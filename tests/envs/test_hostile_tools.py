@@ -12,6 +12,7 @@ import pytest
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import Message, ToolCall
 from asyncrl.core.task import Task
+from asyncrl.core.text import TOLD_CHARACTERS
 from asyncrl.envs import Action, Fault, StepResult, ToolEnvironment, contained, threads, tool
 
 TASK = Task(id=TaskId("t"), prompt="Find it.")
@@ -22,12 +23,36 @@ class Unprintable(Exception):
         raise SystemExit(1)
 
 
+class Nameless(type):
+    @property
+    def __name__(cls) -> NoReturn:
+        raise SystemExit(2)
+
+
+class Unnamed(Exception, metaclass=Nameless):
+    pass
+
+
+class Uncounted(str):
+    __slots__ = ()
+
+    def __len__(self) -> NoReturn:
+        raise SystemExit(3)
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        return Uncounted("odd")
+
+
 RAISED: dict[str, Callable[[], BaseException]] = {
     "SystemExit: 3": lambda: SystemExit(3),
     "KeyboardInterrupt: ": KeyboardInterrupt,
     "GeneratorExit: ": GeneratorExit,
     "CancelledError: mine": lambda: asyncio.CancelledError("mine"),
     "Unprintable: (no text: its __str__ raised SystemExit)": Unprintable,
+    "Unnamed: mine": lambda: Unnamed("mine"),
+    "Odd: odd": Odd,
 }
 
 
@@ -108,6 +133,22 @@ async def test_whatever_a_tool_raises_is_told_to_the_model(name: str, what: str)
     current = asyncio.current_task()
     assert current is not None
     assert current.cancelling() == 0
+
+
+async def test_the_log_of_a_tool_that_failed_is_as_short_as_what_the_model_reads(caplog: pytest.LogCaptureFixture):
+    class Chatty(Hostile):
+        @tool
+        async def dump(self) -> str:
+            raise ValueError("x" * 1_000_000) from OSError("y" * 1_000_000)
+
+    await turn(Chatty(), ToolCall("dump", {}))
+    (record,) = caplog.records
+    shown = logging.Formatter().format(record)
+    assert len(shown) < 2.1 * TOLD_CHARACTERS
+    assert shown.startswith("tool dump of Chatty raised ValueError: xxx")
+    assert "characters cut] xxx" in shown
+    assert "Traceback (most recent call last)" in shown
+    assert 'raise ValueError("x" * 1_000_000)' in shown
 
 
 async def test_an_iterator_that_ends_in_a_plain_tool_is_an_error_at_once():

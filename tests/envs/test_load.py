@@ -1,11 +1,12 @@
 """From a recipe's environment section to instances: what is wrong is refused with a remedy."""
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import Interrupted, RecipeError
 from asyncrl.core.recipe import schema
 from asyncrl.envs import ToolEnvironment
 from asyncrl.envs.calculator import Calculator
@@ -43,15 +44,71 @@ class Unfinished(ToolEnvironment): ...
 class Stranger: ...
 """
 
+HOSTILE = """
+import os, sys
+from asyncrl.core.task import Task
+from my_library import Plain
+
+class Odd(BaseException):
+    "Neither an Exception nor of Python's own."
+
+class Nameless(type):
+    @property
+    def __name__(cls):
+        raise SystemExit("no name")
+
+class Unnamed(Exception, metaclass=Nameless): ...
+
+class LongText(str):
+    def __len__(self):
+        raise OSError("no length")
+
+class Long(Exception):
+    def __str__(self):
+        return LongText("x" * 9000)
+
+class Uncountable(list):
+    def __len__(self):
+        raise RuntimeError("no length")
+
+class Unshowable:
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+def makes(call):
+    class Making(Plain):
+        @classmethod
+        def make_tasks(cls, split, count, seed):
+            return call()
+    return Making
+
+def raises(error):
+    raise error
+
+RaisesOdd = makes(lambda: raises(Odd("mine")))
+RaisesInterrupt = makes(lambda: raises(KeyboardInterrupt))
+RaisesUnnamed = makes(lambda: raises(Unnamed("mine")))
+RaisesLong = makes(lambda: raises(Long()))
+MakesUncountable = makes(lambda: Uncountable())
+MakesUnshowable = makes(lambda: [Unshowable()])
+Closes = makes(lambda: [sys.stdout.close(), sys.stderr.close()] and [Task(id="t", prompt="p")])
+Forks = makes(lambda: [Task(id="forked" if os.fork() == 0 else "t", prompt="p")])
+
+class Unresolved(Plain):
+    def __init__(self, shelf: "1 / 0") -> None: ...
+"""
+
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module of the user's own in the current directory."""
     (tmp_path / "my_library.py").write_text(OWN)
+    (tmp_path / "my_hostile.py").write_text(HOSTILE)
     (tmp_path / "needy.py").write_text("import no_such_dependency\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    monkeypatch.delitem(sys.modules, "my_library", raising=False)
+    for name in ("my_library", "my_hostile"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     return "my_library"
 
 
@@ -127,3 +184,50 @@ def test_tasks_follow_the_options_and_need_a_source(module: str):
 def test_an_environment_that_exits_while_it_makes_tasks_is_refused(module: str):
     with pytest.raises(RecipeError, match=r"make_tasks of 'my_library:Quitting' raised SystemExit: None \(.*my_library\.py:"):
         make_tasks(spec(f"{module}:Quitting"), "train", 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("RaisesOdd", r"raised Odd: mine \(.*my_hostile\.py:\d+\)"),
+        ("RaisesInterrupt", r"raised KeyboardInterrupt: "),
+        ("RaisesUnnamed", r"raised Unnamed: mine"),
+        ("RaisesLong", r"raised Long: x{2000} \[5,000 characters cut\] x{2000} "),
+        ("MakesUncountable", r"raised RuntimeError: no length"),
+    ],
+)
+def test_whatever_make_tasks_raises_is_a_refusal_that_names_it(module: str, name: str, problem: str):
+    with pytest.raises(RecipeError, match=f"make_tasks of 'my_hostile:{name}' {problem}"):
+        make_tasks(spec(f"my_hostile:{name}"), "train", 5, 0)
+
+
+def test_an_annotation_that_raises_is_a_refusal(module: str):
+    with pytest.raises(RecipeError, match=r"environment 'my_hostile:Unresolved' .* ZeroDivisionError: division by zero"):
+        load_environment(spec("my_hostile:Unresolved", shelf="a"))
+
+
+def test_ctrl_c_while_tasks_are_made_is_nobodys_fault(module: str, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*arguments: object) -> None:
+        raise Interrupted("stopped by SIGINT")
+
+    monkeypatch.setattr(environment_class(f"{module}:Plain"), "make_tasks", interrupted)
+    with pytest.raises(Interrupted):
+        make_tasks(spec(f"{module}:Plain"), "train", 5, 0)
+
+
+DRIVER = """
+import os, sys
+from asyncrl.core.recipe.schema import EnvironmentConfig
+from asyncrl.envs.load import make_tasks
+
+for name in sys.argv[1:]:
+    (task,) = make_tasks(EnvironmentConfig(name=f"my_hostile:{name}"), "train", 1, 0)
+    print(name, task.id, flush=True)
+    print("heard", file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["Closes", "Forks"])
+def test_the_command_goes_on_as_one_that_can_speak(module: str, name: str):
+    done = subprocess.run([sys.executable, "-c", DRIVER, name], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == (f"{name} t\n", "heard\n", 0)

@@ -4,7 +4,8 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TextIO
+
+from asyncrl.core.plug_in import standard_stream
 
 
 def route_output(log_file: Path) -> None:
@@ -19,11 +20,6 @@ def route_output(log_file: Path) -> None:
     # ``exit()`` closes standard input, and the user's code may close the others. None of the three descriptors may become free:
     # what is opened next, a connection perhaps, would be the standard output of this process's children.
     sys.stdin = open(os.devnull)  # noqa: SIM115 - it lives as long as the process
-    sys.stdout, sys.stderr = _stream(1), _stream(2)
+    sys.stdout, sys.stderr = standard_stream(1), standard_stream(2)
     message = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(stream=_stream(2), level=logging.INFO, format=message, force=True)
-
-
-def _stream(number: int) -> TextIO:
-    """Text for a descriptor, which stays open when this is closed."""
-    return open(number, "w", buffering=1, errors="backslashreplace", closefd=False)
+    logging.basicConfig(stream=standard_stream(2), level=logging.INFO, format=message, force=True)
