@@ -210,4 +210,5 @@ def _record(task_id: TaskId, row: Row, oldest_version: PolicyVersion, weight: fl
         turn_rewards=sample.turn_rewards,
         rewards=sample.rewards,
         greedy=sample.greedy,
+        stop_reason=sample.stop_reason,
     )

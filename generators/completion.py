@@ -1,5 +1,6 @@
 """What an engine gives back for one turn, and what the rest of the room needs of an engine."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -35,20 +36,14 @@ class EngineUse(msgspec.Struct, frozen=True):
         tokens_by_version: the same, by the policy version that sampled them.
         wall_seconds: since the engine was ready.
         idle_seconds: of these, how long nothing was running or the engine was paused.
-        paused_seconds: of these, how long the engine was paused.
-        running: requests running now.
-        last_pause_seconds: how long the last installation kept the engine from generating.
-        last_install_seconds: how long the last installation took in all.
+        last_pause_seconds: how long the last installation kept the engine from generating; the one number that is no counter.
     """
 
-    tokens_generated: int
-    tokens_by_version: dict[PolicyVersion, int]
-    wall_seconds: float
-    idle_seconds: float
-    paused_seconds: float
-    running: int
-    last_pause_seconds: float
-    last_install_seconds: float
+    tokens_generated: int = 0
+    tokens_by_version: Counter[PolicyVersion] = msgspec.field(default_factory=Counter)
+    wall_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    last_pause_seconds: float = 0.0
 
 
 class Engine(Protocol):

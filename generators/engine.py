@@ -12,6 +12,7 @@ Which policy sampled a token is vLLM's own report, made in the process that samp
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,8 @@ class VllmEngine:
 
     def _reset_counters(self) -> None:
         self._occupancy = Occupancy(self._clock)
-        self._tokens_by_version: dict[PolicyVersion, int] = {}
-        self._last_pause_seconds = self._last_install_seconds = 0.0
+        self._tokens_by_version: Counter[PolicyVersion] = Counter()
+        self._last_pause_seconds = 0.0
 
     @classmethod
     async def start(
@@ -155,7 +156,7 @@ class VllmEngine:
     def _completion(self, output: "CompletionOutput") -> Completion:
         spans = tuple(VersionSpan(span.start, span.end, _version_of(span.version)) for span in output.weight_versions or ())
         for span in spans:
-            self._tokens_by_version[span.version] = self._tokens_by_version.get(span.version, 0) + span.end - span.start
+            self._tokens_by_version[span.version] += span.end - span.start
         return Completion(
             token_ids=np.array(output.token_ids, np.int32),
             logprobs=np.array(output.logprobs.logprobs, np.float32),
@@ -173,7 +174,6 @@ class VllmEngine:
 
         update = WeightTransferUpdateRequest({"publication": msgspec.msgpack.encode(publication)})
         async with self._installing:
-            began = self._clock()
             try:
                 async with self._paused():
                     await self._load(update, publication.version)
@@ -183,7 +183,6 @@ class VllmEngine:
             except Exception as error:
                 # vLLM reports whatever went wrong in a worker as a bare Exception with the message.
                 raise WeightMismatch(f"version {publication.version} could not be installed: {error}") from error
-            self._last_install_seconds = self._clock() - began
         if len(set(acknowledged)) != 1:
             raise WeightMismatch(f"the workers of one engine loaded different weights: fingerprints {acknowledged}")
         return acknowledged[0]
@@ -218,14 +217,11 @@ class VllmEngine:
     def use(self) -> EngineUse:
         """Counters since the engine was ready."""
         return EngineUse(
-            tokens_generated=sum(self._tokens_by_version.values()),
-            tokens_by_version=dict(self._tokens_by_version),
+            tokens_generated=self._tokens_by_version.total(),
+            tokens_by_version=self._tokens_by_version.copy(),
             wall_seconds=self._occupancy.wall_seconds,
             idle_seconds=self._occupancy.idle_seconds,
-            paused_seconds=self._occupancy.paused_seconds,
-            running=self._occupancy.running,
             last_pause_seconds=self._last_pause_seconds,
-            last_install_seconds=self._last_install_seconds,
         )
 
     async def close(self, seconds: float = 1.0) -> None:

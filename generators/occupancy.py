@@ -1,4 +1,4 @@
-"""How an engine's time was spent: generating, idle, paused. Fed with the moments at which that changes; nothing is sampled."""
+"""How an engine's time was spent: busy or idle. Told of the moments at which that changes; nothing is sampled."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ class Occupancy:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._began = self._changed = clock()
-        self._idle = self._pausing = 0.0
+        self._idle = 0.0
         self._paused = False
         self.running = 0
 
@@ -48,16 +48,8 @@ class Occupancy:
         self._settle()
         return self._idle
 
-    @property
-    def paused_seconds(self) -> float:
-        """Paused, whether or not requests were waiting."""
-        self._settle()
-        return self._pausing
-
     def _settle(self) -> None:
         now = self._clock()
         elapsed, self._changed = now - self._changed, now
-        if self._paused:
-            self._pausing += elapsed
         if self._paused or self.running == 0:
             self._idle += elapsed

@@ -45,16 +45,21 @@ class GeneratorStatistics(EngineUse, frozen=True):
     """What a worker and its engine have done; all counters only grow.
 
     Attributes:
-        finished_episodes: for training, handed in or not.
+        finished_episodes: episodes played for training, handed in or not.
         tool_output_cut: characters cut from the outputs of their tools, for ``environment.max_tool_output``.
-        scoring: of these, what a reward model said.
+        scoring: what a reward model said of them.
         blocked_by: sentences about code that blocked the event loop of all episodes for a second or longer, each place once.
     """
 
-    finished_episodes: int
+    finished_episodes: int = 0
     tool_output_cut: int = 0
     scoring: ScoringUse = ScoringUse()
     blocked_by: tuple[str, ...] = ()
+
+    def __add__(self, successor: "GeneratorStatistics") -> "GeneratorStatistics":
+        """What this generator counted and then its successor; the last pause is the successor's."""
+        sums = {name: getattr(self, name) + getattr(successor, name) for name in self.__struct_fields__}
+        return GeneratorStatistics(**sums | {"last_pause_seconds": successor.last_pause_seconds})
 
 
 class GeneratorWorker:

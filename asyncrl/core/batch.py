@@ -8,6 +8,7 @@ import msgspec
 
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef
+from asyncrl.core.trajectory import StopReason
 
 
 class RowRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -24,6 +25,7 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
         turn_rewards: the environment's reward of each turn.
         rewards: those that the recipe's ``reward_names`` tell apart, in their order.
         greedy: it is there for its reward alone, with which others are compared; none of its tokens enters the loss.
+        stop_reason: why the episode ended.
     """
 
     group_id: GroupId
@@ -38,6 +40,7 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
     turn_rewards: tuple[float, ...] = ()
     rewards: tuple[float, ...] = ()
     greedy: bool = False
+    stop_reason: StopReason = StopReason.ENVIRONMENT_DONE
 
 
 class Batch(msgspec.Struct, frozen=True):

@@ -4,25 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-import msgspec
-
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.task import Task
 from generators.evaluation import EvaluationResult
 from generators.worker import GeneratorStatistics
-
-_NOTHING = GeneratorStatistics(
-    tokens_generated=0,
-    tokens_by_version={},
-    wall_seconds=0.0,
-    idle_seconds=0.0,
-    paused_seconds=0.0,
-    running=0,
-    last_pause_seconds=0.0,
-    last_install_seconds=0.0,
-    finished_episodes=0,
-)
 
 
 class Generator(Protocol):
@@ -84,10 +70,10 @@ class GeneratorSlot:
         self.death = ""
         self.blocked = 0
         self._dead: Generator | None = None
-        self._past = self._latest = _NOTHING
+        self._past = self._latest = GeneratorStatistics()
 
     def counted(self, statistics: GeneratorStatistics) -> None:
-        """What the generator here has counted."""
+        """Take note of what the generator here has counted."""
         self._latest = statistics
 
     def vacate(self, death: str, *, blocked: bool = False) -> None:
@@ -96,23 +82,9 @@ class GeneratorSlot:
             self._dead, self.death = self.generator, death
             self.blocked += blocked
         self.up = False
-        self._past, self._latest = self.counters, _NOTHING
+        self._past, self._latest = self.counters, GeneratorStatistics()
 
     @property
     def counters(self) -> GeneratorStatistics:
-        """Of all generators that ever worked here, as far as they are known."""
-        past, latest = self._past, self._latest
-        by_version = dict(past.tokens_by_version)
-        for version, tokens in latest.tokens_by_version.items():
-            by_version[version] = by_version.get(version, 0) + tokens
-        return msgspec.structs.replace(
-            latest,
-            tokens_generated=past.tokens_generated + latest.tokens_generated,
-            tokens_by_version=by_version,
-            wall_seconds=past.wall_seconds + latest.wall_seconds,
-            idle_seconds=past.idle_seconds + latest.idle_seconds,
-            paused_seconds=past.paused_seconds + latest.paused_seconds,
-            finished_episodes=past.finished_episodes + latest.finished_episodes,
-            tool_output_cut=past.tool_output_cut + latest.tool_output_cut,
-            scoring=past.scoring + latest.scoring,
-        )
+        """What all generators that ever worked here have counted, as far as that is known."""
+        return self._past + self._latest

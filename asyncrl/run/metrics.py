@@ -1,6 +1,7 @@
 """The metrics that are born in the run itself; the learner's own are in ``learners.metrics``."""
 
 from asyncrl.core.metrics import Metric, Reduction
+from asyncrl.core.trajectory import StopReason
 
 REWARD = Metric("reward/mean", "reward", Reduction.MEAN, "mean final reward of the episodes of the batch")
 GREEDY_REWARD = Metric(
@@ -12,6 +13,10 @@ ZERO_VARIANCE = Metric("reward/zero_variance_groups", "share", Reduction.MEAN, "
 EPISODE_TOKENS = Metric(
     "episode/tokens", "tokens", Reduction.MEAN, "length of the trained episodes, prompt and tool responses included"
 )
+STOPPED = {
+    reason: Metric(f"episode/stopped_{reason}", "share", Reduction.MEAN, f"trained episodes whose stop reason was {reason}")
+    for reason in StopReason
+}
 TOOL_OUTPUT_CUT = Metric(
     "episode/tool_output_cut",
     "characters",
@@ -19,6 +24,9 @@ TOOL_OUTPUT_CUT = Metric(
     "characters over environment.max_tool_output that were cut from outputs of tools since the last step",
 )
 GENERATED_RATE = Metric("generators/tokens_per_s", "tokens/s", Reduction.SUM, "tokens sampled by all engines since the last step")
+FINISHED_RATE = Metric(
+    "generators/episodes_per_s", "episodes/s", Reduction.SUM, "episodes played for training since the last step, trained or not"
+)
 TRAINED_RATE = Metric("learner/tokens_per_s", "tokens/s", Reduction.SUM, "tokens of the batch over the time since the last step")
 TRAJECTORY_RATE = Metric(
     "run/trajectories_per_s", "trajectories/s", Reduction.SUM, "episodes trained over the time since the last step"

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from asyncrl.core.spread import has_spread
 from asyncrl.run import metrics
 from asyncrl.run.progress import Progress
 from asyncrl.run.publisher import PublishTimes
-from asyncrl.run.totals import Totals, idle_share
+from asyncrl.run.totals import Totals, grown, idle_share
 from generators.worker import EvaluationResult, GeneratorStatistics
 
 
@@ -94,20 +95,20 @@ class Recorder:
         now = self._clock()
         seconds, self._step_ended = now - self._step_ended, now
         before, self._generators = self._generators, generators
-        generated = sum(g.tokens_generated for g in generators) - sum(g.tokens_generated for g in before)
         trained = batch.trained().rows
         tokens = sum(row.length for row in trained)
         run_readings = [
             *batch_readings(batch),
             *_buffer_readings(buffer),
-            _one(metrics.GENERATED_RATE, generated / seconds),
+            _one(metrics.GENERATED_RATE, grown(before, generators, "tokens_generated") / seconds),
+            _one(metrics.FINISHED_RATE, grown(before, generators, "finished_episodes") / seconds),
             _one(metrics.TRAINED_RATE, tokens / seconds),
             _one(metrics.TRAJECTORY_RATE, len(trained) / seconds),
             _one(metrics.LEARNER_IDLE, max(0.0, 1 - learner_busy / seconds)),
             _one(metrics.GENERATORS_IDLE, idle_share(before, generators)),
             *(_one(metrics.VERSIONS_SAMPLED, len(g.tokens_by_version)) for g in generators),
             *_scoring_readings(before, generators),
-            _one(metrics.TOOL_OUTPUT_CUT, sum(g.tool_output_cut for g in generators) - sum(g.tool_output_cut for g in before)),
+            _one(metrics.TOOL_OUTPUT_CUT, grown(before, generators, "tool_output_cut")),
             _one(metrics.PUBLISH_PAUSE, max(g.last_pause_seconds for g in generators)),
         ]
         if publish is not None:
@@ -163,14 +164,16 @@ def _one(metric: Metric, value: float) -> Reading:
 
 
 def batch_readings(batch: Batch) -> list[Reading]:
-    """What the rewards and lengths of a batch's rows say."""
+    """What the rewards, lengths and stop reasons of a batch's rows say."""
     rewards: dict[int, list[float]] = {}
     for row in batch.rows:
         rewards.setdefault(row.group_id, []).append(row.reward)
     trained, greedy = batch.trained().rows, [row.reward for row in batch.rows if row.greedy]
+    stopped = Counter(row.stop_reason for row in trained)
     return [
         Reading(metrics.REWARD, statistics.fmean(row.reward for row in trained), len(trained)),
         *([Reading(metrics.GREEDY_REWARD, statistics.fmean(greedy), len(greedy))] if greedy else []),
+        *(Reading(metric, stopped[reason] / len(trained), len(trained)) for reason, metric in metrics.STOPPED.items()),
         Reading(metrics.EPISODE_TOKENS, statistics.fmean(row.length for row in trained), len(trained)),
         Reading(metrics.ZERO_VARIANCE, statistics.fmean(not has_spread(several) for several in rewards.values()), len(rewards)),
     ]

@@ -158,9 +158,9 @@ class Totals:
             self._counts,
             wall=self._base.wall + self.seconds,
             training=self._base.training + self._step_ended - self._began,
-            engine_wall=self._base.engine_wall + _grown(before, after, "wall_seconds"),
-            engine_idle=self._base.engine_idle + _grown(before, after, "idle_seconds"),
-            completion_tokens=self._base.completion_tokens + int(_grown(before, after, "tokens_generated")),
+            engine_wall=self._base.engine_wall + grown(before, after, "wall_seconds"),
+            engine_idle=self._base.engine_idle + grown(before, after, "idle_seconds"),
+            completion_tokens=self._base.completion_tokens + int(grown(before, after, "tokens_generated")),
             tokens_generated=self._base.tokens_generated
             + max(self._tokens_at_end, sum(g.tokens_generated for g in self._generators)),
         )
@@ -186,9 +186,10 @@ def summarize(recipe: Recipe, totals: Totals, status: Status, reason: str) -> Su
 
 def idle_share(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics]) -> float:
     """Share of engine time between two readings in which engines had nothing running or were paused."""
-    wall, idle = _grown(before, after, "wall_seconds"), _grown(before, after, "idle_seconds")
+    wall, idle = grown(before, after, "wall_seconds"), grown(before, after, "idle_seconds")
     return idle / wall if wall > 0 else 0.0
 
 
-def _grown(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics], counter: str) -> float:
+def grown(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics], counter: str) -> float:
+    """How much a counter of :class:`GeneratorStatistics` has grown between two readings, over all generators."""
     return sum(getattr(a, counter) - getattr(b, counter) for a, b in zip(after, before, strict=True))

@@ -64,7 +64,7 @@ class FakeEngine:
         return publication.fingerprint
 
     def use(self) -> EngineUse:
-        return EngineUse(self.tokens, {}, 1.0, 0.0, 0.0, self.running, 0.0, 0.0)
+        return EngineUse(self.tokens, wall_seconds=1.0)
 
 
 def pseudo_logprobs(ids: Sequence[int]) -> np.ndarray:

@@ -5,10 +5,10 @@ from generators.occupancy import Occupancy
 
 
 @given(st.lists(st.tuples(st.sampled_from(["enter", "leave", "pause", "resume"]), st.integers(0, 5))))
-def test_time_splits_into_busy_idle_and_paused(events: list[tuple[str, int]]) -> None:
+def test_time_splits_into_busy_and_idle(events: list[tuple[str, int]]) -> None:
     now = 0
     occupancy = Occupancy(lambda: float(now))
-    running, paused, idle, pausing = 0, False, 0, 0
+    running, paused, idle = 0, False, 0
     for event, seconds in events:
         if event == "leave" and not running:
             continue
@@ -17,6 +17,5 @@ def test_time_splits_into_busy_idle_and_paused(events: list[tuple[str, int]]) ->
         paused = {"pause": True, "resume": False}.get(event, paused)
         now += seconds
         idle += seconds if paused or not running else 0
-        pausing += seconds if paused else 0
-    assert (occupancy.wall_seconds, occupancy.idle_seconds, occupancy.paused_seconds) == (now, idle, pausing)
+    assert (occupancy.wall_seconds, occupancy.idle_seconds) == (now, idle)
     assert occupancy.running == running

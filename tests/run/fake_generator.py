@@ -1,6 +1,7 @@
 """A generator without a process: it dies when told, and everything that happens to it is written down in order."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -68,7 +69,7 @@ class FakeGenerator:
     async def statistics(self) -> GeneratorStatistics:
         await self._while_alive(asyncio.sleep(0))
         count = self.tokens
-        return GeneratorStatistics(count, {PolicyVersion(0): count}, count * 2.0, count * 1.0, 0.0, 1, 0.0, 0.0, count)
+        return GeneratorStatistics(count, Counter({PolicyVersion(0): count}), count * 2.0, count * 1.0, finished_episodes=count)
 
     async def stop(self) -> None:
         await self._while_alive(asyncio.sleep(0))

@@ -1,4 +1,5 @@
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from random import Random
@@ -15,6 +16,7 @@ from asyncrl.core.task import Task
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.generator_slot import GeneratorSlot
 from generators.event_loop import EventLoopThread
+from generators.scoring import ScoringUse
 from generators.worker import GeneratorStatistics
 
 TASKS = [Task(id=TaskId(f"e{i}"), prompt="p", data={}) for i in range(7)]
@@ -212,7 +214,7 @@ async def test_a_generator_whose_engine_died_is_ended_and_replaced() -> None:
 
 
 def late(what: str) -> Callable[..., Awaitable[NoReturn]]:
-    """A call of which the deadline has passed, as the handle of a generator reports it: its engine is frozen, its process is not."""
+    """A call whose deadline has passed, as a generator's handle tells of it: the engine is frozen, the process is not."""
 
     async def call(*arguments: object) -> NoReturn:
         raise DeadlineExceeded("the driver", f"generator-0 to {what}", 120.0, "see its log; raise the deadline")
@@ -278,7 +280,7 @@ async def test_an_evaluation_that_nobody_ever_answers_ends_and_says_why() -> Non
     shop.successor = slow
     async with shop.generating():
         slow(shop.made[0])
-        with pytest.raises(ComponentFailed, match="asked for 3 times in vain; the last: generator-2: .* to evaluate"):
+        with pytest.raises(ComponentFailed, match=r"asked for 3 times in vain; the last: generator-2: .* to evaluate"):
             await shop.pool.evaluate(TASKS, 0.0)
 
 
@@ -506,7 +508,7 @@ async def test_what_blocks_the_event_loop_for_a_while_is_told_once() -> None:
     sentence = "async tool Code.run (env.py:3) blocks the event loop"
 
     async def statistics() -> GeneratorStatistics:
-        return GeneratorStatistics(0, {}, 0.0, 0.0, 0.0, 0, 0.0, 0.0, 0, blocked_by=(sentence,))
+        return GeneratorStatistics(blocked_by=(sentence,))
 
     async with shop.generating():
         for fake in shop.made:
@@ -552,13 +554,16 @@ async def test_counters_only_grow() -> None:
 
 def test_no_counter_is_lost_with_a_generator() -> None:
     slot = GeneratorSlot(FakeGenerator(0, []))
-    counted = GeneratorStatistics(3, {PolicyVersion(0): 3}, 3.0, 3.0, 3.0, 1, 3.0, 3.0, 3, tool_output_cut=3)
+    counted = GeneratorStatistics(
+        3, Counter({PolicyVersion(0): 3}), 3.0, 3.0, 3.0, finished_episodes=3, tool_output_cut=3, scoring=ScoringUse(3, 3.0, 3.0)
+    )
     slot.counted(counted)
     slot.vacate("it died")
     slot.counted(counted)
     counters = slot.counters
     assert (counters.tokens_generated, counters.finished_episodes, counters.tool_output_cut) == (6, 6, 6)
-    assert (counters.tokens_by_version, counters.wall_seconds, counters.running) == ({0: 6}, 6.0, 1)
+    assert (counters.tokens_by_version, counters.wall_seconds, counters.last_pause_seconds) == ({0: 6}, 6.0, 3.0)
+    assert counters.scoring == ScoringUse(6, 6.0, 6.0)
 
 
 async def test_closing_ends_a_successor_that_is_still_coming_up() -> None:

@@ -6,6 +6,7 @@ from asyncrl.core.batch import Batch, RowRecord
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.metrics import combine
 from asyncrl.core.payload import PayloadRef
+from asyncrl.core.trajectory import StopReason
 from asyncrl.run.recorder import batch_readings
 
 
@@ -28,6 +29,15 @@ def test_groups_whose_rewards_differ_by_rounding_have_no_variance():
     readings = combine(batch_readings(Batch(PolicyVersion(0), PolicyVersion(0), rows)))
     assert readings["reward/zero_variance_groups"] == 0.5
     assert readings["episode/tokens"] == 20.5
+
+
+def test_trained_episodes_are_counted_by_why_they_ended():
+    long = [msgspec.structs.replace(record(0, sample, 1.0), stop_reason=StopReason.TURN_LENGTH) for sample in range(2)]
+    greedy = msgspec.structs.replace(record(0, 3, 0.0), stop_reason=StopReason.TOOL_ERROR, greedy=True)
+    rows = (*long, record(0, 2, 1.0), record(1, 0, 1.0), greedy)
+    readings = combine(batch_readings(Batch(PolicyVersion(0), PolicyVersion(0), rows)))
+    shares = {reason: readings[f"episode/stopped_{reason}"] for reason in StopReason}
+    assert {reason: share for reason, share in shares.items() if share} == {"turn_length": 0.5, "environment_done": 0.5}
 
 
 def test_a_greedy_episode_counts_apart():

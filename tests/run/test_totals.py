@@ -1,3 +1,5 @@
+from collections import Counter
+
 import msgspec
 import pytest
 
@@ -12,7 +14,7 @@ MAX = Metric("staleness/max", "versions", Reduction.MAX, "")
 
 
 def statistics(tokens: int, wall: float, idle: float) -> GeneratorStatistics:
-    return GeneratorStatistics(tokens, {0: tokens}, wall, idle, 0.0, 0, 0.0, 0.0, finished_episodes=0)
+    return GeneratorStatistics(tokens, Counter({0: tokens}), wall, idle)
 
 
 def batch(version: int) -> Batch:
