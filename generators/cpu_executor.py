@@ -5,8 +5,6 @@ keeps two cores busy. With :class:`InProcessExecutor` the engine costs the core 
 """
 
 import os
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch._dynamo
@@ -14,32 +12,18 @@ from vllm import ir
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 CONFIG_KEY = "asyncrl_threads"
-"""Where, in vLLM's ``additional_config``, the executor finds the threads it may use."""
+"""Where, in vLLM's ``additional_config``, the executor finds the number of threads it may use."""
 
 _KERNELS = "asyncrl_cpu"
 
 
-def thread_config(cores: Sequence[int] | None, engines: int) -> dict[str, Any]:
-    """vLLM's ``additional_config`` for an engine on ``cores``, or, if None, with an equal share of the host's cores, unbound.
+def thread_config(engines: int) -> dict[str, int]:
+    """vLLM's ``additional_config`` for one of ``engines`` that share the host's cores equally.
 
-    Binding helps when every engine has cores to itself. When engines, learner and front ends share few, it keeps the bound
-    threads from moving to where there is time. Of an unbound share, one core is left to the front end, if there are several.
+    Of a share of several cores, one is left to the front end. Threads are not bound to cores: where engines, learner and front
+    ends share few cores, that would keep threads from moving to where there is time.
     """
-    threads = len(cores) if cores else max(1, len(os.sched_getaffinity(0)) // engines - 1)
-    return {CONFIG_KEY: {"count": threads, "cores": list(cores or ())}}
-
-
-def parse_cores(cores: str) -> list[int]:
-    """Core numbers out of a list like ``0,2-4``.
-
-    Raises:
-        ValueError: it is no such list.
-    """
-    try:
-        ranges = [[int(end) for end in part.split("-")] for part in cores.split(",")]
-    except ValueError as error:
-        raise ValueError(f"{cores!r} is no list of cores; write it like 0,2-4") from error
-    return [core for ends in ranges for core in range(ends[0], ends[-1] + 1)]
+    return {CONFIG_KEY: max(1, len(os.sched_getaffinity(0)) // engines - 1)}
 
 
 class InProcessExecutor(UniProcExecutor):
@@ -50,10 +34,7 @@ class InProcessExecutor(UniProcExecutor):
     """
 
     def _init_executor(self) -> None:
-        threads = self.vllm_config.additional_config[CONFIG_KEY]
-        if threads["cores"]:
-            os.sched_setaffinity(0, threads["cores"])
-        torch.set_num_threads(threads["count"])
+        torch.set_num_threads(self.vllm_config.additional_config[CONFIG_KEY])
         # vLLM compiles a function or two even if told to run eagerly: seconds with a C++ compiler for each shape it meets.
         torch._dynamo.config.disable = True
         super()._init_executor()

@@ -13,7 +13,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.trajectory import VersionSpan
 from generators.completion import Completion, EngineUse
 from generators.occupancy import Occupancy
@@ -51,8 +51,8 @@ _WARM_UP_TOKENS = 16
 class VllmEngine:
     """Made by :meth:`start`; ended by :meth:`close`."""
 
-    def __init__(self, llm: "AsyncLLM", clock: Callable[[], float]) -> None:
-        self._llm, self._clock = llm, clock
+    def __init__(self, llm: "AsyncLLM") -> None:
+        self._llm = llm
         self._version = PolicyVersion(0)
         self._cache_salt = "0"
         self._installing = asyncio.Lock()
@@ -60,48 +60,48 @@ class VllmEngine:
         self._reset_counters()
 
     def _reset_counters(self) -> None:
-        self._occupancy = Occupancy(self._clock)
+        self._occupancy = Occupancy(time.monotonic)
         self._tokens_by_version: Counter[PolicyVersion] = Counter()
         self._last_pause_seconds = 0.0
 
     @classmethod
     async def start(
         cls,
-        recipe: Recipe,
+        config: GeneratorsConfig,
         model_path: str,
         *,
-        index: int = 0,
-        cores: str | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        name: str,
+        max_context: int,
+        seed: int,
+        start_s: float,
     ) -> "VllmEngine":
         """Bring up an engine and warm it.
 
         Args:
-            recipe: names sizes and dtype.
+            config: the recipe's section of generators.
             model_path: a Hugging Face folder; its weights are version 0.
-            index: of the engine in the pool; engines of one pool sample differently.
-            cores: bind the model's threads to these, e.g. ``0,2-4`` (CPU only); by default each engine of the pool has an equal
-                share of the host's cores, unbound.
-            clock: of the engine's counters.
+            name: whose engine it is, for errors.
+            max_context: most tokens of a prompt and what is sampled after it.
+            seed: engines of one pool need different ones, to sample differently.
+            start_s: how long it may take, in seconds.
 
         Raises:
-            DeadlineExceeded: after ``deadlines.start``.
+            DeadlineExceeded: after ``start_s``.
         """
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would miss the plug-in, and copy this process's threads
         remedy = "see its log for what it was doing; raise deadlines.start if the model is large"
-        async with deadline(recipe.deadlines.start, waiter=f"generator {index}", owner="its vLLM engine to start", remedy=remedy):
-            llm = await asyncio.to_thread(_build, recipe, model_path, index, cores)
-            engine = cls(llm, clock)
-            await engine._warm_up(recipe)
+        async with deadline(start_s, waiter=name, owner="its vLLM engine to start", remedy=remedy):
+            engine = cls(await asyncio.to_thread(_build, config, model_path, max_context, seed))
+            await engine._warm_up(max_context)
         return engine
 
-    async def _warm_up(self, recipe: Recipe) -> None:
+    async def _warm_up(self, max_context: int) -> None:
         """The first requests compile kernels, seconds of it; that belongs into no measurement and under no shorter deadline."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest({}))
-        length = min(_WARM_UP_TOKENS, recipe.model.max_context // 2)
+        length = min(_WARM_UP_TOKENS, max_context // 2)
         async with asyncio.TaskGroup() as group:
             for number in range(_WARM_UP_REQUESTS):
                 group.create_task(
@@ -190,7 +190,7 @@ class VllmEngine:
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
         """All requests frozen where they are, and going on afterwards, whatever happens."""
-        began = self._clock()
+        began = time.monotonic()
         self._occupancy.pause()
         try:
             # AsyncLLM.pause_generation does just this, and then sleeps for 20 ms in which the engine would stand still.
@@ -199,7 +199,7 @@ class VllmEngine:
         finally:
             await self._llm.resume_generation()
             self._occupancy.resume()
-            self._last_pause_seconds = self._clock() - began
+            self._last_pause_seconds = time.monotonic() - began
 
     async def _load(self, update: "WeightTransferUpdateRequest", version: PolicyVersion) -> None:
         """Replace the weights of the paused engine."""
@@ -236,17 +236,17 @@ def _version_of(label: str) -> PolicyVersion:
     return PolicyVersion(0 if label == "default" else int(label))
 
 
-def _build(recipe: Recipe, model_path: str, index: int, cores: str | None) -> "AsyncLLM":
+def _build(config: GeneratorsConfig, model_path: str, max_context: int, seed: int) -> "AsyncLLM":
     from vllm.v1.engine.async_llm import AsyncLLM
 
     # Threads that share their cores must sleep while they wait for each other: one that spins keeps the other from arriving.
-    with _environment(OMP_WAIT_POLICY="active" if cores else "passive"):
-        return AsyncLLM.from_engine_args(_arguments(recipe, model_path, index, cores))
+    with _environment(OMP_WAIT_POLICY="passive"):
+        return AsyncLLM.from_engine_args(_arguments(config, model_path, max_context, seed))
 
 
 @contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """For the processes started meanwhile: ``variables`` that are not set already."""
+    """Set those of ``variables`` that are not set already, for the processes started meanwhile."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -256,7 +256,7 @@ def _environment(**variables: str) -> Iterator[None]:
             del os.environ[name]
 
 
-def _arguments(recipe: Recipe, model_path: str, index: int, cores: str | None) -> "AsyncEngineArgs":
+def _arguments(config: GeneratorsConfig, model_path: str, max_context: int, seed: int) -> "AsyncEngineArgs":
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -265,33 +265,29 @@ def _arguments(recipe: Recipe, model_path: str, index: int, cores: str | None) -
         model=model_path,
         load_format="safetensors",  # never weights that are pickles
         skip_tokenizer_init=True,
-        dtype=recipe.generators.dtype,
-        seed=recipe.seed + index,
-        max_model_len=recipe.model.max_context,
-        max_num_seqs=recipe.generators.max_running,
-        max_num_batched_tokens=max(BATCHED_TOKENS, recipe.model.max_context),
-        tensor_parallel_size=recipe.generators.tensor_parallel,
+        dtype=config.dtype,
+        seed=seed,
+        max_model_len=max_context,
+        max_num_seqs=config.max_running,
+        max_num_batched_tokens=max(BATCHED_TOKENS, max_context),
+        tensor_parallel_size=config.tensor_parallel,
         enable_prefix_caching=True,
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=TRANSFER_BACKEND),
         worker_extension_cls=WORKER_EXTENSION,
         disable_log_stats=True,
-        **(_cpu_arguments(recipe, cores) if current_platform.is_cpu() else _gpu_arguments(recipe)),
+        **(_cpu_arguments(config) if current_platform.is_cpu() else {"gpu_memory_utilization": config.gpu_memory_share}),
     )
 
 
-def _cpu_arguments(recipe: Recipe, cores: str | None) -> dict[str, Any]:
-    from generators.cpu_executor import parse_cores, thread_config
+def _cpu_arguments(config: GeneratorsConfig) -> dict[str, Any]:
+    from generators.cpu_executor import thread_config
 
     return {
-        "kv_cache_memory_bytes": recipe.generators.kv_cache_mb << 20,
+        "kv_cache_memory_bytes": config.kv_cache_mb << 20,
         "block_size": CPU_BLOCK_TOKENS,
         # Compiling takes longer than a small run, and a compiled graph would keep the packed weights it was made with.
         "enforce_eager": True,
         "distributed_executor_backend": "generators.cpu_executor.InProcessExecutor",
-        "additional_config": thread_config(parse_cores(cores) if cores else None, recipe.generators.count),
+        "additional_config": thread_config(config.count),
     }
-
-
-def _gpu_arguments(recipe: Recipe) -> dict[str, Any]:
-    return {"gpu_memory_utilization": recipe.generators.gpu_memory_share}

@@ -51,8 +51,8 @@ class EpisodeLimits(msgspec.Struct, frozen=True):
     close_timeout_s: float
 
     @classmethod
-    def of(cls, recipe: Recipe, temperature: float) -> "EpisodeLimits":
-        """The limits that a recipe sets; ``temperature`` is that of its training or of its evaluation."""
+    def of(cls, recipe: Recipe) -> "EpisodeLimits":
+        """The limits that a recipe sets for training."""
         environment = recipe.environment
         policies = {Fault.MALFORMED_CALL: environment.on_malformed_call, Fault.TOOL_ERROR: environment.on_tool_error}
         return cls(
@@ -60,7 +60,7 @@ class EpisodeLimits(msgspec.Struct, frozen=True):
             max_turn_tokens=recipe.sampling.max_turn_tokens,
             max_context=recipe.model.max_context,
             max_tool_output=environment.max_tool_output,
-            temperature=temperature,
+            temperature=recipe.sampling.temperature,
             end_on=frozenset(fault for fault, policy in policies.items() if policy == "end"),
             episode_timeout_s=environment.episode_timeout_s,
             close_timeout_s=environment.tool_timeout_s,

@@ -8,7 +8,6 @@ import msgspec
 
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
-from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
@@ -37,26 +36,29 @@ class EvaluationResult(msgspec.Struct, frozen=True):
     text: str
 
 
-async def evaluate(tasks: Sequence[Task], temperature: float, recipe: Recipe, tools: EpisodeTools) -> list[EvaluationResult]:
-    """One episode of each task; the engine shares its time among these and all other requests.
+async def evaluate(
+    tasks: Sequence[Task], limits: EpisodeLimits, tools: EpisodeTools, *, at_once: int, attempts: int, texts: int
+) -> list[EvaluationResult]:
+    """Play one episode of each task; the engine shares its time among these and all other requests.
 
-    A task that breaks its environment ``buffer.max_attempts`` times has no result; it is never counted as a reward of 0.
+    A task that breaks its environment ``attempts`` times has no result; it is never counted as a reward of 0.
+
+    Args:
+        at_once: how many episodes are played at a time.
+        texts: how many of the results hold their text.
 
     Raises:
         EnvironmentBroken: every task broke its environment.
         ComponentFailed: the engine died.
     """
-    limits = EpisodeLimits.of(recipe, temperature)
-    slots = asyncio.Semaphore(recipe.generators.max_running)
-    attempts = recipe.buffer.max_attempts
+    slots = asyncio.Semaphore(at_once)
     with first_error():
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(_evaluate(task, limits, tools, slots, attempts)) for task in tasks]
     trajectories = [trajectory for episode in running if isinstance(trajectory := episode.result(), Trajectory)]
     if tasks and not trajectories:
         raise EnvironmentBroken(f"none of {len(tasks)} evaluation tasks could be run; the first: {running[0].result()}")
-    shown = recipe.tracking.sample_trajectories
-    return [_result(trajectory, tools, with_text=index < shown) for index, trajectory in enumerate(trajectories)]
+    return [_result(trajectory, tools, with_text=index < texts) for index, trajectory in enumerate(trajectories)]
 
 
 async def _evaluate(

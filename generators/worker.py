@@ -11,7 +11,7 @@ What always holds:
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,15 +24,12 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import TicketClient
 from asyncrl.core.trajectory import Trajectory, named_rewards
-from asyncrl.envs.base import Environment
-from generators.chat import ChatFormat
-from generators.completion import Engine, EngineUse
+from generators.completion import EngineUse
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 from generators.evaluation import EvaluationResult, evaluate
 from generators.first_error import first_error
 from generators.leases import Lease, Leases
 from generators.scoring import Scoring, ScoringUse
-from generators.tool_calls import ToolCallReader
 from generators.tool_output import TOOL_OUTPUT_CUT
 
 logger = logging.getLogger(__name__)
@@ -62,50 +59,78 @@ class GeneratorStatistics(EngineUse, frozen=True):
         return GeneratorStatistics(**sums | {"last_pause_seconds": successor.last_pause_seconds})
 
 
+class WorkerSettings(msgspec.Struct, frozen=True):
+    """What the recipe says of a worker's work.
+
+    Attributes:
+        limits: of the episodes it plays for training.
+        max_running: episodes it plays at once.
+        group_size: episodes of a group.
+        lease_s: seconds of silence after which the buffer gives a worker up.
+        greedy_sample: index of the group's sample that is played at temperature 0, if there is one.
+        reward_names: rewards that each episode must have.
+        evaluation_attempts: how often an evaluation task may break its environment.
+        evaluation_texts: of how many evaluation episodes the text is wanted.
+    """
+
+    limits: EpisodeLimits
+    max_running: int
+    group_size: int
+    lease_s: float
+    greedy_sample: int | None
+    reward_names: tuple[str, ...]
+    evaluation_attempts: int
+    evaluation_texts: int
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "WorkerSettings":
+        """The settings of a recipe."""
+        return cls(
+            limits=EpisodeLimits.of(recipe),
+            max_running=recipe.generators.max_running,
+            group_size=recipe.batch.group_size,
+            lease_s=recipe.deadlines.lease,
+            greedy_sample=recipe.algorithm.greedy_sample,
+            reward_names=recipe.algorithm.reward_names,
+            evaluation_attempts=recipe.buffer.max_attempts,
+            evaluation_texts=recipe.tracking.sample_trajectories,
+        )
+
+
 class GeneratorWorker:
-    """One engine's worker.
+    """Pulls tickets, plays their episodes on one engine, and hands them in.
 
     Args:
         worker_id: names the worker to the buffer.
-        recipe: the run's.
-        engine: started, and warm.
-        chat: of the engine's model.
-        environment_factory: makes a fresh environment for each episode.
+        settings: what the recipe says of its work.
+        tools: what episodes are played with; their engine is started, and warm.
         ticket_client: hands out tickets and takes in episodes.
         scoring: says what finished episodes are worth; without it the environment does.
-
-    Raises:
-        RecipeError: vLLM has no tool parser of the recipe's name.
     """
 
     def __init__(
         self,
         worker_id: WorkerId,
-        recipe: Recipe,
-        engine: Engine,
-        chat: ChatFormat,
-        environment_factory: Callable[[], Environment],
+        settings: WorkerSettings,
+        tools: EpisodeTools,
         ticket_client: TicketClient,
         scoring: Scoring | None = None,
     ) -> None:
-        self._id, self._recipe, self._engine, self._ticket_client, self._scoring = (
+        self._id, self._settings, self._tools, self._ticket_client, self._scoring = (
             worker_id,
-            recipe,
-            engine,
+            settings,
+            tools,
             ticket_client,
             scoring,
         )
-        reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser)
-        self._tools = EpisodeTools(engine, chat, reader, environment_factory)
-        self._limits = EpisodeLimits.of(recipe, recipe.sampling.temperature)
-        self._greedy_limits = EpisodeLimits.of(recipe, 0.0)
-        self._slots = asyncio.Semaphore(recipe.generators.max_running)
+        self._engine = tools.engine
+        self._slots = asyncio.Semaphore(settings.max_running)
         self._installing = 0
         self._asked_as: PolicyVersion | None = None
         self._changed = asyncio.Event()
         self._serving: asyncio.Task[None]
         self._cut_off: asyncio.Future[str]
-        self._leases = Leases(recipe.generators.max_running, self._changed.set)
+        self._leases = Leases(settings.max_running, self._changed.set)
         self._finished_episodes = self._tool_output_cut = 0
 
     async def run(self, stop: asyncio.Event) -> tuple[GroupId, ...]:
@@ -139,7 +164,7 @@ class GeneratorWorker:
     async def _renew(self) -> None:
         """Say at intervals that the worker lives, and stop what nobody waits for any more."""
         while True:
-            await asyncio.sleep(self._recipe.deadlines.lease / RENEWALS_PER_LEASE)
+            await asyncio.sleep(self._settings.lease_s / RENEWALS_PER_LEASE)
             asked_for = self._leases.held()
             for group_id in await self._ticket_client.renew(self._id, list(asked_for)):
                 # A group that came back while the answer was on the way is another lease, of which the answer knows nothing.
@@ -154,7 +179,7 @@ class GeneratorWorker:
                 if room > 0 and not self._installing and self._asked_as != self._engine.version:
                     self._asked_as = self._engine.version
                     # The last group may exceed the room: its episodes wait for a slot, which keeps the engine full.
-                    limit = -(-room // self._recipe.batch.group_size)
+                    limit = -(-room // self._settings.group_size)
                     tasks.create_task(self._lease(limit, self._engine.version, tasks), name=f"{self._id} leasing")
                 await self._changed.wait()
 
@@ -183,7 +208,9 @@ class GeneratorWorker:
     async def _run_sample(self, lease: Lease, index: int) -> None:
         """Play one episode, and settle it with the buffer, which takes no room in the engine any more; nor does scoring."""
         ticket = lease.ticket
-        limits = self._greedy_limits if index == self._recipe.algorithm.greedy_sample else self._limits
+        limits = self._settings.limits
+        if index == self._settings.greedy_sample:
+            limits = msgspec.structs.replace(limits, temperature=0.0)
         try:
             async with self._slots:
                 name = EpisodeName(ticket.group_id, index, ticket.attempt)
@@ -207,7 +234,7 @@ class GeneratorWorker:
 
     def _check_rewards(self, task: Task, trajectory: Trajectory) -> None:
         try:
-            named_rewards(trajectory, self._recipe.algorithm.reward_names)
+            named_rewards(trajectory, self._settings.reward_names)
         except ValueError as error:
             remedy = "have it report all that algorithm.advantage.rewards names"
             raise EnvironmentBroken(f"task {task.id}: {error}; {remedy}") from error
@@ -227,7 +254,15 @@ class GeneratorWorker:
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
         """One episode of each held-out task; see :func:`generators.evaluation.evaluate`."""
-        return await evaluate(tasks, temperature, self._recipe, self._tools)
+        settings = self._settings
+        return await evaluate(
+            tasks,
+            msgspec.structs.replace(settings.limits, temperature=temperature),
+            self._tools,
+            at_once=settings.max_running,
+            attempts=settings.evaluation_attempts,
+            texts=settings.evaluation_texts,
+        )
 
     def statistics(self) -> GeneratorStatistics:
         """Counters since the engine was ready."""

@@ -18,7 +18,7 @@ from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_epi
 from generators.tool_calls import ToolCallReader
 
 NAME = EpisodeName(GroupId(7), 2, 1)
-LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=EnvironmentConfig(name="e")), 1.0)
+LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=EnvironmentConfig(name="e")))
 
 
 def endless(_: str) -> str:

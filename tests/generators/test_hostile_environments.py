@@ -23,7 +23,7 @@ from generators import hosted
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 from generators.tool_calls import ToolCallReader
 
-LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=EnvironmentConfig(name="e")), 1.0)
+LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=EnvironmentConfig(name="e")))
 
 IN_ORDER: contextvars.ContextVar[str] = contextvars.ContextVar("in order", default="")
 

@@ -16,7 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from asyncrl.core.errors import ComponentFailed, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
-from asyncrl.core.recipe.schema import EnvironmentConfig, GeneratorsConfig, ModelConfig, Recipe
+from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.weights.shared_memory import SharedMemoryWriter, merge
 from generators.completion import Completion
 from generators.engine import VllmEngine
@@ -24,13 +24,11 @@ from generators.engine import VllmEngine
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NO_STOP = 0
-RECIPE = Recipe(
-    name="r",
-    steps=1,
-    model=ModelConfig(path="m", max_context=256),
-    environment=EnvironmentConfig(name="e"),
-    generators=GeneratorsConfig(count=1, dtype="float32", max_running=32, kv_cache_mb=64),
-)
+CONFIG = GeneratorsConfig(count=1, dtype="float32", max_running=32, kv_cache_mb=64)
+
+
+async def start(folder: Path) -> VllmEngine:
+    return await VllmEngine.start(CONFIG, str(folder), name="generator-0", max_context=256, seed=0, start_s=600.0)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +60,7 @@ def folder(model: Qwen3ForCausalLM, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 async def engine(folder: Path) -> AsyncIterator[VllmEngine]:
-    engine = await VllmEngine.start(RECIPE, str(folder))
+    engine = await start(folder)
     yield engine
     await engine.close()
 
@@ -198,7 +196,7 @@ async def test_experts_arrive_as_they_were_sent(writer, tmp_path: Path) -> None:
     model = Qwen3MoeForCausalLM(config).eval()
     make_tokenizer().save_pretrained(tmp_path)
     model.save_pretrained(tmp_path)
-    engine = await VllmEngine.start(RECIPE, str(tmp_path))
+    engine = await start(tmp_path)
     prompt = list(range(5, 45))
     try:
         for version in (0, 1, 2):
@@ -218,15 +216,12 @@ async def test_experts_arrive_as_they_were_sent(writer, tmp_path: Path) -> None:
 KILLED = """
 import asyncio, sys
 import psutil
-from asyncrl.core.recipe.schema import EnvironmentConfig, GeneratorsConfig, ModelConfig, Recipe
+from asyncrl.core.recipe.schema import GeneratorsConfig
 from generators.engine import VllmEngine
 
 async def main():
-    recipe = Recipe(
-        name="r", steps=1, model=ModelConfig(path="m", max_context=64), environment=EnvironmentConfig(name="e"),
-        generators=GeneratorsConfig(count=1, max_running=2, kv_cache_mb=8),
-    )
-    engine = await VllmEngine.start(recipe, sys.argv[1])
+    config = GeneratorsConfig(count=1, max_running=2, kv_cache_mb=8)
+    engine = await VllmEngine.start(config, sys.argv[1], name="generator-0", max_context=64, seed=0, start_s=600.0)
     print("children", *(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
     await asyncio.Event().wait()
 

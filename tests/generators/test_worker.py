@@ -20,8 +20,10 @@ from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason, Trajectory
 from asyncrl.envs.base import Action, Observation, StepResult
 from generators import hosted
+from generators.episode import EpisodeTools
 from generators.scoring import Scoring
-from generators.worker import GeneratorWorker
+from generators.tool_calls import ToolCallReader
+from generators.worker import GeneratorWorker, WorkerSettings
 
 RECIPE = Recipe(
     name="r",
@@ -111,9 +113,9 @@ class Shop:
     ) -> None:
         self.engine, self.ticket_client = FakeEngine(script), FakeTicketClient(tasks, size)
         self.environments: list[Scripted] = []
-        self.worker = GeneratorWorker(
-            WorkerId("w"), recipe, self.engine, self.engine.chat, lambda: self.environment(), self.ticket_client, scoring
-        )
+        reader = ToolCallReader(self.engine.chat.tokenizer, recipe.model.tool_parser)
+        tools = EpisodeTools(self.engine, self.engine.chat, reader, lambda: self.environment())
+        self.worker = GeneratorWorker(WorkerId("w"), WorkerSettings.of(recipe), tools, self.ticket_client, scoring)
         self.environment: Callable[[], Scripted] = lambda: Scripted(self.environments)
         self.stop = asyncio.Event()
 

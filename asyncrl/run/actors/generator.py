@@ -26,9 +26,11 @@ from asyncrl.run.stopping import end_by_sigterm
 from asyncrl.run.ticket_client import RemoteTicketClient
 from generators.chat import ChatFormat
 from generators.engine import VllmEngine
+from generators.episode import EpisodeTools
 from generators.evaluation import EvaluationResult
 from generators.event_loop import EventLoopThread
-from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker
+from generators.tool_calls import ToolCallReader
+from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker, WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -60,14 +62,24 @@ class GeneratorActor:
         self._loop.watch()
 
     async def _start(self) -> None:
-        environment_factory = load_environment(self._recipe.environment)
+        recipe = self._recipe
+        environment_factory = load_environment(recipe.environment)
         chat = ChatFormat.load(self._model_path)  # before the engine, which takes longer: it may refuse the model's template
-        self._sink = await PayloadSink.of(self._recipe, self._buffer, self._id)
-        self._engine = await VllmEngine.start(self._recipe, self._model_path, index=self._number)
+        self._sink = await PayloadSink.of(recipe, self._buffer, self._id)
+        self._engine = await VllmEngine.start(
+            recipe.generators,
+            self._model_path,
+            name=self._id,
+            max_context=recipe.model.max_context,
+            seed=recipe.seed + self._number,
+            start_s=recipe.deadlines.start,
+        )
         self._buffer_client = await BufferClient.connect(self._buffer, self._id, logger.warning)
-        ticket_client = RemoteTicketClient(self._buffer_client, self._id, self._sink, self._recipe.algorithm.reward_names)
-        scoring = make_scoring(self._recipe, self._reward_model, chat.decode, self._id)
-        self._worker = GeneratorWorker(self._id, self._recipe, self._engine, chat, environment_factory, ticket_client, scoring)
+        ticket_client = RemoteTicketClient(self._buffer_client, self._id, self._sink, recipe.algorithm.reward_names)
+        scoring = make_scoring(recipe, self._reward_model, chat.decode, self._id)
+        reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser)
+        tools = EpisodeTools(self._engine, chat, reader, environment_factory)
+        self._worker = GeneratorWorker(self._id, WorkerSettings.of(recipe), tools, ticket_client, scoring)
         gc.freeze()  # what is loaded stays: looking through it again and again costs more than encoding what is made
 
     async def run(self) -> None:
