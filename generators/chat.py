@@ -69,9 +69,8 @@ class ChatFormat:
         if not tokenizer.chat_template:
             raise self._unsuitable("there is none")
         self._control = self._control_tokens()
-        self._template, self._template_with_tools = (
-            self._control.named(tokenizer.get_chat_template(tools=tools)) for tools in (None, [])
-        )
+        self._template = self._control.named(tokenizer.get_chat_template())
+        self._template_with_tools = self._control.named(tokenizer.get_chat_template(tools=[]))
         self._variables = {name: self._control.named(token) for name, token in tokenizer.special_tokens_map.items()}
         self._remembered = RememberedIds(_REMEMBERED_BYTES)
         self._tokenizing = asyncio.Lock()
@@ -87,48 +86,38 @@ class ChatFormat:
         return cls(AutoTokenizer.from_pretrained(model_path))
 
     async def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """As :meth:`prompt_ids`, beside the event loop if it is long."""
-        return await self._beside_the_loop(*self._prompt(messages, tools))
+        """The first tokens of a row: messages, tools, and the start of an assistant turn."""
+        turns = _turns(messages)
+        return await self._tokenize(msgspec.msgpack.encode((turns, tools)), partial(self._render, turns, tools))
 
     async def delta(self, messages: Sequence[Message]) -> list[int]:
-        """As :meth:`delta_ids`, beside the event loop if it is long."""
-        return await self._beside_the_loop(*self._delta(messages))
-
-    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """The first tokens of a row: messages, tools, and the start of an assistant turn."""
-        return self._tokenize(*self._prompt(messages, tools))
-
-    def delta_ids(self, messages: Sequence[Message]) -> list[int]:
         """What follows a sampled turn that ended with :attr:`end_of_turn`: messages, and the start of the next assistant turn."""
-        return self._tokenize(*self._delta(messages))
+        turns = _turns(messages)
+        return await self._tokenize(
+            msgspec.msgpack.encode((turns,)), lambda: self._after_marker(turns).removeprefix(self._end_name)
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids``, special tokens included: a tool parser may look for them."""
-        return self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
 
     def turn_text(self, token_ids: Sequence[int]) -> str:
         """The text of one sampled turn without the token that ends it."""
         ended = len(token_ids) > 0 and token_ids[-1] == self.end_of_turn
         return self.decode(token_ids[:-1] if ended else token_ids)
 
-    def _prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[bytes, Callable[[], str]]:
-        """What a prompt is remembered by, and what renders it."""
-        turns = _turns(messages)
-        return msgspec.msgpack.encode((turns, tools)), partial(self._render, turns, tools)
+    async def _tokenize(self, key: bytes, render: Callable[[], str]) -> list[int]:
+        """The token ids of what ``render`` returns, remembered by ``key``.
 
-    def _delta(self, messages: Sequence[Message]) -> tuple[bytes, Callable[[], str]]:
-        """What a delta is remembered by, and what renders it."""
-        turns = _turns(messages)
-        return msgspec.msgpack.encode((turns,)), lambda: self._after_marker(turns).removeprefix(self._end_name)
-
-    async def _beside_the_loop(self, key: bytes, render: Callable[[], str]) -> list[int]:
-        """As :meth:`_tokenize`; what is long, one at a time: the episodes of a group wait for the prompt they share."""
+        Long texts are tokenized beside the event loop, one at a time: the episodes of a group wait for the prompt they share.
+        """
         if len(key) < _LONG:
-            return self._tokenize(key, render)
+            return self._ids(key, render)
         async with self._tokenizing:
-            return await run_in_daemon_thread(partial(self._tokenize, key, render), name="tokenizing")
+            return await run_in_daemon_thread(partial(self._ids, key, render), name="tokenizing")
 
-    def _tokenize(self, key: bytes, render: Callable[[], str]) -> list[int]:
+    def _ids(self, key: bytes, render: Callable[[], str]) -> list[int]:
         ids = self._remembered.get(key)
         if ids is None:
             ids = self._control.encode(render())
@@ -137,7 +126,7 @@ class ChatFormat:
 
     def _render(self, turns: Sequence[Mapping[str, str]], tools: Sequence[ToolSpec] = (), generation: bool = True) -> str:
         """What the template writes, with control tokens under their private names."""
-        return self.tokenizer.apply_chat_template(
+        rendered: str = self.tokenizer.apply_chat_template(
             list(turns),
             tools=[_spelt_out(tool.as_template_input()) for tool in tools] or None,
             chat_template=self._template_with_tools if tools else self._template,
@@ -145,6 +134,7 @@ class ChatFormat:
             tokenize=False,
             **self._variables,
         )
+        return rendered
 
     def _after_marker(self, turns: Sequence[Mapping[str, str]], generation: bool = True) -> str:
         """What is rendered behind the marked assistant turn when ``turns`` follow it."""

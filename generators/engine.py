@@ -177,7 +177,7 @@ class VllmEngine:
             try:
                 async with self._paused():
                     await self._load(update, publication.version)
-                acknowledged = await self._llm.collective_rpc("acknowledge_weights")
+                acknowledged: list[int] = await self._llm.collective_rpc("acknowledge_weights")
             except EngineDeadError as error:
                 raise ProcessDied(f"the vLLM engine died while version {publication.version} was installed") from error
             except Exception as error:
@@ -224,11 +224,11 @@ class VllmEngine:
             last_pause_seconds=self._last_pause_seconds,
         )
 
-    async def close(self, seconds: float = 1.0) -> None:
-        """Stop vLLM's processes. What has not stopped after ``seconds`` is killed: they have nothing to save."""
+    async def close(self) -> None:
+        """Stop vLLM's processes. What has not stopped after a second is killed: they have nothing to save."""
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()
-        await asyncio.to_thread(self._llm.shutdown, seconds)
+        await asyncio.to_thread(self._llm.shutdown, 1.0)
 
 
 def _version_of(label: str) -> PolicyVersion:

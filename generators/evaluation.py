@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from asyncrl.core.errors import EnvironmentBroken
-from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.ids import GroupId, TaskId
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
@@ -23,7 +23,6 @@ class EvaluationResult(msgspec.Struct, frozen=True):
 
     Attributes:
         turns: that the model took.
-        oldest_version, newest_version: of the policies that sampled its tokens.
         text: the whole episode, decoded; empty but for the first few.
     """
 
@@ -31,8 +30,6 @@ class EvaluationResult(msgspec.Struct, frozen=True):
     reward: float
     stop_reason: StopReason
     turns: int
-    oldest_version: PolicyVersion
-    newest_version: PolicyVersion
     text: str
 
 
@@ -76,13 +73,10 @@ async def _evaluate(
 
 
 def _result(trajectory: Trajectory, tools: EpisodeTools, *, with_text: bool) -> EvaluationResult:
-    versions = trajectory.versions()[trajectory.loss_mask]
     return EvaluationResult(
         task_id=trajectory.task_id,
         reward=trajectory.reward,
         stop_reason=trajectory.stop_reason,
         turns=len(trajectory.turns),
-        oldest_version=PolicyVersion(int(versions.min(initial=tools.engine.version))),
-        newest_version=PolicyVersion(int(versions.max(initial=0))),
         text=tools.chat.decode(trajectory.token_ids.tolist()) if with_text else "",
     )

@@ -3,10 +3,10 @@
 What always holds:
 
 * all episodes of a ticket run on this engine; each is handed in, or given back, alone and as soon as it is over, unless its group
-  was given up, or the worker is stopped, and then :meth:`GeneratorWorker.run` names the group;
+  was given up or the worker is stopped;
 * the buffer hears from the worker every quarter of ``deadlines.lease``, whatever else the worker waits for;
-* no ticket is asked for while weights are being installed. The buffer decides whether
-  the worker is behind the published version: it is told the worker's.
+* no ticket is asked for while weights are being installed. The buffer decides whether the worker is behind the published version:
+  it is told the worker's.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
-from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
@@ -133,8 +133,8 @@ class GeneratorWorker:
         self._leases = Leases(settings.max_running, self._changed.set)
         self._finished_episodes = self._tool_output_cut = 0
 
-    async def run(self, stop: asyncio.Event) -> tuple[GroupId, ...]:
-        """Generate until ``stop`` is set; then end all episodes where they are, and name the groups that are not settled.
+    async def run(self, stop: asyncio.Event) -> None:
+        """Generate until ``stop`` is set; then end all episodes where they are.
 
         Raises:
             ComponentFailed: the engine died, at once.
@@ -154,7 +154,6 @@ class GeneratorWorker:
                     raise ProcessDied(f"{self._id}: {problem}; an environment may cancel no tasks but its own")
                 serving.cancel()
                 renewing.cancel()
-        return tuple(self._leases.held())
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         """A task without which the worker only looks alive is done. If it failed, its task group says so."""

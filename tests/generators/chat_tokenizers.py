@@ -1,7 +1,13 @@
 """Small tokenizers with chat templates of several temperaments, made on the spot."""
 
+import asyncio
+from collections.abc import Sequence
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+from asyncrl.core.messages import Message, ToolSpec
+from generators.chat import ChatFormat
 
 CONTROL = ["<pad>", "<|im_start|>", "<|im_end|>"]
 TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
@@ -41,3 +47,11 @@ def make_tokenizer(template: str | None = CHAT_ML) -> PreTrainedTokenizerFast:
         chat_template=template,
         clean_up_tokenization_spaces=False,
     )
+
+
+def prompt_ids(chat: ChatFormat, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+    return asyncio.run(chat.prompt(messages, tools))
+
+
+def delta_ids(chat: ChatFormat, messages: Sequence[Message]) -> list[int]:
+    return asyncio.run(chat.delta(messages))

@@ -3,7 +3,7 @@ import threading
 from typing import Any
 
 import pytest
-from chat_tokenizers import CHAT_ML, make_tokenizer
+from chat_tokenizers import CHAT_ML, delta_ids, make_tokenizer, prompt_ids
 
 from asyncrl.core.messages import Message, ToolSpec
 from generators.chat import ChatFormat, TemplateUnsuitable
@@ -21,11 +21,11 @@ def chat() -> ChatFormat:
 
 def test_a_row_grown_turn_by_turn_is_the_conversation_rendered_at_once(chat: ChatFormat) -> None:
     """Also the newline after each turn, which a template writes only once the next message is there."""
-    row = chat.prompt_ids(PROMPT, (TOOL,))
+    row = prompt_ids(chat, PROMPT, (TOOL,))
     messages = [{"role": m.role, "content": m.content} for m in PROMPT]
     for turn, reply in zip(TURNS, REPLIES, strict=True):
         row += [*chat.tokenizer.encode(turn, add_special_tokens=False), chat.end_of_turn]
-        row += chat.delta_ids(reply)
+        row += delta_ids(chat, reply)
         messages += [{"role": "assistant", "content": turn}, *({"role": m.role, "content": m.content} for m in reply)]
         rendered = chat.tokenizer.apply_chat_template(
             messages, tools=[TOOL.as_template_input()], add_generation_prompt=True, tokenize=False
@@ -35,7 +35,7 @@ def test_a_row_grown_turn_by_turn_is_the_conversation_rendered_at_once(chat: Cha
 
 
 def test_the_delta_begins_with_the_newline_that_ends_the_turn(chat: ChatFormat) -> None:
-    assert chat.decode(chat.delta_ids(REPLIES[0])).startswith("\n<|im_start|>user\n<tool_response>\n3\n</tool_response>")
+    assert chat.decode(delta_ids(chat, REPLIES[0])).startswith("\n<|im_start|>user\n<tool_response>\n3\n</tool_response>")
 
 
 def test_the_row_keeps_the_tokens_as_they_were_sampled(chat: ChatFormat) -> None:
@@ -43,7 +43,7 @@ def test_the_row_keeps_the_tokens_as_they_were_sampled(chat: ChatFormat) -> None
     trimming = ChatFormat(
         make_tokenizer(CHAT_ML.replace("message.content + '<|im_end|>", "(message.content | trim) + '<|im_end|>"))
     )
-    assert trimming.delta_ids(REPLIES[0]) == chat.delta_ids(REPLIES[0])
+    assert delta_ids(trimming, REPLIES[0]) == delta_ids(chat, REPLIES[0])
 
 
 def test_the_end_of_a_turn_is_no_part_of_its_text(chat: ChatFormat) -> None:
@@ -53,10 +53,10 @@ def test_the_end_of_a_turn_is_no_part_of_its_text(chat: ChatFormat) -> None:
 
 
 def test_what_is_remembered_cannot_be_changed_by_a_caller(chat: ChatFormat) -> None:
-    first = chat.prompt_ids(PROMPT)
+    first = prompt_ids(chat, PROMPT)
     first.append(0)
-    assert chat.prompt_ids(PROMPT) == first[:-1]
-    assert chat.prompt_ids(PROMPT, (TOOL,)) != chat.prompt_ids(PROMPT)
+    assert prompt_ids(chat, PROMPT) == first[:-1]
+    assert prompt_ids(chat, PROMPT, (TOOL,)) != prompt_ids(chat, PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_a_template_without_a_delta_is_refused_with_the_reason(template: str | N
 
 
 def test_what_no_tokenizer_can_read_is_spelt_out(chat: ChatFormat) -> None:
-    for render in (chat.prompt_ids, chat.delta_ids):
-        assert render([Message("tool", "caf\udce9.txt")]) == render([Message("tool", r"caf\udce9.txt")])
+    for ids in (prompt_ids, delta_ids):
+        assert ids(chat, [Message("tool", "caf\udce9.txt")]) == ids(chat, [Message("tool", r"caf\udce9.txt")])
 
 
 async def test_long_messages_are_tokenized_beside_the_event_loop_one_at_a_time() -> None:
@@ -101,8 +101,9 @@ async def test_long_messages_are_tokenized_beside_the_event_loop_one_at_a_time()
     tokenizer.apply_chat_template = hold_the_long
     prompts = [asyncio.create_task(chat.prompt(long)) for _ in range(3)]
     assert await asyncio.to_thread(rendering.wait, 60)
-    assert await chat.prompt(short) == chat.prompt_ids(short)
-    assert await chat.delta(short) == chat.delta_ids(short)
+    another = ChatFormat(make_tokenizer())
+    assert await chat.prompt(short) == await another.prompt(short)
+    assert await chat.delta(short) == await another.delta(short)
     go_on.set()
-    assert [await prompt for prompt in prompts] == [chat.prompt_ids(long)] * 3
+    assert [await prompt for prompt in prompts] == [await another.prompt(long)] * 3
     assert threads == ["tokenizing"], "rendered once, and remembered"

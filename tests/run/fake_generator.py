@@ -63,8 +63,8 @@ class FakeGenerator:
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
         await self._while_alive(self.may_evaluate.wait())
-        version = PolicyVersion(self.loaded[-1] if self.loaded else 0)
-        return [EvaluationResult(task.id, 1.0, StopReason.ENVIRONMENT_DONE, 1, version, version, "") for task in tasks]
+        version = f"version {self.loaded[-1] if self.loaded else 0}"
+        return [EvaluationResult(task.id, 1.0, StopReason.ENVIRONMENT_DONE, 1, version) for task in tasks]
 
     async def statistics(self) -> GeneratorStatistics:
         await self._while_alive(asyncio.sleep(0))
