@@ -49,8 +49,9 @@ class EventLoopThread:
         if self._failed.done():
             raise self._failed.result()
         answer = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
+        either: set[asyncio.Future[Any]] = {answer, self._failed}
         try:
-            await asyncio.wait({answer, self._failed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped = not answer.done() and answer.cancel()
         if stopped:

@@ -12,7 +12,7 @@ What always holds:
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import DeadlineExceeded, EnvironmentBroken
@@ -20,6 +20,8 @@ from asyncrl.core.task import Task
 from asyncrl.core.text import told
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from asyncrl.envs.contained import Raised, contained, ended
+
+T = TypeVar("T")
 
 CANCELLED_ENVIRONMENT_S = 3.0
 """How long a call of an environment that was cancelled may take to end; longer than its tools may, which it waits for."""
@@ -72,12 +74,13 @@ class HostedEnvironment:
                 raise
             raise self._broken(method, error)  # noqa: B904 - its cause is set there
 
-    async def _call(self, method: str, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _call(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
         if self._host.task.done() or self._host.lost:
             self._host = _Host(self._name)
         answer = self._host.ask(call)
+        either: set[asyncio.Future[Any]] = {answer, self._host.task}
         try:
-            await asyncio.wait({answer, self._host.task}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await self._host.cancel(answer, f"{type(self._environment).__name__}.{method} (task {self._task.id})")
             raise
@@ -108,9 +111,9 @@ class _Host:
         self.lost = False
         self.task = asyncio.create_task(self._run(), name=name)
 
-    def ask(self, call: Callable[[], Awaitable[Any]]) -> "asyncio.Future[Any]":
+    def ask(self, call: Callable[[], Awaitable[T]]) -> "asyncio.Future[T | Raised]":
         """What ``call`` will have returned, or ``Raised``."""
-        answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[T | Raised] = asyncio.get_running_loop().create_future()
         self._calls.put_nowait((call, answer))
         return answer
 

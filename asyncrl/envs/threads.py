@@ -6,9 +6,11 @@ import contextvars
 import ctypes
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from asyncrl.envs.contained import Raised
+
+T = TypeVar("T")
 
 INTERRUPTED_AFTER_S = 5.0
 """How long a thread that nobody waits for any more may go on. Most end by themselves at about that time, and clean up."""
@@ -19,7 +21,7 @@ class Abandoned(BaseException):
     take its share of the interpreter, of which there is one in a process."""
 
 
-async def run_in_daemon_thread(function: Callable[[], Any], name: str) -> Any:
+async def run_in_daemon_thread(function: Callable[[], T], name: str) -> T:
     """``function()``, computed in a thread of its own; cancelling stops the wait, and later interrupts the thread.
 
     Not a thread pool: functions that never return would fill it, and the interpreter joins a pool's threads at exit. A daemon
@@ -27,15 +29,16 @@ async def run_in_daemon_thread(function: Callable[[], Any], name: str) -> Any:
     Starting one takes about 0.1 ms.
     """
     loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[Any] = loop.create_future()
+    outcome: asyncio.Future[T | Raised] = loop.create_future()
     ending, ended = threading.Lock(), False
 
-    def settle(value: Any) -> None:
+    def settle(value: T | Raised) -> None:
         if not outcome.done():
             outcome.set_result(value)
 
     def work() -> None:
         nonlocal ended
+        value: T | Raised
         try:
             value = function()
         except BaseException as error:  # noqa: BLE001 - handed to the one who waits, as a value: a future takes no StopIteration
