@@ -1,71 +1,14 @@
-"""Which tool-call parsers vLLM has, known without vLLM where that is enough: to import it takes many seconds."""
+"""Which tool-call parsers vLLM has, read from its source where that is enough: to import it takes many seconds."""
 
+import ast
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-
-VLLM_PARSERS = frozenset(
-    [
-        "apertus",
-        "cohere_command3",
-        "cohere_command4",
-        "deepseek_v3",
-        "deepseek_v31",
-        "deepseek_v32",
-        "deepseek_v4",
-        "deepseek_v41",
-        "dots",
-        "ernie45",
-        "functiongemma",
-        "gemma4",
-        "gigachat3",
-        "glm45",
-        "glm47",
-        "granite",
-        "granite-20b-fc",
-        "granite4",
-        "hermes",
-        "hf",
-        "hunyuan_a13b",
-        "hy_v3",
-        "hy_v4",
-        "inkling",
-        "internlm",
-        "jamba",
-        "k2_horizon",
-        "kimi_k2",
-        "kimi_k3",
-        "lfm2",
-        "ling3",
-        "llama3_json",
-        "llama4_json",
-        "llama4_pythonic",
-        "longcat",
-        "mimo",
-        "minicpm5",
-        "minimax_m2",
-        "minimax_m3",
-        "mistral",
-        "muse_glimmer",
-        "olmo3",
-        "openai",
-        "phi4_mini_json",
-        "plamo3",
-        "poolside_v1",
-        "pythonic",
-        "qwen3_coder",
-        "qwen3_json",
-        "qwen3_xml",
-        "seed_oss",
-        "step3",
-        "step3p5",
-        "xlam",
-    ]
-)
-"""Those of vLLM 0.32 itself. Plug-ins of vLLM may bring more."""
 
 _LIST_ALL = """
 import sys, msgspec
@@ -78,17 +21,29 @@ _LISTING_S = 300.0
 
 
 def check_tool_parser(name: str) -> None:
-    """Refuse a parser that there is not. A name that is none of vLLM's own is looked for among those of its plug-ins.
+    """Refuse a parser that vLLM does not have. Where there is no vLLM, that is told once an engine is to start.
 
     Raises:
-        RecipeError: vLLM has no parser of that name; lists those it has.
+        RecipeError: neither vLLM nor a plug-in of it has a parser of that name; lists those there are.
     """
-    if name not in VLLM_PARSERS and name not in (known := VLLM_PARSERS | _all_parsers()):
+    own = own_parsers()
+    known = own if name in own else own | _all_parsers()
+    if known and name not in known:
         raise RecipeError("model.tool_parser", f"vLLM has no tool parser {name!r}", f"use one of {', '.join(sorted(known))}")
 
 
+def own_parsers() -> frozenset[str]:
+    """The parsers that vLLM itself registers; none if its source has no such table as that of vLLM 0.32."""
+    vllm = find_spec("vllm")
+    source = Path(vllm.origin if vllm and vllm.origin else "nowhere").with_name("tool_parsers") / "__init__.py"
+    for node in ast.parse(source.read_text()).body if source.is_file() else ():
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_TOOL_PARSERS_TO_REGISTER":
+            return frozenset(ast.literal_eval(node.value))
+    return frozenset()
+
+
 def _all_parsers() -> frozenset[str]:
-    """What a process with vLLM lists; nothing where there is no vLLM, whose absence is told once an engine is to start."""
+    """All parsers that a process with vLLM and its plug-ins lists; none if it fails."""
     try:
         done = subprocess.run([sys.executable, "-c", _LIST_ALL], capture_output=True, timeout=_LISTING_S, check=True)
         return frozenset(msgspec.json.decode(done.stdout.splitlines()[-1], type=list[str]))

@@ -6,7 +6,6 @@ Whatever is wrong with the name or the options is found here, before anything st
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from functools import partial
 from types import ModuleType
@@ -33,10 +32,7 @@ def load_environment(spec: schema.EnvironmentConfig) -> Callable[[], Environment
     Raises:
         RecipeError: no such environment, or ``spec.options`` do not fit its constructor.
     """
-    with _checking(spec.name):
-        environment = environment_class(spec.name)
-        options = _checked_options(spec, environment)
-    return partial(_make, environment, options, spec.tool_timeout_s)
+    return partial(_make, *_class_and_options(spec), spec.tool_timeout_s)
 
 
 def make_tasks(spec: schema.EnvironmentConfig, split: str, count: int, seed: int) -> Sequence[Task]:
@@ -45,9 +41,7 @@ def make_tasks(spec: schema.EnvironmentConfig, split: str, count: int, seed: int
     Raises:
         RecipeError: no such environment, its options do not fit, it makes no tasks, or raises while it makes them.
     """
-    with _checking(spec.name):
-        environment = environment_class(spec.name)
-        options = _checked_options(spec, environment)
+    environment, options = _class_and_options(spec)
     with users_code(f"make_tasks of {spec.name!r} raised", _NAME, "mend it, or set tasks.kind to `files` and name some"):
         try:
             tasks = environment.make_tasks(split, count, seed, **options)
@@ -58,9 +52,12 @@ def make_tasks(spec: schema.EnvironmentConfig, split: str, count: int, seed: int
         return list(tasks) if isinstance(tasks, Sequence) else tasks
 
 
-def _checking(name: str) -> AbstractContextManager[None]:
-    """A class and the annotations of its constructor are code of the user's, too."""
-    return users_code(f"looking at environment {name!r} and its options failed with", _NAME, "mend the class and its constructor")
+def _class_and_options(spec: schema.EnvironmentConfig) -> tuple[type[Environment], dict[str, object]]:
+    """The environment's class, and its options as the constructor wants them; annotations are code of the user's, too."""
+    problem = f"looking at environment {spec.name!r} and its options failed with"
+    with users_code(problem, _NAME, "mend the class and its constructor"):
+        environment = environment_class(spec.name)
+        return environment, _checked_options(spec, environment)
 
 
 def environment_class(name: str) -> type[Environment]:

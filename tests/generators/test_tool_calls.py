@@ -5,7 +5,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import MalformedCall, ToolCall
 from generators import tool_parsers
 from generators.tool_calls import ToolCallReader
-from generators.tool_parsers import VLLM_PARSERS
+from generators.tool_parsers import check_tool_parser, own_parsers
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +23,12 @@ ADD = '{"name": "add", "arguments": {"a": 1, "b": [2]}}'
 def test_the_parsers_known_without_vllm_are_those_it_has() -> None:
     from vllm.tool_parsers import ToolParserManager
 
-    assert set(ToolParserManager.list_registered()) == VLLM_PARSERS
+    assert set(ToolParserManager.list_registered()) == own_parsers()
 
 
 def test_a_parser_of_a_plug_in_is_found_by_asking_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_parsers, "VLLM_PARSERS", frozenset({"other"}))
-    tool_parsers.check_tool_parser("hermes")
+    monkeypatch.setattr(tool_parsers, "own_parsers", lambda: frozenset({"other"}))
+    check_tool_parser("hermes")
 
 
 def test_reads_content_and_calls_in_order(reader: ToolCallReader) -> None:
@@ -75,4 +75,4 @@ def test_reads_another_family(reader: ToolCallReader) -> None:
 
 def test_an_unknown_parser_is_refused_with_those_there_are() -> None:
     with pytest.raises(RecipeError, match=r"model\.tool_parser: .*'hermess'.*hermes.*pythonic"):
-        ToolCallReader(make_tokenizer(), "hermess")
+        check_tool_parser("hermess")
