@@ -26,9 +26,9 @@ from generators import hosted
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""How often the loop is asked whether it turns: four wake-ups a second, of tens of microseconds each."""
+"""Seconds between two looks at the loop. A look takes tens of microseconds."""
 TOLD_S = 1.0
-"""A loop that has not turned for this long is told of."""
+"""Seconds after which a loop that has not turned is logged."""
 
 _CONTAINED = contained.contained.__code__
 _TOOL = tools.Tool.__call__.__code__
@@ -62,10 +62,10 @@ NOBODY = Place(
 
 
 def find_place(frame: FrameType | None, below: CodeType) -> tuple[Place, Sequence[FrameType]]:
-    """What the thread at ``frame`` is doing for the user, and the stack of that, outermost first.
+    """Find the user's code that a thread is running: its place, and its frames, outermost first.
 
     Args:
-        frame: the innermost of the thread, if it runs.
+        frame: the innermost frame of the thread; None if the thread has ended.
         below: the code of the function that runs the loop.
     """
     stack = [each for each, _ in traceback.walk_stack(frame)][::-1] if frame is not None else []
@@ -100,12 +100,12 @@ class BlockingWatch:
     """Watches one loop, from :meth:`start` to :meth:`close`.
 
     Args:
-        loop: to be watched.
-        thread: the one that runs it.
+        loop: the loop to watch.
+        thread: the thread that runs it.
         below: the code of the function that runs it.
         silence_s: how long it may be blocked, in seconds.
-        on_blocked: called, in the thread that looks, when it was blocked for that long; told where and what to do.
-        clock: in seconds.
+        on_blocked: called in the watching thread when the loop was blocked for that long, with a sentence for the user.
+        clock: tells the time in seconds.
     """
 
     def __init__(
@@ -129,27 +129,27 @@ class BlockingWatch:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """Each place that was told of, in a sentence for the user."""
+        """A sentence for the user about each place that was logged."""
         places = [place for place in self._told.copy() if place != NOBODY]
         return tuple(f"{place} blocks the event loop that all episodes share; {place.remedy}" for place in places)
 
     def start(self) -> None:
-        """Look from now on."""
+        """Begin to watch."""
         threading.Thread(target=self._run, name="watching the event loop", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._closed.set()
 
     def _run(self) -> None:
         while not self._closed.wait(LOOK_S):
-            # Code that holds the interpreter stops this thread, too. What writes all stacks into the log then needs none.
+            # Code that holds the interpreter also stops this thread; faulthandler then logs all stacks without the interpreter.
             faulthandler.dump_traceback_later(self._silence_s, file=2)
             self.look()
         faulthandler.cancel_dump_traceback_later()
 
     def look(self) -> None:
-        """See whether the loop has turned since the last look; if not, what it is at."""
+        """See whether the loop has turned since the last look; if not, find out what it is doing."""
         now = self._clock()
         # A process that was stopped, or a machine that slept, was blocked by nobody.
         passed, self._looked = min(now - self._looked, 2 * LOOK_S), now

@@ -32,9 +32,9 @@ _PROBE = "asyncrlprobe"
 """Stands for what a message says."""
 
 _REMEMBERED_BYTES = 64 * 2**20
-"""Of renderings: a group renders its prompt once for all its episodes, and short tool responses come again and again."""
+"""How much is remembered: a group renders its prompt once for all its episodes, and short tool responses come again and again."""
 _LONG = 8_000
-"""Bytes from which tokenization, some milliseconds of it, would hold up the other episodes."""
+"""Bytes from which on a text is tokenized in a thread: it takes milliseconds, in which all other episodes would wait."""
 
 _USER, _ASSISTANT, _TOOL = ({"role": role, "content": "Look it up."} for role in ("user", "assistant", "tool"))
 _PARAMETERS = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
@@ -164,7 +164,7 @@ class ChatFormat:
         return name, ids[0]
 
     def _check_delta(self) -> None:
-        """A tool response can follow a sampled turn, and an assistant turn begins where no message can have it begin."""
+        """Check that a tool response can follow a sampled turn, and that no message can begin an assistant turn."""
         try:
             after = self._after_marker(({"role": "tool", "content": _PROBE},))
         except Exception as error:
@@ -186,7 +186,7 @@ class ChatFormat:
                 raise self._unsuitable(f"{problem}, and a message may hold the same")
 
     def _check_tokens(self) -> None:
-        """Private names change nothing in what the template writes: every control token of its is whole in its source."""
+        """Check that private names change nothing in what the template writes: its source must hold each control token whole."""
         from jinja2 import TemplateError  # comes with transformers
 
         for turns, tools in _CONVERSATIONS:
@@ -212,7 +212,7 @@ class ChatFormat:
 
 
 def _turns(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """What tools and environments say, as a template takes it and a tokenizer can read it."""
+    """Messages in the form that a template takes, with texts that a tokenizer can read."""
     return [{"role": message.role, "content": _readable(message.content)} for message in messages]
 
 
@@ -221,7 +221,7 @@ def _readable(text: str) -> str:
 
 
 def _spelt_out(value: Any) -> Any:
-    """JSON in whose texts no private name can stand."""
+    """The JSON ``value`` with each private name in its texts spelt out."""
     match value:
         case str():
             return spelt_out(value)

@@ -1,4 +1,4 @@
-"""What an engine gives back for one turn, and what the rest of the room needs of an engine."""
+"""What an engine gives back for one turn, and what episodes and workers need of an engine."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ class EngineUse(msgspec.Struct, frozen=True):
     Attributes:
         tokens_generated: tokens sampled.
         tokens_by_version: the same, by the policy version that sampled them.
-        wall_seconds: since the engine was ready.
-        idle_seconds: of these, how long nothing was running or the engine was paused.
+        wall_seconds: seconds since the engine was ready.
+        idle_seconds: how many of them nothing was running or the engine was paused.
         last_pause_seconds: how long the last installation kept the engine from generating; the one number that is no counter.
     """
 

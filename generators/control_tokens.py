@@ -35,7 +35,7 @@ class ControlTokens:
     as runs of blanks or words of a trade, are ordinary text.
 
     Args:
-        tokenizer: stays as it is.
+        tokenizer: the tokenizer, which is not changed.
     """
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
@@ -59,7 +59,7 @@ class ControlTokens:
         return self._tokens.sub(lambda match: self._name_of[match[0]], template)
 
     def unnamed(self, rendered: str) -> str:
-        """``rendered`` as the tokenizer's own control tokens write it; for the eyes of users."""
+        """``rendered`` with the tokenizer's own control tokens in place of private names, to be shown to users."""
         return self._names.sub(lambda match: self._token_of[match[0]], rendered)
 
     def first_name(self, rendered: str) -> str:
@@ -86,7 +86,7 @@ def _rename(model: dict[str, Any], name_of: Mapping[str, str]) -> None:
     """Rename control tokens in a model's vocabulary, so that ordinary text cannot be put together to one of them.
 
     Args:
-        model: of a serialised tokenizer: a vocabulary that maps tokens to ids, or (Unigram) lists them with their scores.
+        model: what a serialised tokenizer calls so; its vocabulary maps tokens to ids, or (Unigram) lists them with their scores.
     """
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 TRANSFER_BACKEND = "asyncrl_shm"
-"""Registered in vLLM's processes by :mod:`asyncrl.weights.vllm_engine`."""
+"""The transfer of weights that :mod:`asyncrl.weights.vllm_engine` registers in vLLM's processes."""
 WORKER_EXTENSION = "asyncrl.weights.vllm_engine.AcknowledgingWorker"
 
 CPU_BLOCK_TOKENS = 32
@@ -49,7 +49,7 @@ _WARM_UP_TOKENS = 16
 
 
 class VllmEngine:
-    """Made by :meth:`start`; ended by :meth:`close`."""
+    """A vLLM engine and its processes, made by :meth:`start` and ended by :meth:`close`."""
 
     def __init__(self, llm: "AsyncLLM") -> None:
         self._llm = llm
@@ -97,7 +97,7 @@ class VllmEngine:
         return engine
 
     async def _warm_up(self, max_context: int) -> None:
-        """The first requests compile kernels, seconds of it; that belongs into no measurement and under no shorter deadline."""
+        """Send the first requests, which compile kernels for seconds: no measurement or shorter deadline is to include that."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest({}))
@@ -189,7 +189,7 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
-        """All requests frozen where they are, and going on afterwards, whatever happens."""
+        """Freeze all requests where they are, and let them go on afterwards, whatever happens."""
         began = time.monotonic()
         self._occupancy.pause()
         try:

@@ -28,15 +28,15 @@ from generators.tool_calls import ToolCallReader
 from generators.tool_output import TOOL_OUTPUT_CUT, cut_tool_outputs
 
 _LARGEST = float(np.finfo(np.float32).max)
-"""What a reward or metric may be: the learner computes in 32 bits, and sums over an episode, kept in 64 bits, stay finite."""
+"""The largest reward or metric: the learner computes in 32 bits, and sums over an episode, kept in 64 bits, stay finite."""
 
 
 class EpisodeLimits(msgspec.Struct, frozen=True):
     """What bounds an episode, and what ends it.
 
     Attributes:
-        max_turns, max_turn_tokens, max_context, max_tool_output, episode_timeout_s: as the recipe's keys of the same names.
-        temperature: of the sampling.
+        max_turns, max_turn_tokens, max_context, max_tool_output, episode_timeout_s: the recipe's keys of the same names.
+        temperature: what the policy samples with.
         end_on: the faults that end an episode; others are only told to the model.
         close_timeout_s: how long the environment's ``close`` may take.
     """
@@ -68,7 +68,7 @@ class EpisodeLimits(msgspec.Struct, frozen=True):
 
 
 class EpisodeName(msgspec.Struct, frozen=True):
-    """Which episode of the run it is."""
+    """The name of an episode in its run."""
 
     group_id: GroupId
     sample_index: int
@@ -129,7 +129,7 @@ async def _play(
     row: Row,
     metrics: dict[str, float],
 ) -> StopReason:
-    """Take turns, growing ``row`` and ``metrics``, which are valid at every await: a deadline may end the episode there."""
+    """Play turns and add them to ``row`` and ``metrics``. Both are valid at every await, where a deadline may end the episode."""
     observation = await _reset(environment, task)
     with environment.blamed("reset"):  # it may hold what no template can render
         row.append_given(await tools.chat.prompt(observation.messages, observation.tools))
@@ -203,7 +203,7 @@ def _metric_name(name: object) -> str:
 
 
 def _number(name: str, value: object) -> float:
-    """``value`` as Python's own float, which is all that a trajectory can hold; environments compute with numpy, or in truths."""
+    """``value``, which may be a boolean or one of numpy's numbers, as Python's own float: a trajectory holds nothing else."""
     if not isinstance(value, Real | np.bool_) or not math.isfinite(value):
         raise ValueError(f"its {name} is {value!r}; it must be a finite number")
     number = float(value)

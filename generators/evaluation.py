@@ -1,4 +1,4 @@
-"""Evaluation on a worker's engine, beside training: one episode of each held-out task, and no reward that no episode earned."""
+"""Evaluation on a worker's engine, beside training: one episode of each held-out task; a task that breaks has no reward."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ class EvaluationResult(msgspec.Struct, frozen=True):
     """One episode of a held-out task.
 
     Attributes:
-        turns: that the model took.
+        turns: how many turns the model took.
         text: the whole episode, decoded; empty but for the first few.
     """
 

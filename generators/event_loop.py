@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class EventLoopThread:
-    """Made and asked in another event loop; its own is of the same kind.
+    """A thread that runs an event loop, made in and called from another event loop of the same kind.
 
     Args:
-        name: whose it is, for errors.
+        name: whose thread it is, for errors.
         silence_s: how long the loop may be blocked, in seconds, once it is watched.
     """
 
@@ -41,7 +41,7 @@ class EventLoopThread:
         self._thread.start()
 
     async def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What ``work`` returns, done in the loop.
+        """Do ``work`` in the loop, and return what it returns.
 
         Raises:
             ProcessDied: the loop has ended or is blocked, or code that is not ours cancelled the work.
@@ -67,7 +67,7 @@ class EventLoopThread:
         self._loop.call_soon_threadsafe(callback)
 
     def watch(self) -> None:
-        """From now on nothing but the user's code may block the loop."""
+        """Begin to look for what blocks the loop: from now on only the user's code could."""
         self._watch.start()
 
     @property
@@ -94,7 +94,7 @@ class EventLoopThread:
             self._fail(ProcessDied(f"{self._name}: its event loop ended: {why}"))
 
     def _turn(self) -> None:
-        """Run until somebody stops the loop, or code that nobody waits for raises what ends it: its own caller hears of that."""
+        """Run until somebody stops the loop, or a task or callback raises what ends event loops."""
         try:
             self._loop.run_forever()
         except (SystemExit, KeyboardInterrupt) as stray:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def first_error() -> Iterator[None]:
-    """Raise, of a group of errors out of the enclosed task groups, the first."""
+    """Raise the first error of a group that the enclosed task groups raise, instead of the group."""
     try:
         yield
     except BaseExceptionGroup as group:

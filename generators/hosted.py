@@ -31,8 +31,8 @@ class HostedEnvironment:
     """One environment, for one episode.
 
     Args:
-        environment: just made.
-        task: of the episode, for messages.
+        environment: the environment, just made.
+        task: the episode's task, for messages.
     """
 
     def __init__(self, environment: Environment, task: Task) -> None:
@@ -52,7 +52,7 @@ class HostedEnvironment:
         return await self._call("step", lambda: self._environment.step(action))
 
     async def close(self, seconds: float) -> None:
-        """Close the environment within ``seconds``, beside what it still does if it ignored that it was cancelled."""
+        """Close the environment within ``seconds``; if it ignored its cancellation, beside what it still does."""
         where = f"{type(self._environment).__name__}.close"
         remedy = "raise environment.tool_timeout_s"
         try:
@@ -112,13 +112,13 @@ class _Host:
         self.task = asyncio.create_task(self._run(), name=name)
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> "asyncio.Future[T | Raised]":
-        """What ``call`` will have returned, or ``Raised``."""
+        """A future of what ``call`` returns, or of ``Raised``."""
         answer: asyncio.Future[T | Raised] = asyncio.get_running_loop().create_future()
         self._calls.put_nowait((call, answer))
         return answer
 
     async def cancel(self, answer: "asyncio.Future[Any]", name: str) -> None:
-        """Cancel the call that ``answer`` is of, and wait for its end, but not for long."""
+        """Cancel the call that ``answer`` belongs to, and wait for its end, but not for long."""
         if answer is not self._running:  # it has not begun, or it has ended
             answer.cancel()
             return
@@ -140,7 +140,7 @@ class _Host:
             self._running = answer
             outcome = await contained(call)
             self._running = None
-            while task.cancelling():  # that was for this call, which is over: task groups and timeouts of the next count anew
+            while task.cancelling():  # this call was meant, which is over: task groups and timeouts of the next one count anew
                 task.uncancel()
             if not answer.done():
                 answer.set_result(outcome)

@@ -7,7 +7,7 @@ class Occupancy:
     """Time since creation splits exactly into busy and idle: idle is when no request runs, or the engine is paused.
 
     Args:
-        clock: seconds, monotonic.
+        clock: tells the time in seconds, and never goes back.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -39,12 +39,12 @@ class Occupancy:
 
     @property
     def wall_seconds(self) -> float:
-        """Since creation."""
+        """Seconds since creation."""
         return self._clock() - self._began
 
     @property
     def idle_seconds(self) -> float:
-        """With no request running, or paused."""
+        """Seconds in which no request ran or the engine was paused."""
         self._settle()
         return self._idle
 

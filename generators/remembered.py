@@ -1,4 +1,4 @@
-"""Token ids that were computed before, within a bound in bytes: what was not asked for longest goes first."""
+"""Token ids that were computed before, within a bound in bytes: what was not asked for the longest is forgotten first."""
 
 from array import array
 from collections import OrderedDict
@@ -13,7 +13,7 @@ class RememberedIds:
     """Token ids by key; may be used from several threads at once.
 
     Args:
-        limit: in bytes, keys included. An entry that would take more on its own is not kept.
+        limit: bytes of all entries, keys included. An entry that would take more on its own is not kept.
     """
 
     def __init__(self, limit: int) -> None:

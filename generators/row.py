@@ -10,11 +10,11 @@ from generators.completion import Completion
 
 
 class Row:
-    """Only ever appended to. Keeps the invariants of :class:`asyncrl.core.trajectory.Trajectory`.
+    """The tokens of an episode, only ever appended to. Keeps the invariants of :class:`asyncrl.core.trajectory.Trajectory`.
 
     Attributes:
         token_ids: all tokens so far.
-        rewards: of the turns so far; a turn's reward is known after its tokens.
+        rewards: the rewards of the turns so far; a turn's reward is known after its tokens.
     """
 
     def __init__(self) -> None:

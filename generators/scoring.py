@@ -23,9 +23,9 @@ class ScoringUse(msgspec.Struct, frozen=True):
     """What was scored so far; all counters only grow.
 
     Attributes:
-        episodes: that have a score.
-        total: of their scores.
-        seconds: that they waited for it, one after another.
+        episodes: how many episodes have a score.
+        total: the sum of their scores.
+        seconds: the sum of the seconds that they waited for it.
     """
 
     episodes: int = 0
@@ -45,7 +45,7 @@ class Scoring:
     Args:
         scorer: gives the scores.
         environment_weight: this much of the environment's own reward is added to the score.
-        clock: in seconds.
+        clock: tells the time in seconds.
     """
 
     def __init__(self, scorer: Scorer, environment_weight: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,7 +53,7 @@ class Scoring:
         self.use = ScoringUse()
 
     async def reward(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        """The same episode, its reward ``score + environment_weight * reward``. One without a turn stays as it is.
+        """The same episode with the reward ``score + environment_weight * reward``. One without a turn stays as it is.
 
         The score falls on the last turn. Both numbers are in the metrics, as :data:`SCORE` and :data:`ENVIRONMENT_REWARD`.
 

@@ -156,12 +156,12 @@ class GeneratorWorker:
                 renewing.cancel()
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
-        """A task without which the worker only looks alive is done. If it failed, its task group says so."""
+        """Note that a task was cancelled without which the worker would only look alive. One that failed ends the task group."""
         if task.cancelled() and not self._cut_off.done():
             self._cut_off.set_result(task.get_name())
 
     async def _renew(self) -> None:
-        """Say at intervals that the worker lives, and stop what nobody waits for any more."""
+        """Tell the buffer at intervals that the worker lives, and stop what nobody waits for any more."""
         while True:
             await asyncio.sleep(self._settings.lease_s / RENEWALS_PER_LEASE)
             asked_for = self._leases.held()
@@ -239,7 +239,7 @@ class GeneratorWorker:
             raise EnvironmentBroken(f"task {task.id}: {error}; {remedy}") from error
 
     async def install(self, publication: Publication) -> int:
-        """Load published weights under the running episodes; the fingerprint of what was loaded.
+        """Load published weights under the running episodes; returns the fingerprint of what was loaded.
 
         Raises:
             WeightMismatch: the publication did not reach the whole model.

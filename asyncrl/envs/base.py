@@ -50,9 +50,10 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Environment(ABC):
-    """One episode's world. The runner makes one instance an episode, in the event loop of all the generator's episodes: never
-    block in it. Whoever does is named, in the log and to the user, and after three quarters of ``deadlines.lease`` the generator
-    is replaced.
+    """The world of one episode: the runner makes an instance for each.
+
+    All episodes of a generator share one event loop, so no method may block it. Code that does is named in the log and to the
+    user, and after three quarters of ``deadlines.lease`` the generator is replaced.
 
     An exception from any method, of whatever kind, means that the environment broke: the attempt fails and no reward is recorded.
     All methods of an instance are called in one task. When an episode ends early, the call that runs is cancelled: let

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CANCELLED_TOOL_S = 1.0
-"""How long a tool that was cancelled may take to end. What must be cleaned up at length belongs into ``close``."""
+"""Seconds that a cancelled tool may take to end. What takes longer to clean up belongs into ``close``."""
 
 
 class Raised(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class Overdue(Exception):
 
 
 async def contained(call: Callable[[], Awaitable[T]]) -> T | Raised:
-    """What ``call`` returns, or what it raises, whatever that is: also a ``CancelledError``, of whomever."""
+    """What ``call`` returns, or what it raises, whatever that is; also a ``CancelledError``, whoever cancelled."""
     try:
         return await call()
     except BaseException as error:  # noqa: BLE001 - handed to the one who waits, as a value
@@ -60,7 +60,7 @@ async def contained_within(seconds: float, call: Callable[[], Awaitable[T]], nam
 
 
 async def ended(cancelled: "set[asyncio.Task[T]] | set[asyncio.Future[T]]", seconds: float, name: str) -> bool:
-    """Whether one of these, which belong to a call that was cancelled, is done within ``seconds``; if not, ``name`` is logged."""
+    """Whether one of the tasks of a ``cancelled`` call is done within ``seconds``; if not, the call is logged by its ``name``."""
     try:
         done, _ = await asyncio.wait(cancelled, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:

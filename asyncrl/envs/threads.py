@@ -13,7 +13,7 @@ from asyncrl.envs.contained import Raised
 T = TypeVar("T")
 
 INTERRUPTED_AFTER_S = 5.0
-"""How long a thread that nobody waits for any more may go on. Most end by themselves at about that time, and clean up."""
+"""Seconds that a thread may go on when nobody waits for it any more. Most end by themselves in that time, and clean up."""
 
 
 class Abandoned(BaseException):
@@ -22,7 +22,7 @@ class Abandoned(BaseException):
 
 
 async def run_in_daemon_thread(function: Callable[[], T], name: str) -> T:
-    """``function()``, computed in a thread of its own; cancelling stops the wait, and later interrupts the thread.
+    """What ``function`` returns in a thread of its own. Cancelling stops the wait, and later interrupts the thread.
 
     Not a thread pool: functions that never return would fill it, and the interpreter joins a pool's threads at exit. A daemon
     thread that waits for something outside Python is not interrupted before that comes, and costs its memory and nothing else.

@@ -27,7 +27,7 @@ class GeneratorHandle:
         recipe: the run's.
         model_path: a Hugging Face folder; its weights are version 0.
         buffer: the buffer's actor.
-        reward_model: the reward model's, if the run has one.
+        reward_model: the reward model's actor, if the run has one.
         number: no other generator of the run has it, not even one that is gone.
         on_gpu: whether the cluster has GPUs for it.
         logs: folder of log files.
@@ -85,7 +85,7 @@ class GeneratorHandle:
             await asyncio.sleep(seconds / RENEWALS_PER_LEASE)
 
     async def install(self, publication: Publication) -> int:
-        """Load a publication; the fingerprint of what was loaded."""
+        """Load a publication; returns the fingerprint of what was loaded."""
         what = f"load version {publication.version}"
         asked = self._actor.install.remote(publication)
         return await self._while_it_answers(self._ask(asked, what, self._deadlines.publish, "raise deadlines.publish"))

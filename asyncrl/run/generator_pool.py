@@ -1,4 +1,4 @@
-"""The generators of a run, and their deaths: a run goes on without a generator that dies, until another has taken its place.
+"""The generators of a run: it goes on without one that dies, until another has taken its place.
 
 What always holds:
 
@@ -10,7 +10,7 @@ What always holds:
 
 Only a dead process is replaced, and one that only looks alive: its event loop ended or is blocked, its worker ended though nobody
 stopped it, or it did not answer within the deadline of a call, as one whose engine is frozen. Up to a few in a row may die while
-they come up, or be blocked, in one place. Any other error ends the run.
+they come up, or be blocked, in one slot. Any other error ends the run.
 """
 
 import asyncio
@@ -41,19 +41,19 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SUCCESSORS_IN_A_ROW = 3
-"""How many may die in one place while they come up, and how often in a row nobody may answer an evaluation: what they die of is
+"""How many may die in one slot while they come up, and how often in a row nobody may answer an evaluation: what they die of is
 no accident then."""
-BLOCKED_IN_A_PLACE = 3
-"""In how many generators of one place an environment may block the event loop for good: once may be the task's or the policy's
+BLOCKED_IN_A_SLOT = 3
+"""How many generators of one slot may end because an environment blocks their event loop: once may be the task's or the policy's
 doing, this often it is the environment's."""
 
 
 class GeneratorPool:
-    """Each method speaks for all generators that are up.
+    """The generators that work side by side; each method speaks for all that are up.
 
     Args:
-        size: generators that work side by side.
-        make: makes a generator's process; given a number that no other had.
+        size: how many there are.
+        make: makes a generator's process, given a number that no other had.
         report_lost: tells the buffer that a worker is gone; may refuse to go on (``BudgetExceeded``).
         note: shows a line to the user.
     """
@@ -113,13 +113,13 @@ class GeneratorPool:
                     raise ProcessDied(f"{slot.generator.worker}: it stopped to generate, although nobody told it to; see its log")
             except ProcessDied as death:
                 self._died(slot, death)
-                if slot.blocked == BLOCKED_IN_A_PLACE:
+                if slot.blocked == BLOCKED_IN_A_SLOT:
                     raise ComponentFailed(f"{slot.death}; {slot.blocked} generators in one place ended so") from death
                 if not self._stopping.is_set():
                     await self._replace(slot)
 
     async def _replace(self, slot: GeneratorSlot) -> None:
-        """Returns when a successor is up, or when the pool is stopped: evaluations may still want it then."""
+        """Make a successor, and return when it is up or the pool is stopped: evaluations may still want it then."""
         for left in reversed(range(SUCCESSORS_IN_A_ROW)):
             try:
                 await self._replace_once(slot)
@@ -211,7 +211,7 @@ class GeneratorPool:
         return await self._of_each(slots, lambda generator: generator.evaluate(share_of[generator], temperature))
 
     async def _living(self) -> list[GeneratorSlot]:
-        """The places whose generator is up, as soon as there is one."""
+        """The slots whose generator is up, as soon as there is one."""
         while True:
             self._changed.clear()
             if living := self._up():
@@ -220,7 +220,7 @@ class GeneratorPool:
             await self._changed.wait()
 
     async def statistics(self) -> list[GeneratorStatistics]:
-        """Counters of each place; of one whose generator is gone, the last that are known."""
+        """Counters of each slot; where its generator is gone, the last that are known."""
         slots = self._up()
         asked = [slot.generator for slot in slots]
         answers = await self._of_each(slots, lambda generator: generator.statistics())
@@ -252,7 +252,7 @@ class GeneratorPool:
         return [slot for slot in self._slots if slot.up]
 
     async def _of_each(self, slots: Sequence[GeneratorSlot], ask: Callable[[Generator], Awaitable[T]]) -> list[T | None]:
-        """The answers of these places' generators; None of one that died. Any other error is raised at once."""
+        """The answers of the generators in ``slots``, None from one that died. Any other error is raised at once."""
 
         async def answer(slot: GeneratorSlot) -> T | None:
             generator = slot.generator

@@ -1,4 +1,4 @@
-"""Where a generator works, and after its death another; what the dead had counted is added to what their successors count."""
+"""A generator and, after its death, its successors; what the dead had counted is added to what their successors count."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Generator(Protocol):
         ...
 
     async def install(self, publication: Publication) -> int:
-        """Load a publication; the fingerprint of what was loaded."""
+        """Load a publication; returns the fingerprint of what was loaded."""
         ...
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
@@ -56,10 +56,10 @@ class GeneratorSlot:
     """Where a generator works, and another after it.
 
     Attributes:
-        generator: that works here, or is coming up.
-        up: it has the newest weights and takes part in everything.
-        coming_up: the successor's start, since the first one died.
-        death: how the last one died.
+        generator: the one that works here, or is coming up.
+        up: whether it has the newest weights and takes part in everything.
+        coming_up: the start of the last successor, if there was one.
+        death: how the last generator died.
         blocked: how many died of a blocked event loop.
     """
 

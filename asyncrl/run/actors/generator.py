@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class GeneratorActor:
-    """Generator ``number`` of the run; each has another number, also those that took a dead one's place."""
+    """Generator ``number`` of the run. No two have the same number, not even one and its successor."""
 
     def __init__(
         self, recipe: Recipe, model_path: str, buffer: Any, reward_model: Any | None, number: int, log_file: Path
@@ -88,7 +88,7 @@ class GeneratorActor:
         await loop.call(lambda: worker.run(self._stop))
 
     async def install(self, publication: Publication) -> int:
-        """Load a published version; answers with the fingerprint of what was loaded."""
+        """Load a published version; returns the fingerprint of what was loaded."""
         loop, worker = self._started()
         return await loop.call(lambda: worker.install(publication))
 
