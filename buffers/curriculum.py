@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
-from asyncrl.core.plug_in import load_class
+from asyncrl.core.plug_in import load_class, users_code
 from asyncrl.core.recipe import schema
 
 Answer = TypeVar("Answer")
@@ -121,12 +121,9 @@ def load_curriculum(spec: schema.CurriculumConfig, sources: Sequence[str]) -> Cu
     missing = [method for method in ("weights", "observe", "state", "restore") if not callable(getattr(loaded, method, None))]
     if missing:
         raise RecipeError(place, f"{spec.name} has no {', '.join(missing)}", "define what buffers.curriculum.Curriculum asks for")
-    try:
+    problem = f"{spec.name} refuses sources {tuple(sources)} and options {spec.options}:"
+    with users_code(problem, "tasks.curriculum.options", "use what its constructor takes"):
         curriculum = loaded(tuple(sources), **spec.options)
-    except Exception as error:
-        # The class is the user's: whatever its constructor raises is about what it was given.
-        problem = f"{spec.name} refuses sources {tuple(sources)} and options {spec.options}: {type(error).__name__}: {error}"
-        raise RecipeError("tasks.curriculum.options", problem, "use what its constructor takes") from error
     checked = CheckedCurriculum(curriculum, len(sources))
     try:
         checked.weights()

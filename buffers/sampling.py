@@ -14,7 +14,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.ids import GroupId, PolicyVersion
-from asyncrl.core.plug_in import load_class
+from asyncrl.core.plug_in import load_class, users_code
 from asyncrl.core.recipe.schema import (
     CustomSampler,
     FifoSampler,
@@ -247,9 +247,6 @@ def _load(options: CustomSampler) -> Sampler:
     loaded = load_class(options.name, place)
     if not callable(getattr(loaded, "sample", None)):
         raise RecipeError(place, f"{options.name} has no method `sample`", "define what buffers.sampling.Sampler asks for")
-    try:
+    problem = f"{options.name} refuses {options.options}:"
+    with users_code(problem, "buffer.sampler.options", "use what its constructor takes"):
         return cast(Sampler, loaded(**options.options))
-    except Exception as error:
-        # The class is the user's: whatever its constructor raises is about what it was given.
-        problem = f"{options.name} refuses {options.options}: {type(error).__name__}: {error}"
-        raise RecipeError("buffer.sampler.options", problem, "use what its constructor takes") from error

@@ -249,7 +249,7 @@ async def test_successors_that_do_not_load_in_time_end_the_run() -> None:
             await running
 
 
-async def test_the_last_generator_that_may_be_late_is_the_one_the_budget_allows() -> None:
+async def test_one_late_generator_too_many_ends_the_run() -> None:
     shop = Shop(budget=0)
     async with shop.generating() as running:
         shop.made[0].install = late("load version 1")  # type: ignore[method-assign]

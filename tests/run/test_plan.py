@@ -373,6 +373,7 @@ MADE = {
     "[Task(id='1', prompt='a', data=[3])]": "returned task '1', whose data is [3]",
     "[Task(id='1', prompt='\\ud800')]": "prompt cannot be sent to it: 'utf-8' codec can't encode",
     "[Task(id='1', prompt='a', data={FailureKind.DATA: 2})]": "key would reach the environment as 'data'",
+    "[type('Unshowable', (), {'__repr__': lambda self: 1 / 0})()]": "returned what cannot be looked at: ZeroDivisionError",
     "[type('Mine', (Task,), {})(id='1', prompt='a')]": "returned a Mine; return Tasks themselves, all else in data",
 }
 
