@@ -130,7 +130,7 @@ async def _play(
     metrics: dict[str, float],
 ) -> StopReason:
     """Play turns and add them to ``row`` and ``metrics``. Both are valid at every await, where a deadline may end the episode."""
-    observation = await _reset(environment, task)
+    observation = await _reset(environment)
     with environment.blamed("reset"):  # it may hold what no template can render
         row.append_given(await tools.chat.prompt(observation.messages, observation.tools))
     if len(row) >= limits.max_context:
@@ -171,8 +171,8 @@ async def _play(
     return StopReason.MAX_TURNS
 
 
-async def _reset(environment: HostedEnvironment, task: Task) -> Observation:
-    observation = await environment.reset(task)
+async def _reset(environment: HostedEnvironment) -> Observation:
+    observation = await environment.reset()
     with environment.blamed("reset"):
         if not isinstance(observation, Observation):
             raise TypeError(f"it must return an Observation, not {observation!r}")

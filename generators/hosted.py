@@ -32,7 +32,7 @@ class HostedEnvironment:
 
     Args:
         environment: the environment, just made.
-        task: the episode's task, for messages.
+        task: the episode's task.
     """
 
     def __init__(self, environment: Environment, task: Task) -> None:
@@ -43,9 +43,9 @@ class HostedEnvironment:
     def _name(self) -> str:
         return f"{type(self._environment).__name__} of task {self._task.id}"
 
-    async def reset(self, task: Task) -> Observation:
+    async def reset(self) -> Observation:
         """See :meth:`Environment.reset`. Raises ``EnvironmentBroken`` only, as all calls do."""
-        return await self._call("reset", lambda: self._environment.reset(task))
+        return await self._call("reset", lambda: self._environment.reset(self._task))
 
     async def step(self, action: Action) -> StepResult:
         """See :meth:`Environment.step`."""

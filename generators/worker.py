@@ -63,14 +63,14 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     """What the recipe says of a worker's work.
 
     Attributes:
-        limits: of the episodes it plays for training.
+        limits: the limits of the episodes it plays for training.
         max_running: episodes it plays at once.
         group_size: episodes of a group.
         lease_s: seconds of silence after which the buffer gives a worker up.
         greedy_sample: index of the group's sample that is played at temperature 0, if there is one.
         reward_names: rewards that each episode must have.
         evaluation_attempts: how often an evaluation task may break its environment.
-        evaluation_texts: of how many evaluation episodes the text is wanted.
+        evaluation_texts: how many episodes of an evaluation come with their text.
     """
 
     limits: EpisodeLimits
@@ -116,14 +116,8 @@ class GeneratorWorker:
         ticket_client: TicketClient,
         scoring: Scoring | None = None,
     ) -> None:
-        self._id, self._settings, self._tools, self._ticket_client, self._scoring = (
-            worker_id,
-            settings,
-            tools,
-            ticket_client,
-            scoring,
-        )
-        self._engine = tools.engine
+        self._id, self._settings, self._tools = worker_id, settings, tools
+        self._engine, self._ticket_client, self._scoring = tools.engine, ticket_client, scoring
         self._slots = asyncio.Semaphore(settings.max_running)
         self._installing = 0
         self._asked_as: PolicyVersion | None = None

@@ -1,6 +1,7 @@
 """The event loop that episodes run in: it outlives what environments do, its end is heard of, and what blocks it is found."""
 
 import asyncio
+import gc
 import logging
 import sys
 import threading
@@ -71,6 +72,21 @@ async def test_the_loop_goes_on_after_what_ends_loops(stray: BaseException) -> N
         with pytest.raises(ProcessDied, match="generator-0: its work ended with " + type(stray).__name__):
             await loop.call(lambda: raise_(stray))
         assert await loop.call(lambda: asyncio.sleep(0, "still there")) == "still there"
+
+
+async def test_an_error_that_nobody_asks_for_is_logged_in_short(caplog: pytest.LogCaptureFixture) -> None:
+    async def forgetful() -> None:
+        forgotten = asyncio.create_task(raise_(ValueError("x" * 1_000_000)))
+        await asyncio.sleep(0)
+        del forgotten
+        gc.collect()
+
+    async with thread() as loop:
+        await loop.call(forgetful)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "generators.event_loop"]
+    assert said.startswith("Task exception was never retrieved\nTraceback (most recent call last)")
+    assert "ValueError: xxx" in said
+    assert len(said) < 4_100
 
 
 async def test_whoever_waits_hears_at_once_that_the_loop_ended() -> None:
@@ -156,7 +172,7 @@ class Slow(ToolEnvironment):
 
 async def play(environment: Slow, call: str) -> None:
     hosted = HostedEnvironment(environment, TASK)
-    await hosted.reset(TASK)
+    await hosted.reset()
     await hosted.step(Action("", (ToolCall(call, {}),)))
     await hosted.step(Action("", ()))
     await hosted.close(60.0)
