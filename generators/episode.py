@@ -195,7 +195,7 @@ async def _step(environment: HostedEnvironment, reader: ToolCallReader, text: st
 
 def _metric_name(name: object) -> str:
     if not isinstance(name, str):
-        raise TypeError(f"it names a metric {name!r}, which is no text")
+        raise TypeError(f"it names a metric {name!r}, and a name must be text")
     name.encode()  # half of a surrogate pair is no text either
     if name == TOOL_OUTPUT_CUT:
         raise ValueError(f"it reports a metric {name!r}, which counts what is cut from tool outputs; rename it")

@@ -81,7 +81,9 @@ class Scoring:
 
 def _with_score(trajectory: Trajectory, score: float, environment_weight: float) -> Trajectory:
     if taken := trajectory.metrics.keys() & {SCORE, ENVIRONMENT_REWARD}:
-        problem = f"the environment of task {trajectory.task_id} reports a metric {min(taken)!r}, which scoring does; rename it"
+        problem = (
+            f"the environment of task {trajectory.task_id} reports a metric {min(taken)!r}, as scoring does itself; rename it"
+        )
         raise ComponentFailed(problem)
     turns = [msgspec.structs.replace(turn, reward=environment_weight * turn.reward) for turn in trajectory.turns]
     turns[-1] = msgspec.structs.replace(turns[-1], reward=turns[-1].reward + score)

@@ -144,7 +144,7 @@ class GeneratorWorker:
                     needed.add_done_callback(self._ended)
                 await asyncio.wait({stopping, cut_off}, return_when=asyncio.FIRST_COMPLETED)
                 if not stop.is_set():
-                    problem = f"its task {cut_off.result()!r} ended, although nobody of ours ended it"
+                    problem = f"its task {cut_off.result()!r} was cancelled, and not by the worker"
                     raise ProcessDied(f"{self._id}: {problem}; an environment may cancel no tasks but its own")
                 serving.cancel()
                 renewing.cancel()

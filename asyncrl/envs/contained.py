@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CANCELLED_TOOL_S = 1.0
-"""Seconds that a cancelled tool may take to end. What takes longer to clean up belongs into ``close``."""
+"""Seconds that a cancelled tool may take to end. What takes longer to clean up belongs in ``close``."""
 
 
 class Raised(msgspec.Struct, frozen=True):

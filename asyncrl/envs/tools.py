@@ -139,7 +139,7 @@ class ToolEnvironment(Environment):
             total = sum(named.values()) if isinstance(value, Mapping) else float(value)
             counts = _count([])
             if taken := sorted(named.keys() & {FINAL_REWARD, *counts}):
-                raise ValueError(f"reward() names a reward {taken[0]!r}, which every episode has already; call it otherwise")
+                raise ValueError(f"reward() names a reward {taken[0]!r}, which every episode has already; rename it")
             return StepResult(Observation(()), float(total), done=True, metrics=counts | named)
         outcomes = [await self._run(call) for call in action.calls]
         return StepResult(

@@ -110,7 +110,7 @@ class GeneratorPool:
             try:
                 await slot.generator.run()
                 if not self._stopping.is_set():
-                    raise ProcessDied(f"{slot.generator.worker}: it stopped to generate, although nobody told it to; see its log")
+                    raise ProcessDied(f"{slot.generator.worker}: it stopped generating, although nobody told it to; see its log")
             except ProcessDied as death:
                 self._died(slot, death)
                 if slot.blocked == BLOCKED_IN_A_SLOT:
@@ -201,7 +201,9 @@ class GeneratorPool:
             waiting = [task for share, answer in zip(shares, answers, strict=True) if answer is None for task in share]
             in_vain = in_vain + 1 if all(answer is None for answer in answers) else 0
             if in_vain == SUCCESSORS_IN_A_ROW:
-                raise ComponentFailed(f"an evaluation was asked for {in_vain} times in vain; the last: {self._last_death}")
+                raise ComponentFailed(
+                    f"nobody answered an evaluation, {in_vain} times in a row; the last death: {self._last_death}"
+                )
         return results
 
     async def _evaluate(

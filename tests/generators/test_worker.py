@@ -283,7 +283,7 @@ async def test_a_worker_one_of_whose_tasks_was_cancelled_by_others_does_not_look
     await shop.ticket_client.until(lambda: (0,) in shop.ticket_client.renewals)
     (cancelled,) = [each for each in asyncio.all_tasks() if each.get_name() == victim]
     cancelled.cancel()
-    with pytest.raises(ProcessDied, match=f"w: its task {victim!r} ended, although nobody of ours ended it"):
+    with pytest.raises(ProcessDied, match=f"w: its task {victim!r} was cancelled, and not by the worker"):
         async with asyncio.timeout(10):
             await running
     assert all(environment.closed == 1 for environment in shop.environments)

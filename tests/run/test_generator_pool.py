@@ -280,7 +280,9 @@ async def test_an_evaluation_that_nobody_ever_answers_ends_and_says_why() -> Non
     shop.successor = slow
     async with shop.generating():
         slow(shop.made[0])
-        with pytest.raises(ComponentFailed, match=r"asked for 3 times in vain; the last: generator-2: .* to evaluate"):
+        with pytest.raises(
+            ComponentFailed, match=r"nobody answered an evaluation, 3 times in a row; .*: generator-2: .* to evaluate"
+        ):
             await shop.pool.evaluate(TASKS, 0.0)
 
 
@@ -466,13 +468,13 @@ async def test_a_generator_whose_event_loop_ended_is_replaced() -> None:
     assert "generator-2 takes its place" in shop.notes[0]
 
 
-async def test_a_generator_that_stops_to_generate_unasked_is_replaced() -> None:
+async def test_a_generator_that_stops_generating_unasked_is_replaced() -> None:
     shop = Shop()
     async with shop.generating():
         await shop.made[1].stop()
         await shop.until(lambda: "generator-2 runs" in shop.log)
     assert [line for line in shop.log if "lost" in line] == ["generator-1 lost"]
-    assert "generator-1: it stopped to generate, although nobody told it to" in shop.notes[0]
+    assert "generator-1: it stopped generating, although nobody told it to" in shop.notes[0]
 
 
 def blocked(fake: FakeGenerator) -> None:
