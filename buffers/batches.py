@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import LedgerError
-from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import Recipe
-from buffers.group import Group, Row
+from buffers.group import Group
 from buffers.groups import Groups
 from buffers.sampling import Sampler
 from buffers.staleness import StalenessPolicy
@@ -89,7 +89,7 @@ class Batches:
             state.unpublished_batches[version] = groups
         return batch
 
-    def _hand_out(self, weights: dict[GroupId, float], version: PolicyVersion, consumed: set[GroupId]) -> Iterator[RowRecord]:
+    def _hand_out(self, weights: dict[GroupId, float], version: PolicyVersion, consumed: set[GroupId]) -> Iterator[BatchRow]:
         oldest_version = self._policy.oldest_version(version)
         for group_id, weight in weights.items():
             group = self._groups[group_id]
@@ -99,8 +99,8 @@ class Batches:
             self._groups.move(group, GroupState.TAKEN, uses=uses)
             if group.oldest_sampled < oldest_version:
                 self._state.observed.stale_tokens.masked += _masked_tokens(group, oldest_version)
-            for index in sorted(group.rows):
-                yield _record(group.task.id, group.rows[index], oldest_version, weight)
+            for index in sorted(group.records):
+                yield BatchRow.around(group.records[index], group.task.id, oldest_version, weight)
 
     def trained(self, version: PolicyVersion) -> None:
         """See :meth:`buffers.replay_buffer.ReplayBuffer.trained`."""
@@ -114,8 +114,8 @@ class Batches:
         for group_id in kept.groups:
             group = self._groups[group_id]
             if group.uses == 1:
-                for row in group.rows.values():
-                    lengths.add(row.sample.length)
+                for record in group.records.values():
+                    lengths.add(record.length)
             if group.consumed:
                 self._groups.end(group, GroupState.TRAINED)
             else:
@@ -139,20 +139,20 @@ class Batches:
         """See :meth:`buffers.replay_buffer.ReplayBuffer.drop_lost_payload`."""
         dropped = 0
         for group in self._groups:
-            gone = [index for index, row in group.rows.items() if row.sample.payload in lost]
+            gone = [index for index, record in group.records.items() if record.payload in lost]
             if gone:
                 dropped += len(gone)
-                self._drop_rows(group, gone)
+                self._drop_records(group, gone)
         if dropped:
             for kept in list(self._state.kept.values()):
                 self._cut(kept, lost)
-        self._state.observed.lost_rows += dropped
+        self._state.observed.lost_trajectories += dropped
         return dropped
 
-    def _drop_rows(self, group: Group, gone: list[int]) -> None:
-        self._groups.lose_rows(group, gone)
+    def _drop_records(self, group: Group, gone: list[int]) -> None:
+        self._groups.lose_records(group, gone)
         if group.state is GroupState.COMMITTED and not group.uses:
-            birth = group.oldest_row() if group.rows else group.birth
+            birth = group.oldest_finished() if group.records else group.birth
             self._groups.move(group, GroupState.FAILED, PAYLOAD_LOST, f"task {group.task.id}", birth=birth)
         elif group.state is GroupState.COMMITTED and not group.has_enough(self._batch.min_group):
             self._groups.end(group, GroupState.TRAINED)
@@ -191,23 +191,5 @@ class Batches:
 
 
 def _masked_tokens(group: Group, oldest_version: PolicyVersion) -> int:
-    samples = [row.sample for row in group.rows.values() if not row.sample.greedy]
-    return sum(tokens for sample in samples for version, tokens in sample.sampled if version < oldest_version)
-
-
-def _record(task_id: TaskId, row: Row, oldest_version: PolicyVersion, weight: float) -> RowRecord:
-    sample = row.sample
-    return RowRecord(
-        group_id=sample.group_id,
-        task_id=task_id,
-        sample_index=sample.sample_index,
-        length=sample.length,
-        loss_tokens=sample.trainable_tokens(oldest_version),
-        reward=sample.reward,
-        committed_version=row.committed_version,
-        weight=weight,
-        payload=sample.payload,
-        turn_rewards=sample.turn_rewards,
-        rewards=sample.rewards,
-        greedy=sample.greedy,
-    )
+    records = [record for record in group.records.values() if not record.greedy]
+    return sum(tokens for record in records for version, tokens in record.sampled if version < oldest_version)

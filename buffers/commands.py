@@ -35,12 +35,12 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, tag=1):
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Episodes were finished."""
 
-    samples: tuple[TrajectoryRecord, ...]
+    records: tuple[TrajectoryRecord, ...]
     now: float
 
     def apply(self, buffer: ReplayBuffer) -> None:
         """Take them in."""
-        buffer.commit(self.samples, self.now)
+        buffer.commit(self.records, self.now)
 
 
 class Fail(msgspec.Struct, frozen=True, array_like=True, tag=3):

@@ -11,7 +11,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError
 
-FORMAT = 3
+FORMAT = 4
 """Version of the format; a file of another one is refused."""
 
 _MARK = b"\xa7RL\x1e"

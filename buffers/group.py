@@ -14,13 +14,6 @@ from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.task import Task
 
 
-class Row(msgspec.Struct, array_like=True, gc=False):
-    """A finished episode that is held; ``committed_version`` was published when it was handed in."""
-
-    sample: TrajectoryRecord
-    committed_version: PolicyVersion
-
-
 class Group(msgspec.Struct, array_like=True, gc=False):
     """See the module.
 
@@ -32,7 +25,7 @@ class Group(msgspec.Struct, array_like=True, gc=False):
         birth: no token of it, sampled or yet to be sampled, is older than this.
         leases: how often it was leased.
         worker: who generates its ``open`` episodes.
-        rows: finished episodes by index.
+        records: of the finished episodes, by sample index.
         broken_by: how it failed since it was last leased.
         uses: trainings it was handed out for.
         kept: batches that may have to be handed out again and hold rows of it.
@@ -51,7 +44,7 @@ class Group(msgspec.Struct, array_like=True, gc=False):
     birth: PolicyVersion
     worker: WorkerId
     open: list[int]
-    rows: dict[int, Row]
+    records: dict[int, TrajectoryRecord]
     broken_by: list[FailureKind]
     state: GroupState = GroupState.RUNNING
     leases: int = 1
@@ -64,24 +57,24 @@ class Group(msgspec.Struct, array_like=True, gc=False):
 
     def missing(self) -> list[int]:
         """Indexes of the episodes that are neither finished nor being generated."""
-        return [index for index in range(self.size) if index not in self.rows and index not in self.open]
+        return [index for index in range(self.size) if index not in self.records and index not in self.open]
 
     def has_enough(self, min_group: int | None) -> bool:
         """Whether as many episodes finished as the recipe's ``batch.min_group`` asks for."""
-        return len(self.rows) >= (min_group or self.size)
+        return len(self.records) >= (min_group or self.size)
 
     def payload(self) -> Iterator[PayloadRef]:
         """Where its finished episodes lie."""
-        return (row.sample.payload for row in self.rows.values())
+        return (record.payload for record in self.records.values())
 
     def bytes(self) -> int:
         """Of its finished episodes."""
-        return sum(row.sample.payload.size for row in self.rows.values())
+        return sum(record.payload.size for record in self.records.values())
 
     def sampled_tokens(self) -> int:
         """Of its finished episodes, greedy ones excepted."""
-        return sum(row.sample.trainable_tokens(PolicyVersion(0)) for row in self.rows.values())
+        return sum(record.trainable_tokens(PolicyVersion(0)) for record in self.records.values())
 
-    def oldest_row(self) -> PolicyVersion:
+    def oldest_finished(self) -> PolicyVersion:
         """The oldest version that sampled a token of its finished episodes, of which there must be one."""
-        return min(row.sample.sampled[0][0] for row in self.rows.values())
+        return min(record.sampled[0][0] for record in self.records.values())

@@ -7,10 +7,12 @@ freed once, when its group has ended and no batch that may be asked for again ho
 from collections import deque
 from collections.abc import Iterator
 
+import msgspec
+
 from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from buffers.group import Group, Row
+from buffers.group import Group
 from buffers.index import GroupIndex
 from buffers.ledger import TERMINAL, Ledger
 from buffers.staleness import StalenessPolicy
@@ -78,7 +80,7 @@ class Groups:
         if group_id is None:
             return None
         group, version = self[group_id], self._state.version
-        birth = min(version, group.oldest_row()) if group.rows else version
+        birth = min(version, group.oldest_finished()) if group.records else version
         missing = group.missing()
         self.move(group, GroupState.RUNNING, birth=birth, worker=worker)
         self.ledger.issued_again(len(missing))
@@ -86,12 +88,13 @@ class Groups:
         group.leases += 1
         return group
 
-    def finish_episode(self, group: Group, sample: TrajectoryRecord) -> None:
+    def finish_episode(self, group: Group, record: TrajectoryRecord) -> None:
         """Hold an episode of a running group."""
-        group.open.remove(sample.sample_index)
+        group.open.remove(record.sample_index)
         # An engine may have a version a moment before it is published; what it then finishes was committed no earlier than that.
-        group.rows[sample.sample_index] = Row(sample, max(self._state.version, sample.sampled[-1][0]))
-        self._state.payload_bytes += sample.payload.size
+        committed_version = max(self._state.version, record.sampled[-1][0])
+        group.records[record.sample_index] = msgspec.structs.replace(record, committed_version=committed_version)
+        self._state.payload_bytes += record.payload.size
         self.ledger.finished()
 
     def move(
@@ -148,10 +151,10 @@ class Groups:
         del self._state.groups[group.id]
         self.freed.extend(group.payload())
 
-    def lose_rows(self, group: Group, indexes: list[int]) -> None:
+    def lose_records(self, group: Group, indexes: list[int]) -> None:
         """The payload of finished episodes was destroyed."""
         state = self._state
-        refs = [group.rows[index].sample.payload for index in indexes]
+        refs = [group.records[index].payload for index in indexes]
         # Where bytes are damaged and not gone, their space is to be given back.
         self.freed.extend(refs)
         size = sum(ref.size for ref in refs)
@@ -162,10 +165,10 @@ class Groups:
             self.ledger.lost(group, len(indexes))
         self.index.leave(group)
         for index in indexes:
-            del group.rows[index]
-        if group.state is GroupState.FAILED and group.rows:
+            del group.records[index]
+        if group.state is GroupState.FAILED and group.records:
             state.held.leave(group.birth, group.state)
-            group.birth = group.oldest_row()
+            group.birth = group.oldest_finished()
             state.held.enter(group.birth, group.state, state.now)
         self.index.enter(group)
 

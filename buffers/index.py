@@ -66,7 +66,7 @@ class GroupIndex:
         elif state is GroupState.FAILED:
             self._failed.add(group.id)
             heapq.heappush(self._failed_ids, group.id)
-            if group.rows:
+            if group.records:
                 self.unfinished.add(group.birth, group.id)
 
     def leave(self, group: Group) -> None:
@@ -93,7 +93,7 @@ class GroupIndex:
             self._failed.remove(group.id)
             while self._failed_ids and self._failed_ids[0] not in self._failed:
                 heapq.heappop(self._failed_ids)
-            if group.rows:
+            if group.records:
                 self.unfinished.remove(group.birth, group.id)
 
     def held_by(self, worker: WorkerId) -> set[GroupId]:

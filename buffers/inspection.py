@@ -59,7 +59,7 @@ class BufferReport(msgspec.Struct, frozen=True):
     kept_bytes: int
     stale_tokens: StaleTokens
     late_samples: int
-    lost_rows: int
+    lost_trajectories: int
     failures: Mapping[FailureKind, int]
     filtered_tasks: tuple[TaskId, ...]
 
@@ -80,7 +80,7 @@ def inspect(statistics: BufferStatistics, drawn: Mapping[str, int], now: float) 
         kept_bytes=statistics.kept_bytes,
         stale_tokens=statistics.stale_tokens,
         late_samples=statistics.late_samples,
-        lost_rows=statistics.lost_rows,
+        lost_trajectories=statistics.lost_trajectories,
         failures=statistics.failures,
         filtered_tasks=statistics.filtered_tasks,
     )

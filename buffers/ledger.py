@@ -182,10 +182,10 @@ class Ledger:
             allowed = ", ".join(sorted(_NEXT_STATES.get(state, ()))) or "nothing, it has ended"
             raise LedgerError(f"group {group.id} is {state} and cannot become {to}; allowed: {allowed}")
         self.groups.move(state, to)
-        rows, running = len(group.rows), len(group.open)
-        absent = group.size - rows - running
-        if rows and _FINISHED[state] is not _FINISHED[to]:
-            self.trajectories.move(_FINISHED[state], _FINISHED[to], rows)
+        finished, running = len(group.records), len(group.open)
+        absent = group.size - finished - running
+        if finished and _FINISHED[state] is not _FINISHED[to]:
+            self.trajectories.move(_FINISHED[state], _FINISHED[to], finished)
         if absent and _ABSENT[state] is not _ABSENT[to]:
             self.trajectories.move(_ABSENT[state], _ABSENT[to], absent)
         if running:

@@ -60,7 +60,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
         committed: groups that are ready to be trained.
         again: groups that are to be issued again, those whose generation was cut short among them.
         batches: handed out and not in every checkpoint that is kept: a learner may be given them again.
-        rows_lost: whose payload was gone or damaged; those that were not trained yet are generated again.
+        lost_trajectories: whose payload was gone or damaged; those that were not trained yet are generated again.
         cut_bytes: torn off the end of the journal: of a record that nobody was told of.
         set_aside_bytes: of payload that nobody needs; given up once the run has a new checkpoint.
         damaged_snapshots: names of snapshots that could not be used; older ones were.
@@ -72,7 +72,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
     committed: int = 0
     again: int = 0
     batches: int = 0
-    rows_lost: int = 0
+    lost_trajectories: int = 0
     cut_bytes: int = 0
     set_aside_bytes: int = 0
     damaged_snapshots: tuple[str, ...] = ()
@@ -85,9 +85,9 @@ class RecoveryReport(msgspec.Struct, frozen=True):
             f"the buffer is as it was ({self.records} records replayed): {self.committed} groups are ready, {self.again} are "
             f"issued again, and {self.batches} batches are kept for a learner that begins from a checkpoint before them"
         ]
-        if self.rows_lost:
+        if self.lost_trajectories:
             parts.append(
-                f"the trajectories of {self.rows_lost} rows were gone or damaged; what is not trained yet is generated again"
+                f"{self.lost_trajectories} trajectories were gone or damaged; what is not trained yet is generated again"
             )
         if self.cut_bytes:
             parts.append(f"{self.cut_bytes} bytes of an unfinished record were cut off the journal's end")
@@ -207,11 +207,11 @@ def _taken_over(recipe: Recipe, buffer: ReplayBuffer, journal: Journal, found: R
     """Take back what was handed out, and see what payload is there."""
     resumed = not found.is_empty
     changes: list[Command] = []
-    rows_lost = 0
+    lost_trajectories = 0
     if resumed:
         lost = [ref for shard, refs in _by_shard(buffer.live_payload(), stores).items() for ref in stores[shard].verify(refs)]
         recovered = commands.Recovered(tuple(lost))
-        rows_lost = recovered.apply(buffer)
+        lost_trajectories = recovered.apply(buffer)
         changes.append(recovered)
         buffer.drain_freed()
     if recipe.steps != buffer.steps or not resumed:
@@ -225,7 +225,7 @@ def _taken_over(recipe: Recipe, buffer: ReplayBuffer, journal: Journal, found: R
         committed=statistics.ledger.committed,
         again=statistics.ledger.failed,
         batches=statistics.kept_batches,
-        rows_lost=rows_lost,
+        lost_trajectories=lost_trajectories,
         cut_bytes=found.cut_bytes,
         set_aside_bytes=sum(stores[shard].set_aside(refs) for shard, refs in _by_shard(buffer.live_payload(), stores).items()),
         damaged_snapshots=found.damaged_snapshots,

@@ -119,7 +119,7 @@ class ReplayBuffer:
 
     # Finished and failed episodes
 
-    def commit(self, samples: Sequence[TrajectoryRecord], now: float) -> None:
+    def commit(self, records: Sequence[TrajectoryRecord], now: float) -> None:
         """Take in finished episodes. One that nobody waits for (any more) is counted, and its payload freed.
 
         Raises:
@@ -127,51 +127,51 @@ class ReplayBuffer:
             BudgetExceeded: too many groups failed: those in whose episodes the policy sampled nothing.
         """
         self._state.now = now
-        empty = [sample for sample in samples if not self._take_in(sample)]
-        for sample in empty:
+        empty = [record for record in records if not self._take_in(record)]
+        for record in empty:
             # Whoever ran out of time before the first answer may have waited for a slow engine: that is not the task's fault.
-            late = sample.stop_reason is StopReason.EPISODE_TIMEOUT
+            late = record.stop_reason is StopReason.EPISODE_TIMEOUT
             kind, reason = (FailureKind.INFRASTRUCTURE, NO_ANSWER_IN_TIME) if late else (FailureKind.DATA, NOTHING_SAMPLED)
-            self.fail(sample.group_id, sample.sample_index, kind, reason)
+            self.fail(record.group_id, record.sample_index, kind, reason)
 
-    def _take_in(self, sample: TrajectoryRecord) -> bool:
+    def _take_in(self, record: TrajectoryRecord) -> bool:
         """Whether anything was sampled in it."""
-        index = sample.sample_index
-        group = self._groups.get(sample.group_id)
+        index = record.sample_index
+        group = self._groups.get(record.group_id)
         if group is None or index not in group.open:
-            self._take_in_late(sample, group)
+            self._take_in_late(record, group)
             return True
-        if not sample.sampled:
-            self._groups.freed.append(sample.payload)
+        if not record.sampled:
+            self._groups.freed.append(record.payload)
             return False
-        oldest = sample.sampled[0][0]
+        oldest = record.sampled[0][0]
         if oldest < group.version:
             if group.leases == 1:
                 raise LedgerError(
                     f"sample {index} of group {group.id} has tokens of version {oldest}, but was leased at {group.version}; "
                     f"{group.worker} must not lease while its engine is behind the published version"
                 )
-            self._take_in_late(sample, group)  # from a worker that was given up, and was slower than that
+            self._take_in_late(record, group)  # from a worker that was given up, and was slower than that
             return True
-        self._groups.finish_episode(group, sample)
-        self._state.observed.lengths_issued.add(sample.length)
+        self._groups.finish_episode(group, record)
+        self._state.observed.lengths_issued.add(record.length)
         if not group.open:
             self._settle(group)
         return True
 
-    def _take_in_late(self, sample: TrajectoryRecord, group: Group | None) -> None:
-        if not 0 <= sample.group_id < self._ledger.groups.issued or not 0 <= sample.sample_index < self._batch.group_size:
+    def _take_in_late(self, record: TrajectoryRecord, group: Group | None) -> None:
+        if not 0 <= record.group_id < self._ledger.groups.issued or not 0 <= record.sample_index < self._batch.group_size:
             raise LedgerError(
-                f"sample {sample.sample_index} of group {sample.group_id} was handed in; {self._ledger.groups.issued} groups of "
+                f"sample {record.sample_index} of group {record.group_id} was handed in; {self._ledger.groups.issued} groups of "
                 f"{self._batch.group_size} were issued"
             )
         observed = self._state.observed
         observed.late_samples += 1
-        row = group.rows.get(sample.sample_index) if group is not None else None
-        if row is None:
-            observed.lengths_issued.add(sample.length)
-        if row is None or row.sample.payload != sample.payload:
-            self._groups.freed.append(sample.payload)
+        held = group.records.get(record.sample_index) if group is not None else None
+        if held is None:
+            observed.lengths_issued.add(record.length)
+        if held is None or held.payload != record.payload:
+            self._groups.freed.append(record.payload)
 
     def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
         """Give an episode back. Nothing happens if nobody waits for it (any more).
@@ -247,19 +247,19 @@ class ReplayBuffer:
         self._groups.end(group, GroupState.FILTERED, FailureKind.DATA, last_failure)
 
     def _wait_for_missing(self, group: Group, why: str, example: str) -> None:
-        birth = group.oldest_row() if group.rows else group.birth
+        birth = group.oldest_finished() if group.records else group.birth
         self._groups.move(group, GroupState.FAILED, why, example, birth=birth)
 
     def _complete(self, group: Group) -> None:
-        rows = [row.sample for row in group.rows.values()]
-        rewards = [row.reward for row in rows]
-        why = left_out_by(self._limits.filters, rewards, [row.rewards for row in rows])
+        records = list(group.records.values())
+        rewards = [record.reward for record in records]
+        why = left_out_by(self._limits.filters, rewards, [record.rewards for record in records])
         if why:
             self._groups.end(group, GroupState.FILTERED, why)
         else:
-            group.oldest_sampled = min([row.sampled[0][0] for row in rows])
+            group.oldest_sampled = min([record.sampled[0][0] for record in records])
             # A greedy episode has no token that a loss could still take.
-            group.newest_sampled = max([row.sampled[-1][0] for row in rows if not row.greedy])
+            group.newest_sampled = max([record.sampled[-1][0] for record in records if not record.greedy])
             group.advantage = mean_absolute_advantage(rewards)
             self._groups.move(group, GroupState.COMMITTED, birth=group.oldest_sampled)
         self._tasks.observe(group.source, rewards)
@@ -361,7 +361,7 @@ class ReplayBuffer:
             lengths_trained=tuple(observed.lengths_trained.counts),
             late_samples=observed.late_samples,
             stale_tokens=msgspec.structs.replace(observed.stale_tokens),
-            lost_rows=observed.lost_rows,
+            lost_trajectories=observed.lost_trajectories,
             failures=dict(state.failures),
             filtered_tasks=tuple(observed.filtered_tasks),
             tasks_drawn=self._tasks.position,

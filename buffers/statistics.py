@@ -68,5 +68,5 @@ class Observed(msgspec.Struct):
     lengths_trained: Lengths = msgspec.field(default_factory=Lengths)
     late_samples: int = 0
     stale_tokens: StaleTokens = msgspec.field(default_factory=StaleTokens)
-    lost_rows: int = 0
+    lost_trajectories: int = 0
     filtered_tasks: list[TaskId] = []

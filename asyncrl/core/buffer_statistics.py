@@ -109,7 +109,7 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
         lengths_trained: rows that were trained, each once.
         late_samples: episodes handed in that nobody waited for.
         stale_tokens: sampled tokens lost to the staleness bound, by cause.
-        lost_rows: rows whose payload a crash destroyed.
+        lost_trajectories: trajectories whose payload a crash destroyed.
         failures: groups that failed since the run was started or resumed, by kind.
         filtered_tasks: tasks given up on, since they break their environment.
         tasks_drawn: from the stream of tasks.
@@ -129,7 +129,7 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
     lengths_trained: tuple[int, ...]
     late_samples: int
     stale_tokens: StaleTokens
-    lost_rows: int
+    lost_trajectories: int
     failures: Mapping[FailureKind, int]
     filtered_tasks: tuple[TaskId, ...]
     tasks_drawn: int

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
@@ -103,19 +103,9 @@ class AdmissionOnly:
         """First finished, first trained; every token counts."""
         self._taken[version] = [self._ready.popleft() for _ in range(groups)]
         rows = [
-            RowRecord(
-                group_id=sample.group_id,
-                task_id=group.ticket.task.id,
-                sample_index=sample.sample_index,
-                length=sample.length,
-                loss_tokens=sample.length,
-                reward=sample.reward,
-                committed_version=sample.sampled[-1][0],
-                weight=1.0,
-                payload=sample.payload,
-            )
+            BatchRow.around(record, group.ticket.task.id, PolicyVersion(0), 1.0)
             for group in self._taken[version]
-            for sample in group.finished.values()
+            for record in group.finished.values()
         ]
         return Batch(version, PolicyVersion(0), tuple(rows))
 

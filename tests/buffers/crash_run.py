@@ -164,7 +164,7 @@ class Run:
         store = PayloadStore(self.paths.payload)
         taken = recover(self.recipe, stream(), self.paths.journal, {0: store}, wait_s=20)
         taken.begin()
-        log(self.paths.reports, str(taken.report), taken.report.rows_lost, taken.report.cut_bytes)
+        log(self.paths.reports, str(taken.report), taken.report.lost_trajectories, taken.report.cut_bytes)
         self.service = BufferService(self.recipe, taken.buffer, journal=taken.journal, free=store.free, sweep=taken.sweep)
         async with asyncio.TaskGroup() as group:
             workers = [group.create_task(self.work(worker)) for worker in self.given_up]

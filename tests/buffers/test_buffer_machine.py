@@ -353,7 +353,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert trajectories.issued == sum(getattr(trajectories, f) for f in trajectories.__struct_fields__[1:])
         assert trajectories.running == sum(len(group.open) for group in groups.values())
         unready = [g for g in groups.values() if g.state in (GroupState.RUNNING, GroupState.FAILED, GroupState.COMMITTED)]
-        assert trajectories.committed == sum(len(group.rows) for group in unready)
+        assert trajectories.committed == sum(len(group.records) for group in unready)
         tasks = counts.tasks
         assert tasks.issued == tasks.running + tasks.waiting + tasks.trained + tasks.filtered
 

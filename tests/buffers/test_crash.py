@@ -107,7 +107,7 @@ def check_what_is_left(recipe, paths):
     for group_id, index in logged(paths.acknowledged):
         assert group_id < issued
         if group_id in groups and groups[group_id].state not in TERMINAL:
-            assert index in groups[group_id].rows, f"sample {index} of group {group_id} was acknowledged and is lost"
+            assert index in groups[group_id].records, f"sample {index} of group {group_id} was acknowledged and is lost"
 
 
 def check_ledger(statistics: BufferStatistics):
@@ -138,7 +138,7 @@ def test_a_run_killed_at_fifty_points_ends_as_if_nothing_had_happened(tmp_path, 
     recipe = RECIPES[name]
     killed, learner, statistics, paths = run_to_the_end(recipe, tmp_path / "killed", KILLS, seed=name)
     assert killed == KILLS
-    assert all(rows_lost == 0 for _, rows_lost, _ in logged(paths.reports))
+    assert all(lost_trajectories == 0 for _, lost_trajectories, _ in logged(paths.reports))
 
     # The learner: each version trained one batch, and whenever it was trained again it was the same.
     assert [version for version, _ in learner.lineage] == list(range(recipe.steps))

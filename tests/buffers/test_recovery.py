@@ -99,7 +99,7 @@ def test_what_was_running_is_issued_again_and_what_was_finished_is_kept(tmp_path
 
     life = Life(tmp_path)
     report = life.report
-    assert (report.committed, report.again, report.batches, report.rows_lost) == (1, 2, 1, 0)
+    assert (report.committed, report.again, report.batches, report.lost_trajectories) == (1, 2, 1, 0)
     assert f"{report.set_aside_bytes:,} bytes of trajectories that nobody needs are removed after the next checkpoint" in str(
         report
     )
@@ -152,7 +152,7 @@ def test_rows_that_are_gone_or_damaged_are_generated_again(tmp_path):
         file.write(b"!!!!")
 
     life = Life(tmp_path)
-    assert (life.report.committed, life.report.again, life.report.rows_lost) == (1, 2, 4)
+    assert (life.report.committed, life.report.again, life.report.lost_trajectories) == (1, 2, 4)
     assert "the trajectories of 4 rows were gone or damaged; what is not trained yet is generated again" in str(life.report)
     assert [(ticket.group_id, ticket.samples) for ticket in life.lease(2)] == [
         (first.group_id, (2,)),
@@ -160,7 +160,7 @@ def test_rows_that_are_gone_or_damaged_are_generated_again(tmp_path):
     ]
     life.die()
     life = Life(tmp_path)
-    assert life.report.rows_lost == 0, "that is history by now"
+    assert life.report.lost_trajectories == 0, "that is history by now"
     assert PayloadReader(tmp_path / "shard-0").read([rows[third.group_id][0].payload])
     life.die()
 
@@ -473,7 +473,7 @@ def test_a_payload_folder_that_is_gone_is_told_and_put_back_it_goes_on(tmp_path,
         (folder / f"shard-{shard}").mkdir()  # the other remedy, to the letter
     if checkpointed:
         taken = recover(RECIPE, stream(), folder / "journal", Life.stores_of(folder), wait_s=0)
-        assert taken.report.rows_lost > 0
+        assert taken.report.lost_trajectories > 0
         taken.journal.close()
     else:
         refused(folder, LedgerError, "batch of version 0, .* were destroyed; put the run's payload folder back as it was")

@@ -437,7 +437,7 @@ class TestPauses:
                 await taking
             assert (await bench.service.statistics()).paused == ""
             # The first went alone; those that came while it waited went together.
-            assert [len(record.samples) for record in bench.records()[before:-1]] == [1, 3]
+            assert [len(record.records) for record in bench.records()[before:-1]] == [1, 3]
 
         journaled(scenario)
 
