@@ -5,7 +5,7 @@ batch that was handed out changes only if a crash destroyed payload of it.
 """
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
@@ -14,7 +14,7 @@ from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import BatchConfig
 from buffers.group import Group
 from buffers.groups import Groups
 from buffers.sampling import Sampler
@@ -26,18 +26,30 @@ PAYLOAD_LOST = "payload lost in a crash"
 
 
 class Batches:
-    """See the module.
+    """Hands out batches, and keeps them for as long as they may be asked for again.
 
     Args:
-        recipe: of the run.
-        state: of the buffer; what concerns batches changes here only.
+        config: how large batches are.
+        state: of the buffer; only this class changes what concerns batches in it.
         groups: of the buffer.
-        policy: of the buffer.
+        policy: says which tokens and groups are too old.
         sampler: chooses what nothing forces into a batch.
+        max_reuse: trainings a group is good for.
+        seed: of the sampler's randomness.
     """
 
-    def __init__(self, recipe: Recipe, state: BufferState, groups: Groups, policy: StalenessPolicy, sampler: Sampler) -> None:
-        self._batch, self._max_reuse, self._seed = recipe.batch, recipe.buffer.max_reuse, recipe.seed
+    def __init__(
+        self,
+        config: BatchConfig,
+        state: BufferState,
+        groups: Groups,
+        policy: StalenessPolicy,
+        sampler: Sampler,
+        *,
+        max_reuse: int,
+        seed: int,
+    ) -> None:
+        self._config, self._max_reuse, self._seed = config, max_reuse, seed
         self._state, self._groups, self._policy, self._sampler = state, groups, policy, sampler
 
     def has_stale(self, version: PolicyVersion) -> bool:
@@ -45,7 +57,7 @@ class Batches:
         return self._groups.index.deciding.has_below(self._policy.oldest_version(version))
 
     def expire(self, version: PolicyVersion) -> None:
-        """Let ready groups go that may not be trained at ``version`` any more."""
+        """End ready groups that are too old for ``version``; tasks of those that were never trained are issued again."""
         for group_id in self._groups.index.deciding.below(self._policy.oldest_version(version)):
             group = self._groups[group_id]
             if group.uses:
@@ -55,7 +67,7 @@ class Batches:
                 self._groups.end(group, GroupState.EXPIRED, STALE)
 
     def takeable(self, version: PolicyVersion, groups: int) -> bool:
-        """Whether :meth:`take` answers at once, be it that the batch of ``version`` is no longer to be had."""
+        """Whether :meth:`take` answers or raises at once, instead of asking its caller to wait."""
         if version <= self._state.last_taken:
             return True
         index = self._groups.index
@@ -63,7 +75,12 @@ class Batches:
         return len(index.ready) - stale >= groups and index.can_force(version)
 
     def take(self, version: PolicyVersion, groups: int) -> Batch:
-        """The batch of ``version``; see :meth:`buffers.replay_buffer.ReplayBuffer.take`."""
+        """Choose ``groups`` ready groups to train at ``version``; the same ones if asked for again.
+
+        Raises:
+            LedgerError: there are too few, or one must be waited for; or the batch is kept no longer.
+            BadSelection: a sampler of the user's own does not keep its contract.
+        """
         state, index = self._state, self._groups.index
         if version in state.kept:
             return state.kept[version].batch
@@ -103,7 +120,11 @@ class Batches:
                 yield BatchRow.around(group.records[index], group.task.id, oldest_version, weight)
 
     def trained(self, version: PolicyVersion) -> None:
-        """See :meth:`buffers.replay_buffer.ReplayBuffer.trained`."""
+        """Note that the batch of ``version`` was trained. Nothing happens the second time.
+
+        Raises:
+            LedgerError: it was never handed out.
+        """
         kept = self._state.kept.get(version)
         if kept is None and version >= self._state.forgotten:
             raise LedgerError(f"the batch of version {version} was never handed out, so it cannot have been trained")
@@ -122,7 +143,11 @@ class Batches:
                 self._groups.move(group, GroupState.COMMITTED)
 
     def checkpointed(self, version: PolicyVersion) -> None:
-        """See :meth:`buffers.replay_buffer.ReplayBuffer.checkpointed`."""
+        """Keep batches older than ``version`` no longer: the learner never comes back to before it.
+
+        Raises:
+            LedgerError: one of them was not trained.
+        """
         state = self._state
         old = [taken for taken in state.kept if taken < version]
         for taken in old:
@@ -135,9 +160,15 @@ class Batches:
                 self._groups.keep_no_longer(self._groups[group_id])
         state.forgotten = max(state.forgotten, version)
 
-    def drop_lost_payload(self, lost: Collection[PayloadRef]) -> int:
-        """See :meth:`buffers.replay_buffer.ReplayBuffer.drop_lost_payload`."""
-        dropped = 0
+    def drop_lost_payload(self, refs: Iterable[PayloadRef]) -> int:
+        """Go on without the trajectories whose payload a crash destroyed, and return how many the groups held.
+
+        Groups that were not handed out yet get them generated again; a batch that may be asked for again goes without them.
+
+        Raises:
+            LedgerError: a batch that was trained has no row left.
+        """
+        lost, dropped = set(refs), 0
         for group in self._groups:
             gone = [index for index, record in group.records.items() if record.payload in lost]
             if gone:
@@ -154,7 +185,7 @@ class Batches:
         if group.state is GroupState.COMMITTED and not group.uses:
             birth = group.oldest_finished() if group.records else group.birth
             self._groups.move(group, GroupState.FAILED, PAYLOAD_LOST, f"task {group.task.id}", birth=birth)
-        elif group.state is GroupState.COMMITTED and not group.has_enough(self._batch.min_group):
+        elif group.state is GroupState.COMMITTED and not group.has_enough(self._config.min_group):
             self._groups.end(group, GroupState.TRAINED)
 
     def _cut(self, kept: KeptBatch, lost: Collection[PayloadRef]) -> None:
@@ -169,7 +200,7 @@ class Batches:
             )
         if not kept.trained:
             cut = {self._groups[row.group_id].id: self._groups[row.group_id] for row in kept.batch.rows if row.payload in lost}
-            gone = [group for group in cut.values() if not group.has_enough(self._batch.min_group)]
+            gone = [group for group in cut.values() if not group.has_enough(self._config.min_group)]
             rows = tuple(row for row in rows if row.group_id not in {group.id for group in gone})
             for group in gone:
                 self._take_out(kept, group)
@@ -177,7 +208,7 @@ class Batches:
         if not rows:
             # The learner is to get another batch in its stead.
             del state.kept[version]
-            state.trainings -= self._batch.groups_per_step
+            state.trainings -= self._config.groups_per_step
             state.unpublished_batches.pop(version, None)
             state.last_taken = PolicyVersion(version - 1)
 

@@ -73,7 +73,7 @@ class Expire(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
     def apply(self, buffer: ReplayBuffer) -> None:
         """Let it go."""
-        buffer.expire(self.version)
+        buffer.batches.expire(self.version)
 
 
 class Take(msgspec.Struct, frozen=True, array_like=True, tag=6):
@@ -84,7 +84,7 @@ class Take(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
     def apply(self, buffer: ReplayBuffer) -> Batch:
         """The batch."""
-        return buffer.take(self.version, self.groups)
+        return buffer.batches.take(self.version, self.groups)
 
 
 class Trained(msgspec.Struct, frozen=True, array_like=True, tag=7):
@@ -94,7 +94,7 @@ class Trained(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
     def apply(self, buffer: ReplayBuffer) -> None:
         """Count it."""
-        buffer.trained(self.version)
+        buffer.batches.trained(self.version)
 
 
 class Advance(msgspec.Struct, frozen=True, array_like=True, tag=8):
@@ -114,7 +114,7 @@ class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
     def apply(self, buffer: ReplayBuffer) -> None:
         """Let go of the batches before it."""
-        buffer.checkpointed(self.version)
+        buffer.batches.checkpointed(self.version)
 
 
 class Recovered(msgspec.Struct, frozen=True, array_like=True, tag=10):
@@ -125,7 +125,7 @@ class Recovered(msgspec.Struct, frozen=True, array_like=True, tag=10):
     def apply(self, buffer: ReplayBuffer) -> int:
         """How many rows went with the payload."""
         buffer.restart()
-        return buffer.drop_lost_payload(self.lost_payload)
+        return buffer.batches.drop_lost_payload(self.lost_payload)
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, tag=11):

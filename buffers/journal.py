@@ -54,12 +54,13 @@ class Journal:
     """The writer. Made by :meth:`open`; one call at a time.
 
     Attributes:
+        fsync: each append waits until its record is on the disk.
         records_since_snapshot: how many records a recovery would replay now.
         bytes_since_snapshot: their size on disk.
     """
 
     def __init__(self, folder: Path, lock: int, found: Found, *, fsync: bool, segment_bytes: int, identity: bytes) -> None:
-        self._folder, self._lock, self._fsync, self._segment_bytes = folder, lock, fsync, segment_bytes
+        self._folder, self._lock, self.fsync, self._segment_bytes = folder, lock, fsync, segment_bytes
         self._identity = identity
         self._to_mend: Found | None = found
         self._number, self._end, self._position = found.segment, found.end, found.position
@@ -110,7 +111,7 @@ class Journal:
         if self._file < 0 or self._end + size > self._segment_bytes:
             self._begin_segment(frame, record)
         else:
-            self._end = append_whole(self._file, (frame, record), self._end, folder=self._folder, fsync=self._fsync)
+            self._end = append_whole(self._file, (frame, record), self._end, folder=self._folder, fsync=self.fsync)
         self._position += 1
         self.records_since_snapshot += 1
         self.bytes_since_snapshot += size
@@ -120,10 +121,10 @@ class Journal:
         number = self._number + (self._file >= 0)
         header = frames.pack_header(Header(self._position, self._identity))
         path = self._path(number, LOG)
-        file, end = self._create(path, (header, frame, record), fsync=self._fsync)
+        file, end = self._create(path, (header, frame, record), fsync=self.fsync)
         self._close_segment()
         self._number, self._file, self._end = number, file, end
-        if self._fsync:
+        if self.fsync:
             sync_folder(self._folder)
         self._write_head()
 

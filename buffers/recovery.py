@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
+from asyncrl.core.recipe.schema import AppendOnlyJournal
 from buffers import commands
 from buffers.commands import Command
 from buffers.frames import UnknownFormat
@@ -28,7 +28,6 @@ from buffers.identity import Identity, JournalOfAnotherRun
 from buffers.journal import Journal
 from buffers.journal_files import JournalGone, Recovery
 from buffers.replay_buffer import ReplayBuffer
-from buffers.task_stream import TaskStream
 
 
 class Store(Protocol):
@@ -139,62 +138,73 @@ class Takeover:
             store.sweep()
 
 
-def recover(recipe: Recipe, tasks: TaskStream, folder: Path, stores: Mapping[int, Store], *, wait_s: float = 10.0) -> Takeover:
-    """The buffer that the journal in ``folder`` describes, checked in full; a new one if the run has not begun yet.
+def recover(
+    buffer: ReplayBuffer,
+    identity: Identity,
+    settings: AppendOnlyJournal,
+    folder: Path,
+    stores: Mapping[int, Store],
+    *,
+    wait_s: float = 10.0,
+) -> Takeover:
+    """Bring ``buffer`` to where the journal in ``folder`` left it, checked in full; it stays new if the run has not begun yet.
 
     Args:
-        recipe: the run's; its buffer keeps a journal.
-        tasks: at its beginning; it is moved on to where the run was.
+        buffer: new, of the run's recipe and tasks.
+        identity: of the same recipe and tasks.
+        settings: of the journal.
+        folder: of the journal.
         stores: of all shards, by number. Nobody may write payload there yet.
         wait_s: how long to wait for the journal's last writer to die.
 
     Raises:
-        JournalOfAnotherRun: ``recipe`` or ``tasks`` are not those that the journal was written with.
+        JournalOfAnotherRun: the journal was written with another recipe or other tasks.
         JournalInUse, JournalDamaged, JournalGone, UnknownFormat: the journal cannot be opened.
         PayloadGone: the folder of a whole shard is not there, and what lay in it is needed.
         LedgerError: so much payload is lost that the learner's batches cannot be made again.
     """
-    settings = recipe.buffer.journal
-    assert isinstance(settings, AppendOnlyJournal)
+    steps = buffer.steps
     if not folder.is_dir():
         _check_new(folder, stores)
     journal, found = Journal.open(
         folder,
         fsync=settings.fsync == "always",
         segment_bytes=settings.segment_mb << 20,
-        identity=Identity.of(recipe, tasks).encoded(),
+        identity=identity.encoded(),
         wait_s=wait_s,
     )
     try:
         if found.is_empty:
             _check_new(folder, stores)
-        return _taken_over(recipe, rebuild(recipe, tasks, folder, found), journal, found, stores)
+        rebuild(buffer, identity, folder, found)
+        return _taken_over(buffer, steps, journal, found, stores)
     except BaseException:
         journal.close()
         raise
 
 
-def rebuild(recipe: Recipe, tasks: TaskStream, folder: Path, found: Recovery) -> ReplayBuffer:
-    """The buffer as what was ``found`` in the journal's ``folder`` leaves it. Writes nothing.
+def rebuild(buffer: ReplayBuffer, identity: Identity, folder: Path, found: Recovery) -> None:
+    """Bring ``buffer``, which is new, to where what was ``found`` in the journal's ``folder`` leaves it. Writes nothing.
 
     Raises:
-        JournalOfAnotherRun: ``recipe`` or ``tasks`` are not those that the journal was written with.
-        UnknownFormat: a record or the snapshot is none of this program's.
+        JournalOfAnotherRun: the journal was written with another recipe or other tasks than those of ``identity``.
+        UnknownFormat: a record or the snapshot was not written by this version of the program.
     """
+    steps = buffer.steps
     try:
         if found.identity is not None:
-            Identity.of(recipe, tasks).check(found.identity, folder)
-        buffer = ReplayBuffer(recipe, tasks) if found.snapshot is None else ReplayBuffer.restore(recipe, tasks, found.snapshot)
+            identity.check(found.identity, folder)
+        if found.snapshot is not None:
+            buffer.restore(found.snapshot)
         commands.replay(found.records, buffer)
     except msgspec.MsgspecError as error:
         problem = f"{folder} holds a record that is none of this program's ({error})"
         raise UnknownFormat(f"{problem}; resume with the version of asyncrl that wrote it") from error
-    if recipe.steps < buffer.steps:
+    if steps < buffer.steps:
         raise JournalOfAnotherRun(
-            f"{folder} is of a run of {buffer.steps} steps, and now steps is {recipe.steps}: a run can be made longer, not "
+            f"{folder} is of a run of {buffer.steps} steps, and now steps is {steps}: a run can be made longer, not "
             f"shorter; set steps to {buffer.steps} or more, or launch a new run"
         )
-    return buffer
 
 
 def _check_new(folder: Path, stores: Mapping[int, Store]) -> None:
@@ -203,19 +213,21 @@ def _check_new(folder: Path, stores: Mapping[int, Store]) -> None:
         raise JournalGone(folder, f"there are trajectories of the run (payload shard {', '.join(held)})")
 
 
-def _taken_over(recipe: Recipe, buffer: ReplayBuffer, journal: Journal, found: Recovery, stores: Mapping[int, Store]) -> Takeover:
+def _taken_over(buffer: ReplayBuffer, steps: int, journal: Journal, found: Recovery, stores: Mapping[int, Store]) -> Takeover:
     """Take back what was handed out, and see what payload is there."""
     resumed = not found.is_empty
     changes: list[Command] = []
     lost_trajectories = 0
     if resumed:
-        lost = [ref for shard, refs in _by_shard(buffer.live_payload(), stores).items() for ref in stores[shard].verify(refs)]
+        lost = [
+            ref for shard, refs in _by_shard(buffer.groups.live_payload(), stores).items() for ref in stores[shard].verify(refs)
+        ]
         recovered = commands.Recovered(tuple(lost))
         lost_trajectories = recovered.apply(buffer)
         changes.append(recovered)
         buffer.drain_freed()
-    if recipe.steps != buffer.steps or not resumed:
-        plan = commands.Plan(recipe.steps)
+    if steps != buffer.steps or not resumed:
+        plan = commands.Plan(steps)
         plan.apply(buffer)
         changes.append(plan)
     statistics = buffer.statistics()
@@ -227,7 +239,9 @@ def _taken_over(recipe: Recipe, buffer: ReplayBuffer, journal: Journal, found: R
         batches=statistics.kept_batches,
         lost_trajectories=lost_trajectories,
         cut_bytes=found.cut_bytes,
-        set_aside_bytes=sum(stores[shard].set_aside(refs) for shard, refs in _by_shard(buffer.live_payload(), stores).items()),
+        set_aside_bytes=sum(
+            stores[shard].set_aside(refs) for shard, refs in _by_shard(buffer.groups.live_payload(), stores).items()
+        ),
         damaged_snapshots=found.damaged_snapshots,
         missing_snapshot=found.missing_snapshot,
     )

@@ -11,16 +11,15 @@ always lead to the same state, to the byte. What always holds:
 """
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_statistics import BufferStatistics, GroupState
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import BatchConfig, BufferConfig
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
 from buffers.batches import Batches
@@ -46,26 +45,32 @@ NO_ANSWER_IN_TIME = (
 
 
 class ReplayBuffer:
-    """See the module's docstring.
+    """Issues tickets and takes in what becomes of them; :attr:`batches` hands out what is to be trained.
+
+    Attributes:
+        groups: that have not ended, and their payload.
+        batches: that were handed out, and the next one.
 
     Args:
-        recipe: its ``batch``, ``buffer``, ``steps`` and ``seed`` are used; no more groups are issued than ``steps`` can train.
+        batch, limits: sections ``batch`` and ``buffer`` of the recipe.
         tasks: where tasks come from; owned by the buffer from now on.
+        steps: training steps of the run; no more groups are issued than these can train.
+        seed: of the sampler's randomness.
     """
 
-    def __init__(self, recipe: Recipe, tasks: TaskStream) -> None:
-        self._recipe, self._tasks = recipe, tasks
-        self._batch, self._limits = recipe.batch, recipe.buffer
-        self._policy = StalenessPolicy(recipe.buffer, recipe.batch)
-        self._sampler = make_sampler(recipe)
+    def __init__(self, batch: BatchConfig, limits: BufferConfig, tasks: TaskStream, *, steps: int, seed: int) -> None:
+        self._batch, self._limits, self._tasks, self._seed = batch, limits, tasks, seed
+        self._policy = StalenessPolicy(limits, batch)
+        self._sampler = make_sampler(limits, {source.name: source.weight for source in tasks.sources})
         self._fingerprint = tasks.fingerprint()
-        self._adopt(BufferState(recipe.steps))
+        self._adopt(BufferState(steps))
 
     def _adopt(self, state: BufferState) -> None:
         self._state = state
-        self._groups = Groups(state, self._policy, size=self._batch.group_size, max_reuse=self._limits.max_reuse)
-        self._ledger, self._index = self._groups.ledger, self._groups.index
-        self._batches = Batches(self._recipe, state, self._groups, self._policy, self._sampler)
+        self.groups = Groups(state, self._policy, size=self._batch.group_size, max_reuse=self._limits.max_reuse)
+        self._ledger, self._index = self.groups.ledger, self.groups.index
+        max_reuse = self._limits.max_reuse
+        self.batches = Batches(self._batch, state, self.groups, self._policy, self._sampler, max_reuse=max_reuse, seed=self._seed)
 
     @property
     def version(self) -> PolicyVersion:
@@ -108,7 +113,7 @@ class ReplayBuffer:
         """
         self._state.now = now
         return [
-            _ticket(self._groups.issue_again(worker) or self._groups.issue(worker, self._tasks))
+            _ticket(self.groups.issue_again(worker) or self.groups.issue(worker, self._tasks))
             for _ in range(min(limit, self.room()))
         ]
 
@@ -137,12 +142,12 @@ class ReplayBuffer:
     def _take_in(self, record: TrajectoryRecord) -> bool:
         """Whether anything was sampled in it."""
         index = record.sample_index
-        group = self._groups.get(record.group_id)
+        group = self.groups.get(record.group_id)
         if group is None or index not in group.open:
             self._take_in_late(record, group)
             return True
         if not record.sampled:
-            self._groups.freed.append(record.payload)
+            self.groups.freed.append(record.payload)
             return False
         oldest = record.sampled[0][0]
         if oldest < group.version:
@@ -153,7 +158,7 @@ class ReplayBuffer:
                 )
             self._take_in_late(record, group)  # from a worker that was given up, and was slower than that
             return True
-        self._groups.finish_episode(group, record)
+        self.groups.finish_episode(group, record)
         self._state.observed.lengths_issued.add(record.length)
         if not group.open:
             self._settle(group)
@@ -171,7 +176,7 @@ class ReplayBuffer:
         if held is None:
             observed.lengths_issued.add(record.length)
         if held is None or held.payload != record.payload:
-            self._groups.freed.append(record.payload)
+            self.groups.freed.append(record.payload)
 
     def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
         """Give an episode back. Nothing happens if nobody waits for it (any more).
@@ -182,7 +187,7 @@ class ReplayBuffer:
         """
         if not 0 <= group_id < self._ledger.groups.issued:
             raise LedgerError(f"group {group_id} was never issued, so its sample {sample_index} cannot fail")
-        group = self._groups.get(group_id)
+        group = self.groups.get(group_id)
         if group is None or sample_index not in group.open:
             return
         first = kind not in group.broken_by
@@ -208,7 +213,7 @@ class ReplayBuffer:
     def _give_all_back(self, worker: WorkerId, reason: str) -> int:
         held = sorted(self._index.held_by(worker))
         for group_id in held:
-            group = self._groups[group_id]
+            group = self.groups[group_id]
             self._give_back(group, list(group.open), FailureKind.INFRASTRUCTURE, reason)
         return len(held)
 
@@ -244,64 +249,27 @@ class ReplayBuffer:
             return
         logger.warning("filtered after %d attempts: %s", group.attempt, last_failure)
         self._state.observed.filtered_tasks.append(group.task.id)
-        self._groups.end(group, GroupState.FILTERED, FailureKind.DATA, last_failure)
+        self.groups.end(group, GroupState.FILTERED, FailureKind.DATA, last_failure)
 
     def _wait_for_missing(self, group: Group, why: str, example: str) -> None:
         birth = group.oldest_finished() if group.records else group.birth
-        self._groups.move(group, GroupState.FAILED, why, example, birth=birth)
+        self.groups.move(group, GroupState.FAILED, why, example, birth=birth)
 
     def _complete(self, group: Group) -> None:
         records = list(group.records.values())
         rewards = [record.reward for record in records]
         why = left_out_by(self._limits.filters, rewards, [record.rewards for record in records])
         if why:
-            self._groups.end(group, GroupState.FILTERED, why)
+            self.groups.end(group, GroupState.FILTERED, why)
         else:
             group.oldest_sampled = min([record.sampled[0][0] for record in records])
             # A greedy episode has no token that a loss could still take.
             group.newest_sampled = max([record.sampled[-1][0] for record in records if not record.greedy])
             group.advantage = mean_absolute_advantage(rewards)
-            self._groups.move(group, GroupState.COMMITTED, birth=group.oldest_sampled)
+            self.groups.move(group, GroupState.COMMITTED, birth=group.oldest_sampled)
         self._tasks.observe(group.source, rewards)
 
-    # Batches
-
-    def has_stale(self, version: PolicyVersion) -> bool:
-        """Whether :meth:`expire` for ``version`` would do anything."""
-        return self._batches.has_stale(version)
-
-    def expire(self, version: PolicyVersion) -> None:
-        """Let ready groups go that may not be trained at ``version`` any more; tasks that were never trained are issued again."""
-        self._batches.expire(version)
-
-    def takeable(self, version: PolicyVersion, groups: int) -> bool:
-        """Whether :meth:`take` answers at once, be it that the batch of ``version`` is no longer to be had."""
-        return self._batches.takeable(version, groups)
-
-    def take(self, version: PolicyVersion, groups: int) -> Batch:
-        """``groups`` ready groups to train at ``version``, chosen by the recipe's sampler; the same ones if asked for again.
-
-        Raises:
-            LedgerError: there are too few, or one must be waited for; or the batch is kept no longer.
-            BadSelection: a sampler of the user's own does not keep its contract.
-        """
-        return self._batches.take(version, groups)
-
-    def trained(self, version: PolicyVersion) -> None:
-        """The batch of ``version`` was trained. Nothing happens the second time.
-
-        Raises:
-            LedgerError: it was never handed out.
-        """
-        self._batches.trained(version)
-
-    def checkpointed(self, version: PolicyVersion) -> None:
-        """The learner never comes back to before ``version``: its older batches are kept no longer.
-
-        Raises:
-            LedgerError: one of them was not trained.
-        """
-        self._batches.checkpointed(version)
+    # Published version
 
     def advance(self, version: PolicyVersion) -> None:
         """Make ``version`` the published one. Nothing happens if it is already.
@@ -320,30 +288,16 @@ class ReplayBuffer:
         expired_unfinished_below = self._policy.expired_unfinished_below(version)
         if expired_unfinished_below is not None:
             for group_id in self._index.unfinished.below(expired_unfinished_below):
-                group = self._groups[group_id]
+                group = self.groups[group_id]
                 state.observed.stale_tokens.dropped += group.sampled_tokens()
-                self._groups.end(group, GroupState.EXPIRED, BEYOND_HOPE)
+                self.groups.end(group, GroupState.EXPIRED, BEYOND_HOPE)
 
     # Payload
 
     def drain_freed(self) -> list[PayloadRef]:
         """Payload that nobody needs any more, since the last call."""
-        freed, self._groups.freed = self._groups.freed, []
+        freed, self.groups.freed = self.groups.freed, []
         return freed
-
-    def live_payload(self) -> Iterator[PayloadRef]:
-        """All payload that is still needed, each once."""
-        return self._groups.live_payload()
-
-    def drop_lost_payload(self, refs: Collection[PayloadRef]) -> int:
-        """Go on without the rows whose payload a crash destroyed; how many there were.
-
-        Groups that were not handed out yet get them generated again; a batch that may be asked for again goes without them.
-
-        Raises:
-            LedgerError: a batch that was trained has no row left.
-        """
-        return self._batches.drop_lost_payload(set(refs)) if refs else 0
 
     # Inspection
 
@@ -372,7 +326,7 @@ class ReplayBuffer:
 
     def blockers(self, version: PolicyVersion) -> list[tuple[GroupId, TaskId, WorkerId | None]]:
         """What a batch for ``version`` waits for, worst first: group, task and who generates it, None if nobody does."""
-        groups = (self._groups[group_id] for group_id in self._index.waited_for())
+        groups = (self.groups[group_id] for group_id in self._index.waited_for())
         return [(g.id, g.task.id, g.worker if g.state is GroupState.RUNNING else None) for g in groups]
 
     # Snapshots
@@ -381,27 +335,24 @@ class ReplayBuffer:
         """Everything but payload that :meth:`drain_freed` has not told yet: the sweep of the payload folder finds that."""
         state = msgspec.structs.replace(
             self._state,
-            waiting_draws=list(self._groups.waiting_draws),
+            waiting_draws=list(self.groups.waiting_draws),
             tasks=self._tasks.state(),
             fingerprint=self._fingerprint,
         )
         return _encoder.encode(state)
 
-    @classmethod
-    def restore(cls, recipe: Recipe, tasks: TaskStream, data: bytes) -> "ReplayBuffer":
-        """The buffer that :meth:`snapshot` was called on.
+    def restore(self, data: bytes) -> None:
+        """Turn this buffer, which is new, into the one that :meth:`snapshot` was called on.
 
         Raises:
             LedgerError: the tasks are not those of the snapshot.
             msgspec.DecodeError: ``data`` is no snapshot.
         """
         state = _decoder.decode(data)
-        buffer = cls(recipe, tasks)
-        if state.fingerprint != buffer._fingerprint:
+        if state.fingerprint != self._fingerprint:
             raise LedgerError("the tasks or the seed are not those the run was started with; put them back, or start a new run")
-        tasks.restore(state.tasks)
-        buffer._adopt(state)
-        return buffer
+        self._tasks.restore(state.tasks)
+        self._adopt(state)
 
 
 _encoder = msgspec.msgpack.Encoder()

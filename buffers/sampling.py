@@ -16,16 +16,15 @@ from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.plug_in import load_class
 from asyncrl.core.recipe.schema import (
+    BufferConfig,
     CustomSampler,
     FifoSampler,
     FreshestSampler,
     PrioritisedSampler,
-    Recipe,
     StratifiedSampler,
 )
 from buffers.ready import Ready, ReadyGroup
 from buffers.systematic import inclusion_probabilities, systematic_hits
-from buffers.task_stream import source_weights
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -61,14 +60,14 @@ class BadSelection(AsyncRLError):
     """A sampler of the user's own chose what cannot be handed out."""
 
 
-def make_sampler(recipe: Recipe) -> Sampler:
-    """The sampler of ``recipe.buffer``.
+def make_sampler(buffer: BufferConfig, source_weights: Mapping[str, float]) -> Sampler:
+    """Make the sampler that section ``buffer`` of the recipe names, for task sources of these weights.
 
     Raises:
         RecipeError: a sampler of the user's own cannot be loaded, or has no ``sample``.
     """
-    max_reuse = recipe.buffer.max_reuse
-    match recipe.buffer.sampler:
+    max_reuse = buffer.max_reuse
+    match buffer.sampler:
         case FifoSampler():
             return Fifo(max_reuse)
         case FreshestSampler():
@@ -76,7 +75,7 @@ def make_sampler(recipe: Recipe) -> Sampler:
         case PrioritisedSampler() as options:
             return Prioritised(options, max_reuse)
         case StratifiedSampler():
-            return Stratified(source_weights(recipe.tasks), max_reuse)
+            return Stratified(source_weights, max_reuse)
         case CustomSampler() as options:
             return Checked(_load(options), options.name, max_reuse)
 

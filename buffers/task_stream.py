@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import FileTasks, GeneratedTasks, TaskFile
+from asyncrl.core.recipe.schema import TaskFile
 from asyncrl.core.task import Task
 from buffers.curriculum import CheckedCurriculum, Curriculum
 from buffers.mixing import Mixer, shares_of
@@ -176,17 +176,6 @@ class _Order:
 def _digest(source: TaskSource) -> str:
     tasks = [source.tasks[index] for index in range(len(source.tasks))] if not source.digest else []
     return source.digest or blake2b(msgspec.msgpack.encode(tasks), digest_size=16).hexdigest()
-
-
-def source_weights(tasks: GeneratedTasks | FileTasks) -> dict[str, float]:
-    """Names and weights of the sources of training tasks, in the order of the recipe.
-
-    Raises:
-        RecipeError: a source is named twice.
-    """
-    if isinstance(tasks, GeneratedTasks):
-        return {"generated": 1.0}
-    return dict(zip(source_names(tasks.train, "tasks.train"), (source.weight for source in tasks.train), strict=True))
 
 
 def source_names(files: Sequence[TaskFile], place: str) -> list[str]:

@@ -62,7 +62,8 @@ class TimedBufferActor(BufferActor):
         sweep: Callable[[], None] | None,
     ) -> _TimedService:
         """As the actor's own."""
-        self._timed = _TimedService(self._recipe, buffer, journal=journal, free=free, sweep=sweep)
+        groups, deadlines = self._recipe.batch.groups_per_step, self._recipe.deadlines
+        self._timed = _TimedService(buffer, journal, groups_per_step=groups, deadlines=deadlines, free=free, sweep=sweep)
         return self._timed
 
     async def takeable_at(self) -> dict[SampleKey, float]:
@@ -116,7 +117,7 @@ class ProducerActor:
         Args:
             per_second: how many trajectories; None as fast as they are taken in.
         """
-        sink = await PayloadSink.of(self._recipe, self._buffer, self._worker)
+        sink = await PayloadSink.of(self._recipe.buffer, self._buffer, self._worker)
         buffer = await BufferClient.connect(self._buffer, self._worker, logger.warning)
         ticket_client = RemoteTicketClient(buffer, self._worker, sink)
         pace = None if per_second is None else _Pace(per_second)

@@ -13,7 +13,7 @@ from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe.schema import Recipe, ZeroVarianceFilter
+from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, ZeroVarianceFilter
 from asyncrl.core.ticket import Ticket
 from buffers.task_stream import TaskStream
 
@@ -25,12 +25,16 @@ class _Group(msgspec.Struct):
 
 
 class AdmissionOnly:
-    """See the module; the methods are those of :class:`asyncrl.simulation.pool.Buffer`. Failed samples lose their whole group."""
+    """A buffer that admission alone controls, with the methods of :class:`asyncrl.simulation.pool.Buffer`.
 
-    def __init__(self, recipe: Recipe, tasks: TaskStream) -> None:
-        self._size, self._tasks = recipe.batch.group_size, tasks
-        self._most = (recipe.buffer.pipeline_depth + 1) * recipe.batch.groups_per_step
-        self._filters = any(isinstance(chosen, ZeroVarianceFilter) for chosen in recipe.buffer.filters)
+    A failed episode loses its whole group.
+    """
+
+    def __init__(self, batch: BatchConfig, limits: BufferConfig, tasks: TaskStream) -> None:
+        self._size, self._tasks = batch.group_size, tasks
+        self._most = (limits.pipeline_depth + 1) * batch.groups_per_step
+        self._filters = any(isinstance(chosen, ZeroVarianceFilter) for chosen in limits.filters)
+        self.batches = self
         self._issued = 0
         self._running: dict[GroupId, _Group] = {}
         self._ready: deque[_Group] = deque()
@@ -56,16 +60,16 @@ class AdmissionOnly:
             tickets.append(ticket)
         return tickets
 
-    def commit(self, samples: Sequence[TrajectoryRecord], now: float) -> None:
+    def commit(self, records: Sequence[TrajectoryRecord], now: float) -> None:
         """A group that is whole is ready, or left out."""
-        for sample in samples:
-            group = self._running.get(sample.group_id)
+        for record in records:
+            group = self._running.get(record.group_id)
             if group is None:
-                self._freed.append(sample.payload)
+                self._freed.append(record.payload)
                 continue
-            group.finished[sample.sample_index] = sample
+            group.finished[record.sample_index] = record
             if len(group.finished) == self._size:
-                del self._running[sample.group_id]
+                del self._running[record.group_id]
                 if self._filters and len({finished.reward for finished in group.finished.values()}) == 1:
                     self._free(group)
                 else:

@@ -20,7 +20,8 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe import schema
+from asyncrl.core.recipe.schema import BatchConfig
+from asyncrl.core.splitmix import STEP, WHOLE, mixed
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
@@ -30,22 +31,29 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 _SHARD = 0
 
 
-class Buffer(Protocol):
-    """What the pool needs of a replay buffer; see :class:`buffers.replay_buffer.ReplayBuffer`."""
+class Batches(Protocol):
+    """What the pool needs of a replay buffer's batches; see :class:`buffers.batches.Batches`."""
 
-    def room(self) -> int: ...  # noqa: D102
-    def lease(self, worker: WorkerId, limit: int, now: float) -> list[Ticket]: ...  # noqa: D102
-    def commit(self, samples: Sequence[TrajectoryRecord], now: float) -> None: ...  # noqa: D102
-    def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None: ...  # noqa: D102
-    def lost(self, worker: WorkerId) -> None: ...  # noqa: D102
-    def unwanted(self, worker: WorkerId, running: Sequence[GroupId]) -> list[GroupId]: ...  # noqa: D102
     def has_stale(self, version: PolicyVersion) -> bool: ...  # noqa: D102
     def expire(self, version: PolicyVersion) -> None: ...  # noqa: D102
     def takeable(self, version: PolicyVersion, groups: int) -> bool: ...  # noqa: D102
     def take(self, version: PolicyVersion, groups: int) -> Batch: ...  # noqa: D102
     def trained(self, version: PolicyVersion) -> None: ...  # noqa: D102
-    def advance(self, version: PolicyVersion) -> None: ...  # noqa: D102
     def checkpointed(self, version: PolicyVersion) -> None: ...  # noqa: D102
+
+
+class Buffer(Protocol):
+    """What the pool needs of a replay buffer; see :class:`buffers.replay_buffer.ReplayBuffer`."""
+
+    @property
+    def batches(self) -> Batches: ...  # noqa: D102
+    def room(self) -> int: ...  # noqa: D102
+    def lease(self, worker: WorkerId, limit: int, now: float) -> list[Ticket]: ...  # noqa: D102
+    def commit(self, records: Sequence[TrajectoryRecord], now: float) -> None: ...  # noqa: D102
+    def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None: ...  # noqa: D102
+    def lost(self, worker: WorkerId) -> None: ...  # noqa: D102
+    def unwanted(self, worker: WorkerId, running: Sequence[GroupId]) -> list[GroupId]: ...  # noqa: D102
+    def advance(self, version: PolicyVersion) -> None: ...  # noqa: D102
     def drain_freed(self) -> list[PayloadRef]: ...  # noqa: D102
 
 
@@ -135,19 +143,29 @@ class Pool:
         stored: payload that the buffer has not freed yet, by offset.
 
     Args:
-        recipe: its ``batch`` and ``steps`` are used; the rest of it is the buffer's.
         buffer: new.
         shape: of the world.
         reward: of an episode.
         observers: who is told.
+        batch: how large batches are.
+        steps: training steps of the run.
+        renews: after each publication engines stop the groups that nobody waits for any more. There are none unless the buffer
+            drops what is stale.
     """
 
     def __init__(
-        self, recipe: schema.Recipe, buffer: Buffer, shape: Shape, reward: Reward, observers: Sequence[Observer] = ()
+        self,
+        buffer: Buffer,
+        shape: Shape,
+        reward: Reward,
+        observers: Sequence[Observer] = (),
+        *,
+        batch: BatchConfig,
+        steps: int,
+        renews: bool = False,
     ) -> None:
         self._buffer, self._shape, self._reward, self._observers = buffer, shape, reward, observers
-        self._batch, self._steps = recipe.batch, recipe.steps
-        self._renews = recipe.buffer.on_stale == "drop"
+        self._batch, self._steps, self._renews = batch, steps, renews
         self._rng = random.Random(shape.seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = count()
@@ -281,23 +299,23 @@ class Pool:
 
     def _try_to_take(self) -> None:
         version, groups = PolicyVersion(self.step), self._batch.groups_per_step
-        if self._buffer.has_stale(version):
-            self._buffer.expire(version)
-        if not self._buffer.takeable(version, groups):
+        if self._buffer.batches.has_stale(version):
+            self._buffer.batches.expire(version)
+        if not self._buffer.batches.takeable(version, groups):
             return
         assert self._waiting_since is not None
         self.learner_idle += self.now - self._waiting_since
         self._waiting_since = None
-        batch = self._buffer.take(version, groups)
+        batch = self._buffer.batches.take(version, groups)
         samples = [self.stored[row.payload.offset] for row in batch.rows]
         for observer in self._observers:
             observer.took(batch, samples)
         self._at(self._shape.step, self._step_ends)
 
     def _step_ends(self) -> None:
-        self._buffer.trained(PolicyVersion(self.step))
+        self._buffer.batches.trained(PolicyVersion(self.step))
         self.step += 1
-        self._buffer.checkpointed(PolicyVersion(self.step))
+        self._buffer.batches.checkpointed(PolicyVersion(self.step))
         self._waiting_since = self.now
         self._trained_ahead = True
         self._try_to_publish()
@@ -370,25 +388,9 @@ def simulated_tasks(number: int, seed: int) -> TaskStream:
     return TaskStream([TaskSource("simulated", tasks)], seed)
 
 
-def simulated_recipe(steps: int, batch: schema.BatchConfig, buffer: schema.BufferConfig, seed: int = 0) -> schema.Recipe:
-    """A recipe of which only what the buffer reads means something."""
-    return schema.Recipe(
-        name="simulated",
-        steps=steps,
-        model=schema.ModelConfig(path="simulated"),
-        environment=schema.EnvironmentConfig(name="simulated"),
-        batch=batch,
-        buffer=buffer,
-        seed=seed,
-    )
-
-
 def _uniform(*key: int) -> float:
-    """In [0, 1), a pure function of the key: SplitMix64 (Steele, Lea and Flood 2014) over its parts."""
-    mixed = 0
+    """A number in [0, 1), a pure function of the key."""
+    number = 0
     for part in key:
-        mixed = (mixed ^ part) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
-        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
-        mixed ^= mixed >> 31
-    return (mixed >> 11) * 2.0**-53
+        number = mixed((number ^ part) + STEP & WHOLE)
+    return float((number >> 11) * 2.0**-53)

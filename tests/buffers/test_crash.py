@@ -8,6 +8,7 @@ import crash_run
 import msgspec
 import pytest
 from crash_run import CHECKPOINT_EVERY, Checkpoint, Kill, Paths, logged
+from made_buffers import buffer_of, restored
 
 from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.recipe.schema import (
@@ -24,7 +25,6 @@ from buffers import commands
 from buffers.journal_files import read_journal
 from buffers.ledger import TERMINAL
 from buffers.payload import PayloadStore
-from buffers.replay_buffer import ReplayBuffer
 
 KILLS = 50
 """Of each of the runs."""
@@ -97,10 +97,10 @@ def check_what_is_left(recipe, paths):
     """What the journal and the payload of a dead run say; nothing that was acknowledged is lost."""
     found = read_journal(paths.journal)
     tasks = crash_run.stream()
-    buffer = ReplayBuffer.restore(recipe, tasks, found.snapshot) if found.snapshot is not None else ReplayBuffer(recipe, tasks)
+    buffer = restored(recipe, tasks, found.snapshot) if found.snapshot is not None else buffer_of(recipe, tasks)
     commands.replay(found.records, buffer)
     check_ledger(buffer.statistics())
-    live = list(buffer.live_payload())
+    live = list(buffer.groups.live_payload())
     assert len(set(live)) == len(live)
     assert PayloadStore(paths.payload).verify(live) == []
     groups, issued = buffer._state.groups, buffer.statistics().ledger.issued
