@@ -55,8 +55,7 @@ class Journal:
 
     Attributes:
         fsync: each append waits until its record is on the disk.
-        records_since_snapshot: how many records a recovery would replay now.
-        bytes_since_snapshot: their size on disk.
+        bytes_since_snapshot: size on disk of the records that a recovery would replay now.
     """
 
     def __init__(self, folder: Path, lock: int, found: Found, *, fsync: bool, segment_bytes: int, identity: bytes) -> None:
@@ -67,7 +66,6 @@ class Journal:
         self._file = -1
         if self._end:
             self._file = os.open(self._path(self._number, LOG), os.O_RDWR)
-        self.records_since_snapshot = len(found.recovery.records)
         self.bytes_since_snapshot = found.size
 
     @classmethod
@@ -113,7 +111,6 @@ class Journal:
         else:
             self._end = append_whole(self._file, (frame, record), self._end, folder=self._folder, fsync=self.fsync)
         self._position += 1
-        self.records_since_snapshot += 1
         self.bytes_since_snapshot += size
 
     def _begin_segment(self, frame: bytes, record: bytes) -> None:
@@ -144,7 +141,7 @@ class Journal:
         sync_folder(self._folder)
         self._close_segment()
         self._number, self._end = number, 0
-        self.records_since_snapshot = self.bytes_since_snapshot = 0
+        self.bytes_since_snapshot = 0
         self._write_head()
         self._prune()
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.payload import PayloadRef
 from buffers.disk import PAGE, append_whole, disk_full, punch_hole, sync_folder
-from buffers.disk import DiskFull as DiskFull
 from buffers.extents import Extents
 
 logger = logging.getLogger(__name__)

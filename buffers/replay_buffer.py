@@ -32,8 +32,6 @@ from buffers.staleness import Load, StalenessPolicy
 from buffers.state import BufferState
 from buffers.task_stream import TaskStream
 
-__all__ = ["BufferStatistics", "ReplayBuffer"]
-
 logger = logging.getLogger(__name__)
 
 BEYOND_HOPE = "over the staleness bound before it was finished"
@@ -318,14 +316,13 @@ class ReplayBuffer:
             lost_trajectories=observed.lost_trajectories,
             failures=dict(state.failures),
             filtered_tasks=tuple(observed.filtered_tasks),
-            tasks_drawn=self._tasks.position,
             skipped_rows=dict(self._tasks.skipped),
             kept_from=state.forgotten,
             steps_trained=max([state.forgotten, *(version + 1 for version, kept in state.kept.items() if kept.trained)]),
         )
 
-    def blockers(self, version: PolicyVersion) -> list[tuple[GroupId, TaskId, WorkerId | None]]:
-        """What a batch for ``version`` waits for, worst first: group, task and who generates it, None if nobody does."""
+    def blockers(self) -> list[tuple[GroupId, TaskId, WorkerId | None]]:
+        """The unfinished groups, worst first: group, task and who generates it, None if nobody does."""
         groups = (self.groups[group_id] for group_id in self._index.waited_for())
         return [(g.id, g.task.id, g.worker if g.state is GroupState.RUNNING else None) for g in groups]
 

@@ -80,10 +80,7 @@ class BufferService:
         self._background: set[asyncio.Task[None]] = set()
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
-        """Tickets for a worker that has the published version; empty after ``LEASE_WAIT_S`` without one.
-
-        A worker that is given up gets none by what it asked for before: its call may outlive it.
-        """
+        """See :meth:`BufferApi.lease`. A worker that is given up meanwhile gets no ticket: its call may outlive it."""
         self._heartbeats.heard(worker)
         losses = self._losses[worker]
 
@@ -113,7 +110,7 @@ class BufferService:
         return version == self._buffer.version and self._buffer.room() > 0
 
     async def commit(self, records: Sequence[TrajectoryRecord]) -> None:
-        """Take in finished episodes; when this returns, they are in the journal. What arrives together is written together."""
+        """See :meth:`BufferApi.commit`. What arrives together is written together."""
         self._arrived.extend(records)
         await self._changes.change(self._commit_arrived, shared=True)
 
@@ -123,40 +120,28 @@ class BufferService:
         return commands.Commit(arrived, self._clock()) if arrived else None
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
-        """Take an episode back that failed.
-
-        Raises:
-            BudgetExceeded: it was one too many.
-        """
+        """See :meth:`BufferApi.fail`."""
         await self._do(commands.Fail(group_id, sample_index, kind, reason))
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
-        """The worker lives; those of its groups that nobody waits for any more."""
+        """See :meth:`BufferApi.renew`."""
         self._heartbeats.heard(worker)
         return self._buffer.unwanted(worker, running)
 
     async def lost(self, worker: WorkerId) -> None:
-        """The worker is gone; its open episodes are issued again.
-
-        Raises:
-            BudgetExceeded: it was one too many.
-        """
+        """See :meth:`BufferApi.lost`."""
         self._losses[worker] += 1
         self._heartbeats.forget(worker)
         self._pauses.set(worker, "")
         await self._do(commands.Lost(worker))
 
     async def report_pause(self, worker: WorkerId, message: str) -> None:
-        """The worker cannot go on for the time being because of ``message``; empty when it goes on."""
+        """See :meth:`BufferApi.report_pause`."""
         self._heartbeats.heard(worker)
         self._pauses.set(worker, message)
 
     async def take(self, version: PolicyVersion) -> Batch:
-        """The batch to train at ``version``; the same one however often it is asked for.
-
-        Raises:
-            DeadlineExceeded: there was none for ``deadlines.batch`` seconds; says what was waited for, where, and why.
-        """
+        """See :meth:`BufferApi.take`."""
         takeable = partial(self._buffer.batches.takeable, version, self._groups_per_step)
 
         def take() -> Command | None:
@@ -180,7 +165,7 @@ class BufferService:
     def _overdue(self, version: PolicyVersion) -> DeadlineExceeded:
         statistics = self._buffer.statistics()
         counts = statistics.ledger
-        blockers = self._buffer.blockers(version)
+        blockers = self._buffer.blockers()
         named = [
             f"group {group_id} (task {task_id}) on {worker or 'no worker: it waits to be issued again'}"
             for group_id, task_id, worker in blockers[:BLOCKERS_NAMED]
@@ -203,25 +188,25 @@ class BufferService:
         )
 
     async def trained(self, version: PolicyVersion) -> None:
-        """The batch of ``version`` was trained."""
+        """See :meth:`BufferApi.trained`."""
         await self._do(commands.Trained(version))
         if not self._keeps_journal:
             # There is nothing to come back to, so nothing has to be kept for it.
             await self._do(commands.Checkpointed(PolicyVersion(version + 1)))
 
     async def advance(self, version: PolicyVersion) -> None:
-        """Make ``version`` the published one, which lets the workers lease that waited for it."""
+        """See :meth:`BufferApi.advance`."""
         await self._do(commands.Advance(version))
 
     async def checkpointed(self, version: PolicyVersion) -> None:
-        """A checkpoint of the learner is durable, and its oldest one is of ``version``: older batches are not asked for again."""
+        """See :meth:`BufferApi.checkpointed`; the first one since a recovery begins the sweep."""
         await self._do(commands.Checkpointed(version))
         sweep, self._sweep = self._sweep, None
         if sweep is not None:
             self._spawn(asyncio.to_thread(sweep))
 
     async def statistics(self) -> BufferStatistics:
-        """What is held, the whole ledger, and whether the run is paused."""
+        """See :meth:`BufferApi.statistics`."""
         return msgspec.structs.replace(self._buffer.statistics(), paused=self._pauses.message)
 
     async def close(self) -> None:

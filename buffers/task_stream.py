@@ -58,7 +58,6 @@ class TaskStream:
 
     Attributes:
         sources: where the tasks come from.
-        position: how many tasks were drawn.
         skipped: malformed rows that were left out, by source.
 
     Args:
@@ -74,7 +73,6 @@ class TaskStream:
         if not sources or not all(len(source.tasks) for source in sources):
             raise RecipeError("tasks", "there is not a single task", "give at least one in each source")
         self.sources = tuple(sources)
-        self.position = 0
         self.skipped: Mapping[str, int] = {source.name: source.skipped for source in sources}
         self._seed = seed
         self._orders = [_Order(source, seed) for source in sources]
@@ -88,14 +86,13 @@ class TaskStream:
         return {order.source.name: order.position for order in self._orders}
 
     def next(self) -> Drawn:
-        """The task at ``position``, which moves on.
+        """Draw the next task.
 
         Raises:
             CurriculumBroken: by its fault no weights are known; nothing was drawn.
         """
         shares = self._shares if self._curriculum is None else shares_of(self._curriculum.weights())
         order = self._orders[self._mixer.draw(shares)]
-        self.position += 1
         return Drawn(order.next(), order.source.name)
 
     def observe(self, source: str, rewards: Sequence[float]) -> None:
@@ -114,7 +111,6 @@ class TaskStream:
             CurriculumBroken: its state cannot be told or stored.
         """
         state = _State(
-            position=self.position,
             drawn=[order.position for order in self._orders],
             credit=self._mixer.credit,
             curriculum=None if self._curriculum is None else self._curriculum.state(),
@@ -130,7 +126,7 @@ class TaskStream:
         restored = msgspec.msgpack.decode(state, type=_State)
         if self._curriculum is not None and restored.curriculum is not None:
             self._curriculum.restore(restored.curriculum)
-        self.position, self._mixer.credit = restored.position, restored.credit
+        self._mixer.credit = restored.credit
         for order, drawn in zip(self._orders, restored.drawn, strict=True):
             order.position = drawn
 
@@ -144,13 +140,11 @@ class _State(msgspec.Struct, frozen=True):
     """What a stream is restored from.
 
     Attributes:
-        position: of the stream.
         drawn: tasks drawn from each source.
         credit: of the mixer.
         curriculum: its state, None without one.
     """
 
-    position: int
     drawn: list[int]
     credit: list[int]
     curriculum: dict[str, Any] | None

@@ -112,7 +112,6 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
         lost_trajectories: trajectories whose payload a crash destroyed.
         failures: groups that failed since the run was started or resumed, by kind.
         filtered_tasks: tasks given up on, since they break their environment.
-        tasks_drawn: from the stream of tasks.
         skipped_rows: malformed rows of each task source.
         paused: why the run is paused; empty if it is not.
         kept_from: batches of versions before this one are kept no more, so that the learner cannot come back to before it.
@@ -132,7 +131,6 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
     lost_trajectories: int
     failures: Mapping[FailureKind, int]
     filtered_tasks: tuple[TaskId, ...]
-    tasks_drawn: int
     skipped_rows: Mapping[str, int]
     paused: str = ""
     kept_from: PolicyVersion = PolicyVersion(0)

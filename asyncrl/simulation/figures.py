@@ -8,10 +8,10 @@ from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId
 from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.ticket import Ticket
-from asyncrl.simulation.pool import Shape, Varied
+from asyncrl.simulation.pool import Observer, Shape, Varied
 
 
-class StalenessTally:
+class StalenessTally(Observer):
     """Tokens by staleness, recomputed from when they were sampled and not from what the buffer says.
 
     Attributes:
@@ -25,18 +25,15 @@ class StalenessTally:
         self.masked = 0
         self.rows = 0
 
-    def issued(self, ticket: Ticket, now: float) -> None:
-        """Nothing to see."""
-
-    def took(self, batch: Batch, samples: Sequence[TrajectoryRecord]) -> None:
+    def took(self, batch: Batch, records: Sequence[TrajectoryRecord]) -> None:
         """Count the tokens of a batch.
 
         Raises:
             LedgerError: a row's ``loss_tokens`` are not its tokens of ``batch.oldest_version`` or newer.
         """
-        for row, sample in zip(batch.rows, samples, strict=True):
+        for row, record in zip(batch.rows, records, strict=True):
             counted = 0
-            for version, tokens in sample.sampled:
+            for version, tokens in record.sampled:
                 if version >= batch.oldest_version:
                     self.in_loss[batch.version - version] += tokens
                     counted += tokens
@@ -45,7 +42,7 @@ class StalenessTally:
                     f"sample {row.sample_index} of group {row.group_id} counts {row.loss_tokens} tokens at version "
                     f"{batch.version}; {counted} were sampled by version {batch.oldest_version} or newer"
                 )
-            self.masked += sample.length - counted
+            self.masked += record.length - counted
             self.rows += 1
 
     @property
@@ -63,7 +60,7 @@ class StalenessTally:
         return sum(tokens for staleness, tokens in self.in_loss.items() if staleness > bound) / self.in_loss.total()
 
 
-class Cohort:
+class Cohort(Observer):
     """Episodes of the groups issued until :meth:`close`: how long they are, and how long those of them are that were trained.
 
     A cohort, because at the end of a run the long ones among the last groups issued are still being generated.
@@ -88,7 +85,7 @@ class Cohort:
         """Groups issued from now on do not count."""
         self._closed = True
 
-    def issued(self, ticket: Ticket, now: float) -> None:
+    def issued(self, ticket: Ticket) -> None:
         """Note a group the first time it is issued."""
         if self._closed or ticket.group_id in self._issued:
             return
@@ -97,12 +94,12 @@ class Cohort:
         if self._reward.varies(ticket.task):
             self.varied.add(ticket.group_id)
 
-    def took(self, batch: Batch, samples: Sequence[TrajectoryRecord]) -> None:
+    def took(self, batch: Batch, records: Sequence[TrajectoryRecord]) -> None:
         """Note what is trained."""
-        for sample in samples:
-            if sample.group_id in self._issued:
-                self.trained.add(sample.group_id)
-                self.trained_lengths.append(sample.length)
+        for record in records:
+            if record.group_id in self._issued:
+                self.trained.add(record.group_id)
+                self.trained_lengths.append(record.length)
 
     @property
     def bias(self) -> float:

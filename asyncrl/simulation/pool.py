@@ -102,16 +102,14 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         return _uniform(self.seed, group_id, sample_index, attempt, 1) < self.broken
 
 
-class Observer(Protocol):
-    """Who wants to see what happens in the pool."""
+class Observer:
+    """Is told what happens in the pool; a subclass does something with it."""
 
-    def issued(self, ticket: Ticket, now: float) -> None:
-        """A ticket was leased; it may be one that was issued before."""
-        ...
+    def issued(self, ticket: Ticket) -> None:
+        """Look at a ticket that was leased; its group may have been issued before."""
 
-    def took(self, batch: Batch, samples: Sequence[TrajectoryRecord]) -> None:
-        """The learner takes a batch, of which row ``i`` is ``samples[i]``."""
-        ...
+    def took(self, batch: Batch, records: Sequence[TrajectoryRecord]) -> None:
+        """Look at a batch that the learner takes; its row ``i`` was made of ``records[i]``."""
 
 
 Reward = Callable[[Task, int, PolicyVersion], float]
@@ -220,7 +218,7 @@ class Pool:
 
     def _begin(self, engine: "_Engine", ticket: Ticket) -> None:
         for observer in self._observers:
-            observer.issued(ticket, self.now)
+            observer.issued(ticket)
         for index in ticket.samples:
             episode = _Episode(engine, ticket, index, self.now)
             engine.running[ticket.group_id, index] = episode
@@ -234,7 +232,7 @@ class Pool:
         ticket, index = episode.ticket, episode.index
         length = self._shape.length(ticket.group_id, index)
         sampled = tuple(self._sampled(episode, length))
-        sample = TrajectoryRecord(
+        record = TrajectoryRecord(
             group_id=ticket.group_id,
             sample_index=index,
             length=length,
@@ -243,9 +241,9 @@ class Pool:
             stop_reason=StopReason.ENVIRONMENT_DONE,
             payload=PayloadRef(_SHARD, "", next(self._offsets), 9 * length, 0),
         )
-        self.stored[sample.payload.offset] = sample
+        self.stored[record.payload.offset] = record
         self._end(episode)
-        self._buffer.commit([sample], self.now)
+        self._buffer.commit([record], self.now)
 
     def _sampled(self, episode: "_Episode", length: int) -> Iterator[tuple[PolicyVersion, int]]:
         """Tokens by version: those sampled between the moments at which the engine installed it and the next one."""
@@ -307,9 +305,9 @@ class Pool:
         self.learner_idle += self.now - self._waiting_since
         self._waiting_since = None
         batch = self._buffer.batches.take(version, groups)
-        samples = [self.stored[row.payload.offset] for row in batch.rows]
+        records = [self.stored[row.payload.offset] for row in batch.rows]
         for observer in self._observers:
-            observer.took(batch, samples)
+            observer.took(batch, records)
         self._at(self._shape.step, self._step_ends)
 
     def _step_ends(self) -> None:

@@ -26,7 +26,8 @@ from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode, encode
 from buffers import service as service_module
 from buffers import write_ahead
-from buffers.payload import DiskFull, PayloadReader, PayloadStore, PayloadWriter
+from buffers.disk import DiskFull
+from buffers.payload import PayloadReader, PayloadStore, PayloadWriter
 from buffers.service import BufferService
 from buffers.task_stream import TaskSource, TaskStream
 

@@ -366,7 +366,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert len({*live, *waiting}) == len(live) + len(waiting)
         counts = self.buffer.statistics().ledger.tasks
         assert (counts.running, counts.waiting) == (len(live), len(waiting))
-        assert counts.issued == len(set(self.tasks.values())) == self.buffer.statistics().tasks_drawn
+        assert counts.issued == len(set(self.tasks.values())) == sum(self.buffer._tasks.drawn.values())
         ended = set(self.tasks.values()) - {*live, *waiting}
         assert counts.trained == len(ended & self.trained_tasks)
         assert counts.filtered == len(ended - self.trained_tasks)

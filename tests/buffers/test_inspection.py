@@ -23,7 +23,6 @@ def statistics(**changed):
         "lost_trajectories": 0,
         "failures": dict.fromkeys(FailureKind, 0),
         "filtered_tasks": (),
-        "tasks_drawn": 3,
         "skipped_rows": {"a": 2, "b": 0},
     }
     return BufferStatistics(**{**values, **changed})

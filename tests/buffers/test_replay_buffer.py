@@ -269,7 +269,7 @@ def test_under_wait_a_batch_waits_for_the_group_that_would_cross_the_bound():
         finish(buffer, ticket, versions=(1,))
     assert len(buffer._index.ready) == 3
     assert not buffer.batches.takeable(1, 2), "group 0 was born at version 0 and must be trained at version 1, at most"
-    assert buffer.blockers(1) == [(0, tickets[0].task.id, "w")]
+    assert buffer.blockers() == [(0, tickets[0].task.id, "w")]
     finish(buffer, tickets[0], versions=(0, 1))
     batch = step(buffer, 1, 2)
     assert sorted(groups_of(batch)) == [0, 3]
@@ -511,7 +511,7 @@ def test_statistics_tell_what_is_held_and_since_when():
     ]
     statistics = buffer.statistics()
     assert {b: n for b, n in enumerate(statistics.lengths_issued) if n} == {11: 2}
-    assert statistics.tasks_drawn == 3
+    assert buffer._tasks.drawn == {"source": 3}
 
 
 @pytest.mark.parametrize(

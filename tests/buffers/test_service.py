@@ -26,9 +26,9 @@ from asyncrl.core.recipe.schema import (
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
 from buffers import commands, write_ahead
+from buffers.disk import DiskFull
 from buffers.journal import Journal
 from buffers.journal_files import read_journal
-from buffers.payload import DiskFull
 from buffers.service import LEASE_WAIT_S, BufferService
 from buffers.task_stream import TaskSource, TaskStream
 

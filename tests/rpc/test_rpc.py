@@ -34,7 +34,6 @@ STATISTICS = BufferStatistics(
     lost_trajectories=0,
     failures={FailureKind.DATA: 1},
     filtered_tasks=(TaskId("t"),),
-    tasks_drawn=9,
     skipped_rows={"a": 1},
 )
 

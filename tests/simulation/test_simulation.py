@@ -145,7 +145,7 @@ class Batches:
     def __init__(self):
         self.seen = []
 
-    def issued(self, ticket, now):
+    def issued(self, ticket):
         pass
 
     def took(self, batch, samples):
