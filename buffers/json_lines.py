@@ -1,9 +1,11 @@
 """A JSON-lines file of tasks: read once, as bytes; a row is decoded when it is drawn.
 
-A row is a line that holds a JSON object; empty lines are none. Only line feeds end lines, as JSON text may hold every other
-separator that Unicode knows.
+Each line that is not empty holds one row, a JSON object. Only line feeds end lines, as JSON text may hold every other separator
+that Unicode knows.
 """
 
+import json
+import re
 from array import array
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -13,10 +15,11 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from buffers.task_rows import Head
+from buffers.task_rows import NESTING, TOO_DEEP, Head, is_too_deep
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ROW = msgspec.json.Decoder(dict[str, Any])
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class JsonLines:
@@ -62,12 +65,14 @@ class JsonLines:
                     row = _ROW.decode(line)
                     # Tickets carry it as MessagePack, which has no larger integers than 64 bits.
                     encoder.encode_into(row, scratch)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                    yield Head(None, None, f"is no JSON object ({error})")
+                except RecursionError:
+                    yield Head(None, None, f"is {TOO_DEEP}; flatten it")
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    yield Head(None, None, _why_not_decoded(line, error))
                 except OverflowError:
                     yield Head(None, None, "holds an integer of more than 64 bits")
                 else:
-                    yield self._head(row)
+                    yield self._head(row, line)
             start = end + 1
 
     def where(self, position: int) -> str:
@@ -84,7 +89,22 @@ class JsonLines:
         end = self._content.find(b"\n", start)
         return _ROW.decode(self._content[start:] if end < 0 else self._content[start:end])
 
-    def _head(self, row: dict[str, Any]) -> Head:
+    def _head(self, row: dict[str, Any], line: bytes) -> Head:
+        # A row of few brackets is not worth walking through.
+        if line.count(b"[") + line.count(b"{") > NESTING and is_too_deep(row):
+            named = f"(id {row[self._id_key]!r}) " if self._id_key in row else ""
+            return Head(None, None, f"{named}is {TOO_DEEP}; flatten it")
         if self._prompt_key in row:
             return Head(row[self._prompt_key], row.get(self._id_key))
         return Head(None, None, f"has no {self._prompt_key!r}, only {', '.join(map(repr, row)) or 'an empty object'}")
+
+
+def _why_not_decoded(line: bytes, error: ValueError) -> str:
+    """Say what is wrong with a line; where a text holds half of a surrogate pair, the decoder's own words mislead."""
+    try:
+        half = _HALF.search(json.dumps(json.loads(line), ensure_ascii=False))
+    except (ValueError, RecursionError):
+        half = None
+    if half is None:
+        return f"is no JSON object ({error})"
+    return f"holds {half.group()!r}, half of a surrogate pair, which is no character; write the character itself"

@@ -15,6 +15,9 @@ from asyncrl.core.task import Task
 
 NAMED = 3
 """Malformed rows of a source that are told one by one; the others are counted."""
+NESTING = 100
+"""Levels of lists and dictionaries in a task, far fewer than Python's own limit, which it would only meet underway."""
+TOO_DEEP = f"nested more than {NESTING} levels deep"
 
 
 class Head(NamedTuple):
@@ -98,7 +101,7 @@ class TaskRows:
             problem = head.problem or why_no_prompt(head.prompt) or why_no_id(head.id)
             if not problem:
                 task_id = self._id(file, position, head.id)
-                problem = f"repeats the id {head.id!r}" if task_id in taken else ""
+                problem = why_repeated(head.id, task_id) if task_id in taken else ""
                 taken.add(task_id)
             if problem:
                 self.skipped += 1
@@ -131,6 +134,21 @@ def why_no_id(own: object) -> str:
     if own is None or (isinstance(own, str) and own) or (isinstance(own, int) and not isinstance(own, bool)):
         return ""
     return f"has id {_short(own)}, which is neither text nor an integer"
+
+
+def why_repeated(own: object, task_id: str) -> str:
+    """What to say of a row whose id another row has."""
+    if own is None:
+        return f"has no id, and its place, {task_id!r}, is the id of another row; give it an id of its own"
+    return f"repeats the id {own!r}"
+
+
+def is_too_deep(value: Any, levels: int = NESTING) -> bool:
+    """Whether lists and dictionaries lie within each other more than ``levels`` deep."""
+    if not isinstance(value, dict | list | tuple):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return not levels or any(is_too_deep(each, levels - 1) for each in inner)
 
 
 def _short(value: object) -> str:
