@@ -1,7 +1,7 @@
-"""The batches: which groups are handed out, and the same ones again until the learner has a checkpoint that is newer.
+"""Batches for the learner: which groups are handed out, and the same ones again until the learner has a newer checkpoint.
 
-What always holds: no row counts a token older than the staleness bound; no group is handed out more than ``max_reuse`` times; a
-batch that was handed out changes only if a crash destroyed payload of it.
+What always holds: no token older than the staleness bound enters a loss; no group is handed out more than ``max_reuse`` times;
+a batch that was handed out changes only if a crash destroyed payload of it.
 """
 
 import random
@@ -53,7 +53,7 @@ class Batches:
         self._state, self._groups, self._policy, self._sampler = state, groups, policy, sampler
 
     def has_stale(self, version: PolicyVersion) -> bool:
-        """Whether :meth:`expire` for ``version`` would do anything."""
+        """Whether there are groups that :meth:`expire` would end at ``version``."""
         return self._groups.index.deciding.has_below(self._policy.oldest_version(version))
 
     def expire(self, version: PolicyVersion) -> None:
@@ -86,8 +86,8 @@ class Batches:
             return state.kept[version].batch
         if version <= state.last_taken:
             raise LedgerError(
-                f"the batch of version {version} is kept no longer, since the learner has a checkpoint of version "
-                f"{state.forgotten}; begin from that one, put it back if it is gone, or launch a new run"
+                f"the batch of version {version} is kept no longer, because the learner has a checkpoint of version "
+                f"{state.forgotten}; begin from that one (if it is gone, put it back), or launch a new run"
             )
         self.expire(version)
         if not self.takeable(version, groups):
@@ -96,7 +96,7 @@ class Batches:
         with index.ready.without(forced) as ready:
             chosen = self._sampler.sample(ready, groups - len(forced), version, random.Random(f"{self._seed}/{version}"))
         consumed = set(chosen.consumed)
-        # What had to be in the batch stands for itself: it was not drawn, and needs no importance weight.
+        # Groups that had to be in the batch were not drawn at random, so they need no importance weight.
         weights = dict.fromkeys(forced, 1.0) | dict(zip(chosen.sampled, chosen.weights, strict=True))
         batch = Batch(version, self._policy.oldest_version(version), tuple(self._hand_out(weights, version, consumed)))
         state.kept[version] = KeptBatch(batch, list(weights))
@@ -153,7 +153,7 @@ class Batches:
         for taken in old:
             if not state.kept[taken].trained:
                 raise LedgerError(
-                    f"a checkpoint of version {version} cannot be, while the batch of version {taken} is not trained"
+                    f"there cannot be a checkpoint of version {version} while the batch of version {taken} is not trained"
                 )
         for taken in old:
             for group_id in state.kept.pop(taken).groups:
@@ -189,14 +189,14 @@ class Batches:
             self._groups.end(group, GroupState.TRAINED)
 
     def _cut(self, kept: KeptBatch, lost: Collection[PayloadRef]) -> None:
-        """Take the lost rows out of a batch, and groups of which too little is left if it is not trained yet."""
+        """Take lost rows out of a batch, and, if it is not trained yet, whole groups that have too few rows left."""
         state, version = self._state, kept.batch.version
         rows = tuple(row for row in kept.batch.rows if row.payload not in lost)
         if kept.trained and all(row.greedy for row in rows):
             raise LedgerError(
-                f"all trajectories to train of the batch of version {version}, which must be trained again, were destroyed; "
-                "put the run's payload folder back as it was and resume again; if it is lost, launch a new run, and set "
-                "buffer.journal.fsync to always if power cuts are to be survived"
+                f"the batch of version {version} must be trained again, and all its trajectories were destroyed; "
+                "put the run's payload folder back as it was and resume again; if it is lost, launch a new run (with "
+                "buffer.journal.fsync: always, trajectories survive a power cut)"
             )
         if not kept.trained:
             cut = {self._groups[row.group_id].id: self._groups[row.group_id] for row in kept.batch.rows if row.payload in lost}
@@ -206,7 +206,7 @@ class Batches:
                 self._take_out(kept, group)
         kept.batch = msgspec.structs.replace(kept.batch, rows=rows)
         if not rows:
-            # The learner is to get another batch in its stead.
+            # The learner gets another batch instead.
             del state.kept[version]
             state.trainings -= self._config.groups_per_step
             state.unpublished_batches.pop(version, None)

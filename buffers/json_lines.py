@@ -34,7 +34,7 @@ class JsonLines:
         prompt_key, id_key: keys of a row.
 
     Raises:
-        RecipeError: the file cannot be read, or is not JSON lines as a whole.
+        RecipeError: the file cannot be read, or is not a JSON-lines file.
     """
 
     def __init__(self, path: Path, place: str, prompt_key: str, id_key: str) -> None:
@@ -51,19 +51,19 @@ class JsonLines:
         self._starts, self._numbers = array("Q"), array("Q")
 
     def heads(self) -> Iterator[Head]:
-        """Every row once, in order, decoded and checked; afterwards :meth:`row` can be asked."""
+        """Decode and check every row, in order. Call this before :meth:`row`."""
         content, encoder, scratch = self._content, msgspec.msgpack.Encoder(), bytearray()
         start, number = len(BYTE_ORDER_MARK) if content.startswith(BYTE_ORDER_MARK) else 0, 0
         while start < len(content):
             number += 1
-            end = content.find(b"\n", start) % (len(content) + 1)  # -1, there is no other, becomes the end of the file
+            end = content.find(b"\n", start) % (len(content) + 1)  # -1 (no other line feed) becomes the end of the file
             line = content[start:end]
             if line.strip():
                 self._starts.append(start)
                 self._numbers.append(number)
                 try:
                     row = _ROW.decode(line)
-                    # Tickets carry it as MessagePack, which has no larger integers than 64 bits.
+                    # Tickets carry the row as MessagePack, which has no integers of more than 64 bits.
                     encoder.encode_into(row, scratch)
                 except RecursionError:
                     yield Head(None, None, f"is {TOO_DEEP}; flatten it")
@@ -76,15 +76,15 @@ class JsonLines:
             start = end + 1
 
     def where(self, position: int) -> str:
-        """The row's place, for messages."""
+        """Return where the row is, for messages."""
         return f"{self._path}:{self.number(position)}"
 
     def number(self, position: int) -> int:
-        """The row's line, counted from 1."""
+        """Return the row's line, counted from 1."""
         return self._numbers[position]
 
     def row(self, position: int) -> dict[str, Any]:
-        """The row, decoded."""
+        """Decode the row."""
         start = self._starts[position]
         end = self._content.find(b"\n", start)
         return _ROW.decode(self._content[start:] if end < 0 else self._content[start:end])

@@ -1,4 +1,4 @@
-"""A seeded shuffle of ``range(size)`` that any position can be asked of: no list is held, and an epoch costs nothing to begin.
+"""A seeded shuffle of ``range(size)``, computed position by position: no list is held, and a new epoch costs nothing.
 
 A Feistel network over pairs (left, right) of digits in base ceil(sqrt(size)) is a bijection whatever its round function is
 (Luby and Rackoff 1988); walking its cycle until a number falls below ``size`` restricts it to the range (Black and Rogaway
@@ -15,7 +15,7 @@ _ROUNDS = 8
 
 
 class Permutation:
-    """``permutation[position]`` for every position in ``range(size)`` is every number of that range once.
+    """A shuffle: ``permutation[position]``, over all positions in ``range(size)``, is every number of that range once.
 
     Args:
         size: of the range, at least 1.

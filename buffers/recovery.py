@@ -1,16 +1,17 @@
-"""A buffer as it was when its process ended, however it ended.
+"""Recovery: brings a buffer back to where it was when its process ended, however it ended.
 
-What always holds after a recovery: every change that anybody was told of has happened; nobody holds a ticket, and what was
-running is issued again without counting as a failure; every row held can be read.
+What always holds after a recovery: every change that anybody was told of has happened; nobody holds a ticket, and episodes that
+were running are issued again without counting as failures; every trajectory that the buffer holds can be read.
 
-A recovery is done in three steps, so that a resume that is refused, for whatever reason, has changed nothing:
+A recovery has three steps, so that a resume that is refused has changed nothing:
 
-1. :func:`recover` reads everything back and checks it, and changes no file but the journal's lock;
-2. :meth:`Takeover.begin`, called when all else that the run needs has been checked, too, writes what changed into the journal;
-3. :meth:`Takeover.sweep` gives up the trajectories that nobody needs. It is called when the run has shown that it can go on
-   without them: when its learner's first checkpoint since the recovery is on disk. Until then every trajectory that was there
-   lies where it lay, also those that the run itself gives up meanwhile: a run that was resumed by mistake, on a journal from a
-   backup for example, has not destroyed what the right journal needs.
+1. :func:`recover` reads everything back and checks it. It changes no file except the journal's lock.
+2. :meth:`Takeover.begin` writes the changes into the journal. It is called when everything else that the run needs has been
+   checked, too.
+3. :meth:`Takeover.sweep` frees the trajectories that nobody needs. It is called when the learner's first checkpoint since the
+   recovery is on disk, because then the run has shown that it can go on without them. Until then every trajectory stays where it
+   is, even those that the run itself frees meanwhile. So a run that was resumed by mistake, for example on a journal from a
+   backup, has destroyed nothing that the right journal needs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,39 +32,39 @@ from buffers.replay_buffer import ReplayBuffer
 
 
 class Store(Protocol):
-    """The payload of one shard; see :class:`buffers.payload.PayloadStore`."""
+    """The payload of one shard, as :class:`buffers.payload.PayloadStore` keeps it."""
 
     def is_empty(self) -> bool:
-        """Whether there is no payload at all."""
+        """Whether the shard has no payload."""
         ...
 
     def verify(self, refs: Iterable[PayloadRef]) -> list[PayloadRef]:
-        """Those that are gone or damaged; ``PayloadGone`` if the whole shard is."""
+        """Return those that are gone or damaged; raise ``PayloadGone`` if the whole shard is missing."""
         ...
 
     def set_aside(self, live: Iterable[PayloadRef]) -> int:
-        """Remember everything else for :meth:`sweep`, and change nothing; how many bytes of disk it takes."""
+        """Remember everything else for :meth:`sweep`, and return its size on disk. Changes nothing."""
         ...
 
     def sweep(self) -> None:
-        """Give up what was set aside."""
+        """Free what was set aside."""
         ...
 
 
 class RecoveryReport(msgspec.Struct, frozen=True):
-    """What a recovery found; as text, what a user should know of it, and empty for a run that begins.
+    """What a recovery found. As text, it says what a user should know; for a new run that is nothing.
 
     Attributes:
-        resumed: there was something to recover.
-        records: replayed.
+        resumed: whether there was something to recover.
+        records: how many were replayed.
         committed: groups that are ready to be trained.
-        again: groups that are to be issued again, those whose generation was cut short among them.
-        batches: handed out and not in every checkpoint that is kept: a learner may be given them again.
-        lost_trajectories: whose payload was gone or damaged; those that were not trained yet are generated again.
-        cut_bytes: torn off the end of the journal: of a record that nobody was told of.
-        set_aside_bytes: of payload that nobody needs; given up once the run has a new checkpoint.
-        damaged_snapshots: names of snapshots that could not be used; older ones were.
-        missing_snapshot: name of the newest snapshot if it is gone; an older one was used, or all records from the beginning.
+        again: groups that are issued again, among them those whose generation was cut short.
+        batches: kept batches, which the learner may ask for again.
+        lost_trajectories: trajectories whose payload was gone or damaged; those not trained yet are generated again.
+        cut_bytes: cut off the end of the journal, of a record that nobody was told of.
+        set_aside_bytes: size of payload that nobody needs; it is freed once the run has a new checkpoint.
+        damaged_snapshots: names of snapshots that could not be used, so that an older one was.
+        missing_snapshot: name of the newest snapshot if it is gone, so that an older one or all records were used.
     """
 
     resumed: bool
@@ -82,7 +83,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
             return ""
         parts = [
             f"the buffer is as it was ({self.records} records replayed): {self.committed} groups are ready, {self.again} are "
-            f"issued again, and {self.batches} batches are kept for a learner that begins from a checkpoint before them"
+            f"issued again, and {self.batches} batches are kept for a learner that begins from an earlier checkpoint"
         ]
         if self.lost_trajectories:
             parts.append(
@@ -102,10 +103,10 @@ class RecoveryReport(msgspec.Struct, frozen=True):
 
 
 class Takeover:
-    """A buffer that was read back and checked, and has not written anything yet. Made by :func:`recover`.
+    """A buffer that was read back and checked, before anything is written. Made by :func:`recover`.
 
     Attributes:
-        buffer: as it goes on from here. Nobody else may change it before :meth:`begin`.
+        buffer: the buffer. Nobody may change it before :meth:`begin`.
         journal: where its commands go after that.
         report: what was found.
     """
@@ -122,18 +123,18 @@ class Takeover:
         self._changes, self._stores = tuple(changes), tuple(stores)
 
     def begin(self) -> None:
-        """Record what the recovery changed: from here on the journal is this process's. Call it once.
+        """Write the changes of the recovery into the journal, which belongs to this process from now on. Call it once.
 
         Raises:
-            DiskFull: there is not even room for that.
+            DiskFull: there is no room for them.
         """
-        # Later commands build on the recovery's own changes, so these are part of the history, too. Nobody knows of them yet, so
-        # they may be written after they were made.
+        # Later commands build on these changes, so they are part of the history. Nobody knows of them yet, so they may be written
+        # after they were applied.
         for change in self._changes:
             self.journal.append(commands.encode(change))
 
     def sweep(self) -> None:
-        """Give up the payload that nobody needed when the buffer was read back, in files that were there then."""
+        """Free the payload that nobody needed when the buffer was read back, in files that were there then."""
         for store in self._stores:
             store.sweep()
 
@@ -208,13 +209,13 @@ def rebuild(buffer: ReplayBuffer, identity: Identity, folder: Path, found: Recov
 
 
 def _check_new(folder: Path, stores: Mapping[int, Store]) -> None:
-    """A journal that holds nothing is that of a run that begins, unless there are trajectories: its first record is older."""
+    """Refuse an empty journal if there are trajectories: every run writes its first record before its first trajectory."""
     if held := [str(shard) for shard, store in stores.items() if not store.is_empty()]:
         raise JournalGone(folder, f"there are trajectories of the run (payload shard {', '.join(held)})")
 
 
 def _taken_over(buffer: ReplayBuffer, steps: int, journal: Journal, found: Recovery, stores: Mapping[int, Store]) -> Takeover:
-    """Take back what was handed out, and see what payload is there."""
+    """Take all running episodes back, and check which payload is there."""
     resumed = not found.is_empty
     changes: list[Command] = []
     lost_trajectories = 0

@@ -1,13 +1,14 @@
 """The versioned replay buffer: tickets out, finished episodes in, staleness-bounded batches out.
 
-A plain class without waits, clocks, threads or payload: callers are told "not yet" and decide how to wait, and the same calls
-always lead to the same state, to the byte. What always holds:
+A plain class without waits, clocks, threads or payload. Callers learn that something is not possible yet, and decide how to wait.
+The same calls always lead to the same state, to the byte. What always holds:
 
 * every group, trajectory and draw of a task is in exactly one ledger state;
-* a group that lost episodes is issued again, with what it has, before any other, the task of one that expired before new tasks;
-* no row of a batch counts a token older than the staleness bound, and no group is handed out more than ``max_reuse`` times;
-* a batch stays what it is until the learner has a checkpoint that is newer, however often it is asked for;
-* payload is freed once: when its group has ended and no batch that may be asked for again holds it.
+* groups that lost episodes are issued again first, with the episodes that they still have; then tasks of expired groups; then new
+  tasks;
+* no token older than the staleness bound enters a loss, and no group is handed out more than ``max_reuse`` times;
+* a batch stays the same, however often it is asked for, until the learner has a newer checkpoint;
+* payload is freed once, when its group has ended and no kept batch holds it.
 """
 
 import logging
@@ -34,8 +35,8 @@ from buffers.task_stream import TaskStream
 
 logger = logging.getLogger(__name__)
 
-BEYOND_HOPE = "over the staleness bound before it was finished"
-NOTHING_SAMPLED = "the policy sampled not a single token; does the prompt fit the context?"
+EXPIRED_UNFINISHED = "over the staleness bound before it was finished"
+NOTHING_SAMPLED = "the policy sampled no token at all; does the prompt fit into the context?"
 NO_ANSWER_IN_TIME = (
     "environment.episode_timeout_s was over before the policy's first answer; the engine is overloaded or frozen, or the "
     "environment's reset is slow"
@@ -77,17 +78,17 @@ class ReplayBuffer:
 
     @property
     def steps(self) -> int:
-        """How many steps the run is to have."""
+        """Training steps of the whole run."""
         return self._state.steps
 
     def plan(self, steps: int) -> None:
-        """The run is to have ``steps`` steps from now on, whatever its recipe said."""
+        """Set the training steps of the whole run."""
         self._state.steps = steps
 
     # Tickets
 
     def room(self) -> int:
-        """Groups that may be issued now; see :meth:`StalenessPolicy.room`."""
+        """Number of groups that may be issued now; see :meth:`StalenessPolicy.room`."""
         groups, state = self._ledger.groups, self._state
         return self._policy.room(
             Load(
@@ -102,11 +103,11 @@ class ReplayBuffer:
         )
 
     def lease(self, worker: WorkerId, limit: int, now: float) -> list[Ticket]:
-        """Up to ``limit`` tickets, as far as there is room: failed groups first, then tasks of expired ones, then new tasks.
+        """Issue up to ``limit`` tickets while there is room: failed groups first, then tasks of expired groups, then new tasks.
 
         Args:
-            worker: who generates their episodes.
-            limit: groups at most.
+            worker: will generate the episodes.
+            limit: number of groups at most.
             now: seconds since the epoch; only ages are computed from it.
         """
         self._state.now = now
@@ -116,29 +117,29 @@ class ReplayBuffer:
         ]
 
     def unwanted(self, worker: WorkerId, running: Sequence[GroupId]) -> list[GroupId]:
-        """Those of the groups a worker says it is running that nobody waits for, at least not from this worker."""
+        """Return those of a worker's ``running`` groups that nobody waits for any more, at least not from this worker."""
         held = self._index.held_by(worker)
         return [group_id for group_id in running if group_id not in held]
 
     # Finished and failed episodes
 
     def commit(self, records: Sequence[TrajectoryRecord], now: float) -> None:
-        """Take in finished episodes. One that nobody waits for (any more) is counted, and its payload freed.
+        """Take in finished episodes. Episodes that nobody waits for are counted, and their payload is freed.
 
         Raises:
-            LedgerError: its group was never issued or has no such episode, or it holds tokens older than its ticket.
-            BudgetExceeded: too many groups failed: those in whose episodes the policy sampled nothing.
+            LedgerError: a group was never issued or has no such episode, or an episode has tokens older than its ticket.
+            BudgetExceeded: too many groups failed because the policy sampled nothing in their episodes.
         """
         self._state.now = now
         empty = [record for record in records if not self._take_in(record)]
         for record in empty:
-            # Whoever ran out of time before the first answer may have waited for a slow engine: that is not the task's fault.
+            # An episode that ran out of time before the first answer may have waited for a slow engine: not the task's fault.
             late = record.stop_reason is StopReason.EPISODE_TIMEOUT
             kind, reason = (FailureKind.INFRASTRUCTURE, NO_ANSWER_IN_TIME) if late else (FailureKind.DATA, NOTHING_SAMPLED)
             self.fail(record.group_id, record.sample_index, kind, reason)
 
     def _take_in(self, record: TrajectoryRecord) -> bool:
-        """Whether anything was sampled in it."""
+        """Take in one episode; False if the policy sampled nothing in it."""
         index = record.sample_index
         group = self.groups.get(record.group_id)
         if group is None or index not in group.open:
@@ -154,7 +155,7 @@ class ReplayBuffer:
                     f"sample {index} of group {group.id} has tokens of version {oldest}, but was leased at {group.version}; "
                     f"{group.worker} must not lease while its engine is behind the published version"
                 )
-            self._take_in_late(record, group)  # from a worker that was given up, and was slower than that
+            self._take_in_late(record, group)  # it comes late, from a worker that was given up
             return True
         self.groups.finish_episode(group, record)
         self._state.observed.lengths_issued.add(record.length)
@@ -177,7 +178,7 @@ class ReplayBuffer:
             self.groups.freed.append(record.payload)
 
     def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
-        """Give an episode back. Nothing happens if nobody waits for it (any more).
+        """Take back a failed episode. Nothing happens if nobody waits for it.
 
         Raises:
             LedgerError: the group was never issued.
@@ -194,16 +195,16 @@ class ReplayBuffer:
             self._spend(kind, f"of task {group.task.id}: {reason}")
 
     def lost(self, worker: WorkerId) -> None:
-        """A worker is gone: give all its episodes back. Nothing happens if it had none.
+        """Take back all episodes of a worker that was given up. Nothing happens if it had none.
 
         Raises:
-            BudgetExceeded: it was one failure too many.
+            BudgetExceeded: this was one failure too many.
         """
         if self._give_all_back(worker, f"{worker} is gone"):
             self._spend(FailureKind.INFRASTRUCTURE, f"{worker} is gone")
 
     def restart(self) -> None:
-        """All workers are gone, since the run was: give everything back, and begin to count failures anew."""
+        """After the whole run ended, take back the episodes of all workers, and count failures from 0 again."""
         for worker in self._index.workers():
             self._give_all_back(worker, "the run was resumed")
         self._state.failures = dict.fromkeys(FailureKind, 0)
@@ -234,7 +235,7 @@ class ReplayBuffer:
             )
 
     def _settle(self, group: Group, last_failure: str = "") -> None:
-        """None of the group's episodes is being generated any more."""
+        """Decide what becomes of a group of which no episode is being generated any more."""
         if group.has_enough(self._batch.min_group):
             self._complete(group)
             return
@@ -261,7 +262,7 @@ class ReplayBuffer:
             self.groups.end(group, GroupState.FILTERED, why)
         else:
             group.oldest_sampled = min([record.sampled[0][0] for record in records])
-            # A greedy episode has no token that a loss could still take.
+            # No loss takes tokens of a greedy episode.
             group.newest_sampled = max([record.sampled[-1][0] for record in records if not record.greedy])
             group.advantage = mean_absolute_advantage(rewards)
             self.groups.move(group, GroupState.COMMITTED, birth=group.oldest_sampled)
@@ -270,10 +271,10 @@ class ReplayBuffer:
     # Published version
 
     def advance(self, version: PolicyVersion) -> None:
-        """Make ``version`` the published one. Nothing happens if it is already.
+        """Make ``version`` the published version. Nothing happens if it already is.
 
         Raises:
-            LedgerError: it would move by more than one.
+            LedgerError: the published version would grow by more than one.
         """
         state = self._state
         if version > state.version + 1:
@@ -288,19 +289,19 @@ class ReplayBuffer:
             for group_id in self._index.unfinished.below(expired_unfinished_below):
                 group = self.groups[group_id]
                 state.observed.stale_tokens.dropped += group.sampled_tokens()
-                self.groups.end(group, GroupState.EXPIRED, BEYOND_HOPE)
+                self.groups.end(group, GroupState.EXPIRED, EXPIRED_UNFINISHED)
 
     # Payload
 
     def drain_freed(self) -> list[PayloadRef]:
-        """Payload that nobody needs any more, since the last call."""
+        """Return the payload that became unnecessary since the last call."""
         freed, self.groups.freed = self.groups.freed, []
         return freed
 
     # Inspection
 
     def statistics(self) -> BufferStatistics:
-        """What is held, and what became of all that was issued."""
+        """Tell what the buffer holds, and what became of everything that it issued."""
         state, observed = self._state, self._state.observed
         return BufferStatistics(
             version=state.version,
@@ -322,14 +323,14 @@ class ReplayBuffer:
         )
 
     def blockers(self) -> list[tuple[GroupId, TaskId, WorkerId | None]]:
-        """The unfinished groups, worst first: group, task and who generates it, None if nobody does."""
+        """List unfinished groups, oldest tokens first: group, task, and the worker that generates it (None if nobody does)."""
         groups = (self.groups[group_id] for group_id in self._index.waited_for())
         return [(g.id, g.task.id, g.worker if g.state is GroupState.RUNNING else None) for g in groups]
 
     # Snapshots
 
     def snapshot(self) -> bytes:
-        """Everything but payload that :meth:`drain_freed` has not told yet: the sweep of the payload folder finds that."""
+        """Encode the whole state, except for freed payload that :meth:`drain_freed` has not returned: the sweep finds that."""
         state = msgspec.structs.replace(
             self._state,
             waiting_draws=list(self.groups.waiting_draws),
@@ -343,7 +344,7 @@ class ReplayBuffer:
 
         Raises:
             LedgerError: the tasks are not those of the snapshot.
-            msgspec.DecodeError: ``data`` is no snapshot.
+            msgspec.DecodeError: ``data`` is not a snapshot.
         """
         state = _decoder.decode(data)
         if state.fingerprint != self._fingerprint:

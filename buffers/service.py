@@ -34,11 +34,11 @@ from buffers.write_ahead import WriteAhead
 logger = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 5.0
-"""A lease request that finds no ticket is answered empty after this long, so that one whose worker is gone does not stay."""
+"""A lease request without a ticket is answered empty after this long, so that requests of dead workers do not stay."""
 FREED_AT_ONCE = 64
-"""Payloads given up in one go."""
+"""Number of payloads freed in one go."""
 BLOCKERS_NAMED = 3
-"""Groups an overdue batch names; the rest are counted."""
+"""Number of groups that the error about an overdue batch names; the others are counted."""
 
 
 class BufferService:
@@ -49,9 +49,9 @@ class BufferService:
         journal: where the buffer's commands go; None keeps none, and then a batch is given up as soon as it was trained.
         groups_per_step: groups in a batch.
         deadlines: of the recipe.
-        free: gives up payload that nobody needs any more; called in a thread.
-        sweep: gives up the payload that a recovery found nobody needs; called in a thread, once, when the learner's first
-            checkpoint is durable: before that, the run could not go on without what came before it.
+        free: frees payload that nobody needs any more; called in a thread.
+        sweep: frees the payload that a recovery found unnecessary; called once, in a thread, when the learner's first checkpoint
+            is durable. Before that, the run may need what came before it.
         clock: seconds since the epoch; only ages are computed from it.
     """
 
@@ -96,11 +96,11 @@ class BufferService:
                     while not self._may_lease(version):
                         await self._waiters.room(version)
                         if version < self._buffer.version:
-                            return []  # versions do not go back; the worker asks again with what it has by now
+                            return []  # versions never go back; the worker asks again with the version that it has by now
             except TimeoutError:
                 return []
             if self._losses[worker] != losses:
-                self._waiters.wake()  # the room that this one was woken for is another's
+                self._waiters.wake()  # the room that woke this request belongs to another
                 return []
             tickets = await self._changes.change(lease)
         return tickets
@@ -191,7 +191,7 @@ class BufferService:
         """See :meth:`BufferApi.trained`."""
         await self._do(commands.Trained(version))
         if not self._keeps_journal:
-            # There is nothing to come back to, so nothing has to be kept for it.
+            # Without a journal the learner cannot come back, so no batch must be kept for it.
             await self._do(commands.Checkpointed(PolicyVersion(version + 1)))
 
     async def advance(self, version: PolicyVersion) -> None:
@@ -230,7 +230,7 @@ class BufferService:
     async def _free_payload(self) -> None:
         try:
             while self._freed:
-                # Not all at once: a thread at work keeps the event loop waiting.
+                # Not all at once: a busy thread makes the event loop wait.
                 refs, self._freed = self._freed[:FREED_AT_ONCE], self._freed[FREED_AT_ONCE:]
                 await asyncio.to_thread(self._free, refs)
         finally:

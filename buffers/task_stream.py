@@ -1,8 +1,8 @@
 """Where tasks come from: an endless stream, drawn from one or several sources.
 
-Without a curriculum the whole stream is a pure function of (seed, position). Within a source the order is a pure function of
-(seed, epoch, position in the source): every task once an epoch, each epoch in its own order. Sources are mixed by weight, each
-within one draw of its share. A stream that is restored from its state goes on exactly as if it had never stopped.
+Without a curriculum, the whole stream is a pure function of the seed and the number of tasks drawn. Each source gives every task
+once an epoch, and each epoch has its own order. Sources are mixed by weight, each within one draw of its share. A stream that is
+restored from its state goes on exactly as if it had never stopped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from buffers.permutation import Permutation
 
 
 class Tasks(Protocol):
-    """Tasks by index, from 0 to one less than their number."""
+    """A sequence of tasks."""
 
     def __len__(self) -> int: ...
 
@@ -36,7 +36,7 @@ class TaskSource(msgspec.Struct, frozen=True):
         tasks: at least one; ids are unique over all sources of a stream.
         weight: how often tasks are drawn from here, relative to the other sources.
         skipped: malformed rows that were left out.
-        digest: of the content; empty means that it is computed from the tasks.
+        digest: of the content; if empty, it is computed from the tasks.
     """
 
     name: str
@@ -47,14 +47,14 @@ class TaskSource(msgspec.Struct, frozen=True):
 
 
 class Drawn(msgspec.Struct, frozen=True):
-    """A task, and the name of the source it came from."""
+    """A task, and the name of its source."""
 
     task: Task
     source: str
 
 
 class TaskStream:
-    """See the module.
+    """An endless stream of tasks.
 
     Attributes:
         sources: where the tasks come from.
@@ -63,7 +63,7 @@ class TaskStream:
     Args:
         sources: in the order of the recipe.
         seed: of the order within each source.
-        curriculum: moves the weights of the sources; None leaves them as they are.
+        curriculum: changes the weights of the sources; with None they stay as they are.
 
     Raises:
         RecipeError: there is no source, or one without a task.
@@ -82,33 +82,33 @@ class TaskStream:
 
     @property
     def drawn(self) -> Mapping[str, int]:
-        """How many tasks were drawn from each source."""
+        """Number of tasks drawn from each source."""
         return {order.source.name: order.position for order in self._orders}
 
     def next(self) -> Drawn:
         """Draw the next task.
 
         Raises:
-            CurriculumBroken: by its fault no weights are known; nothing was drawn.
+            CurriculumBroken: the curriculum returned no valid weights; nothing was drawn.
         """
         shares = self._shares if self._curriculum is None else shares_of(self._curriculum.weights())
         order = self._orders[self._mixer.draw(shares)]
         return Drawn(order.next(), order.source.name)
 
     def observe(self, source: str, rewards: Sequence[float]) -> None:
-        """Tell the curriculum, if there is one, the rewards of a finished group of a task of ``source``.
+        """Tell the curriculum, if there is one, the rewards of a finished group of ``source``.
 
         Raises:
-            CurriculumBroken: it raised.
+            CurriculumBroken: the curriculum raised an error.
         """
         if self._curriculum is not None:
             self._curriculum.observe(source, rewards)
 
     def state(self) -> bytes:
-        """All that changes, to be given to :meth:`restore` of a stream with the same fingerprint.
+        """Return everything that changes, for :meth:`restore` of a stream with the same fingerprint.
 
         Raises:
-            CurriculumBroken: its state cannot be told or stored.
+            CurriculumBroken: the curriculum's state cannot be stored.
         """
         state = _State(
             drawn=[order.position for order in self._orders],
@@ -118,10 +118,10 @@ class TaskStream:
         return msgspec.msgpack.encode(state)
 
     def restore(self, state: bytes) -> None:
-        """Go on from what :meth:`state` returned.
+        """Continue from a state that :meth:`state` returned.
 
         Raises:
-            CurriculumBroken: it raised.
+            CurriculumBroken: the curriculum raised an error.
         """
         restored = msgspec.msgpack.decode(state, type=_State)
         if self._curriculum is not None and restored.curriculum is not None:
@@ -131,18 +131,18 @@ class TaskStream:
             order.position = drawn
 
     def fingerprint(self) -> str:
-        """Of the seed and of the sources' names and content: with the same one, the same state means the same tasks."""
+        """Digest of the seed and of the sources' names and content. With equal fingerprints, equal states give equal tasks."""
         content = [(order.source.name, len(order.source.tasks), _digest(order.source)) for order in self._orders]
         return blake2b(msgspec.json.encode((self._seed, content)), digest_size=16).hexdigest()
 
 
 class _State(msgspec.Struct, frozen=True):
-    """What a stream is restored from.
+    """The state that a stream is restored from.
 
     Attributes:
-        drawn: tasks drawn from each source.
+        drawn: number of tasks drawn from each source.
         credit: of the mixer.
-        curriculum: its state, None without one.
+        curriculum: its state; None without a curriculum.
     """
 
     drawn: list[int]
@@ -151,7 +151,7 @@ class _State(msgspec.Struct, frozen=True):
 
 
 class _Order:
-    """One source, epoch after epoch."""
+    """The order of tasks within one source, epoch after epoch."""
 
     def __init__(self, source: TaskSource, seed: int) -> None:
         self.source, self._seed = source, seed
@@ -173,14 +173,14 @@ def _digest(source: TaskSource) -> str:
 
 
 def source_names(files: Sequence[TaskFile], place: str) -> list[str]:
-    """What the sources are called: the end of the path, as long as needed to tell them apart, and ``:split`` where one is given.
+    """Name the sources: the end of the path, as much as tells them apart, and ``:split`` where a split is given.
 
     Args:
         files: in the order of the recipe.
         place: recipe key to blame.
 
     Raises:
-        RecipeError: one is named twice.
+        RecipeError: a source is named twice.
     """
     sources = [(Path(file.path), file.split) for file in files]
     for index, source in enumerate(sources):

@@ -36,7 +36,7 @@ class Waiters:
             await woken
         except asyncio.CancelledError:
             if woken.done() and not woken.cancelled():
-                self.wake()  # the room that this one was woken for is another's
+                self.wake()  # the room that woke this one belongs to another
             raise
         finally:
             if woken in waiting:

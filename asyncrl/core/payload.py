@@ -1,7 +1,7 @@
-"""Where the bytes of a finished trajectory lie, and what bookkeeping needs to know of it without them.
+"""References to the bytes of finished trajectories, and the records that bookkeeping works with instead of the bytes.
 
-Control and data are apart: the buffer decides over :class:`TrajectoryRecord`, some two hundred bytes, while the trajectory itself
-stays in a segment file on the node that made it until a data-parallel rank reads it there.
+Control and data are separate: the buffer works with :class:`TrajectoryRecord`, about two hundred bytes, while the trajectory
+itself stays in a segment file on the node that made it until a data-parallel rank reads it.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What is measured in a simulated pool: how stale the tokens of the losses are, and whether short episodes are favoured."""
+"""Measurements in a simulated pool: how stale the tokens in the losses are, and whether short episodes are favoured."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from asyncrl.simulation.pool import Observer, Shape, Varied
 
 
 class StalenessTally(Observer):
-    """Tokens by staleness, recomputed from when they were sampled and not from what the buffer says.
+    """Counts tokens by staleness, computed from when they were sampled and not from what the buffer says.
 
     Attributes:
         in_loss: tokens that entered a loss, by staleness.
-        masked: tokens of trained rows that did not.
-        rows: trained.
+        masked: tokens of trained rows that did not enter a loss.
+        rows: number of trained rows.
     """
 
     def __init__(self) -> None:
@@ -47,28 +47,28 @@ class StalenessTally(Observer):
 
     @property
     def mean(self) -> float:
-        """Of the staleness of a token in a loss."""
+        """Mean staleness of the tokens in the losses."""
         return sum(staleness * tokens for staleness, tokens in self.in_loss.items()) / self.in_loss.total()
 
     @property
     def max(self) -> int:
-        """The largest staleness of a token in a loss."""
+        """Largest staleness of a token in a loss."""
         return max(self.in_loss)
 
     def share_over(self, bound: int) -> float:
-        """Share of the tokens in the losses that are older than ``bound``."""
+        """Share of the tokens in the losses whose staleness is over ``bound``."""
         return sum(tokens for staleness, tokens in self.in_loss.items() if staleness > bound) / self.in_loss.total()
 
 
 class Cohort(Observer):
-    """Episodes of the groups issued until :meth:`close`: how long they are, and how long those of them are that were trained.
+    """Lengths of the episodes of all groups issued before :meth:`close`, and of those that were trained.
 
-    A cohort, because at the end of a run the long ones among the last groups issued are still being generated.
+    The last groups of a run do not count, because their long episodes are still being generated when the run ends.
 
     Attributes:
-        issued_lengths: of every episode of every group.
-        trained_lengths: of the episodes that were trained.
-        varied: groups whose rewards vary, which no filter leaves out.
+        issued_lengths: lengths of all episodes of these groups.
+        trained_lengths: lengths of the episodes that were trained.
+        varied: groups whose rewards vary, so that no filter leaves them out.
         trained: groups that were trained.
     """
 
@@ -82,7 +82,7 @@ class Cohort(Observer):
         self.trained: set[GroupId] = set()
 
     def close(self) -> None:
-        """Groups issued from now on do not count."""
+        """Ignore groups that are issued from now on."""
         self._closed = True
 
     def issued(self, ticket: Ticket) -> None:
@@ -95,7 +95,7 @@ class Cohort(Observer):
             self.varied.add(ticket.group_id)
 
     def took(self, batch: Batch, records: Sequence[TrajectoryRecord]) -> None:
-        """Note what is trained."""
+        """Note the lengths of the trained episodes."""
         for record in records:
             if record.group_id in self._issued:
                 self.trained.add(record.group_id)
@@ -103,7 +103,7 @@ class Cohort(Observer):
 
     @property
     def bias(self) -> float:
-        """Mean length of the trained episodes over that of the issued ones: 1 if neither short nor long ones are favoured."""
+        """Mean length of trained episodes divided by that of issued ones; 1 if neither short nor long episodes are favoured."""
         return _mean(self.trained_lengths) / _mean(self.issued_lengths)
 
 

@@ -238,7 +238,7 @@ def test_a_sampler_of_ones_own():
     ("mistake", "told"),
     [
         ("type", "tuple, not a Selection"),
-        ("raises", "sample raised KeyError: 7; mend that class"),
+        ("raises", "sample raised KeyError: 7; correct that class"),
         ("size", "2 different groups were wanted, 1 were sampled"),
         ("twice", "2 were sampled, 1 of them different"),
         ("unknown", r"groups \[777\] were sampled and are not ready"),

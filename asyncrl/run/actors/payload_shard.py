@@ -1,4 +1,4 @@
-"""One shard of the trajectories, on the node that made them: it frees what nobody needs, and serves those on other nodes."""
+"""One shard of the trajectories, on the node that made them: frees what nobody needs, and serves other nodes."""
 
 import asyncio
 import contextlib
