@@ -30,9 +30,6 @@ class CurriculumBroken(AsyncRLError):
         self.name, self.problem, self.remedy = name, problem, remedy
         super().__init__(f"curriculum {name}: {problem}; {remedy}")
 
-    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
-        return type(self), (self.name, self.problem, self.remedy)
-
 
 class Curriculum(Protocol):
     """The methods that a curriculum must have.

@@ -36,9 +36,6 @@ class DiskFull(AsyncRLError):
             f"{folder} is full: {wanted:,} bytes wanted, {free:,} free; make room there (or raise its quota); nothing was lost"
         )
 
-    def __reduce__(self) -> tuple[type, tuple[Path, int, int]]:
-        return type(self), (self.folder, self.wanted, self.free)
-
 
 def disk_full(error: OSError, folder: Path, wanted: int) -> DiskFull | None:
     """Translate ``error`` if it says that the disk or quota of ``folder`` is full; None for any other error."""

@@ -66,23 +66,15 @@ class BufferReport(msgspec.Struct, frozen=True):
 
 def inspect(statistics: BufferStatistics, drawn: Mapping[str, int], now: float) -> BufferReport:
     """Make the report as of ``now`` (seconds since the epoch); ``drawn`` is the number of tasks drawn from each source."""
+    made_here = {"held", "lengths", "sources"}
     return BufferReport(
-        version=statistics.version,
-        ledger=statistics.ledger,
+        **{name: getattr(statistics, name) for name in BufferReport.__struct_fields__ if name not in made_here},
         held=tuple(
             HeldFor(held.version, statistics.version - held.version, held.state, held.groups, max(0.0, now - held.since))
             for held in statistics.held
         ),
         lengths=_bins(statistics.lengths_issued, statistics.lengths_trained),
         sources=tuple(Source(name, count, statistics.skipped_rows.get(name, 0)) for name, count in drawn.items()),
-        payload_bytes=statistics.payload_bytes,
-        kept_batches=statistics.kept_batches,
-        kept_bytes=statistics.kept_bytes,
-        stale_tokens=statistics.stale_tokens,
-        late_samples=statistics.late_samples,
-        lost_trajectories=statistics.lost_trajectories,
-        failures=statistics.failures,
-        filtered_tasks=statistics.filtered_tasks,
     )
 
 

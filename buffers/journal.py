@@ -46,9 +46,6 @@ class JournalInUse(AsyncRLError):
             "a run has one driver at a time: end that process, or wait for it"
         )
 
-    def __reduce__(self) -> tuple[type, tuple[Path, str, float]]:
-        return type(self), (self.folder, self.holder, self.seconds)
-
 
 class Journal:
     """The writer of a journal. Made by :meth:`open`; one call at a time.

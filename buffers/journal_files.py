@@ -41,9 +41,6 @@ class JournalDamaged(AsyncRLError):
         instead = f", or, to give up what was recorded there and since, {remedy} and resume again" if remedy else ""
         super().__init__(f"{file} is damaged at offset {offset:,}: {problem}; restore the file from a backup{instead}")
 
-    def __reduce__(self) -> tuple[type, tuple[Path, int, str, str]]:
-        return type(self), (self.file, self.offset, self.problem, self.remedy)
-
 
 class JournalGone(AsyncRLError):
     """The journal holds nothing, although its run had begun.
@@ -59,9 +56,6 @@ class JournalGone(AsyncRLError):
             f"the run's journal {folder} is gone or holds nothing, although {evidence}; put it back as it was and resume again "
             "(without it the run cannot go on: if it is lost, launch a new run)"
         )
-
-    def __reduce__(self) -> tuple[type, tuple[Path, str]]:
-        return type(self), (self.folder, self.evidence)
 
 
 class Recovery(msgspec.Struct, frozen=True):

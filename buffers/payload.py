@@ -49,9 +49,6 @@ class PayloadLost(AsyncRLError):
             "resume the run (asyncrl launch --resume RUN): it finds out what is lost and generates it again"
         )
 
-    def __reduce__(self) -> tuple[type, tuple[Path, int, str]]:
-        return type(self), (self.segment, self.offset, self.problem)
-
 
 class PayloadGone(AsyncRLError):
     """The folder of a whole shard is missing, and payload in it is needed.
@@ -69,9 +66,6 @@ class PayloadGone(AsyncRLError):
             "put it back and resume again, or, to have what is not trained yet generated again, make it as an empty folder "
             f"(mkdir -p {folder}) and resume again"
         )
-
-    def __reduce__(self) -> tuple[type, tuple[Path, int, int]]:
-        return type(self), (self.folder, self.trajectories, self.size)
 
 
 def check_there(folder: Path, refs: Collection[PayloadRef]) -> None:

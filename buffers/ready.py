@@ -76,9 +76,6 @@ class Ready(Mapping[GroupId, ReadyGroup]):
     def __getitem__(self, group_id: GroupId) -> ReadyGroup:
         return self._groups[group_id]
 
-    def __contains__(self, group_id: object) -> bool:
-        return group_id in self._groups
-
     def __iter__(self) -> Iterator[GroupId]:
         return iter(sorted(self._groups))
 

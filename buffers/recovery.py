@@ -32,23 +32,12 @@ from buffers.replay_buffer import ReplayBuffer
 
 
 class Store(Protocol):
-    """The payload of one shard, as :class:`buffers.payload.PayloadStore` keeps it."""
+    """What a recovery needs of a shard's payload; see :class:`buffers.payload.PayloadStore`."""
 
-    def is_empty(self) -> bool:
-        """Whether the shard has no payload."""
-        ...
-
-    def verify(self, refs: Iterable[PayloadRef]) -> list[PayloadRef]:
-        """Return those that are gone or damaged; raise ``PayloadGone`` if the whole shard is missing."""
-        ...
-
-    def set_aside(self, live: Iterable[PayloadRef]) -> int:
-        """Remember everything else for :meth:`sweep`, and return its size on disk. Changes nothing."""
-        ...
-
-    def sweep(self) -> None:
-        """Free what was set aside."""
-        ...
+    def is_empty(self) -> bool: ...  # noqa: D102
+    def verify(self, refs: Iterable[PayloadRef]) -> list[PayloadRef]: ...  # noqa: D102
+    def set_aside(self, live: Iterable[PayloadRef]) -> int: ...  # noqa: D102
+    def sweep(self) -> None: ...  # noqa: D102
 
 
 class RecoveryReport(msgspec.Struct, frozen=True):
