@@ -36,10 +36,6 @@ class VersionBuckets:
             if len(self._versions) > 2 * len(self._buckets) + 8:
                 self._versions = sorted(self._buckets)
 
-    def oldest(self) -> PolicyVersion | None:
-        """Return the oldest version that has a bucket; None if there is none."""
-        return self._versions[0] if self._versions else None
-
     def has_below(self, version: PolicyVersion) -> bool:
         """Whether a group is in a bucket older than ``version``."""
         return bool(self._versions) and self._versions[0] < version

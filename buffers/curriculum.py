@@ -40,19 +40,15 @@ class Curriculum(Protocol):
 
     def weights(self) -> Sequence[float]:
         """Return the current weight of each source, in order: finite, not negative, not all 0."""
-        ...
 
     def observe(self, source: str, rewards: Sequence[float]) -> None:
         """Take note of the rewards of one finished group of ``source``, whether or not the group will be trained."""
-        ...
 
     def state(self) -> Mapping[str, Any]:
         """Return everything that changes over time, as plain values: numbers, text, and lists and dictionaries of them."""
-        ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`state` returned."""
-        ...
 
 
 class CheckedCurriculum:

@@ -99,7 +99,7 @@ class JsonLines:
         return Head(None, None, f"has no {self._prompt_key!r}, only {', '.join(map(repr, row)) or 'an empty object'}")
 
 
-def _why_not_decoded(line: bytes, error: ValueError) -> str:
+def _why_not_decoded(line: bytes, error: Exception) -> str:
     """Say what is wrong with a line; where a text holds half of a surrogate pair, the decoder's own words mislead."""
     try:
         half = _HALF.search(json.dumps(json.loads(line), ensure_ascii=False))

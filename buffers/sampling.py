@@ -53,7 +53,6 @@ class Sampler(Protocol):
             version: the policy version that will be trained.
             rng: seeded from the recipe's seed and ``version``; the only randomness that a sampler may use.
         """
-        ...
 
 
 class BadSelection(AsyncRLError):

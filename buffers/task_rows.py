@@ -29,28 +29,14 @@ class Head(NamedTuple):
 
 
 class RowFile(Protocol):
-    """A file of rows, numbered from 0 whether they are good or not."""
+    """A file of rows, numbered from 0 whether they are good or not; see :class:`buffers.json_lines.JsonLines`."""
 
     @property
-    def digest(self) -> str:
-        """Digest of the file's content."""
-        ...
-
-    def heads(self) -> Iterator[Head]:
-        """Yield what is needed to check each row, in order."""
-        ...
-
-    def where(self, position: int) -> str:
-        """Return where a row is, for messages."""
-        ...
-
-    def number(self, position: int) -> int:
-        """Return the number of a row in its file, as its reader counts."""
-        ...
-
-    def row(self, position: int) -> dict[str, Any]:
-        """Return a whole row as plain values."""
-        ...
+    def digest(self) -> str: ...  # noqa: D102
+    def heads(self) -> Iterator[Head]: ...  # noqa: D102
+    def where(self, position: int) -> str: ...  # noqa: D102
+    def number(self, position: int) -> int: ...  # noqa: D102
+    def row(self, position: int) -> dict[str, Any]: ...  # noqa: D102
 
 
 class LabelledFile(NamedTuple):

@@ -23,7 +23,6 @@ class BufferApi(Protocol):
 
         A worker that is behind the published version gets no ticket.
         """
-        ...
 
     async def commit(self, records: Sequence[TrajectoryRecord]) -> None:
         """Take in finished episodes; when this returns, they are in the journal. It is harmless to hand in an episode twice.
@@ -31,7 +30,6 @@ class BufferApi(Protocol):
         Raises:
             BudgetExceeded: too many groups failed because the policy sampled nothing in their episodes.
         """
-        ...
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
         """Take back an episode that failed.
@@ -39,11 +37,9 @@ class BufferApi(Protocol):
         Raises:
             BudgetExceeded: this was one failure too many.
         """
-        ...
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
         """Note that the worker is alive, and return those of its ``running`` groups that nobody waits for any more."""
-        ...
 
     async def lost(self, worker: WorkerId) -> None:
         """Give up a worker, and issue its open episodes again.
@@ -51,11 +47,9 @@ class BufferApi(Protocol):
         Raises:
             BudgetExceeded: this was one failure too many.
         """
-        ...
 
     async def report_pause(self, worker: WorkerId, message: str) -> None:
         """Note that the worker cannot go on because of ``message``; an empty message means that it goes on."""
-        ...
 
     async def take(self, version: PolicyVersion) -> Batch:
         """Return the batch to train at ``version``; the same one, however often it is asked for.
@@ -63,20 +57,15 @@ class BufferApi(Protocol):
         Raises:
             DeadlineExceeded: there was no batch for ``deadlines.batch`` seconds; says what is missing, where, and why.
         """
-        ...
 
     async def trained(self, version: PolicyVersion) -> None:
         """Note that the batch of ``version`` was trained."""
-        ...
 
     async def advance(self, version: PolicyVersion) -> None:
         """Make ``version`` the published version, so that workers that have it may lease."""
-        ...
 
     async def checkpointed(self, version: PolicyVersion) -> None:
         """Note that the learner never goes back to before ``version``, of which it has a durable checkpoint."""
-        ...
 
     async def statistics(self) -> BufferStatistics:
         """Return what the buffer holds, the whole ledger, and whether the run is paused."""
-        ...

@@ -36,19 +36,15 @@ class TicketClient(Protocol):
 
         A worker whose ``version`` is behind the published version gets no ticket.
         """
-        ...
 
     async def commit(self, trajectory: Trajectory) -> None:
         """Hand in one finished episode. It is harmless to hand in an episode twice."""
-        ...
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
         """Give one episode back as failed."""
-        ...
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
         """Tell that the worker is alive and what it is ``running``, and return the groups that nobody waits for any more.
 
         A worker that is silent for ``deadlines.lease`` seconds is given up, and its episodes are issued again.
         """
-        ...

@@ -25,7 +25,7 @@ class _Group(msgspec.Struct):
 
 
 class AdmissionOnly:
-    """A buffer that admission alone controls, with the methods of :class:`asyncrl.simulation.pool.Buffer`.
+    """A buffer that admission alone controls. It is its own ``batches``.
 
     A failed episode loses its whole group.
     """

@@ -12,7 +12,6 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Protocol
 
 import msgspec
 
@@ -25,36 +24,12 @@ from asyncrl.core.splitmix import STEP, WHOLE, mixed
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
+from asyncrl.simulation.admission_only import AdmissionOnly
+from buffers.replay_buffer import ReplayBuffer
 from buffers.task_stream import TaskSource, TaskStream
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _SHARD = 0
-
-
-class Batches(Protocol):
-    """What the pool needs of a replay buffer's batches; see :class:`buffers.batches.Batches`."""
-
-    def has_stale(self, version: PolicyVersion) -> bool: ...  # noqa: D102
-    def expire(self, version: PolicyVersion) -> None: ...  # noqa: D102
-    def takeable(self, version: PolicyVersion, groups: int) -> bool: ...  # noqa: D102
-    def take(self, version: PolicyVersion, groups: int) -> Batch: ...  # noqa: D102
-    def trained(self, version: PolicyVersion) -> None: ...  # noqa: D102
-    def checkpointed(self, version: PolicyVersion) -> None: ...  # noqa: D102
-
-
-class Buffer(Protocol):
-    """What the pool needs of a replay buffer; see :class:`buffers.replay_buffer.ReplayBuffer`."""
-
-    @property
-    def batches(self) -> Batches: ...  # noqa: D102
-    def room(self) -> int: ...  # noqa: D102
-    def lease(self, worker: WorkerId, limit: int, now: float) -> list[Ticket]: ...  # noqa: D102
-    def commit(self, records: Sequence[TrajectoryRecord], now: float) -> None: ...  # noqa: D102
-    def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None: ...  # noqa: D102
-    def lost(self, worker: WorkerId) -> None: ...  # noqa: D102
-    def unwanted(self, worker: WorkerId, running: Sequence[GroupId]) -> list[GroupId]: ...  # noqa: D102
-    def advance(self, version: PolicyVersion) -> None: ...  # noqa: D102
-    def drain_freed(self) -> list[PayloadRef]: ...  # noqa: D102
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +128,7 @@ class Pool:
 
     def __init__(
         self,
-        buffer: Buffer,
+        buffer: ReplayBuffer | AdmissionOnly,
         shape: Shape,
         reward: Reward,
         observers: Sequence[Observer] = (),

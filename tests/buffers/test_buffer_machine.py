@@ -403,7 +403,7 @@ class BufferMachine(RuleBasedStateMachine):
         for name in ("deciding", "unused", "unfinished"):
             ours, scanned = getattr(kept, name), getattr(fresh, name)
             assert {v: ours.of(v) for v in ours} == {v: scanned.of(v) for v in scanned}
-            assert ours.oldest() == min(scanned, default=None)
+            assert next(iter(ours), None) == min(scanned, default=None)
         assert kept.workers() == fresh.workers()
         held = Counter((group.birth, group.state) for group in self.buffer._state.groups.values() if group.state in LIVE)
         assert {(h.version, h.state): h.groups for h in self.buffer.statistics().held} == dict(held)

@@ -38,6 +38,8 @@ class BufferActor:
         log_file: for this process; other shards log beside it.
     """
 
+    service_type = BufferService
+
     def __init__(self, recipe: Recipe, run: Path, run_id: str, log_file: Path) -> None:
         route_output(log_file)
         self._recipe, self._log_file = recipe, log_file
@@ -65,7 +67,8 @@ class BufferActor:
                 if of_shard := [ref for ref in refs if ref.shard == shard]:
                     store.free(of_shard)
 
-        self._service = self.make_service(buffer, journal, free, sweep)
+        groups, deadlines = self._recipe.batch.groups_per_step, self._recipe.deadlines
+        self._service = self.service_type(buffer, journal, groups_per_step=groups, deadlines=deadlines, free=free, sweep=sweep)
         self._rpc = RpcServer(self._service, METHODS, "the buffer")
         self._endpoint = await self._rpc.start(ray.util.get_node_ip_address())
         gc.freeze()  # tasks and modules stay: looking through them again and again would cost more than all bookkeeping
@@ -101,18 +104,6 @@ class BufferActor:
     async def _started_shard(self, place: ShardPlace) -> None:
         of, remedy = f"payload shard {place.shard} to start", f"see the logs beside {self._log_file.name}"
         await ask(place.actor.verify.remote([]), of=of, by="the buffer", seconds=SHARD_DEADLINE_S, remedy=remedy)
-
-    def make_service(
-        self,
-        buffer: ReplayBuffer,
-        journal: Journal | None,
-        free: Callable[[Sequence[PayloadRef]], None],
-        sweep: Callable[[], None] | None,
-    ) -> BufferService:
-        """The service, of these parts."""
-        recipe = self._recipe
-        groups, deadlines = recipe.batch.groups_per_step, recipe.deadlines
-        return BufferService(buffer, journal, groups_per_step=groups, deadlines=deadlines, free=free, sweep=sweep)
 
     async def endpoint(self) -> Endpoint:
         """Where the service is to be asked."""
