@@ -87,7 +87,7 @@ class ArrowTable:
             plain = _plain_type(field.type)
             if plain is None:
                 problem = f"column {field.name!r} of {self._path} holds {field.type}, for which JSON has no type"
-                raise RecipeError(place, problem, "remove the column, or write it as text")
+                raise RecipeError(place, problem, "leave that column out, or write it as text")
             fields.append(pa.field(field.name, plain))
         prompt = _plain_type(table.schema.field(self._prompt_key).type)
         if not (_is_text(prompt) or types.is_null(prompt)):

@@ -194,7 +194,7 @@ class Batches:
         rows = tuple(row for row in kept.batch.rows if row.payload not in lost)
         if kept.trained and all(row.greedy for row in rows):
             raise LedgerError(
-                f"the batch of version {version} must be trained again, and all its trajectories were destroyed; "
+                f"all trajectories of the batch of version {version}, which must be trained again, were destroyed; "
                 "put the run's payload folder back as it was and resume again; if it is lost, launch a new run (with "
                 "buffer.journal.fsync: always, trajectories survive a power cut)"
             )

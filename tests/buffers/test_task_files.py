@@ -329,7 +329,7 @@ def test_columns_that_json_has_no_word_for_are_refused(tmp_path, column, held):
     ("table", "told"),
     [
         (pa.table({"question": ["a"], "n": [1]}), "has no column 'prompt'; name one of ['question', 'n']"),
-        (pa.table({"prompt": [1]}), "holds int64, and a prompt is one text"),
+        (pa.table({"prompt": [1]}), "holds int64, but a prompt must be text"),
         (pa.table({"prompt": [[{"role": "user", "content": "a"}]]}), "chat messages"),
     ],
 )
