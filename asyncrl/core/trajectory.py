@@ -147,7 +147,7 @@ def named_rewards(trajectory: Trajectory, names: Sequence[str]) -> tuple[float, 
         if value is None and trajectory.stop_reason is StopReason.ENVIRONMENT_DONE:
             reported = ", ".join(sorted(trajectory.metrics)) or "none"
             raise ValueError(
-                f"the episode has no metric {name!r}, which the recipe names as a reward; its environment reports {reported}"
+                f"the episode has no metric {name!r} to be rewarded by; its environment reports {reported}"
             )
         if value is not None and not math.isfinite(value):
             raise ValueError(f"the episode's reward {name!r} is {value}; it must be a finite number")
