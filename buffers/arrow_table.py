@@ -1,7 +1,7 @@
-"""A file of tasks in columns, Parquet or an Arrow stream: read once; a row becomes Python values when it is drawn.
+"""A file of tasks in columns, Parquet or an Arrow stream, read once; a row becomes Python values when it is drawn.
 
-Columns become what JSON can say: text, numbers, truth values, null, lists, objects. Dates, times and decimals become text,
-categories their values. Bytes, durations and whatever else JSON has no word for are refused.
+Columns are cast to types that JSON has: text, numbers, booleans, null, lists, objects. Dates, times and decimals become text, and
+categories become their values. Bytes, durations and everything else that JSON has no type for are refused.
 """
 
 from bisect import bisect_right
@@ -30,10 +30,10 @@ class ArrowTable:
     Args:
         path: of a Parquet file, or of an Arrow stream as Hugging Face datasets writes them.
         place: recipe key to blame.
-        prompt_key, id_key: names of columns; that of the ids need not be there.
+        prompt_key, id_key: names of the columns; the one with ids may be missing.
 
     Raises:
-        RecipeError: the file cannot be read, or a column holds what no task can.
+        RecipeError: the file cannot be read, or a column holds values that a task cannot have.
     """
 
     def __init__(self, path: Path, place: str, prompt_key: str, id_key: str) -> None:
@@ -44,7 +44,7 @@ class ArrowTable:
             is_parquet = content[: len(PARQUET_MAGIC)].to_pybytes() == PARQUET_MAGIC
             reader = pa.BufferReader(content)
             table = pq.ParquetFile(reader).read() if is_parquet else pa.ipc.open_stream(reader).read_all()
-            table.validate(full=True)  # text that is not UTF-8 would only be found when it is drawn
+            table.validate(full=True)  # otherwise text that is not UTF-8 is only found when its row is drawn
         except (OSError, pa.ArrowException) as error:
             raise RecipeError(place, f"cannot read {path} ({error})", "name a readable, whole file") from error
         self.digest = blake2b(content, digest_size=16).hexdigest()
@@ -52,7 +52,7 @@ class ArrowTable:
         self._ends = list(accumulate(batch.num_rows for batch in self._batches))
 
     def heads(self) -> Iterator[Head]:
-        """Every row once, in order."""
+        """Yield the prompt and id of every row, in order."""
         for batch in self._batches:
             prompts = batch.column(self._prompt_key).to_pylist()
             has_ids = self._id_key in batch.schema.names
@@ -60,15 +60,15 @@ class ArrowTable:
             yield from map(Head, prompts, ids)
 
     def where(self, position: int) -> str:
-        """The row's place, for messages."""
+        """Return where the row is, for messages."""
         return f"{self._path} row {position} (from 0)"
 
     def number(self, position: int) -> int:
-        """The row, counted from 0."""
+        """Return the row's number, counted from 0."""
         return position
 
     def row(self, position: int) -> dict[str, Any]:
-        """The row, as Python values."""
+        """Return the row as Python values."""
         index = bisect_right(self._ends, position)
         batch = self._batches[index]
         first = self._ends[index] - batch.num_rows
@@ -76,7 +76,7 @@ class ArrowTable:
         return row
 
     def _plain(self, table: pa.Table, place: str) -> pa.Table:
-        """The table with every column as JSON can say it."""
+        """Cast every column to a type that JSON has."""
         columns = table.schema.names
         if len(set(columns)) < len(columns):
             raise RecipeError(place, f"{self._path} has two columns of one name among {columns}", "rename one")
@@ -86,19 +86,19 @@ class ArrowTable:
         for field in table.schema:
             plain = _plain_type(field.type)
             if plain is None:
-                problem = f"column {field.name!r} of {self._path} holds {field.type}, which JSON has no word for"
+                problem = f"column {field.name!r} of {self._path} holds {field.type}, for which JSON has no type"
                 raise RecipeError(place, problem, "leave that column out, or write it as text")
             fields.append(pa.field(field.name, plain))
         prompt = _plain_type(table.schema.field(self._prompt_key).type)
         if not (_is_text(prompt) or types.is_null(prompt)):
-            problem = f"column {self._prompt_key!r} of {self._path} holds {prompt}, and a prompt is one text"
-            remedy = "name a column of texts; of chat messages, write out the text of what the user asks"
+            problem = f"column {self._prompt_key!r} of {self._path} holds {prompt}, but a prompt must be text"
+            remedy = "name a column of text; if it holds chat messages, make a column with the text of what the user asks"
             raise RecipeError(f"{place}.prompt_key", problem, remedy)
         return table.cast(pa.schema(fields))
 
 
 def _plain_type(found: pa.DataType) -> pa.DataType | None:
-    """The type a column is cast to, None if JSON has no word for it."""
+    """Return the type that a column is cast to; None if JSON has no type for it."""
     if isinstance(found, pa.BaseExtensionType):
         return _plain_type(found.storage_type)
     if types.is_dictionary(found):
@@ -121,7 +121,7 @@ def _plain_nested_type(found: pa.DataType) -> pa.DataType | None:
         return pa.map_(found.key_type, plain) if plain is not None and _is_text(found.key_type) else None
     if types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found):
         plain = _plain_type(found.value_type)
-        # Lists of a fixed size become lists: nothing here needs their size.
+        # Lists of a fixed size become plain lists: nobody needs the size.
         return plain and (pa.large_list(plain) if types.is_large_list(found) else pa.list_(plain))
     return None
 

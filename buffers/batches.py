@@ -1,21 +1,21 @@
-"""The batches: which groups are handed out, and the same ones again until the learner has a checkpoint that is newer.
+"""Batches for the learner: which groups are handed out, and the same ones again until the learner has a newer checkpoint.
 
-What always holds: no row counts a token older than the staleness bound; no group is handed out more than ``max_reuse`` times; a
-batch that was handed out changes only if a crash destroyed payload of it.
+What always holds: no token older than the staleness bound enters a loss; no group is handed out more than ``max_reuse`` times;
+a batch that was handed out changes only if a crash destroyed payload of it.
 """
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
-from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import LedgerError
-from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import Recipe
-from buffers.group import Group, Row
+from asyncrl.core.recipe.schema import BatchConfig
+from buffers.group import Group
 from buffers.groups import Groups
 from buffers.sampling import Sampler
 from buffers.staleness import StalenessPolicy
@@ -26,26 +26,38 @@ PAYLOAD_LOST = "payload lost in a crash"
 
 
 class Batches:
-    """See the module.
+    """Hands out batches, and keeps them for as long as they may be asked for again.
 
     Args:
-        recipe: of the run.
-        state: of the buffer; what concerns batches changes here only.
+        config: how large batches are.
+        state: of the buffer; only this class changes what concerns batches in it.
         groups: of the buffer.
-        policy: of the buffer.
+        policy: says which tokens and groups are too old.
         sampler: chooses what nothing forces into a batch.
+        max_reuse: trainings a group is good for.
+        seed: of the sampler's randomness.
     """
 
-    def __init__(self, recipe: Recipe, state: BufferState, groups: Groups, policy: StalenessPolicy, sampler: Sampler) -> None:
-        self._batch, self._max_reuse, self._seed = recipe.batch, recipe.buffer.max_reuse, recipe.seed
+    def __init__(
+        self,
+        config: BatchConfig,
+        state: BufferState,
+        groups: Groups,
+        policy: StalenessPolicy,
+        sampler: Sampler,
+        *,
+        max_reuse: int,
+        seed: int,
+    ) -> None:
+        self._config, self._max_reuse, self._seed = config, max_reuse, seed
         self._state, self._groups, self._policy, self._sampler = state, groups, policy, sampler
 
     def has_stale(self, version: PolicyVersion) -> bool:
-        """Whether :meth:`expire` for ``version`` would do anything."""
+        """Whether there are groups that :meth:`expire` would end at ``version``."""
         return self._groups.index.deciding.has_below(self._policy.oldest_version(version))
 
     def expire(self, version: PolicyVersion) -> None:
-        """Let ready groups go that may not be trained at ``version`` any more."""
+        """End ready groups that are too old for ``version``; tasks of those that were never trained are issued again."""
         for group_id in self._groups.index.deciding.below(self._policy.oldest_version(version)):
             group = self._groups[group_id]
             if group.uses:
@@ -55,7 +67,7 @@ class Batches:
                 self._groups.end(group, GroupState.EXPIRED, STALE)
 
     def takeable(self, version: PolicyVersion, groups: int) -> bool:
-        """Whether :meth:`take` answers at once, be it that the batch of ``version`` is no longer to be had."""
+        """Whether :meth:`take` answers or raises at once, instead of asking its caller to wait."""
         if version <= self._state.last_taken:
             return True
         index = self._groups.index
@@ -63,14 +75,19 @@ class Batches:
         return len(index.ready) - stale >= groups and index.can_force(version)
 
     def take(self, version: PolicyVersion, groups: int) -> Batch:
-        """The batch of ``version``; see :meth:`buffers.replay_buffer.ReplayBuffer.take`."""
+        """Choose ``groups`` ready groups to train at ``version``; the same ones if asked for again.
+
+        Raises:
+            LedgerError: there are too few, or one must be waited for; or the batch is kept no longer.
+            BadSelection: a sampler of the user's own does not keep its contract.
+        """
         state, index = self._state, self._groups.index
         if version in state.kept:
             return state.kept[version].batch
         if version <= state.last_taken:
             raise LedgerError(
-                f"the batch of version {version} is kept no longer, since the learner has a checkpoint of version "
-                f"{state.forgotten}; begin from that one, put it back if it is gone, or launch a new run"
+                f"the batch of version {version} is kept no longer, because the learner has a checkpoint of version "
+                f"{state.forgotten}; begin from that one (if it is gone, put it back), or launch a new run"
             )
         self.expire(version)
         if not self.takeable(version, groups):
@@ -79,7 +96,7 @@ class Batches:
         with index.ready.without(forced) as ready:
             chosen = self._sampler.sample(ready, groups - len(forced), version, random.Random(f"{self._seed}/{version}"))
         consumed = set(chosen.consumed)
-        # What had to be in the batch stands for itself: it was not drawn, and needs no importance weight.
+        # Groups that had to be in the batch were not drawn at random, so they need no importance weight.
         weights = dict.fromkeys(forced, 1.0) | dict(zip(chosen.sampled, chosen.weights, strict=True))
         batch = Batch(version, self._policy.oldest_version(version), tuple(self._hand_out(weights, version, consumed)))
         state.kept[version] = KeptBatch(batch, list(weights))
@@ -89,7 +106,7 @@ class Batches:
             state.unpublished_batches[version] = groups
         return batch
 
-    def _hand_out(self, weights: dict[GroupId, float], version: PolicyVersion, consumed: set[GroupId]) -> Iterator[RowRecord]:
+    def _hand_out(self, weights: dict[GroupId, float], version: PolicyVersion, consumed: set[GroupId]) -> Iterator[BatchRow]:
         oldest_version = self._policy.oldest_version(version)
         for group_id, weight in weights.items():
             group = self._groups[group_id]
@@ -99,11 +116,15 @@ class Batches:
             self._groups.move(group, GroupState.TAKEN, uses=uses)
             if group.oldest_sampled < oldest_version:
                 self._state.observed.stale_tokens.masked += _masked_tokens(group, oldest_version)
-            for index in sorted(group.rows):
-                yield _record(group.task.id, group.rows[index], oldest_version, weight)
+            for index in sorted(group.records):
+                yield BatchRow.around(group.records[index], group.task.id, oldest_version, weight)
 
     def trained(self, version: PolicyVersion) -> None:
-        """See :meth:`buffers.replay_buffer.ReplayBuffer.trained`."""
+        """Note that the batch of ``version`` was trained. Nothing happens the second time.
+
+        Raises:
+            LedgerError: it was never handed out.
+        """
         kept = self._state.kept.get(version)
         if kept is None and version >= self._state.forgotten:
             raise LedgerError(f"the batch of version {version} was never handed out, so it cannot have been trained")
@@ -114,70 +135,80 @@ class Batches:
         for group_id in kept.groups:
             group = self._groups[group_id]
             if group.uses == 1:
-                for row in group.rows.values():
-                    lengths.add(row.sample.length)
+                for record in group.records.values():
+                    lengths.add(record.length)
             if group.consumed:
                 self._groups.end(group, GroupState.TRAINED)
             else:
                 self._groups.move(group, GroupState.COMMITTED)
 
     def checkpointed(self, version: PolicyVersion) -> None:
-        """See :meth:`buffers.replay_buffer.ReplayBuffer.checkpointed`."""
+        """Keep batches older than ``version`` no longer: the learner never comes back to before it.
+
+        Raises:
+            LedgerError: one of them was not trained.
+        """
         state = self._state
         old = [taken for taken in state.kept if taken < version]
         for taken in old:
             if not state.kept[taken].trained:
                 raise LedgerError(
-                    f"a checkpoint of version {version} cannot be, while the batch of version {taken} is not trained"
+                    f"there cannot be a checkpoint of version {version} while the batch of version {taken} is not trained"
                 )
         for taken in old:
             for group_id in state.kept.pop(taken).groups:
                 self._groups.keep_no_longer(self._groups[group_id])
         state.forgotten = max(state.forgotten, version)
 
-    def drop_lost_payload(self, lost: Collection[PayloadRef]) -> int:
-        """See :meth:`buffers.replay_buffer.ReplayBuffer.drop_lost_payload`."""
-        dropped = 0
+    def drop_lost_payload(self, refs: Iterable[PayloadRef]) -> int:
+        """Go on without the trajectories whose payload a crash destroyed, and return how many the groups held.
+
+        Groups that were not handed out yet get them generated again; a batch that may be asked for again goes without them.
+
+        Raises:
+            LedgerError: a batch that was trained has no row left.
+        """
+        lost, dropped = set(refs), 0
         for group in self._groups:
-            gone = [index for index, row in group.rows.items() if row.sample.payload in lost]
+            gone = [index for index, record in group.records.items() if record.payload in lost]
             if gone:
                 dropped += len(gone)
-                self._drop_rows(group, gone)
+                self._drop_records(group, gone)
         if dropped:
             for kept in list(self._state.kept.values()):
                 self._cut(kept, lost)
-        self._state.observed.lost_rows += dropped
+        self._state.observed.lost_trajectories += dropped
         return dropped
 
-    def _drop_rows(self, group: Group, gone: list[int]) -> None:
-        self._groups.lose_rows(group, gone)
+    def _drop_records(self, group: Group, gone: list[int]) -> None:
+        self._groups.lose_records(group, gone)
         if group.state is GroupState.COMMITTED and not group.uses:
-            birth = group.oldest_row() if group.rows else group.birth
+            birth = group.oldest_finished() if group.records else group.birth
             self._groups.move(group, GroupState.FAILED, PAYLOAD_LOST, f"task {group.task.id}", birth=birth)
-        elif group.state is GroupState.COMMITTED and not group.has_enough(self._batch.min_group):
+        elif group.state is GroupState.COMMITTED and not group.has_enough(self._config.min_group):
             self._groups.end(group, GroupState.TRAINED)
 
     def _cut(self, kept: KeptBatch, lost: Collection[PayloadRef]) -> None:
-        """Take the lost rows out of a batch, and groups of which too little is left if it is not trained yet."""
+        """Take lost rows out of a batch, and, if it is not trained yet, whole groups that have too few rows left."""
         state, version = self._state, kept.batch.version
         rows = tuple(row for row in kept.batch.rows if row.payload not in lost)
         if kept.trained and all(row.greedy for row in rows):
             raise LedgerError(
-                f"all trajectories to train of the batch of version {version}, which must be trained again, were destroyed; "
-                "put the run's payload folder back as it was and resume again; if it is lost, launch a new run, and set "
-                "buffer.journal.fsync to always if power cuts are to be survived"
+                f"all trajectories of the batch of version {version}, which must be trained again, were destroyed; "
+                "put the run's payload folder back as it was and resume again; if it is lost, launch a new run (with "
+                "buffer.journal.fsync: always, trajectories survive a power cut)"
             )
         if not kept.trained:
             cut = {self._groups[row.group_id].id: self._groups[row.group_id] for row in kept.batch.rows if row.payload in lost}
-            gone = [group for group in cut.values() if not group.has_enough(self._batch.min_group)]
+            gone = [group for group in cut.values() if not group.has_enough(self._config.min_group)]
             rows = tuple(row for row in rows if row.group_id not in {group.id for group in gone})
             for group in gone:
                 self._take_out(kept, group)
         kept.batch = msgspec.structs.replace(kept.batch, rows=rows)
         if not rows:
-            # The learner is to get another batch in its stead.
+            # The learner gets another batch instead.
             del state.kept[version]
-            state.trainings -= self._batch.groups_per_step
+            state.trainings -= self._config.groups_per_step
             state.unpublished_batches.pop(version, None)
             state.last_taken = PolicyVersion(version - 1)
 
@@ -191,24 +222,5 @@ class Batches:
 
 
 def _masked_tokens(group: Group, oldest_version: PolicyVersion) -> int:
-    samples = [row.sample for row in group.rows.values() if not row.sample.greedy]
-    return sum(tokens for sample in samples for version, tokens in sample.sampled if version < oldest_version)
-
-
-def _record(task_id: TaskId, row: Row, oldest_version: PolicyVersion, weight: float) -> RowRecord:
-    sample = row.sample
-    return RowRecord(
-        group_id=sample.group_id,
-        task_id=task_id,
-        sample_index=sample.sample_index,
-        length=sample.length,
-        loss_tokens=sample.trainable_tokens(oldest_version),
-        reward=sample.reward,
-        committed_version=row.committed_version,
-        weight=weight,
-        payload=sample.payload,
-        turn_rewards=sample.turn_rewards,
-        rewards=sample.rewards,
-        greedy=sample.greedy,
-        stop_reason=sample.stop_reason,
-    )
+    records = [record for record in group.records.values() if not record.greedy]
+    return sum(tokens for record in records for version, tokens in record.sampled if version < oldest_version)

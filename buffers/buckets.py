@@ -1,6 +1,6 @@
-"""Groups in buckets by policy version: what is older than a version is found without looking at anything newer.
+"""Groups sorted into buckets by policy version, so that old groups are found without looking at newer ones.
 
-There are never more buckets than versions that live groups have, and none of them is empty.
+There are never more buckets than versions that live groups have, and no bucket is empty.
 """
 
 import heapq
@@ -10,11 +10,11 @@ from asyncrl.core.ids import GroupId, PolicyVersion
 
 
 class VersionBuckets:
-    """Each group is in one bucket at most; the caller remembers in which."""
+    """Buckets of group ids, one for each version. A group is in at most one; the caller remembers in which."""
 
     def __init__(self) -> None:
         self._buckets: dict[PolicyVersion, dict[GroupId, None]] = {}
-        # Versions of the buckets, and of some that are gone: those are dropped when they come to the top.
+        # A heap of the buckets' versions, and of some whose bucket is gone: those are dropped when they come to the top.
         self._versions: list[PolicyVersion] = []
 
     def add(self, version: PolicyVersion, group_id: GroupId) -> None:
@@ -26,7 +26,7 @@ class VersionBuckets:
         bucket[group_id] = None
 
     def remove(self, version: PolicyVersion, group_id: GroupId) -> None:
-        """Take a group out of the bucket of ``version``, where it must be."""
+        """Take a group, which must be there, out of the bucket of ``version``."""
         bucket = self._buckets[version]
         del bucket[group_id]
         if not bucket:
@@ -36,33 +36,29 @@ class VersionBuckets:
             if len(self._versions) > 2 * len(self._buckets) + 8:
                 self._versions = sorted(self._buckets)
 
-    def oldest(self) -> PolicyVersion | None:
-        """The oldest version that has a bucket."""
-        return self._versions[0] if self._versions else None
-
     def has_below(self, version: PolicyVersion) -> bool:
         """Whether a group is in a bucket older than ``version``."""
         return bool(self._versions) and self._versions[0] < version
 
     def count_below(self, version: PolicyVersion) -> int:
-        """Groups in buckets older than ``version``."""
+        """Count the groups in buckets older than ``version``."""
         return sum(len(self._buckets[v]) for v in self._below(version))
 
     def below(self, version: PolicyVersion) -> list[GroupId]:
-        """The groups in buckets older than ``version``, oldest version first, then by id."""
+        """List the groups in buckets older than ``version``: oldest version first, then by id."""
         return [group_id for v in self._below(version) for group_id in self.of(v)]
 
     def _below(self, version: PolicyVersion) -> list[PolicyVersion]:
         return [v for v in self if v < version] if self.has_below(version) else []
 
     def of(self, version: PolicyVersion) -> list[GroupId]:
-        """The groups of a version, by id."""
+        """List the groups of a version by id."""
         return sorted(self._buckets.get(version, ()))
 
     def count(self, version: PolicyVersion) -> int:
-        """How many groups a version has."""
+        """Count the groups of a version."""
         return len(self._buckets.get(version, ()))
 
     def __iter__(self) -> Iterator[PolicyVersion]:
-        """Versions that have a bucket, oldest first."""
+        """Iterate over the versions that have a bucket, oldest first."""
         return iter(sorted(self._buckets))

@@ -1,8 +1,8 @@
-"""Everything that can change a replay buffer, as values: written to the journal first, then applied.
+"""Commands: everything that can change a replay buffer, as values that are written to the journal before they are applied.
 
-A buffer is a pure function of its recipe, its task stream and the commands applied to it: the commands replayed are the buffer.
-A command that raised when it was applied raises the same when it is replayed, and leaves the same behind: :func:`replay` goes on
-after it as the service did.
+A buffer is a pure function of its recipe, its task stream and the commands applied to it, so replaying the commands rebuilds it.
+A command that raised an error when it was first applied raises the same error when it is replayed, with the same effect on the
+buffer, so :func:`replay` goes on after it as the service did.
 """
 
 import logging
@@ -21,30 +21,30 @@ logger = logging.getLogger(__name__)
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A worker asked for up to ``limit`` groups at ``now``, seconds since the epoch."""
+    """A worker asks for up to ``limit`` groups at ``now`` (seconds since the epoch)."""
 
     worker: WorkerId
     limit: int
     now: float
 
     def apply(self, buffer: ReplayBuffer) -> list[Ticket]:
-        """The tickets."""
+        """Issue the tickets."""
         return buffer.lease(self.worker, self.limit, self.now)
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Episodes were finished."""
+    """Workers hand in finished episodes."""
 
-    samples: tuple[TrajectoryRecord, ...]
+    records: tuple[TrajectoryRecord, ...]
     now: float
 
     def apply(self, buffer: ReplayBuffer) -> None:
-        """Take them in."""
-        buffer.commit(self.samples, self.now)
+        """Take the episodes in."""
+        buffer.commit(self.records, self.now)
 
 
 class Fail(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """An episode failed."""
+    """A worker gives back an episode that failed."""
 
     group_id: GroupId
     sample_index: int
@@ -52,12 +52,12 @@ class Fail(msgspec.Struct, frozen=True, array_like=True, tag=3):
     reason: str
 
     def apply(self, buffer: ReplayBuffer) -> None:
-        """Take it back."""
+        """Take the episode back."""
         buffer.fail(self.group_id, self.sample_index, self.kind, self.reason)
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """A worker is gone."""
+    """A worker is given up."""
 
     worker: WorkerId
 
@@ -67,38 +67,38 @@ class Lost(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Expire(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """What is too old to be trained at ``version`` is to go."""
+    """Groups that are too old for ``version`` end."""
 
     version: PolicyVersion
 
     def apply(self, buffer: ReplayBuffer) -> None:
-        """Let it go."""
-        buffer.expire(self.version)
+        """End the groups."""
+        buffer.batches.expire(self.version)
 
 
 class Take(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The learner asked for its batch."""
+    """The learner asks for the batch of ``version``."""
 
     version: PolicyVersion
     groups: int
 
     def apply(self, buffer: ReplayBuffer) -> Batch:
-        """The batch."""
-        return buffer.take(self.version, self.groups)
+        """Choose the batch."""
+        return buffer.batches.take(self.version, self.groups)
 
 
 class Trained(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """The batch of ``version`` was trained."""
+    """The learner has trained the batch of ``version``."""
 
     version: PolicyVersion
 
     def apply(self, buffer: ReplayBuffer) -> None:
-        """Count it."""
-        buffer.trained(self.version)
+        """Move the batch's groups on."""
+        buffer.batches.trained(self.version)
 
 
 class Advance(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """``version`` was published."""
+    """Every engine has acknowledged ``version``."""
 
     version: PolicyVersion
 
@@ -108,33 +108,33 @@ class Advance(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """The learner will never come back to before ``version``."""
+    """The learner has a durable checkpoint of ``version`` and never goes back to an earlier one."""
 
     version: PolicyVersion
 
     def apply(self, buffer: ReplayBuffer) -> None:
-        """Let go of the batches before it."""
-        buffer.checkpointed(self.version)
+        """Keep older batches no longer."""
+        buffer.batches.checkpointed(self.version)
 
 
 class Recovered(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """All processes of the run were gone, and with them the payload ``lost_payload``; a recovery begins anew from here."""
+    """All processes of the run ended, the payload ``lost_payload`` was destroyed, and the run goes on from here."""
 
     lost_payload: tuple[PayloadRef, ...]
 
     def apply(self, buffer: ReplayBuffer) -> int:
-        """How many rows went with the payload."""
+        """Take all episodes back, drop the lost trajectories, and return how many they are."""
         buffer.restart()
-        return buffer.drop_lost_payload(self.lost_payload)
+        return buffer.batches.drop_lost_payload(self.lost_payload)
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """The run is to have ``steps`` steps: the first command of all, and once more each time that it is made longer."""
+    """The run has ``steps`` training steps: the first command of a run, repeated whenever a resume makes the run longer."""
 
     steps: int
 
     def apply(self, buffer: ReplayBuffer) -> None:
-        """Let as many be generated for."""
+        """Set the number of steps."""
         buffer.plan(self.steps)
 
 
@@ -145,15 +145,15 @@ _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 
 
 def encode(command: Command) -> bytes:
-    """The command as a record of the journal."""
+    """Encode a command as a record of the journal."""
     return _encoder.encode(command)
 
 
 def decode(record: bytes) -> Command:
-    """Inverse of :func:`encode`.
+    """Decode what :func:`encode` returned.
 
     Raises:
-        msgspec.DecodeError: the record is no command.
+        msgspec.DecodeError: the record is not a command.
     """
     return _decoder.decode(record)
 
@@ -162,14 +162,14 @@ def replay(records: Iterable[bytes], buffer: ReplayBuffer) -> None:
     """Apply recorded commands in order.
 
     Raises:
-        msgspec.DecodeError: a record is no command.
+        msgspec.DecodeError: a record is not a command.
     """
     for record in records:
         command = decode(record)
         try:
             command.apply(buffer)
         except AsyncRLError as error:
-            # It was raised when the command was applied first, too, and whoever had asked for it was told.
+            # The command raised this the first time, too, and its caller was told.
             logger.debug("replayed %s, which had failed: %s", type(command).__name__, error)
-        # What is no longer needed was freed then; what was not is found by the sweep of the folder.
+        # Payload that is not needed any more was freed the first time; if not, the sweep of the folder finds it.
         buffer.drain_freed()

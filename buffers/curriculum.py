@@ -1,7 +1,7 @@
-"""A class of the user's own that moves the weights of the task sources while training.
+"""Curricula: classes of the user's own that change the weights of the task sources during training.
 
-It is part of the stream's state: what it answers must follow from its options, what it observed and what it restored, and from
-nothing else (no clock, no randomness of its own), or a resumed run draws other tasks than an uninterrupted one.
+A curriculum is part of the task stream's state. Its answers may depend only on its options and on what it observed and restored,
+not on a clock or on randomness of its own; otherwise a resumed run draws other tasks than an uninterrupted one.
 """
 
 import math
@@ -18,52 +18,45 @@ Answer = TypeVar("Answer")
 
 
 class CurriculumBroken(AsyncRLError):
-    """A curriculum raised, or answered what makes no sense.
+    """A curriculum raised an error or returned a wrong value.
 
     Args:
         name: of its class, ``module:Class``.
         problem: what is wrong, with the value seen.
-        remedy: what would be right.
+        remedy: what to do about it.
     """
 
     def __init__(self, name: str, problem: str, remedy: str) -> None:
         self.name, self.problem, self.remedy = name, problem, remedy
         super().__init__(f"curriculum {name}: {problem}; {remedy}")
 
-    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
-        return type(self), (self.name, self.problem, self.remedy)
-
 
 class Curriculum(Protocol):
-    """What a curriculum must have.
+    """The methods that a curriculum must have.
 
-    Its class is called with the names of the sources, a tuple in the order of the recipe, and with
-    ``tasks.curriculum.options`` as keyword arguments.
+    The class is called with a tuple of the sources' names, in the order of the recipe, and with ``tasks.curriculum.options`` as
+    keyword arguments.
     """
 
     def weights(self) -> Sequence[float]:
-        """How often tasks are to be drawn now, one number for each source: finite, not negative, not all 0."""
-        ...
+        """Return the current weight of each source, in order: finite, not negative, not all 0."""
 
     def observe(self, source: str, rewards: Sequence[float]) -> None:
-        """The rewards of one finished group of a task of ``source``, whether or not it will be trained."""
-        ...
+        """Take note of the rewards of one finished group of ``source``, whether or not the group will be trained."""
 
     def state(self) -> Mapping[str, Any]:
-        """All that changes, as plain values: numbers, text, lists and dictionaries of them."""
-        ...
+        """Return everything that changes over time, as plain values: numbers, text, and lists and dictionaries of them."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
-        ...
+        """Continue from a state that :meth:`state` returned."""
 
 
 class CheckedCurriculum:
-    """A curriculum whose every answer is checked: whatever goes wrong in it is a :class:`CurriculumBroken` that names its class.
+    """Checks every answer of a curriculum, and raises :class:`CurriculumBroken` with its class for anything that goes wrong.
 
     Args:
         curriculum: the user's.
-        sources: how many weights it must answer.
+        sources: how many weights it must return.
     """
 
     def __init__(self, curriculum: Curriculum, sources: int) -> None:
@@ -71,7 +64,7 @@ class CheckedCurriculum:
         self._name = f"{type(curriculum).__module__}:{type(curriculum).__qualname__}"
 
     def weights(self) -> list[float]:
-        """One finite weight for each source, none negative, not all 0."""
+        """Ask for the weights and check them."""
         answer = self._call("weights", lambda: list(self._curriculum.weights()))
         if len(answer) != self._sources:
             raise self._broken(f"weights() returned {len(answer)} weights for {self._sources} sources", "return one for each")
@@ -87,7 +80,7 @@ class CheckedCurriculum:
         self._call("observe", lambda: self._curriculum.observe(source, tuple(rewards)))
 
     def state(self) -> dict[str, Any]:
-        """Its state, copied: what it does from now on does not change what was returned."""
+        """Return a copy of the curriculum's state."""
         state = self._call("state", self._curriculum.state)
         try:
             return msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=dict[str, Any])
@@ -103,26 +96,28 @@ class CheckedCurriculum:
         try:
             return call()
         except Exception as error:
-            # The class is the user's: whatever it raises is theirs to mend.
-            raise self._broken(f"{method}() raised {type(error).__name__}: {error}", "mend that class") from error
+            # The class is the user's own, so it may raise anything.
+            raise self._broken(f"{method}() raised {type(error).__name__}: {error}", "correct that class") from error
 
     def _broken(self, problem: str, remedy: str) -> CurriculumBroken:
         return CurriculumBroken(self._name, problem, remedy)
 
 
 def load_curriculum(spec: schema.CurriculumConfig, sources: Sequence[str]) -> Curriculum:
-    """The curriculum that a recipe names, with weights for these sources.
+    """Load the curriculum that a recipe names, for these sources.
 
     Raises:
-        RecipeError: there is no such class, it lacks a method, refuses its options, or its first weights or state make no sense.
+        RecipeError: the class does not exist, lacks a method or refuses its options, or its first weights or state are wrong.
     """
     place = "tasks.curriculum.name"
     loaded = load_class(spec.name, place)
     missing = [method for method in ("weights", "observe", "state", "restore") if not callable(getattr(loaded, method, None))]
     if missing:
-        raise RecipeError(place, f"{spec.name} has no {', '.join(missing)}", "define what buffers.curriculum.Curriculum asks for")
+        raise RecipeError(
+            place, f"{spec.name} has no {', '.join(missing)}", "define the methods of buffers.curriculum.Curriculum"
+        )
     problem = f"{spec.name} refuses sources {tuple(sources)} and options {spec.options}:"
-    with users_code(problem, "tasks.curriculum.options", "use what its constructor takes"):
+    with users_code(problem, "tasks.curriculum.options", "give options that its constructor accepts"):
         curriculum = loaded(tuple(sources), **spec.options)
     checked = CheckedCurriculum(curriculum, len(sources))
     try:

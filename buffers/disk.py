@@ -1,6 +1,6 @@
-"""Writing to files so that an append happens whole or not at all, and giving back disk space within a file.
+"""File operations: appends that happen completely or not at all, and giving back disk space inside a file.
 
-A full disk is an expected state and no accident: whoever appends gets :class:`DiskFull`, finds the file as it was, may try again.
+A full disk is an expected state: an append then raises :class:`DiskFull`, leaves the file as it was, and may be tried again.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from pathlib import Path
 from asyncrl.core.errors import AsyncRLError
 
 PAGE = 4096
-"""Unit in which file systems hold and give back space."""
+"""Bytes in the units in which file systems allocate space."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PARTS_PER_CALL = os.sysconf("SC_IOV_MAX")
@@ -22,26 +22,23 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class DiskFull(AsyncRLError):
-    """There is no room for an append; the file is as it was before.
+    """The disk has no room for an append; the file is unchanged.
 
     Args:
-        folder: where there is no room.
-        wanted: bytes that were to be written.
-        free: bytes that are free there.
+        folder: the folder on that disk.
+        wanted: bytes to be written.
+        free: free bytes on the disk.
     """
 
     def __init__(self, folder: Path, wanted: int, free: int) -> None:
         self.folder, self.wanted, self.free = folder, wanted, free
         super().__init__(
-            f"{folder} is full: {wanted:,} bytes wanted, {free:,} free; make room there (or raise its quota), nothing was lost"
+            f"{folder} is full: {wanted:,} bytes wanted, {free:,} free; make room there (or raise its quota); nothing was lost"
         )
-
-    def __reduce__(self) -> tuple[type, tuple[Path, int, int]]:
-        return type(self), (self.folder, self.wanted, self.free)
 
 
 def disk_full(error: OSError, folder: Path, wanted: int) -> DiskFull | None:
-    """What ``error`` means, if it means that ``folder``'s disk or quota is full."""
+    """Translate ``error`` if it says that the disk or quota of ``folder`` is full; None for any other error."""
     if error.errno not in _FULL:
         return None
     space = os.statvfs(folder)
@@ -49,13 +46,13 @@ def disk_full(error: OSError, folder: Path, wanted: int) -> DiskFull | None:
 
 
 def append_whole(file: int, parts: Sequence[bytes], end: int, *, folder: Path, fsync: bool) -> int:
-    """Write ``parts`` one behind the other at ``end``, where the file ends; where it ends now.
+    """Write ``parts``, one after the other, at ``end``, the file's end, and return the new end.
 
-    One system call, but for more than 1,024 parts or a disk that takes only some of them.
+    This takes one system call, unless there are more than 1,024 parts or the disk takes only some of them.
 
     Raises:
         DiskFull: the file was cut back to ``end``.
-        OSError: anything else that is wrong with the disk; the file was cut back to ``end``.
+        OSError: the disk has another problem; the file was cut back to ``end``.
     """
     wanted = sum(map(len, parts))
     try:
@@ -85,7 +82,7 @@ def _write_all(file: int, parts: Sequence[bytes], offset: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names that were created, renamed or removed in ``folder`` survive a power cut."""
+    """Make sure that files created, renamed or removed in ``folder`` stay so after a power cut."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(file)
@@ -94,9 +91,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def punch_hole(file: int, start: int, end: int) -> bool:
-    """Give back the space of bytes ``[start, end)``, which read as zeros from then on; False where the file system cannot.
+    """Give back the disk space of bytes ``[start, end)``, which then read as zeros; False if the file system cannot do that.
 
-    On a full disk there may be no room to note the hole; then the space is given back along with the whole file.
+    A full disk may have no room to record the hole; then the space is given back when the whole file is removed.
     """
     if _libc.fallocate(file, _PUNCH_HOLE | _KEEP_SIZE, start, end - start) == 0:
         return True

@@ -1,11 +1,11 @@
-"""Sets of bytes of a file, as sorted extents that neither overlap nor touch."""
+"""Sets of a file's bytes, kept as sorted extents that neither overlap nor touch."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 
 class Extents:
-    """Bytes ``[start, end)``, merged with their neighbours as they are added. Adding bytes twice is harmless."""
+    """A set of bytes. Extents are merged with their neighbours as they are added; adding bytes twice is harmless."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -15,7 +15,7 @@ class Extents:
         return iter(zip(self._starts, self._ends, strict=True))
 
     def add(self, start: int, end: int) -> tuple[int, int]:
-        """Add ``[start, end)``; the merged extent it is part of now."""
+        """Add bytes ``[start, end)``, and return the merged extent that they are part of."""
         first = bisect_left(self._ends, start)
         behind = bisect_right(self._starts, end)
         if first < behind:
@@ -30,6 +30,6 @@ class Extents:
         return start >= end or (at >= 0 and self._ends[at] >= end)
 
     def gaps(self, end: int) -> list[tuple[int, int]]:
-        """The extents of ``[0, end)`` that are not in the set."""
+        """List the extents of ``[0, end)`` that are not in the set."""
         starts, ends = [0, *self._ends], [*self._starts, end]
         return [(a, min(b, end)) for a, b in zip(starts, ends, strict=True) if a < min(b, end)]

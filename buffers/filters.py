@@ -1,6 +1,6 @@
-"""Which complete groups are left out, and why. Their place is given to new tasks (Yu et al. 2025, arXiv:2503.14476).
+"""Filters leave out complete groups from training; new tasks take their place (Yu et al. 2025, arXiv:2503.14476).
 
-What decides here is known when a group is complete; what depends on when it is trained belongs to :mod:`buffers.staleness`.
+A filter decides by what is known when the group is complete; :mod:`buffers.staleness` decides by when a group is trained.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,12 @@ Filter = ZeroVarianceFilter | AccuracyWindowFilter
 
 
 def left_out_by(filters: Sequence[Filter], rewards: Sequence[float], parts: Sequence[Sequence[float]]) -> str:
-    """Why a group is left out, of a fixed vocabulary; empty if it is trained.
+    """Return the reason why a group is left out, from a fixed vocabulary; empty if the group is trained.
 
     Args:
-        rewards: of its episodes.
-        parts: the rewards that the recipe tells apart, of each; a group has variance if the final reward or any of these has.
+        rewards: final rewards of the episodes.
+        parts: for each episode, the rewards that the recipe names one by one. A group has variance if its final rewards or any of
+            these have.
     """
     for chosen in filters:
         match chosen:

@@ -1,7 +1,7 @@
-"""How records lie in a file: a header, then frames, each checked by itself, so that damage is found and what is whole is told.
+"""The file format of the journal: a header, then frames with one record each and its checksum, so that damage is noticed.
 
-A frame is a mark, the record's size, and the CRC-32 of size and record. The mark lets a reader find whole records behind damaged
-ones, which is what tells a torn end from a hole in the history.
+A frame begins with a mark, the record's size, and the CRC-32 of size and record. The mark lets a reader find whole records behind
+damaged ones: that is the difference between a torn end and a hole in the history.
 """
 
 import struct
@@ -11,8 +11,8 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError
 
-FORMAT = 3
-"""Version of the format; a file of another one is refused."""
+FORMAT = 4
+"""Version of the format. Files of another version are refused."""
 
 _MARK = b"\xa7RL\x1e"
 _SIZE, _SIZES = struct.Struct("<I"), struct.Struct("<II")
@@ -24,8 +24,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     """The first record of a file.
 
     Attributes:
-        position: how many records of the journal came before this file.
-        identity: what the journal is the journal of; None if nobody has said so yet.
+        position: number of records in the journal before this file.
+        identity: which run the journal belongs to; None if that is not known.
     """
 
     position: int
@@ -33,11 +33,11 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """Where a file stops being readable.
+    """The place where a file stops being readable.
 
     Attributes:
-        offset: of the first byte that is in no whole frame.
-        records_behind: whether there is a whole frame behind it.
+        offset: of the first byte that is not in a whole frame.
+        records_behind: whether there is a whole frame after it.
     """
 
     offset: int
@@ -49,10 +49,10 @@ class UnknownFormat(AsyncRLError):
 
 
 def pack(record: bytes) -> bytes:
-    """What goes before ``record`` in a file.
+    """Return the bytes that come before ``record`` in a file.
 
     Raises:
-        ValueError: it is too large to be one record.
+        ValueError: the record is too large.
     """
     if len(record) >= 1 << 32:
         raise ValueError(f"a record of {len(record):,} bytes; a journal's records are smaller than 4 GiB")
@@ -61,16 +61,16 @@ def pack(record: bytes) -> bytes:
 
 
 def pack_header(header: Header) -> bytes:
-    """The first frame of a file, whole."""
+    """Return the first frame of a file."""
     record = bytes([FORMAT]) + msgspec.msgpack.encode(header)
     return pack(record) + record
 
 
 def read(data: bytes) -> tuple[Header | None, list[bytes], Damage | None]:
-    """The header (None if not even that is whole), the records behind it, and the damage that ends them, if any does.
+    """Return the header (None if it is damaged), the records after it, and the damage where they end, if there is any.
 
     Raises:
-        UnknownFormat: the header is whole, and of another format.
+        UnknownFormat: the header is of another format.
     """
     records: list[bytes] = []
     offset = 0
@@ -87,7 +87,7 @@ def read(data: bytes) -> tuple[Header | None, list[bytes], Damage | None]:
 def _unpack_header(record: bytes) -> Header:
     if record[:1] != bytes([FORMAT]):
         raise UnknownFormat(
-            f"a journal of format {record[:1].hex()}, not {FORMAT:02x}; resume with the version of asyncrl that wrote it"
+            f"the journal has format {record[:1].hex()}, not {FORMAT:02x}; resume with the version of asyncrl that wrote it"
         )
     return msgspec.msgpack.decode(record[1:], type=Header)
 
@@ -98,7 +98,7 @@ def _record_at(data: bytes, offset: int) -> bytes | None:
         return None
     size, checksum = _SIZES.unpack_from(data, offset + 4)
     record = data[start : start + size]
-    # Size is checked along with the record, so that neither a run of zeros nor a torn size passes for a record.
+    # The checksum covers the size, too, so that neither zeros nor a torn size are taken for a record.
     if len(record) < size or zlib.crc32(record, zlib.crc32(data[offset + 4 : offset + 8])) != checksum:
         return None
     return record

@@ -1,6 +1,6 @@
-"""The record of one group: what the buffer knows of it from its first ticket until nobody needs its payload any more.
+"""Groups: what the buffer knows of one group, from its first ticket until nobody needs its payload any more.
 
-A record is data; :mod:`buffers.ledger` moves it from state to state, :mod:`buffers.replay_buffer` decides when.
+A group is plain data; :mod:`buffers.ledger` moves it from state to state, and :mod:`buffers.replay_buffer` decides when.
 """
 
 from collections.abc import Iterator
@@ -14,31 +14,25 @@ from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.task import Task
 
 
-class Row(msgspec.Struct, array_like=True, gc=False):
-    """A finished episode that is held; ``committed_version`` was published when it was handed in."""
-
-    sample: TrajectoryRecord
-    committed_version: PolicyVersion
-
-
 class Group(msgspec.Struct, array_like=True, gc=False):
-    """See the module.
+    """One group of episodes.
 
     Attributes:
         source: where the task was drawn from.
-        size: episodes it is to have.
-        attempt: how often the task broke its environment before.
-        version: published when it was last leased.
-        birth: no token of it, sampled or yet to be sampled, is older than this.
+        size: number of its episodes.
+        attempt: how often its task broke the environment before.
+        version: published version when it was last leased.
+        birth: none of its tokens, sampled or still to be sampled, is older than this version.
+        worker: generates its ``open`` episodes.
+        open: sample indexes of the episodes being generated.
+        records: of the finished episodes, by sample index.
+        broken_by: the kinds of failure since it was last leased.
         leases: how often it was leased.
-        worker: who generates its ``open`` episodes.
-        rows: finished episodes by index.
-        broken_by: how it failed since it was last leased.
-        uses: trainings it was handed out for.
-        kept: batches that may have to be handed out again and hold rows of it.
-        consumed: the sampler will not have it again.
-        oldest_sampled: version of its tokens, once it is complete.
-        newest_sampled: the same of those that a loss may take.
+        uses: how often it was handed out for training.
+        kept: number of kept batches with rows of it.
+        consumed: no later batch will hold it.
+        oldest_sampled: the oldest version of its tokens, once it is complete.
+        newest_sampled: the newest version of those of its tokens that a loss may take, once it is complete.
         advantage: mean over its rows of ``|reward - mean| / standard deviation``, once it is complete.
     """
 
@@ -51,7 +45,7 @@ class Group(msgspec.Struct, array_like=True, gc=False):
     birth: PolicyVersion
     worker: WorkerId
     open: list[int]
-    rows: dict[int, Row]
+    records: dict[int, TrajectoryRecord]
     broken_by: list[FailureKind]
     state: GroupState = GroupState.RUNNING
     leases: int = 1
@@ -63,25 +57,25 @@ class Group(msgspec.Struct, array_like=True, gc=False):
     advantage: float = 0.0
 
     def missing(self) -> list[int]:
-        """Indexes of the episodes that are neither finished nor being generated."""
-        return [index for index in range(self.size) if index not in self.rows and index not in self.open]
+        """List the sample indexes of the episodes that are neither finished nor being generated."""
+        return [index for index in range(self.size) if index not in self.records and index not in self.open]
 
     def has_enough(self, min_group: int | None) -> bool:
-        """Whether as many episodes finished as the recipe's ``batch.min_group`` asks for."""
-        return len(self.rows) >= (min_group or self.size)
+        """Whether as many episodes are finished as the recipe's ``batch.min_group`` asks for."""
+        return len(self.records) >= (min_group or self.size)
 
     def payload(self) -> Iterator[PayloadRef]:
-        """Where its finished episodes lie."""
-        return (row.sample.payload for row in self.rows.values())
+        """Payload references of the finished episodes."""
+        return (record.payload for record in self.records.values())
 
     def bytes(self) -> int:
-        """Of its finished episodes."""
-        return sum(row.sample.payload.size for row in self.rows.values())
+        """Payload bytes of the finished episodes."""
+        return sum(record.payload.size for record in self.records.values())
 
     def sampled_tokens(self) -> int:
-        """Of its finished episodes, greedy ones excepted."""
-        return sum(row.sample.trainable_tokens(PolicyVersion(0)) for row in self.rows.values())
+        """Sampled tokens of the finished episodes, greedy ones excepted."""
+        return sum(record.trainable_tokens(PolicyVersion(0)) for record in self.records.values())
 
-    def oldest_row(self) -> PolicyVersion:
-        """The oldest version that sampled a token of its finished episodes, of which there must be one."""
-        return min(row.sample.sampled[0][0] for row in self.rows.values())
+    def oldest_finished(self) -> PolicyVersion:
+        """The oldest version that sampled a token of the finished episodes; there must be at least one."""
+        return min(record.sampled[0][0] for record in self.records.values())

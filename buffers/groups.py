@@ -1,16 +1,18 @@
-"""The groups that have not ended, and those that batches still need: their lives, and the payload they hold.
+"""The groups that have not ended, and those that kept batches still need, with the payload they hold.
 
-What always holds: ledger, index and statistics agree about every group, as nothing but :meth:`Groups.move` moves one; payload is
-freed once, when its group has ended and no batch that may be asked for again holds it.
+What always holds: ledger, index and statistics agree about every group, because only :meth:`Groups.move` moves one; payload is
+freed once, when its group has ended and no kept batch holds it.
 """
 
 from collections import deque
 from collections.abc import Iterator
 
+import msgspec
+
 from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from buffers.group import Group, Row
+from buffers.group import Group
 from buffers.index import GroupIndex
 from buffers.ledger import TERMINAL, Ledger
 from buffers.staleness import StalenessPolicy
@@ -19,18 +21,18 @@ from buffers.task_stream import TaskStream
 
 
 class Groups:
-    """See the module.
+    """All groups of a buffer.
 
     Attributes:
-        ledger: counts them.
-        index: finds them.
+        ledger: counts the groups.
+        index: finds groups.
         waiting_draws: tasks of expired groups, to be issued again.
         freed: payload that nobody needs any more; whoever frees it empties the list.
 
     Args:
-        state: of the buffer; what concerns groups changes here only.
+        state: of the buffer; only this class changes what concerns groups in it.
         policy: of the buffer.
-        size: episodes a new group is to have.
+        size: number of episodes of a new group.
         max_reuse: trainings a group is good for.
     """
 
@@ -47,15 +49,15 @@ class Groups:
         return self._state.groups[group_id]
 
     def __iter__(self) -> Iterator[Group]:
-        """Oldest first. Groups may leave meanwhile."""
+        """Iterate over all groups, oldest first. Groups may leave during the iteration."""
         return iter(list(self._state.groups.values()))
 
     def get(self, group_id: GroupId) -> Group | None:
-        """None if it has ended, or was never issued."""
+        """Return the group; None if it has ended or was never issued."""
         return self._state.groups.get(group_id)
 
     def issue(self, worker: WorkerId, tasks: TaskStream) -> Group:
-        """A new group, of the task that waits longest to be issued again, or else of a new one."""
+        """Issue a new group, of the task that has waited longest to be issued again, or else of a new task."""
         state = self._state
         if self.waiting_draws:
             draw = self.waiting_draws.popleft()
@@ -73,12 +75,12 @@ class Groups:
         return group
 
     def issue_again(self, worker: WorkerId) -> Group | None:
-        """The oldest failed group, which runs again with what is missing; None if there is none."""
+        """Let the oldest failed group run again, with its missing episodes; None if no group has failed."""
         group_id = self.index.oldest_failed()
         if group_id is None:
             return None
         group, version = self[group_id], self._state.version
-        birth = min(version, group.oldest_row()) if group.rows else version
+        birth = min(version, group.oldest_finished()) if group.records else version
         missing = group.missing()
         self.move(group, GroupState.RUNNING, birth=birth, worker=worker)
         self.ledger.issued_again(len(missing))
@@ -86,12 +88,13 @@ class Groups:
         group.leases += 1
         return group
 
-    def finish_episode(self, group: Group, sample: TrajectoryRecord) -> None:
-        """Hold an episode of a running group."""
-        group.open.remove(sample.sample_index)
-        # An engine may have a version a moment before it is published; what it then finishes was committed no earlier than that.
-        group.rows[sample.sample_index] = Row(sample, max(self._state.version, sample.sampled[-1][0]))
-        self._state.payload_bytes += sample.payload.size
+    def finish_episode(self, group: Group, record: TrajectoryRecord) -> None:
+        """Take in a finished episode of a running group."""
+        group.open.remove(record.sample_index)
+        # An engine may have a version a moment before it is published, and nothing is committed before the version of its tokens.
+        committed_version = max(self._state.version, record.sampled[-1][0])
+        group.records[record.sample_index] = msgspec.structs.replace(record, committed_version=committed_version)
+        self._state.payload_bytes += record.payload.size
         self.ledger.finished()
 
     def move(
@@ -105,7 +108,7 @@ class Groups:
         uses: int | None = None,
         worker: WorkerId | None = None,
     ) -> None:
-        """Move a group on; what the index looks at is changed in between.
+        """Move a group to another state, and change what the index depends on.
 
         Raises:
             LedgerError: its state does not allow the move.
@@ -125,7 +128,7 @@ class Groups:
         self.index.enter(group)
 
     def end(self, group: Group, to: GroupState, why: str = "", example: str = "") -> None:
-        """A group has ended. If it expired, its task is to be issued again."""
+        """End a group. If it expired, its task is issued again later."""
         self.move(group, to, why, example)
         group.open = []
         size = group.bytes()
@@ -138,7 +141,7 @@ class Groups:
             self._forget(group)
 
     def keep_no_longer(self, group: Group) -> None:
-        """One of the batches that hold the group will not be asked for again."""
+        """Note that one of the kept batches that hold the group is no longer kept."""
         group.kept -= 1
         if not group.kept and group.state in TERMINAL:
             self._state.kept_bytes -= group.bytes()
@@ -148,11 +151,11 @@ class Groups:
         del self._state.groups[group.id]
         self.freed.extend(group.payload())
 
-    def lose_rows(self, group: Group, indexes: list[int]) -> None:
-        """The payload of finished episodes was destroyed."""
+    def lose_records(self, group: Group, indexes: list[int]) -> None:
+        """Drop finished episodes whose payload was destroyed."""
         state = self._state
-        refs = [group.rows[index].sample.payload for index in indexes]
-        # Where bytes are damaged and not gone, their space is to be given back.
+        refs = [group.records[index].payload for index in indexes]
+        # The bytes may only be damaged; then their space must be given back.
         self.freed.extend(refs)
         size = sum(ref.size for ref in refs)
         if group.state in TERMINAL:
@@ -162,13 +165,13 @@ class Groups:
             self.ledger.lost(group, len(indexes))
         self.index.leave(group)
         for index in indexes:
-            del group.rows[index]
-        if group.state is GroupState.FAILED and group.rows:
+            del group.records[index]
+        if group.state is GroupState.FAILED and group.records:
             state.held.leave(group.birth, group.state)
-            group.birth = group.oldest_row()
+            group.birth = group.oldest_finished()
             state.held.enter(group.birth, group.state, state.now)
         self.index.enter(group)
 
     def live_payload(self) -> Iterator[PayloadRef]:
-        """All payload that is still needed, each once."""
+        """All payload that is still needed, each piece once."""
         return (ref for group in self._state.groups.values() for ref in group.payload())

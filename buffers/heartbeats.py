@@ -1,6 +1,6 @@
-"""Who was heard of lately: a worker that is silent for too long is reported, once, until it is heard again.
+"""Heartbeats of the workers: a worker that is silent for too long is reported once.
 
-Hearing a worker costs one assignment; each worker has one timer of the event loop, set anew only when it goes off.
+A heartbeat costs one assignment. Each worker has one timer of the event loop, which is set again only when it goes off.
 """
 
 import asyncio
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from asyncrl.core.ids import WorkerId
 
 LAST_TENTH = 0.1
-"""Of the time a worker has. It begins when the timer goes off, be it late: if it was our own event loop that was held up, the
-words of all lie unread until then."""
+"""Share of a worker's time that it always gets after its timer went off: if our own event loop was blocked, the heartbeats that
+arrived meanwhile are read in that time."""
 
 
 class Heartbeats:
-    """Reports workers by ``on_silent`` when they were not heard for ``seconds``. Lives within one event loop."""
+    """Calls ``on_silent`` with each worker that was not heard for ``seconds``. Lives within one event loop."""
 
     def __init__(self, seconds: float, on_silent: Callable[[WorkerId], None]) -> None:
         self._seconds, self._on_silent = seconds, on_silent
@@ -22,21 +22,21 @@ class Heartbeats:
         self._timers: dict[WorkerId, asyncio.TimerHandle] = {}
 
     def heard(self, worker: WorkerId) -> None:
-        """``worker`` lives."""
+        """Note that ``worker`` is alive."""
         loop = asyncio.get_running_loop()
         self._heard[worker] = loop.time()
         if worker not in self._timers:
             self._look_at(worker)
 
     def forget(self, worker: WorkerId) -> None:
-        """``worker`` is not expected to be heard any more; it may come back."""
+        """Expect no more heartbeats of ``worker``, until it is heard again."""
         self._heard.pop(worker, None)
         timer = self._timers.pop(worker, None)
         if timer is not None:
             timer.cancel()
 
     def close(self) -> None:
-        """Forget all."""
+        """Forget all workers."""
         for worker in list(self._timers):
             self.forget(worker)
 

@@ -1,4 +1,7 @@
-"""What a journal's records mean something under: the tasks, and the keys of the recipe that the buffer's behaviour depends on."""
+"""Identity of a run's journal: the tasks, and the recipe keys that the buffer's behaviour depends on.
+
+The same records replayed with other tasks or other keys would mean something else.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -11,15 +14,15 @@ from buffers.task_stream import TaskStream
 
 
 class JournalOfAnotherRun(AsyncRLError):
-    """A journal cannot be replayed, because what it says would mean something else now."""
+    """The journal was written with another recipe or other tasks, so it cannot be replayed."""
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What a replay depends on, beside the records: with anything else they would mean something else.
+    """What a replay depends on besides the records.
 
     Attributes:
         tasks: fingerprint of the task stream.
-        recipe: the keys of the recipe that the buffer's behaviour depends on, and their values. Files of tasks may be moved.
+        recipe: the recipe keys that the buffer's behaviour depends on, and their values. Paths of task files are not among them.
     """
 
     tasks: str
@@ -27,18 +30,18 @@ class Identity(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, recipe: Recipe, tasks: TaskStream) -> "Identity":
-        """The one that a journal of this run is written with."""
+        """Return the identity that a journal of this run is written with."""
         return cls(tasks.fingerprint(), _keys_of(recipe))
 
     def encoded(self) -> bytes:
-        """As a journal's files hold it."""
+        """Encode the identity as the journal's files hold it."""
         return msgspec.json.encode(self)
 
     def check(self, recorded: bytes, folder: Path) -> None:
-        """Compare with what the journal in ``folder`` was written with, as :meth:`encoded` there.
+        """Compare with the identity, :meth:`encoded`, that the journal in ``folder`` was written with.
 
         Raises:
-            JournalOfAnotherRun: naming what differs.
+            JournalOfAnotherRun: they differ; names what differs.
         """
         self._check(msgspec.json.decode(recorded, type=Identity), folder)
 

@@ -1,8 +1,8 @@
-"""Where to find the groups that something is to be done with, without looking at the others.
+"""Index of the groups: finds those that something must be done with, without looking at the others.
 
-What always holds: what the index answers is a function of the groups in it, whatever order they came in, so that a buffer that
-was restored goes on exactly as the one it was made from. A group leaves before, and enters after, anything that the index looks
-at changes.
+What always holds: the answers depend only on which groups are in the index, not on the order in which they came, so a restored
+buffer behaves exactly like the original. A group leaves the index before anything that the index depends on changes, and enters
+it again afterwards.
 """
 
 import heapq
@@ -17,15 +17,15 @@ from buffers.staleness import StalenessPolicy
 
 
 class GroupIndex:
-    """See the module.
+    """Finds the groups of a buffer by what must be done with them.
 
     Attributes:
         ready: groups that may be trained.
-        deciding: the same, by the version that decides about their end.
-        unused: those of them that were never trained, by birth; filled only where they are waited for.
-        unfinished: running groups, and failed ones that hold finished episodes, by birth.
-        supply: trainings that running, committed and returning groups are good for.
-        returning: groups being trained that will be ready once more.
+        deciding: the same groups, by the version that decides when they expire.
+        unused: the ready groups that were never trained, by birth; only filled under ``on_stale: wait``.
+        unfinished: running groups, and failed groups with finished episodes, by birth.
+        supply: how many trainings the running, committed and returning groups can still be used for.
+        returning: number of groups in training that will be ready once more.
     """
 
     def __init__(self, policy: StalenessPolicy, max_reuse: int) -> None:
@@ -38,11 +38,11 @@ class GroupIndex:
         self.returning = 0
         self._by_worker: dict[WorkerId, set[GroupId]] = {}
         self._failed: set[GroupId] = set()
-        # A heap of all failed groups, and of some that are failed no more: they are dropped when they come to the top.
+        # A heap of all failed groups. It may also hold groups that run again; they are dropped when they come to the top.
         self._failed_ids: list[GroupId] = []
 
     def enter(self, group: Group) -> None:
-        """A group is where its state says."""
+        """Add a group according to its state."""
         state = group.state
         if state is GroupState.RUNNING:
             self.supply += self._max_reuse
@@ -66,11 +66,11 @@ class GroupIndex:
         elif state is GroupState.FAILED:
             self._failed.add(group.id)
             heapq.heappush(self._failed_ids, group.id)
-            if group.rows:
+            if group.records:
                 self.unfinished.add(group.birth, group.id)
 
     def leave(self, group: Group) -> None:
-        """Inverse of :meth:`enter`."""
+        """Remove a group; it must be as it was when it entered."""
         state = group.state
         if state is GroupState.RUNNING:
             self.supply -= self._max_reuse
@@ -93,23 +93,23 @@ class GroupIndex:
             self._failed.remove(group.id)
             while self._failed_ids and self._failed_ids[0] not in self._failed:
                 heapq.heappop(self._failed_ids)
-            if group.rows:
+            if group.records:
                 self.unfinished.remove(group.birth, group.id)
 
     def held_by(self, worker: WorkerId) -> set[GroupId]:
-        """Groups of which the worker generates episodes; not to be changed."""
+        """The groups of which the worker generates episodes. Do not change the set."""
         return self._by_worker.get(worker, set())
 
     def workers(self) -> list[WorkerId]:
-        """Those that generate something."""
+        """The workers that generate episodes now."""
         return sorted(self._by_worker)
 
     def oldest_failed(self) -> GroupId | None:
-        """The group to be issued again next."""
+        """The failed group that is issued again next; None if no group has failed."""
         return self._failed_ids[0] if self._failed_ids else None
 
     def waited_for(self) -> Iterator[GroupId]:
-        """All groups that have not all their episodes: those whose tokens are oldest first, then those that hold none."""
+        """All groups with unfinished episodes: those with the oldest tokens first, those without tokens last."""
         held = [group_id for version in self.unfinished for group_id in self.unfinished.of(version)]
         yield from held
         yield from sorted(self._failed - set(held))
@@ -127,14 +127,14 @@ class GroupIndex:
         return True
 
     def forced(self, version: PolicyVersion) -> list[GroupId]:
-        """Groups that the batch of ``version`` must hold, those of the earliest deadline first.
+        """Groups that the batch of ``version`` must hold, those with the earliest deadline first.
 
-        Which ones is free as far as the deadlines allow, so that nothing is waited for that can still come later.
+        Older groups are preferred where deadlines leave a choice. Nothing is forced that can still be trained later.
         """
         forced: list[GroupId] = []
         candidates = ((born, group_id) for born in self.unused for group_id in self.unused.of(born))
         for _, n in self._demands(version):
-            # Candidates come oldest first, and enough of them were born early enough: that was asked for in can_force.
+            # Candidates come oldest first, and can_force has seen that enough of them were born early enough.
             while len(forced) < n:
                 forced.append(next(candidates)[1])
         return forced

@@ -1,4 +1,4 @@
-"""What a replay buffer holds and what became of all it issued, for people: ages, staleness, and where lengths are biased."""
+"""A report on a replay buffer for people: what it holds, how old that is, and whether the trained lengths are biased."""
 
 from collections.abc import Mapping
 
@@ -10,14 +10,14 @@ from asyncrl.core.ids import PolicyVersion, TaskId
 
 
 class HeldFor(msgspec.Struct, frozen=True):
-    """Groups that have not ended.
+    """Groups that were born at the same version, are in the same state and have not ended.
 
     Attributes:
         version: at which they were born: none of their tokens is older.
-        staleness: of the oldest token they may hold, were they trained now.
-        state: they are in.
+        staleness: that their oldest token may have if they are trained now.
+        state: of the groups.
         groups: how many there are.
-        age_s: none of them is in its state for longer.
+        age_s: the longest time that one of them may have been in its state.
     """
 
     version: PolicyVersion
@@ -28,7 +28,7 @@ class HeldFor(msgspec.Struct, frozen=True):
 
 
 class LengthBin(msgspec.Struct, frozen=True):
-    """Rows of ``shortest`` to ``longest`` tokens, and which share of all finished rows, and of all trained ones, they are."""
+    """Trajectories of ``shortest`` to ``longest`` tokens, and their share of all finished and of all trained trajectories."""
 
     shortest: int
     longest: int
@@ -39,7 +39,7 @@ class LengthBin(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A source of tasks: how many were drawn, and how many of its rows are malformed and were skipped."""
+    """A source of tasks: how many tasks were drawn from it, and how many malformed rows were skipped."""
 
     name: str
     drawn: int
@@ -47,7 +47,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class BufferReport(msgspec.Struct, frozen=True):
-    """See the fields of the same names of :class:`buffers.statistics.BufferStatistics`."""
+    """The report. Its other fields mean what they mean in :class:`~asyncrl.core.buffer_statistics.BufferStatistics`."""
 
     version: PolicyVersion
     ledger: LedgerCounts
@@ -59,35 +59,27 @@ class BufferReport(msgspec.Struct, frozen=True):
     kept_bytes: int
     stale_tokens: StaleTokens
     late_samples: int
-    lost_rows: int
+    lost_trajectories: int
     failures: Mapping[FailureKind, int]
     filtered_tasks: tuple[TaskId, ...]
 
 
 def inspect(statistics: BufferStatistics, drawn: Mapping[str, int], now: float) -> BufferReport:
-    """The report at ``now``, seconds since the epoch; ``drawn``: tasks from each source."""
+    """Make the report as of ``now`` (seconds since the epoch); ``drawn`` is the number of tasks drawn from each source."""
+    made_here = {"held", "lengths", "sources"}
     return BufferReport(
-        version=statistics.version,
-        ledger=statistics.ledger,
+        **{name: getattr(statistics, name) for name in BufferReport.__struct_fields__ if name not in made_here},
         held=tuple(
             HeldFor(held.version, statistics.version - held.version, held.state, held.groups, max(0.0, now - held.since))
             for held in statistics.held
         ),
         lengths=_bins(statistics.lengths_issued, statistics.lengths_trained),
         sources=tuple(Source(name, count, statistics.skipped_rows.get(name, 0)) for name, count in drawn.items()),
-        payload_bytes=statistics.payload_bytes,
-        kept_batches=statistics.kept_batches,
-        kept_bytes=statistics.kept_bytes,
-        stale_tokens=statistics.stale_tokens,
-        late_samples=statistics.late_samples,
-        lost_rows=statistics.lost_rows,
-        failures=statistics.failures,
-        filtered_tasks=statistics.filtered_tasks,
     )
 
 
 def _bins(issued: tuple[int, ...], trained: tuple[int, ...]) -> tuple[LengthBin, ...]:
-    """From the shortest rows there are to the longest, without a gap."""
+    """Bins from the shortest trajectories that there are to the longest, without a gap."""
     trained += (0,) * (len(issued) - len(trained))
     all_issued, all_trained = max(1, sum(issued)), max(1, sum(trained))
     shortest = next((digits for digits, rows in enumerate(issued) if rows), len(issued))

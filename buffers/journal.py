@@ -1,14 +1,14 @@
-"""An append-only journal of records, with snapshots, that survives being killed at any point.
+"""An append-only journal of records, with snapshots. It survives that its process is killed at any point.
 
 What always holds:
-* a record is in the journal, whole, exactly when :meth:`Journal.append` has returned; one that raised is not there;
-* only one process at a time writes a journal (a lock on its folder says so); anybody may read it meanwhile;
+* when :meth:`Journal.append` has returned, the record is in the journal; when it has raised, the record is not;
+* only one process at a time writes a journal (it holds a lock on the folder); others may read it meanwhile;
 * snapshot n is the state at the beginning of segment n; the last two snapshots and the segments since the older one are kept, so
-  that a damaged snapshot costs nothing but time;
-* a torn or damaged end is cut and reported; damage with records behind it is refused: that would be losing history silently;
-* opening a journal changes none of its files: what a crash left to be mended is mended by the first append or snapshot.
+  a damaged snapshot costs only time;
+* a torn or damaged end is cut and reported; damage with records after it is refused, since history would be lost silently;
+* opening a journal changes none of its files; what a crash left behind is repaired by the first append or snapshot.
 
-Its files, and how they are read back: :mod:`buffers.journal_files`.
+:mod:`buffers.journal_files` reads the files back.
 """
 
 import fcntl
@@ -27,16 +27,16 @@ logger = logging.getLogger(__name__)
 
 _LOCK = "lock"
 _LOCK_RETRY_S = 0.05
-"""How often a held lock is tried again: the kernel offers no wait for a lock that has a deadline."""
+"""How often a held lock is tried again; the kernel cannot wait for a lock with a deadline."""
 
 
 class JournalInUse(AsyncRLError):
-    """Another process writes the journal.
+    """Another process is writing the journal.
 
     Args:
         folder: of the journal.
         holder: id of that process.
-        seconds: how long it was waited for.
+        seconds: how long this process waited for it.
     """
 
     def __init__(self, folder: Path, holder: str, seconds: float) -> None:
@@ -46,49 +46,45 @@ class JournalInUse(AsyncRLError):
             "a run has one driver at a time: end that process, or wait for it"
         )
 
-    def __reduce__(self) -> tuple[type, tuple[Path, str, float]]:
-        return type(self), (self.folder, self.holder, self.seconds)
-
 
 class Journal:
-    """The writer. Made by :meth:`open`; one call at a time.
+    """The writer of a journal. Made by :meth:`open`; one call at a time.
 
     Attributes:
-        records_since_snapshot: how many records a recovery would replay now.
-        bytes_since_snapshot: their size on disk.
+        fsync: each append waits until its record is on the disk.
+        bytes_since_snapshot: size on disk of the records that a recovery would replay now.
     """
 
     def __init__(self, folder: Path, lock: int, found: Found, *, fsync: bool, segment_bytes: int, identity: bytes) -> None:
-        self._folder, self._lock, self._fsync, self._segment_bytes = folder, lock, fsync, segment_bytes
+        self._folder, self._lock, self.fsync, self._segment_bytes = folder, lock, fsync, segment_bytes
         self._identity = identity
         self._to_mend: Found | None = found
         self._number, self._end, self._position = found.segment, found.end, found.position
         self._file = -1
         if self._end:
             self._file = os.open(self._path(self._number, LOG), os.O_RDWR)
-        self.records_since_snapshot = len(found.recovery.records)
         self.bytes_since_snapshot = found.size
 
     @classmethod
     def open(
         cls, folder: Path, *, fsync: bool, segment_bytes: int, identity: bytes = b"", wait_s: float = 10.0
     ) -> tuple["Journal", Recovery]:
-        """Open or begin the journal in ``folder``, which is made if it is not there; and what it holds.
+        """Open the journal in ``folder``, or begin a new one, and return it with what it holds. Makes the folder if necessary.
 
-        Changes none of the files that are there: until the first :meth:`append` or :meth:`snapshot` they are as they were found.
+        Existing files stay unchanged until the first :meth:`append` or :meth:`snapshot`.
 
         Args:
-            fsync: each record survives a power cut once it was appended; otherwise it survives the process.
-            segment_bytes: a new segment is begun rather than letting one grow beyond this.
-            identity: what this is the journal of; written into all that is begun from here on, and not compared with what it was.
+            fsync: each appended record survives a power cut; otherwise it survives only the end of the process.
+            segment_bytes: a new segment begins before one would grow beyond this.
+            identity: which run the journal belongs to; written into new files, and not compared with that of old ones.
             wait_s: how long to wait for another process to end; one that was killed may take a moment.
 
         Raises:
-            JournalInUse: another process writes it.
+            JournalInUse: another process is writing it.
             JournalDamaged, JournalGone, UnknownFormat: see there.
         """
         if not folder.is_dir():
-            journal_files.find(folder)  # where a journal is to be put back, no folder is made in its place
+            journal_files.find(folder)  # if the journal must be put back, no folder may stand in its place
         folder.mkdir(parents=True, exist_ok=True)
         lock = _lock(folder / _LOCK, wait_s)
         try:
@@ -102,7 +98,7 @@ class Journal:
         """Add a record.
 
         Raises:
-            DiskFull: it was not added, and the journal is as it was; the same call may succeed later.
+            DiskFull: the record was not added, and the journal is unchanged; the same call may succeed later.
         """
         self._mend()
         frame = frames.pack(record)
@@ -110,28 +106,27 @@ class Journal:
         if self._file < 0 or self._end + size > self._segment_bytes:
             self._begin_segment(frame, record)
         else:
-            self._end = append_whole(self._file, (frame, record), self._end, folder=self._folder, fsync=self._fsync)
+            self._end = append_whole(self._file, (frame, record), self._end, folder=self._folder, fsync=self.fsync)
         self._position += 1
-        self.records_since_snapshot += 1
         self.bytes_since_snapshot += size
 
     def _begin_segment(self, frame: bytes, record: bytes) -> None:
-        """Begin a segment with its first record: a segment without a whole record is none."""
+        """Begin a segment together with its first record: a segment without a whole record does not count."""
         number = self._number + (self._file >= 0)
         header = frames.pack_header(Header(self._position, self._identity))
         path = self._path(number, LOG)
-        file, end = self._create(path, (header, frame, record), fsync=self._fsync)
+        file, end = self._create(path, (header, frame, record), fsync=self.fsync)
         self._close_segment()
         self._number, self._file, self._end = number, file, end
-        if self._fsync:
+        if self.fsync:
             sync_folder(self._folder)
         self._write_head()
 
     def snapshot(self, state: bytes) -> None:
-        """Record ``state`` as what all records so far amount to, and remove what no recovery needs any more.
+        """Write ``state``, the result of all records so far, as a snapshot, and remove files that no recovery needs any more.
 
         Raises:
-            DiskFull: there is none, and the journal is as it was.
+            DiskFull: no snapshot was written, and the journal is unchanged.
         """
         self._mend()
         number = self._number + (self._file >= 0)
@@ -143,12 +138,12 @@ class Journal:
         sync_folder(self._folder)
         self._close_segment()
         self._number, self._end = number, 0
-        self.records_since_snapshot = self.bytes_since_snapshot = 0
+        self.bytes_since_snapshot = 0
         self._write_head()
         self._prune()
 
     def _create(self, path: Path, parts: tuple[bytes, ...], *, fsync: bool) -> tuple[int, int]:
-        """A new file with ``parts`` in it, open, and its size; or nothing."""
+        """Make a file with ``parts`` in it, and return it, open, with its size. If that fails, there is no file."""
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         except OSError as error:
@@ -171,7 +166,7 @@ class Journal:
                     self._path(number, suffix).unlink()
 
     def _mend(self) -> None:
-        """Before the first change: remove what the recovery left out, so that the journal can go on behind what it found."""
+        """Before the first change, remove what the recovery left out, so that the journal can go on after what was found."""
         found, self._to_mend = self._to_mend, None
         if found is None:
             return
@@ -190,13 +185,13 @@ class Journal:
         self._write_head()
 
     def _write_head(self) -> None:
-        """Tell how far the journal has come; after what it tells of is there, so that it never tells too much."""
+        """Write down how far the journal has come, once the files are there, so that the head never promises too much."""
         begun = self._number if self._end else self._number - 1
         try:
             Head(begun, max(journal_files.numbers(self._folder, SNAPSHOT), default=0)).write(self._folder)
         except OSError as error:
-            # What it told before still holds; the journal is whole without it.
-            logger.warning("%s is not brought up to date: %s", journal_files.head_of(self._folder), error)
+            # What the head said before is still true, and the journal is complete without it.
+            logger.warning("%s could not be updated: %s", journal_files.head_of(self._folder), error)
 
     def _path(self, number: int, suffix: str) -> Path:
         return journal_files.path_of(self._folder, number, suffix)
@@ -207,7 +202,7 @@ class Journal:
         self._file = -1
 
     def close(self) -> None:
-        """Let others write the journal. Nothing can be appended any more."""
+        """Release the journal, so that another process may write it. Nothing can be appended afterwards."""
         self._close_segment()
         os.close(self._lock)
 

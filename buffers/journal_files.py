@@ -1,11 +1,11 @@
-"""The files of a journal, read back: its newest whole snapshot, the records since then, and what is missing.
+"""Reads the files of a journal: its newest whole snapshot, the records since then, and what is missing.
 
-What always holds: reading changes nothing; what is damaged or gone is either not needed, and told, or refused by an error that
-names the file and says what to do. A journal whose files are gone is never taken for one that has not begun.
+What always holds: reading changes nothing; a damaged or missing file is reported if it is not needed, and otherwise refused by an
+error that names the file and says what to do. A journal whose files are gone is never taken for a new one.
 
 A journal is a folder of segments ``00000001.log`` and snapshots ``00000001.snapshot``, in the format of :mod:`buffers.frames`.
-Beside the folder lies its head, which says how far the journal had come: without it, nobody could tell that the newest files, or
-all of them, are gone.
+Beside the folder lies its head, which says how far the journal has come: without the head, nobody could tell that the newest
+files, or all of them, are gone.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 LOG, SNAPSHOT, DAMAGED = ".log", ".snapshot", ".damaged"
 _HEAD = ".head"
 _READ_ATTEMPTS = 5
-"""How often a reader begins anew because the writer removed what it was about to read."""
+"""How often a reader starts again because the writer removed a file that it was about to read."""
 
 
 class JournalDamaged(AsyncRLError):
@@ -31,9 +31,9 @@ class JournalDamaged(AsyncRLError):
 
     Args:
         file: the damaged or missing file.
-        offset: where in it.
+        offset: where in the file.
         problem: what is wrong.
-        remedy: how to go on without what was recorded there; empty if that cannot be.
+        remedy: how to go on without what was recorded there; empty if that is not possible.
     """
 
     def __init__(self, file: Path, offset: int, problem: str, remedy: str = "") -> None:
@@ -41,16 +41,13 @@ class JournalDamaged(AsyncRLError):
         instead = f", or, to give up what was recorded there and since, {remedy} and resume again" if remedy else ""
         super().__init__(f"{file} is damaged at offset {offset:,}: {problem}; restore the file from a backup{instead}")
 
-    def __reduce__(self) -> tuple[type, tuple[Path, int, str, str]]:
-        return type(self), (self.file, self.offset, self.problem, self.remedy)
-
 
 class JournalGone(AsyncRLError):
-    """A journal holds nothing, and the run it belongs to had begun.
+    """The journal holds nothing, although its run had begun.
 
     Args:
         folder: of the journal.
-        evidence: what says that the run had begun.
+        evidence: what shows that the run had begun.
     """
 
     def __init__(self, folder: Path, evidence: str) -> None:
@@ -60,21 +57,18 @@ class JournalGone(AsyncRLError):
             "(without it the run cannot go on: if it is lost, launch a new run)"
         )
 
-    def __reduce__(self) -> tuple[type, tuple[Path, str]]:
-        return type(self), (self.folder, self.evidence)
-
 
 class Recovery(msgspec.Struct, frozen=True):
-    """What a journal holds.
+    """The content of a journal.
 
     Attributes:
-        snapshot: the newest one that is whole; None if none was taken.
-        records: appended since then, oldest first.
-        cut_bytes: of a torn or damaged end.
-        cut_segment: where those were.
+        snapshot: the newest whole one; None if there is none.
+        records: appended since the snapshot, oldest first.
+        cut_bytes: size of a torn or damaged end.
+        cut_segment: name of the segment with that end.
         damaged_snapshots: names of newer snapshots that could not be used.
-        missing_snapshot: name of a newer snapshot that was taken and is gone; empty if none is.
-        identity: what the journal said it was the journal of; None if it is empty.
+        missing_snapshot: name of the newest snapshot if it is gone; otherwise empty.
+        identity: which run the journal belongs to; None if it is empty.
     """
 
     snapshot: bytes | None
@@ -87,17 +81,17 @@ class Recovery(msgspec.Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was ever recorded."""
+        """Whether the journal holds nothing at all."""
         return self.snapshot is None and not self.records
 
 
 class Found(msgspec.Struct):
-    """A recovery, and where the journal goes on.
+    """The content of a journal, and the place where it goes on.
 
     Attributes:
-        segment: number of the last segment; of the one to begin if that one is not there.
-        end: where its last whole record ends; 0 if it is to be begun.
-        position: records appended to the journal in all, ever.
+        segment: number of the last segment, or of the next one if there is none yet.
+        end: where the last whole record of that segment ends; 0 if the segment must be begun.
+        position: number of records ever appended to the journal.
         size: bytes of ``recovery.records`` on disk.
     """
 
@@ -109,7 +103,7 @@ class Found(msgspec.Struct):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """How far a journal has come at least.
+    """The least that a journal has reached, as written beside its folder.
 
     Attributes:
         segment: number of the newest segment that was begun; 0 before the first.
@@ -120,10 +114,10 @@ class Head(msgspec.Struct, frozen=True):
     snapshot: int = 0
 
     def write(self, folder: Path) -> None:
-        """Write it beside the journal's ``folder``; a process that is killed meanwhile leaves this one or the one before.
+        """Write the head beside the journal's ``folder``. A process that is killed meanwhile leaves this head or the one before.
 
         Raises:
-            OSError: the disk refuses, as a full one does only the first time: the size never changes.
+            OSError: the disk refuses. A full disk does so only the first time, since the size never changes.
         """
         file = os.open(head_of(folder), os.O_WRONLY | os.O_CREAT, 0o644)
         try:
@@ -133,7 +127,7 @@ class Head(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, folder: Path) -> "Head":
-        """Of the journal in ``folder``; if there is none that can be read, that of a journal that has not begun."""
+        """Read the head of the journal in ``folder``. If it is missing or unreadable, return that of a new journal."""
         path = head_of(folder)
         try:
             segment, snapshot = path.read_text(encoding="ascii").split()
@@ -141,12 +135,12 @@ class Head(msgspec.Struct, frozen=True):
         except FileNotFoundError:
             return cls()
         except ValueError:
-            logger.warning("%s cannot be read: should the journal's newest files be gone, nobody would notice", path)
+            logger.warning("%s cannot be read: if the newest files of the journal are gone, nobody will notice", path)
             return cls()
 
 
 def read_journal(folder: Path) -> Recovery:
-    """What the journal in ``folder`` holds. Changes nothing, and does not mind that a process is writing it.
+    """Read the journal in ``folder``, which another process may be writing. Changes nothing.
 
     Raises:
         FileNotFoundError: there is no journal, and there never was one.
@@ -159,7 +153,7 @@ def read_journal(folder: Path) -> Recovery:
         except (JournalDamaged, JournalGone, FileNotFoundError):
             if listing(folder) == before:
                 raise
-            # The writer took a snapshot and removed what it made superfluous while we were reading.
+            # While we were reading, the writer took a snapshot and removed files that it made superfluous.
             continue
         if not folder.is_dir():
             raise FileNotFoundError(f"{folder} is no journal")
@@ -168,32 +162,32 @@ def read_journal(folder: Path) -> Recovery:
 
 
 def path_of(folder: Path, number: int, suffix: str) -> Path:
-    """File ``number`` of a kind."""
+    """Path of file ``number`` of a kind."""
     return folder / f"{number:08d}{suffix}"
 
 
 def head_of(folder: Path) -> Path:
-    """The head of the journal in ``folder``: beside the folder, so that it stays when the folder goes."""
+    """Path of the head of the journal in ``folder``. It lies beside the folder, so that it stays when the folder is removed."""
     return folder.with_name(f"{folder.name}{_HEAD}")
 
 
 def numbers(folder: Path, suffix: str) -> list[int]:
-    """Of the files of a kind, in order."""
+    """Numbers of the files of a kind, in order."""
     return sorted(int(path.stem) for path in folder.glob(f"*{suffix}") if path.stem.isdecimal())
 
 
 def listing(folder: Path) -> tuple[list[int], list[int]]:
-    """Numbers of snapshots and of segments."""
+    """Numbers of the snapshots and of the segments."""
     return numbers(folder, SNAPSHOT), numbers(folder, LOG)
 
 
 def find(folder: Path) -> Found:
-    """What lies in ``folder``, which need not be there.
+    """Read the journal in ``folder``; an empty one if the folder does not exist.
 
     Raises:
-        JournalDamaged: something that is needed is damaged or gone.
-        JournalGone: everything is.
-        UnknownFormat: another version of this program wrote it.
+        JournalDamaged: a file that is needed is damaged or gone.
+        JournalGone: all files are gone.
+        UnknownFormat: another version of this program wrote the journal.
     """
     head = Head.read(folder)
     snapshots, segments = listing(folder)
@@ -217,10 +211,10 @@ def find(folder: Path) -> Found:
 
 
 def _read_snapshot(folder: Path, number: int, segments: list[int]) -> tuple[Header, bytes] | None:
-    """Snapshot ``number``; None if it cannot be used.
+    """Read snapshot ``number``; None if it cannot be used.
 
-    One that was gone while the journal went on without it, and was put back, is whole, and yet the segment before it has more
-    records than it knows of.
+    A whole snapshot cannot be used if it was put back after the journal had gone on without it: the segment before it then has
+    more records than the snapshot knows of.
     """
     path = path_of(folder, number, SNAPSHOT)
     header, states, damage = frames.read(path.read_bytes())
@@ -236,7 +230,7 @@ def _read_snapshot(folder: Path, number: int, segments: list[int]) -> tuple[Head
 
 
 def _read_segments(folder: Path, first: int, before: Header, segments: list[int], head: Head) -> Found:
-    """The records of ``segments``, which must go on without a gap where ``before`` says that the journal stood."""
+    """Read the records of ``segments``, which must continue without a gap from where ``before`` ends."""
     records: list[bytes] = []
     position, identity, size = before.position, before.identity, 0
     for number in range(first, max(head.segment, *segments, 0) + 1):
@@ -255,14 +249,14 @@ def _read_segments(folder: Path, first: int, before: Header, segments: list[int]
         if header is not None:
             identity = header.identity
         if damage is not None and (damage.records_behind or not last):
-            problem = "there is no whole record, but there are some behind it"
+            problem = "there is no whole record here, but there are some after it"
             kept = damage.offset if found else 0
             raise JournalDamaged(path, damage.offset, problem, _without(path, kept, readable))
         size += len(data)
         if last and head.segment <= number:
             end = len(data) if damage is None else damage.offset
             if not found:
-                end = 0  # begun, and not even its first record was written
+                end = 0  # the segment was begun, and not even its first record was written
             cut = len(data) - end
             recovery = Recovery(None, records, cut, "" if end == len(data) > 0 else path.name, identity=identity)
             return Found(recovery, number, end, position, size - cut)
@@ -270,7 +264,7 @@ def _read_segments(folder: Path, first: int, before: Header, segments: list[int]
 
 
 def _missing(path: Path, segments: list[int], head: Head, readable: bool) -> JournalDamaged:
-    """Segment ``path`` is not there; ``readable``: whether anything before it is."""
+    """Make the error for a missing segment; ``readable`` says whether anything before it can be read."""
     if int(path.stem) > max(segments, default=0):
         told = f"the file is not there, and {head_of(path.parent).name} says that the journal had come to segment {head.segment}"
         return JournalDamaged(path, 0, told, f"move {head_of(path.parent)} away" if readable else "")
@@ -281,7 +275,7 @@ def _missing(path: Path, segments: list[int], head: Head, readable: bool) -> Jou
 
 
 def _without(path: Path, kept: int, readable: bool) -> str:
-    """How to give up segment ``path`` but for its first ``kept`` bytes, and all that came after it; empty if nothing is left."""
+    """Say how to give up segment ``path`` after its first ``kept`` bytes, and all later files; empty if nothing would be left."""
     later = f"all later files of {path.parent} away, and {head_of(path.parent)}, too,"
     if kept:
         return f"keep a copy of {path.parent}, cut the file off there (truncate -s {kept} {path}), move {later}"

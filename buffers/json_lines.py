@@ -1,9 +1,11 @@
 """A JSON-lines file of tasks: read once, as bytes; a row is decoded when it is drawn.
 
-A row is a line that holds a JSON object; empty lines are none. Only line feeds end lines, as JSON text may hold every other
-separator that Unicode knows.
+Each line that is not empty holds one row, a JSON object. Only line feeds end lines, as JSON text may hold every other separator
+that Unicode knows.
 """
 
+import json
+import re
 from array import array
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -13,10 +15,11 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from buffers.task_rows import Head
+from buffers.task_rows import NESTING, TOO_DEEP, Head, is_too_deep
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ROW = msgspec.json.Decoder(dict[str, Any])
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class JsonLines:
@@ -31,7 +34,7 @@ class JsonLines:
         prompt_key, id_key: keys of a row.
 
     Raises:
-        RecipeError: the file cannot be read, or is not JSON lines as a whole.
+        RecipeError: the file cannot be read, or is not a JSON-lines file.
     """
 
     def __init__(self, path: Path, place: str, prompt_key: str, id_key: str) -> None:
@@ -48,43 +51,60 @@ class JsonLines:
         self._starts, self._numbers = array("Q"), array("Q")
 
     def heads(self) -> Iterator[Head]:
-        """Every row once, in order, decoded and checked; afterwards :meth:`row` can be asked."""
+        """Decode and check every row, in order. Call this before :meth:`row`."""
         content, encoder, scratch = self._content, msgspec.msgpack.Encoder(), bytearray()
         start, number = len(BYTE_ORDER_MARK) if content.startswith(BYTE_ORDER_MARK) else 0, 0
         while start < len(content):
             number += 1
-            end = content.find(b"\n", start) % (len(content) + 1)  # -1, there is no other, becomes the end of the file
+            end = content.find(b"\n", start) % (len(content) + 1)  # -1 (no other line feed) becomes the end of the file
             line = content[start:end]
             if line.strip():
                 self._starts.append(start)
                 self._numbers.append(number)
                 try:
                     row = _ROW.decode(line)
-                    # Tickets carry it as MessagePack, which has no larger integers than 64 bits.
+                    # Tickets carry the row as MessagePack, which has no integers of more than 64 bits.
                     encoder.encode_into(row, scratch)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                    yield Head(None, None, f"is no JSON object ({error})")
+                except RecursionError:
+                    yield Head(None, None, f"is {TOO_DEEP}; flatten it")
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    yield Head(None, None, _why_not_decoded(line, error))
                 except OverflowError:
                     yield Head(None, None, "holds an integer of more than 64 bits")
                 else:
-                    yield self._head(row)
+                    yield self._head(row, line)
             start = end + 1
 
     def where(self, position: int) -> str:
-        """The row's place, for messages."""
+        """Return where the row is, for messages."""
         return f"{self._path}:{self.number(position)}"
 
     def number(self, position: int) -> int:
-        """The row's line, counted from 1."""
+        """Return the row's line, counted from 1."""
         return self._numbers[position]
 
     def row(self, position: int) -> dict[str, Any]:
-        """The row, decoded."""
+        """Decode the row."""
         start = self._starts[position]
         end = self._content.find(b"\n", start)
         return _ROW.decode(self._content[start:] if end < 0 else self._content[start:end])
 
-    def _head(self, row: dict[str, Any]) -> Head:
+    def _head(self, row: dict[str, Any], line: bytes) -> Head:
+        # A row of few brackets is not worth walking through.
+        if line.count(b"[") + line.count(b"{") > NESTING and is_too_deep(row):
+            named = f"(id {row[self._id_key]!r}) " if self._id_key in row else ""
+            return Head(None, None, f"{named}is {TOO_DEEP}; flatten it")
         if self._prompt_key in row:
             return Head(row[self._prompt_key], row.get(self._id_key))
         return Head(None, None, f"has no {self._prompt_key!r}, only {', '.join(map(repr, row)) or 'an empty object'}")
+
+
+def _why_not_decoded(line: bytes, error: Exception) -> str:
+    """Say what is wrong with a line; where a text holds half of a surrogate pair, the decoder's own words mislead."""
+    try:
+        half = _HALF.search(json.dumps(json.loads(line), ensure_ascii=False))
+    except (ValueError, RecursionError):
+        half = None
+    if half is None:
+        return f"is no JSON object ({error})"
+    return f"holds {half.group()!r}, half of a surrogate pair, which is no character; write the character itself"

@@ -1,7 +1,7 @@
 """The ledger: every group, trajectory and draw of a task is in exactly one state, and the states add up to what was issued.
 
-``issued == sum of all states`` is checked after every operation in constant time: counters move, nothing is scanned. What has
-ended stays in the counters alone.
+``issued == sum of all states`` is checked after every operation in constant time: counters move, and nothing is scanned. Of what
+has ended, only the counters remain.
 """
 
 from collections.abc import Mapping
@@ -16,32 +16,32 @@ from asyncrl.core.ids import GroupId
 from buffers.group import Group
 
 EXAMPLE_LENGTH = 500
-"""Characters kept of the last example of a reason."""
+"""Number of characters kept of a reason's last example."""
 
 
 class TrajectoryState(StrEnum):
-    """Where one episode of a group is."""
+    """State of one episode of a group."""
 
     RUNNING = "running"
     COMMITTED = "committed"
-    """Finished; its group is not taken yet."""
+    """It is finished, and its group is not taken yet."""
     TAKEN = "taken"
     TRAINED = "trained"
     FILTERED = "filtered"
     EXPIRED = "expired"
     FAILED = "failed"
-    """Given back, to be issued again."""
+    """It was given back and will be issued again."""
     MISSING = "missing"
-    """Given back, and its group went on, or ended, without it."""
+    """It was given back, and its group went on, or ended, without it."""
 
 
 class TaskState(StrEnum):
-    """Where one draw of a task is."""
+    """State of one draw of a task."""
 
     RUNNING = "running"
     """It has a group that has not ended."""
     WAITING = "waiting"
-    """Its group expired; it is issued again before new tasks are drawn."""
+    """Its group expired; the task is issued again before new ones are drawn."""
     TRAINED = "trained"
     FILTERED = "filtered"
 
@@ -52,7 +52,7 @@ _NEXT_STATES = {
     GroupState.COMMITTED: {GroupState.TAKEN, GroupState.TRAINED, GroupState.EXPIRED, GroupState.FAILED},
     GroupState.TAKEN: {GroupState.TRAINED, GroupState.COMMITTED, GroupState.EXPIRED},
 }
-"""States that are no key here are terminal."""
+"""States that are not a key here are terminal."""
 
 TERMINAL = frozenset(GroupState) - _NEXT_STATES.keys()
 
@@ -65,41 +65,41 @@ _FINISHED = {
     GroupState.FILTERED: TrajectoryState.FILTERED,
     GroupState.EXPIRED: TrajectoryState.EXPIRED,
 }
-"""Where the finished episodes of a group in some state are."""
+"""The state of the finished episodes of a group, by the group's state."""
 
 _ABSENT = {
     state: TrajectoryState.FAILED if state in (GroupState.RUNNING, GroupState.FAILED) else TrajectoryState.MISSING
     for state in GroupState
 }
-"""Where the episodes are that were given back."""
+"""The state of the episodes that were given back, by the group's state."""
 
 _TASK = {
     GroupState.TRAINED: TaskState.TRAINED,
     GroupState.FILTERED: TaskState.FILTERED,
     GroupState.EXPIRED: TaskState.WAITING,
 }
-"""Where the task of a group is that has ended."""
+"""The state of the task of a group that has ended, by the group's state."""
 
 State = TypeVar("State", bound=StrEnum)
 
 
 class Tally(Generic[State]):
-    """How many of something are in each state."""
+    """Counts how many of something are in each state."""
 
     def __init__(self, what: str, counts: dict[State, int]) -> None:
         self._what, self._counts = what, counts
         self.issued = sum(counts.values())
 
     def add(self, state: State, count: int = 1) -> None:
-        """Issue ``count`` more, in ``state``."""
+        """Issue ``count`` more in ``state``."""
         self.issued += count
         self._counts[state] += count
 
     def move(self, before: State, after: State, count: int = 1) -> None:
-        """Move ``count`` on.
+        """Move ``count`` from one state to another.
 
         Raises:
-            LedgerError: there are not as many; nothing was moved.
+            LedgerError: fewer are in ``before``; nothing was moved.
         """
         counts = self._counts
         if counts[before] < count:
@@ -116,7 +116,7 @@ class Tally(Generic[State]):
 
 
 class LedgerState(msgspec.Struct):
-    """All of a ledger. ``reasons`` are of a fixed vocabulary, so nothing here grows with the run."""
+    """The whole state of a ledger. ``reasons`` are from a fixed vocabulary, so nothing here grows with the run."""
 
     groups: dict[GroupState, int] = msgspec.field(default_factory=lambda: dict.fromkeys(GroupState, 0))
     trajectories: dict[TrajectoryState, int] = msgspec.field(default_factory=lambda: dict.fromkeys(TrajectoryState, 0))
@@ -126,7 +126,7 @@ class LedgerState(msgspec.Struct):
 
 
 class Ledger:
-    """Exactly-once accounting. It counts, and it alone changes the state of a group.
+    """Counts everything exactly once, and is the only one that changes the state of a group.
 
     Args:
         state: owned by the ledger from now on.
@@ -139,7 +139,7 @@ class Ledger:
         self.tasks = Tally("tasks", state.tasks)
 
     def issue(self, size: int, *, drawn: bool) -> GroupId:
-        """A new group of ``size`` running episodes, of a task that was just ``drawn`` or waited to be issued again."""
+        """Count a new group of ``size`` running episodes, of a task that was just ``drawn`` or has waited to be issued again."""
         group_id = GroupId(self.groups.issued)
         if drawn:
             self.tasks.add(TaskState.RUNNING)
@@ -150,29 +150,29 @@ class Ledger:
         return group_id
 
     def issued_again(self, episodes: int) -> None:
-        """Missing episodes of a group that runs again were issued again."""
+        """Count the missing episodes of a group that runs again."""
         self.trajectories.move(TrajectoryState.FAILED, TrajectoryState.RUNNING, episodes)
 
     def finished(self) -> None:
-        """An episode of a running group was handed in."""
+        """Count an episode of a running group that was handed in."""
         self.trajectories.move(TrajectoryState.RUNNING, TrajectoryState.COMMITTED)
 
     def given_back(self, episodes: int) -> None:
-        """Episodes of a running group were given back."""
+        """Count episodes of a running group that were given back."""
         self.trajectories.move(TrajectoryState.RUNNING, TrajectoryState.FAILED, episodes)
 
     def lost(self, group: Group, episodes: int) -> None:
-        """Finished episodes of ``group`` are there no more."""
+        """Count finished episodes of ``group`` that were destroyed."""
         self.trajectories.move(_FINISHED[group.state], _ABSENT[group.state], episodes)
 
     def move(self, group: Group, to: GroupState, why: str = "", example: str = "") -> None:
-        """Move a group on, and all its episodes with it.
+        """Move a group, with all its episodes, to another state.
 
         Args:
             group: as it is before the move.
             to: its next state.
-            why: of a fixed vocabulary.
-            example: what ``why`` was in this case.
+            why: from a fixed vocabulary.
+            example: details of this case.
 
         Raises:
             LedgerError: its state does not allow the move.
@@ -182,10 +182,10 @@ class Ledger:
             allowed = ", ".join(sorted(_NEXT_STATES.get(state, ()))) or "nothing, it has ended"
             raise LedgerError(f"group {group.id} is {state} and cannot become {to}; allowed: {allowed}")
         self.groups.move(state, to)
-        rows, running = len(group.rows), len(group.open)
-        absent = group.size - rows - running
-        if rows and _FINISHED[state] is not _FINISHED[to]:
-            self.trajectories.move(_FINISHED[state], _FINISHED[to], rows)
+        finished, running = len(group.records), len(group.open)
+        absent = group.size - finished - running
+        if finished and _FINISHED[state] is not _FINISHED[to]:
+            self.trajectories.move(_FINISHED[state], _FINISHED[to], finished)
         if absent and _ABSENT[state] is not _ABSENT[to]:
             self.trajectories.move(_ABSENT[state], _ABSENT[to], absent)
         if running:
@@ -202,7 +202,7 @@ class Ledger:
             self._state.examples[reason] = example[:EXAMPLE_LENGTH]
 
     def counts(self) -> LedgerCounts:
-        """All counters."""
+        """Return all counters."""
         state = self._state
         return LedgerCounts(
             issued=self.groups.issued,

@@ -1,6 +1,6 @@
-"""Why the buffer stands still, said by whom, and deadlines that stand still with it.
+"""Pauses of the run: who cannot go on and why, and deadlines that stand still meanwhile.
 
-A run that waits for room on a disk is not late: the time paused counts for no deadline.
+A run that waits for room on a disk is not late, so paused time does not count for any deadline.
 """
 
 import asyncio
@@ -9,21 +9,21 @@ from contextlib import asynccontextmanager
 
 
 class Pauses:
-    """Messages of those who cannot go on; paused while there is one."""
+    """Holds the messages of everybody who cannot go on. The run is paused while there is at least one."""
 
     def __init__(self) -> None:
         self._messages: dict[str, str] = {}
         self._running: set[asyncio.Timeout] = set()
         self._stopped: dict[asyncio.Timeout, float] = {}
-        """Deadlines that stand still, and the seconds each had left."""
+        """Deadlines that stand still, and the seconds that each has left."""
 
     @property
     def message(self) -> str:
-        """Who is paused and why; empty when nobody is."""
+        """Who is paused and why; empty if nobody is."""
         return "; ".join(f"{who}: {message}" for who, message in self._messages.items())
 
     def set(self, who: str, message: str) -> None:
-        """``who`` cannot go on because of ``message``, or, with an empty one, goes on."""
+        """Note that ``who`` cannot go on because of ``message``; an empty message means that it goes on."""
         now = asyncio.get_running_loop().time()
         if message:
             self._messages[who] = message
@@ -46,10 +46,10 @@ class Pauses:
 
     @asynccontextmanager
     async def deadline(self, seconds: float) -> AsyncIterator[None]:
-        """Bound the enclosed wait by ``seconds`` that are not paused.
+        """Limit the enclosed wait to ``seconds``, not counting paused time.
 
         Raises:
-            TimeoutError: they have passed.
+            TimeoutError: the time has passed.
         """
         async with asyncio.timeout(seconds) as scope:
             self._running.add(scope)

@@ -2,11 +2,11 @@
 
 What always holds:
 * a segment is written by one writer only, from beginning to end, and its name is never used again;
-* the bytes a :class:`PayloadRef` points at are there, whole, before anybody can know the reference, and never change;
-* whoever reads checks them, so that what was lost or damaged is an error and never data;
-* a writer locks the segment it is writing, until it begins another, ends or dies; only then may the segment be removed.
+* the bytes of a :class:`PayloadRef` are written completely before anybody gets the reference, and never change afterwards;
+* whoever reads them checks them, so lost or damaged bytes are an error and never data;
+* a writer locks the segment that it is writing until it begins another, ends or dies; only then may the segment be removed.
 
-All three classes may be used by several threads.
+Several threads may use each of the three classes.
 """
 
 import fcntl
@@ -22,20 +22,19 @@ from pathlib import Path
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.payload import PayloadRef
 from buffers.disk import PAGE, append_whole, disk_full, punch_hole, sync_folder
-from buffers.disk import DiskFull as DiskFull
 from buffers.extents import Extents
 
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".rows"
 _OPEN_SEGMENTS = 16
-"""Segments a reader keeps open."""
+"""Number of segments that a reader keeps open."""
 _READ_BYTES = 8 << 20
-"""Neighbouring payloads are read together up to this size."""
+"""Neighbouring payloads are read together up to this many bytes."""
 
 
 class PayloadLost(AsyncRLError):
-    """Payload is not there any more, or is not what was written.
+    """Payload is gone or damaged.
 
     Args:
         segment: path of the segment file.
@@ -47,39 +46,33 @@ class PayloadLost(AsyncRLError):
         self.segment, self.offset, self.problem = segment, offset, problem
         super().__init__(
             f"payload at offset {offset:,} of {segment}: {problem}; "
-            "resume the run (asyncrl launch --resume RUN): what is lost is found out then, and generated again"
+            "resume the run (asyncrl launch --resume RUN): it finds out what is lost and generates it again"
         )
-
-    def __reduce__(self) -> tuple[type, tuple[Path, int, str]]:
-        return type(self), (self.segment, self.offset, self.problem)
 
 
 class PayloadGone(AsyncRLError):
-    """The folder of a whole shard is not there, and payload in it is needed.
+    """The folder of a whole shard is missing, and payload in it is needed.
 
     Args:
         folder: of the shard.
-        rows: how many trajectories are needed.
-        size: their bytes.
+        trajectories: how many of them are needed.
+        size: of these trajectories, in bytes.
     """
 
-    def __init__(self, folder: Path, rows: int, size: int) -> None:
-        self.folder, self.rows, self.size = folder, rows, size
+    def __init__(self, folder: Path, trajectories: int, size: int) -> None:
+        self.folder, self.trajectories, self.size = folder, trajectories, size
         super().__init__(
-            f"{folder} is not there, and the run's journal needs {rows:,} trajectories ({size:,} bytes) that lay in it; put it "
-            "back and resume again, or, to have what is not trained yet generated again, make it as an empty folder "
+            f"{folder} is not there, and the run's journal needs {trajectories:,} trajectories ({size:,} bytes) that lay in it; "
+            "put it back and resume again, or, to have what is not trained yet generated again, make it as an empty folder "
             f"(mkdir -p {folder}) and resume again"
         )
 
-    def __reduce__(self) -> tuple[type, tuple[Path, int, int]]:
-        return type(self), (self.folder, self.rows, self.size)
-
 
 def check_there(folder: Path, refs: Collection[PayloadRef]) -> None:
-    """See that a shard from which ``refs`` are needed has its ``folder``.
+    """Check that the ``folder`` of a shard is there if ``refs`` in it are needed.
 
     Raises:
-        PayloadGone: it has none.
+        PayloadGone: it is missing.
     """
     if refs and not folder.is_dir():
         raise PayloadGone(folder, len(refs), sum(ref.size for ref in refs))
@@ -89,10 +82,10 @@ class PayloadWriter:
     """Appends payload to segments of its own.
 
     Args:
-        folder: of the shard; made at the first append if it is not there.
+        folder: of the shard; made at the first append if necessary.
         shard: its number.
-        name: of the writer, a part of the segments' names; what makes them unique is added.
-        segment_bytes: a new segment is begun rather than letting one grow beyond this.
+        name: of the writer; the segments' names begin with it.
+        segment_bytes: a new segment begins before one would grow beyond this.
         fsync: payload survives a power cut once :meth:`append` has returned.
     """
 
@@ -104,10 +97,10 @@ class PayloadWriter:
         self._using = threading.Lock()
 
     def append(self, payloads: Sequence[bytes]) -> list[PayloadRef]:
-        """Write payloads, all or none of them, next to one another.
+        """Write all payloads next to one another, or none of them.
 
         Raises:
-            DiskFull: none was written; the same call may succeed later.
+            DiskFull: nothing was written; the same call may succeed later.
         """
         if not payloads:
             return []
@@ -145,13 +138,13 @@ class PayloadWriter:
         self._file = -1
 
     def close(self) -> None:
-        """Let go of the segment. A later :meth:`append` begins a new one."""
+        """Close the segment. A later :meth:`append` begins a new one."""
         with self._using:
             self._close_segment()
 
 
 class PayloadReader:
-    """Reads payload from the segments of one folder; keeps some of them open."""
+    """Reads payload from the segments of one folder, and keeps some of them open."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -159,10 +152,10 @@ class PayloadReader:
         self._using = threading.Lock()
 
     def read(self, refs: Sequence[PayloadRef]) -> list[bytes]:
-        """The payloads, in the order of ``refs``; such as lie next to one another are read together.
+        """Read payloads in the order of ``refs``. Neighbours in a file are read together.
 
         Raises:
-            PayloadLost: one is gone or damaged.
+            PayloadLost: a payload is gone or damaged.
         """
         found: list[bytes] = []
         with self._using:
@@ -222,29 +215,29 @@ def _neighbours(refs: Sequence[PayloadRef]) -> Iterable[Sequence[PayloadRef]]:
 
 
 class PayloadStore:
-    """Gives up payload in one folder.
+    """Frees payload in one folder.
 
-    The space of freed rows is given back at once, in whole pages, by punching holes; a segment is removed when all of it was
-    freed and nobody writes it any more. Freed in the order it was written, what is held takes the space of its bytes; freed at
-    random, up to one page more for each row. A file system that cannot punch holes gives back whole segments only.
+    Freed space is given back at once, in whole pages, by punching holes; a segment is removed when all of it is freed and nobody
+    writes it any more. If payload is freed in the order in which it was written, the rest takes only the space of its bytes; if
+    it is freed at random, up to one page more for each payload. A file system without holes gives back whole segments only.
 
     Args:
-        folder: of the shard; it need not be there.
+        folder: of the shard; it may be missing.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._freed: dict[str, Extents] = {}
-        self._set_aside: dict[str, Extents] = {}  # for the next sweep
-        self._spared: set[str] = set()  # nothing in these is given up before that
-        self._emptied: set[str] = set()  # all of it was freed, and its writer was still writing
+        self._set_aside: dict[str, Extents] = {}  # what the next sweep frees
+        self._spared: set[str] = set()  # segments in which nothing is freed before that
+        self._emptied: set[str] = set()  # segments that were freed completely while their writer was still writing
         self._punches = True
         self._using = threading.Lock()
 
     def free(self, refs: Iterable[PayloadRef]) -> None:
-        """Give up payload. To free it twice, or in a segment that is gone, is harmless.
+        """Free payload. It is harmless to free it twice, or in a segment that is gone.
 
-        In segments that were there at :meth:`set_aside`, it is given up along with what was set aside.
+        In segments that were there at :meth:`set_aside`, payload is only freed by :meth:`sweep`.
         """
         by_segment: dict[str, Extents] = {}
         for ref in refs:
@@ -261,14 +254,14 @@ class PayloadStore:
                     self._free_in(segment, extents)
 
     def is_empty(self) -> bool:
-        """Whether there is no segment."""
+        """Whether the folder has no segment."""
         return not self._segments()
 
     def verify(self, refs: Collection[PayloadRef]) -> list[PayloadRef]:
-        """Those of ``refs`` that are gone or damaged. Reads all of them.
+        """Read all of ``refs``, and return those that are gone or damaged.
 
         Raises:
-            PayloadGone: the whole folder is.
+            PayloadGone: the whole folder is missing.
         """
         check_there(self._folder, refs)
         reader = PayloadReader(self._folder)
@@ -283,10 +276,10 @@ class PayloadStore:
         return bad
 
     def set_aside(self, live: Iterable[PayloadRef]) -> int:
-        """Remember all payload but ``live``, in segments that nobody writes any more, for :meth:`sweep`; the bytes it takes.
+        """Remember for :meth:`sweep` all payload but ``live``, in segments that nobody is writing, and return its size on disk.
 
-        Changes nothing on disk. Payload that was written and never handed in is found only here: before the writers of a resumed
-        run begin.
+        Changes nothing on disk. Only this finds payload that was written and never handed in. Call it before the writers of a
+        resumed run begin.
         """
         kept: dict[str, Extents] = {}
         for ref in live:
@@ -312,7 +305,7 @@ class PayloadStore:
         return size
 
     def sweep(self) -> None:
-        """Give up what was set aside, and what was freed beside it since."""
+        """Free what was set aside, and what was freed since in the same segments."""
         with self._using:
             set_aside, self._set_aside = self._set_aside, {}
             self._spared = set()
@@ -320,7 +313,7 @@ class PayloadStore:
                 self._free_in(segment, unused)
 
     def bytes_on_disk(self) -> int:
-        """Space that the segments take."""
+        """Disk space of all segments."""
         return sum(path.stat().st_blocks * 512 for path in self._segments())
 
     def _segments(self) -> list[Path]:
@@ -341,7 +334,7 @@ class PayloadStore:
                 self._punch(file, merged)
                 self._emptied.add(segment)
             else:
-                os.ftruncate(file, 0)  # a reader may keep it open, which would keep its space
+                os.ftruncate(file, 0)  # a reader that has the file open would otherwise keep its space in use
                 (self._folder / segment).unlink()
                 self._forget(segment)
         finally:
@@ -352,7 +345,7 @@ class PayloadStore:
         self._emptied.discard(segment)
 
     def _punch(self, file: int, merged: Iterable[tuple[int, int, int, int]]) -> None:
-        """Give back the pages nobody needs since ``[start, end)`` became part of the freed ``[merged_start, merged_end)``."""
+        """Give back the pages that became free when ``[start, end)`` joined the freed extent ``[merged_start, merged_end)``."""
         for start, end, merged_start, merged_end in merged:
             first = max(start // PAGE, -(-merged_start // PAGE)) * PAGE
             behind = min(-(-end // PAGE), merged_end // PAGE) * PAGE
@@ -361,7 +354,7 @@ class PayloadStore:
 
 
 def _is_written(file: int) -> bool:
-    """Whether a writer holds the segment; if not, nobody else will until ``file`` is closed."""
+    """Whether a writer holds the segment. If none does, none can until ``file`` is closed."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

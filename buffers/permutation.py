@@ -1,4 +1,4 @@
-"""A seeded shuffle of ``range(size)`` that any position can be asked of: no list is held, and an epoch costs nothing to begin.
+"""A seeded shuffle of ``range(size)``, computed position by position: no list is held, and a new epoch costs nothing.
 
 A Feistel network over pairs (left, right) of digits in base ceil(sqrt(size)) is a bijection whatever its round function is
 (Luby and Rackoff 1988); walking its cycle until a number falls below ``size`` restricts it to the range (Black and Rogaway
@@ -9,12 +9,13 @@ from hashlib import blake2b
 from math import isqrt
 from struct import unpack
 
+from asyncrl.core.splitmix import mixed
+
 _ROUNDS = 8
-_64_BITS = (1 << 64) - 1
 
 
 class Permutation:
-    """``permutation[position]`` for every position in ``range(size)`` is every number of that range once.
+    """A shuffle: ``permutation[position]``, over all positions in ``range(size)``, is every number of that range once.
 
     Args:
         size: of the range, at least 1.
@@ -37,12 +38,5 @@ class Permutation:
     def _step(self, number: int) -> int:
         left, right = divmod(number, self._base)
         for key in self._round_keys:
-            left, right = right, (left + _mixed(right ^ key)) % self._base
+            left, right = right, (left + mixed(right ^ key)) % self._base
         return left * self._base + right
-
-
-def _mixed(number: int) -> int:
-    """A bijection of 64 bits in which every bit depends on all others (Stafford 2011, variant 13)."""
-    number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & _64_BITS
-    number = ((number ^ number >> 27) * 0x94D049BB133111EB) & _64_BITS
-    return number ^ number >> 31

@@ -1,4 +1,4 @@
-"""The groups that may be trained, oldest first: what a sampler sees of them."""
+"""Ready groups: those that may be trained, oldest first, as a sampler sees them."""
 
 import heapq
 import math
@@ -12,13 +12,13 @@ from asyncrl.core.spread import has_spread
 
 
 class ReadyGroup(msgspec.Struct, frozen=True, gc=False):
-    """A complete group.
+    """What a sampler knows of a complete group.
 
     Attributes:
-        source: the task source it was drawn from.
+        source: the task source that its task was drawn from.
         oldest_sampled, newest_sampled: versions of its tokens.
         advantage: mean over its rows of ``|reward - mean| / standard deviation``; 0 if the rewards have no spread.
-        uses: how often it was trained already.
+        uses: how often it was handed out already.
     """
 
     group_id: GroupId
@@ -30,28 +30,28 @@ class ReadyGroup(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ready(Mapping[GroupId, ReadyGroup]):
-    """A mapping that iterates oldest group id first. :meth:`oldest` looks at no more than it returns."""
+    """Mapping of group ids to ready groups, iterated oldest group first. :meth:`oldest` looks only at what it returns."""
 
     def __init__(self) -> None:
         self._groups: dict[GroupId, ReadyGroup] = {}
-        # A heap of every ready group, and of some that are gone or there twice: dropped on the way, or when they are the most.
+        # A heap of all ready groups. It may hold some twice, and some that are gone; these are dropped on the way.
         self._ids: list[GroupId] = []
 
     def add(self, group: ReadyGroup) -> None:
-        """A group is ready."""
+        """Add a group."""
         self._groups[group.group_id] = group
         heapq.heappush(self._ids, group.group_id)
         if len(self._ids) > 2 * len(self._groups) + 64:
             self._ids = sorted(self._groups)
 
     def remove(self, group_id: GroupId) -> None:
-        """A group is ready no more."""
+        """Remove a group."""
         del self._groups[group_id]
         while self._ids and self._ids[0] not in self._groups:
             heapq.heappop(self._ids)
 
     def oldest(self, n: int) -> list[GroupId]:
-        """The ``n`` oldest groups, or all if there are fewer."""
+        """List the ``n`` oldest groups, or all if there are fewer."""
         found: list[GroupId] = []
         while self._ids and len(found) < n:
             group_id = heapq.heappop(self._ids)
@@ -63,7 +63,7 @@ class Ready(Mapping[GroupId, ReadyGroup]):
 
     @contextmanager
     def without(self, group_ids: Collection[GroupId]) -> Iterator["Ready"]:
-        """The same mapping, and as long as the context lasts it lacks these groups."""
+        """Take these groups out of the mapping for as long as the context lasts."""
         lacking = [self._groups[group_id] for group_id in group_ids]
         for group_id in group_ids:
             self.remove(group_id)
@@ -75,9 +75,6 @@ class Ready(Mapping[GroupId, ReadyGroup]):
 
     def __getitem__(self, group_id: GroupId) -> ReadyGroup:
         return self._groups[group_id]
-
-    def __contains__(self, group_id: object) -> bool:
-        return group_id in self._groups
 
     def __iter__(self) -> Iterator[GroupId]:
         return iter(sorted(self._groups))

@@ -1,16 +1,17 @@
-"""A buffer as it was when its process ended, however it ended.
+"""Recovery: brings a buffer back to where it was when its process ended, however it ended.
 
-What always holds after a recovery: every change that anybody was told of has happened; nobody holds a ticket, and what was
-running is issued again without counting as a failure; every row held can be read.
+What always holds after a recovery: every change that anybody was told of has happened; nobody holds a ticket, and episodes that
+were running are issued again without counting as failures; every trajectory that the buffer holds can be read.
 
-A recovery is done in three steps, so that a resume that is refused, for whatever reason, has changed nothing:
+A recovery has three steps, so that a resume that is refused has changed nothing:
 
-1. :func:`recover` reads everything back and checks it, and changes no file but the journal's lock;
-2. :meth:`Takeover.begin`, called when all else that the run needs has been checked, too, writes what changed into the journal;
-3. :meth:`Takeover.sweep` gives up the trajectories that nobody needs. It is called when the run has shown that it can go on
-   without them: when its learner's first checkpoint since the recovery is on disk. Until then every trajectory that was there
-   lies where it lay, also those that the run itself gives up meanwhile: a run that was resumed by mistake, on a journal from a
-   backup for example, has not destroyed what the right journal needs.
+1. :func:`recover` reads everything back and checks it. It changes no file except the journal's lock.
+2. :meth:`Takeover.begin` writes the changes into the journal. It is called when everything else that the run needs has been
+   checked, too.
+3. :meth:`Takeover.sweep` frees the trajectories that nobody needs. It is called when the learner's first checkpoint since the
+   recovery is on disk, because then the run has shown that it can go on without them. Until then every trajectory stays where it
+   is, even those that the run itself frees meanwhile. So a run that was resumed by mistake, for example on a journal from a
+   backup, has destroyed nothing that the right journal needs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +21,7 @@ from typing import Protocol
 import msgspec
 
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
+from asyncrl.core.recipe.schema import AppendOnlyJournal
 from buffers import commands
 from buffers.commands import Command
 from buffers.frames import UnknownFormat
@@ -28,43 +29,31 @@ from buffers.identity import Identity, JournalOfAnotherRun
 from buffers.journal import Journal
 from buffers.journal_files import JournalGone, Recovery
 from buffers.replay_buffer import ReplayBuffer
-from buffers.task_stream import TaskStream
 
 
 class Store(Protocol):
-    """The payload of one shard; see :class:`buffers.payload.PayloadStore`."""
+    """What a recovery needs of a shard's payload; see :class:`buffers.payload.PayloadStore`."""
 
-    def is_empty(self) -> bool:
-        """Whether there is no payload at all."""
-        ...
-
-    def verify(self, refs: Iterable[PayloadRef]) -> list[PayloadRef]:
-        """Those that are gone or damaged; ``PayloadGone`` if the whole shard is."""
-        ...
-
-    def set_aside(self, live: Iterable[PayloadRef]) -> int:
-        """Remember everything else for :meth:`sweep`, and change nothing; how many bytes of disk it takes."""
-        ...
-
-    def sweep(self) -> None:
-        """Give up what was set aside."""
-        ...
+    def is_empty(self) -> bool: ...  # noqa: D102
+    def verify(self, refs: Iterable[PayloadRef]) -> list[PayloadRef]: ...  # noqa: D102
+    def set_aside(self, live: Iterable[PayloadRef]) -> int: ...  # noqa: D102
+    def sweep(self) -> None: ...  # noqa: D102
 
 
 class RecoveryReport(msgspec.Struct, frozen=True):
-    """What a recovery found; as text, what a user should know of it, and empty for a run that begins.
+    """What a recovery found. As text, it says what a user should know; for a new run that is nothing.
 
     Attributes:
-        resumed: there was something to recover.
-        records: replayed.
+        resumed: whether there was something to recover.
+        records: how many were replayed.
         committed: groups that are ready to be trained.
-        again: groups that are to be issued again, those whose generation was cut short among them.
-        batches: handed out and not in every checkpoint that is kept: a learner may be given them again.
-        rows_lost: whose payload was gone or damaged; those that were not trained yet are generated again.
-        cut_bytes: torn off the end of the journal: of a record that nobody was told of.
-        set_aside_bytes: of payload that nobody needs; given up once the run has a new checkpoint.
-        damaged_snapshots: names of snapshots that could not be used; older ones were.
-        missing_snapshot: name of the newest snapshot if it is gone; an older one was used, or all records from the beginning.
+        again: groups that are issued again, among them those whose generation was cut short.
+        batches: kept batches, which the learner may ask for again.
+        lost_trajectories: trajectories whose payload was gone or damaged; those not trained yet are generated again.
+        cut_bytes: cut off the end of the journal, of a record that nobody was told of.
+        set_aside_bytes: size of payload that nobody needs; it is freed once the run has a new checkpoint.
+        damaged_snapshots: names of snapshots that could not be used, so that an older one was.
+        missing_snapshot: name of the newest snapshot if it is gone, so that an older one or all records were used.
     """
 
     resumed: bool
@@ -72,7 +61,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
     committed: int = 0
     again: int = 0
     batches: int = 0
-    rows_lost: int = 0
+    lost_trajectories: int = 0
     cut_bytes: int = 0
     set_aside_bytes: int = 0
     damaged_snapshots: tuple[str, ...] = ()
@@ -83,11 +72,11 @@ class RecoveryReport(msgspec.Struct, frozen=True):
             return ""
         parts = [
             f"the buffer is as it was ({self.records} records replayed): {self.committed} groups are ready, {self.again} are "
-            f"issued again, and {self.batches} batches are kept for a learner that begins from a checkpoint before them"
+            f"issued again, and {self.batches} batches are kept for a learner that begins from an earlier checkpoint"
         ]
-        if self.rows_lost:
+        if self.lost_trajectories:
             parts.append(
-                f"the trajectories of {self.rows_lost} rows were gone or damaged; what is not trained yet is generated again"
+                f"{self.lost_trajectories} trajectories were gone or damaged; what is not trained yet is generated again"
             )
         if self.cut_bytes:
             parts.append(f"{self.cut_bytes} bytes of an unfinished record were cut off the journal's end")
@@ -103,10 +92,10 @@ class RecoveryReport(msgspec.Struct, frozen=True):
 
 
 class Takeover:
-    """A buffer that was read back and checked, and has not written anything yet. Made by :func:`recover`.
+    """A buffer that was read back and checked, before anything is written. Made by :func:`recover`.
 
     Attributes:
-        buffer: as it goes on from here. Nobody else may change it before :meth:`begin`.
+        buffer: the buffer. Nobody may change it before :meth:`begin`.
         journal: where its commands go after that.
         report: what was found.
     """
@@ -123,99 +112,112 @@ class Takeover:
         self._changes, self._stores = tuple(changes), tuple(stores)
 
     def begin(self) -> None:
-        """Record what the recovery changed: from here on the journal is this process's. Call it once.
+        """Write the changes of the recovery into the journal, which belongs to this process from now on. Call it once.
 
         Raises:
-            DiskFull: there is not even room for that.
+            DiskFull: there is no room for them.
         """
-        # Later commands build on the recovery's own changes, so these are part of the history, too. Nobody knows of them yet, so
-        # they may be written after they were made.
+        # Later commands build on these changes, so they are part of the history. Nobody knows of them yet, so they may be written
+        # after they were applied.
         for change in self._changes:
             self.journal.append(commands.encode(change))
 
     def sweep(self) -> None:
-        """Give up the payload that nobody needed when the buffer was read back, in files that were there then."""
+        """Free the payload that nobody needed when the buffer was read back, in files that were there then."""
         for store in self._stores:
             store.sweep()
 
 
-def recover(recipe: Recipe, tasks: TaskStream, folder: Path, stores: Mapping[int, Store], *, wait_s: float = 10.0) -> Takeover:
-    """The buffer that the journal in ``folder`` describes, checked in full; a new one if the run has not begun yet.
+def recover(
+    buffer: ReplayBuffer,
+    identity: Identity,
+    settings: AppendOnlyJournal,
+    folder: Path,
+    stores: Mapping[int, Store],
+    *,
+    wait_s: float = 10.0,
+) -> Takeover:
+    """Bring ``buffer`` to where the journal in ``folder`` left it, checked in full; it stays new if the run has not begun yet.
 
     Args:
-        recipe: the run's; its buffer keeps a journal.
-        tasks: at its beginning; it is moved on to where the run was.
+        buffer: new, of the run's recipe and tasks.
+        identity: of the same recipe and tasks.
+        settings: of the journal.
+        folder: of the journal.
         stores: of all shards, by number. Nobody may write payload there yet.
         wait_s: how long to wait for the journal's last writer to die.
 
     Raises:
-        JournalOfAnotherRun: ``recipe`` or ``tasks`` are not those that the journal was written with.
+        JournalOfAnotherRun: the journal was written with another recipe or other tasks.
         JournalInUse, JournalDamaged, JournalGone, UnknownFormat: the journal cannot be opened.
         PayloadGone: the folder of a whole shard is not there, and what lay in it is needed.
         LedgerError: so much payload is lost that the learner's batches cannot be made again.
     """
-    settings = recipe.buffer.journal
-    assert isinstance(settings, AppendOnlyJournal)
+    steps = buffer.steps
     if not folder.is_dir():
         _check_new(folder, stores)
     journal, found = Journal.open(
         folder,
         fsync=settings.fsync == "always",
         segment_bytes=settings.segment_mb << 20,
-        identity=Identity.of(recipe, tasks).encoded(),
+        identity=identity.encoded(),
         wait_s=wait_s,
     )
     try:
         if found.is_empty:
             _check_new(folder, stores)
-        return _taken_over(recipe, rebuild(recipe, tasks, folder, found), journal, found, stores)
+        rebuild(buffer, identity, folder, found)
+        return _taken_over(buffer, steps, journal, found, stores)
     except BaseException:
         journal.close()
         raise
 
 
-def rebuild(recipe: Recipe, tasks: TaskStream, folder: Path, found: Recovery) -> ReplayBuffer:
-    """The buffer as what was ``found`` in the journal's ``folder`` leaves it. Writes nothing.
+def rebuild(buffer: ReplayBuffer, identity: Identity, folder: Path, found: Recovery) -> None:
+    """Bring ``buffer``, which is new, to where what was ``found`` in the journal's ``folder`` leaves it. Writes nothing.
 
     Raises:
-        JournalOfAnotherRun: ``recipe`` or ``tasks`` are not those that the journal was written with.
-        UnknownFormat: a record or the snapshot is none of this program's.
+        JournalOfAnotherRun: the journal was written with another recipe or other tasks than those of ``identity``.
+        UnknownFormat: a record or the snapshot was not written by this version of the program.
     """
+    steps = buffer.steps
     try:
         if found.identity is not None:
-            Identity.of(recipe, tasks).check(found.identity, folder)
-        buffer = ReplayBuffer(recipe, tasks) if found.snapshot is None else ReplayBuffer.restore(recipe, tasks, found.snapshot)
+            identity.check(found.identity, folder)
+        if found.snapshot is not None:
+            buffer.restore(found.snapshot)
         commands.replay(found.records, buffer)
     except msgspec.MsgspecError as error:
         problem = f"{folder} holds a record that is none of this program's ({error})"
         raise UnknownFormat(f"{problem}; resume with the version of asyncrl that wrote it") from error
-    if recipe.steps < buffer.steps:
+    if steps < buffer.steps:
         raise JournalOfAnotherRun(
-            f"{folder} is of a run of {buffer.steps} steps, and now steps is {recipe.steps}: a run can be made longer, not "
+            f"{folder} is of a run of {buffer.steps} steps, and now steps is {steps}: a run can be made longer, not "
             f"shorter; set steps to {buffer.steps} or more, or launch a new run"
         )
-    return buffer
 
 
 def _check_new(folder: Path, stores: Mapping[int, Store]) -> None:
-    """A journal that holds nothing is that of a run that begins, unless there are trajectories: its first record is older."""
+    """Refuse an empty journal if there are trajectories: every run writes its first record before its first trajectory."""
     if held := [str(shard) for shard, store in stores.items() if not store.is_empty()]:
         raise JournalGone(folder, f"there are trajectories of the run (payload shard {', '.join(held)})")
 
 
-def _taken_over(recipe: Recipe, buffer: ReplayBuffer, journal: Journal, found: Recovery, stores: Mapping[int, Store]) -> Takeover:
-    """Take back what was handed out, and see what payload is there."""
+def _taken_over(buffer: ReplayBuffer, steps: int, journal: Journal, found: Recovery, stores: Mapping[int, Store]) -> Takeover:
+    """Take all running episodes back, and check which payload is there."""
     resumed = not found.is_empty
     changes: list[Command] = []
-    rows_lost = 0
+    lost_trajectories = 0
     if resumed:
-        lost = [ref for shard, refs in _by_shard(buffer.live_payload(), stores).items() for ref in stores[shard].verify(refs)]
+        lost = [
+            ref for shard, refs in _by_shard(buffer.groups.live_payload(), stores).items() for ref in stores[shard].verify(refs)
+        ]
         recovered = commands.Recovered(tuple(lost))
-        rows_lost = recovered.apply(buffer)
+        lost_trajectories = recovered.apply(buffer)
         changes.append(recovered)
         buffer.drain_freed()
-    if recipe.steps != buffer.steps or not resumed:
-        plan = commands.Plan(recipe.steps)
+    if steps != buffer.steps or not resumed:
+        plan = commands.Plan(steps)
         plan.apply(buffer)
         changes.append(plan)
     statistics = buffer.statistics()
@@ -225,9 +227,11 @@ def _taken_over(recipe: Recipe, buffer: ReplayBuffer, journal: Journal, found: R
         committed=statistics.ledger.committed,
         again=statistics.ledger.failed,
         batches=statistics.kept_batches,
-        rows_lost=rows_lost,
+        lost_trajectories=lost_trajectories,
         cut_bytes=found.cut_bytes,
-        set_aside_bytes=sum(stores[shard].set_aside(refs) for shard, refs in _by_shard(buffer.live_payload(), stores).items()),
+        set_aside_bytes=sum(
+            stores[shard].set_aside(refs) for shard, refs in _by_shard(buffer.groups.live_payload(), stores).items()
+        ),
         damaged_snapshots=found.damaged_snapshots,
         missing_snapshot=found.missing_snapshot,
     )

@@ -1,26 +1,26 @@
 """The versioned replay buffer: tickets out, finished episodes in, staleness-bounded batches out.
 
-A plain class without waits, clocks, threads or payload: callers are told "not yet" and decide how to wait, and the same calls
-always lead to the same state, to the byte. What always holds:
+A plain class without waits, clocks, threads or payload. Callers learn that something is not possible yet, and decide how to wait.
+The same calls always lead to the same state, to the byte. What always holds:
 
 * every group, trajectory and draw of a task is in exactly one ledger state;
-* a group that lost episodes is issued again, with what it has, before any other, the task of one that expired before new tasks;
-* no row of a batch counts a token older than the staleness bound, and no group is handed out more than ``max_reuse`` times;
-* a batch stays what it is until the learner has a checkpoint that is newer, however often it is asked for;
-* payload is freed once: when its group has ended and no batch that may be asked for again holds it.
+* groups that lost episodes are issued again first, with the episodes that they still have; then tasks of expired groups; then new
+  tasks;
+* no token older than the staleness bound enters a loss, and no group is handed out more than ``max_reuse`` times;
+* a batch stays the same, however often it is asked for, until the learner has a newer checkpoint;
+* payload is freed once, when its group has ended and no kept batch holds it.
 """
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_statistics import BufferStatistics, GroupState
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import BatchConfig, BufferConfig
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
 from buffers.batches import Batches
@@ -33,12 +33,10 @@ from buffers.staleness import Load, StalenessPolicy
 from buffers.state import BufferState
 from buffers.task_stream import TaskStream
 
-__all__ = ["BufferStatistics", "ReplayBuffer"]
-
 logger = logging.getLogger(__name__)
 
-BEYOND_HOPE = "over the staleness bound before it was finished"
-NOTHING_SAMPLED = "the policy sampled not a single token; does the prompt fit the context?"
+EXPIRED_UNFINISHED = "over the staleness bound before it was finished"
+NOTHING_SAMPLED = "the policy sampled no token at all; does the prompt fit into the context?"
 NO_ANSWER_IN_TIME = (
     "environment.episode_timeout_s was over before the policy's first answer; the engine is overloaded or frozen, or the "
     "environment's reset is slow"
@@ -46,26 +44,32 @@ NO_ANSWER_IN_TIME = (
 
 
 class ReplayBuffer:
-    """See the module's docstring.
+    """Issues tickets and takes in what becomes of them; :attr:`batches` hands out what is to be trained.
+
+    Attributes:
+        groups: that have not ended, and their payload.
+        batches: that were handed out, and the next one.
 
     Args:
-        recipe: its ``batch``, ``buffer``, ``steps`` and ``seed`` are used; no more groups are issued than ``steps`` can train.
+        batch, limits: sections ``batch`` and ``buffer`` of the recipe.
         tasks: where tasks come from; owned by the buffer from now on.
+        steps: training steps of the run; no more groups are issued than these can train.
+        seed: of the sampler's randomness.
     """
 
-    def __init__(self, recipe: Recipe, tasks: TaskStream) -> None:
-        self._recipe, self._tasks = recipe, tasks
-        self._batch, self._limits = recipe.batch, recipe.buffer
-        self._policy = StalenessPolicy(recipe.buffer, recipe.batch)
-        self._sampler = make_sampler(recipe)
+    def __init__(self, batch: BatchConfig, limits: BufferConfig, tasks: TaskStream, *, steps: int, seed: int) -> None:
+        self._batch, self._limits, self._tasks, self._seed = batch, limits, tasks, seed
+        self._policy = StalenessPolicy(limits, batch)
+        self._sampler = make_sampler(limits, {source.name: source.weight for source in tasks.sources})
         self._fingerprint = tasks.fingerprint()
-        self._adopt(BufferState(recipe.steps))
+        self._adopt(BufferState(steps))
 
     def _adopt(self, state: BufferState) -> None:
         self._state = state
-        self._groups = Groups(state, self._policy, size=self._batch.group_size, max_reuse=self._limits.max_reuse)
-        self._ledger, self._index = self._groups.ledger, self._groups.index
-        self._batches = Batches(self._recipe, state, self._groups, self._policy, self._sampler)
+        self.groups = Groups(state, self._policy, size=self._batch.group_size, max_reuse=self._limits.max_reuse)
+        self._ledger, self._index = self.groups.ledger, self.groups.index
+        max_reuse = self._limits.max_reuse
+        self.batches = Batches(self._batch, state, self.groups, self._policy, self._sampler, max_reuse=max_reuse, seed=self._seed)
 
     @property
     def version(self) -> PolicyVersion:
@@ -74,17 +78,17 @@ class ReplayBuffer:
 
     @property
     def steps(self) -> int:
-        """How many steps the run is to have."""
+        """Training steps of the whole run."""
         return self._state.steps
 
     def plan(self, steps: int) -> None:
-        """The run is to have ``steps`` steps from now on, whatever its recipe said."""
+        """Set the training steps of the whole run."""
         self._state.steps = steps
 
     # Tickets
 
     def room(self) -> int:
-        """Groups that may be issued now; see :meth:`StalenessPolicy.room`."""
+        """Number of groups that may be issued now; see :meth:`StalenessPolicy.room`."""
         groups, state = self._ledger.groups, self._state
         return self._policy.room(
             Load(
@@ -99,82 +103,82 @@ class ReplayBuffer:
         )
 
     def lease(self, worker: WorkerId, limit: int, now: float) -> list[Ticket]:
-        """Up to ``limit`` tickets, as far as there is room: failed groups first, then tasks of expired ones, then new tasks.
+        """Issue up to ``limit`` tickets while there is room: failed groups first, then tasks of expired groups, then new tasks.
 
         Args:
-            worker: who generates their episodes.
-            limit: groups at most.
+            worker: will generate the episodes.
+            limit: number of groups at most.
             now: seconds since the epoch; only ages are computed from it.
         """
         self._state.now = now
         return [
-            _ticket(self._groups.issue_again(worker) or self._groups.issue(worker, self._tasks))
+            _ticket(self.groups.issue_again(worker) or self.groups.issue(worker, self._tasks))
             for _ in range(min(limit, self.room()))
         ]
 
     def unwanted(self, worker: WorkerId, running: Sequence[GroupId]) -> list[GroupId]:
-        """Those of the groups a worker says it is running that nobody waits for, at least not from this worker."""
+        """Return those of a worker's ``running`` groups that nobody waits for any more, at least not from this worker."""
         held = self._index.held_by(worker)
         return [group_id for group_id in running if group_id not in held]
 
     # Finished and failed episodes
 
-    def commit(self, samples: Sequence[TrajectoryRecord], now: float) -> None:
-        """Take in finished episodes. One that nobody waits for (any more) is counted, and its payload freed.
+    def commit(self, records: Sequence[TrajectoryRecord], now: float) -> None:
+        """Take in finished episodes. Episodes that nobody waits for are counted, and their payload is freed.
 
         Raises:
-            LedgerError: its group was never issued or has no such episode, or it holds tokens older than its ticket.
-            BudgetExceeded: too many groups failed: those in whose episodes the policy sampled nothing.
+            LedgerError: a group was never issued or has no such episode, or an episode has tokens older than its ticket.
+            BudgetExceeded: too many groups failed because the policy sampled nothing in their episodes.
         """
         self._state.now = now
-        empty = [sample for sample in samples if not self._take_in(sample)]
-        for sample in empty:
-            # Whoever ran out of time before the first answer may have waited for a slow engine: that is not the task's fault.
-            late = sample.stop_reason is StopReason.EPISODE_TIMEOUT
+        empty = [record for record in records if not self._take_in(record)]
+        for record in empty:
+            # An episode that ran out of time before the first answer may have waited for a slow engine: not the task's fault.
+            late = record.stop_reason is StopReason.EPISODE_TIMEOUT
             kind, reason = (FailureKind.INFRASTRUCTURE, NO_ANSWER_IN_TIME) if late else (FailureKind.DATA, NOTHING_SAMPLED)
-            self.fail(sample.group_id, sample.sample_index, kind, reason)
+            self.fail(record.group_id, record.sample_index, kind, reason)
 
-    def _take_in(self, sample: TrajectoryRecord) -> bool:
-        """Whether anything was sampled in it."""
-        index = sample.sample_index
-        group = self._groups.get(sample.group_id)
+    def _take_in(self, record: TrajectoryRecord) -> bool:
+        """Take in one episode; False if the policy sampled nothing in it."""
+        index = record.sample_index
+        group = self.groups.get(record.group_id)
         if group is None or index not in group.open:
-            self._take_in_late(sample, group)
+            self._take_in_late(record, group)
             return True
-        if not sample.sampled:
-            self._groups.freed.append(sample.payload)
+        if not record.sampled:
+            self.groups.freed.append(record.payload)
             return False
-        oldest = sample.sampled[0][0]
+        oldest = record.sampled[0][0]
         if oldest < group.version:
             if group.leases == 1:
                 raise LedgerError(
                     f"sample {index} of group {group.id} has tokens of version {oldest}, but was leased at {group.version}; "
                     f"{group.worker} must not lease while its engine is behind the published version"
                 )
-            self._take_in_late(sample, group)  # from a worker that was given up, and was slower than that
+            self._take_in_late(record, group)  # it comes late, from a worker that was given up
             return True
-        self._groups.finish_episode(group, sample)
-        self._state.observed.lengths_issued.add(sample.length)
+        self.groups.finish_episode(group, record)
+        self._state.observed.lengths_issued.add(record.length)
         if not group.open:
             self._settle(group)
         return True
 
-    def _take_in_late(self, sample: TrajectoryRecord, group: Group | None) -> None:
-        if not 0 <= sample.group_id < self._ledger.groups.issued or not 0 <= sample.sample_index < self._batch.group_size:
+    def _take_in_late(self, record: TrajectoryRecord, group: Group | None) -> None:
+        if not 0 <= record.group_id < self._ledger.groups.issued or not 0 <= record.sample_index < self._batch.group_size:
             raise LedgerError(
-                f"sample {sample.sample_index} of group {sample.group_id} was handed in; {self._ledger.groups.issued} groups of "
+                f"sample {record.sample_index} of group {record.group_id} was handed in; {self._ledger.groups.issued} groups of "
                 f"{self._batch.group_size} were issued"
             )
         observed = self._state.observed
         observed.late_samples += 1
-        row = group.rows.get(sample.sample_index) if group is not None else None
-        if row is None:
-            observed.lengths_issued.add(sample.length)
-        if row is None or row.sample.payload != sample.payload:
-            self._groups.freed.append(sample.payload)
+        held = group.records.get(record.sample_index) if group is not None else None
+        if held is None:
+            observed.lengths_issued.add(record.length)
+        if held is None or held.payload != record.payload:
+            self.groups.freed.append(record.payload)
 
     def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
-        """Give an episode back. Nothing happens if nobody waits for it (any more).
+        """Take back a failed episode. Nothing happens if nobody waits for it.
 
         Raises:
             LedgerError: the group was never issued.
@@ -182,7 +186,7 @@ class ReplayBuffer:
         """
         if not 0 <= group_id < self._ledger.groups.issued:
             raise LedgerError(f"group {group_id} was never issued, so its sample {sample_index} cannot fail")
-        group = self._groups.get(group_id)
+        group = self.groups.get(group_id)
         if group is None or sample_index not in group.open:
             return
         first = kind not in group.broken_by
@@ -191,16 +195,16 @@ class ReplayBuffer:
             self._spend(kind, f"of task {group.task.id}: {reason}")
 
     def lost(self, worker: WorkerId) -> None:
-        """A worker is gone: give all its episodes back. Nothing happens if it had none.
+        """Take back all episodes of a worker that was given up. Nothing happens if it had none.
 
         Raises:
-            BudgetExceeded: it was one failure too many.
+            BudgetExceeded: this was one failure too many.
         """
         if self._give_all_back(worker, f"{worker} is gone"):
             self._spend(FailureKind.INFRASTRUCTURE, f"{worker} is gone")
 
     def restart(self) -> None:
-        """All workers are gone, since the run was: give everything back, and begin to count failures anew."""
+        """After the whole run ended, take back the episodes of all workers, and count failures from 0 again."""
         for worker in self._index.workers():
             self._give_all_back(worker, "the run was resumed")
         self._state.failures = dict.fromkeys(FailureKind, 0)
@@ -208,7 +212,7 @@ class ReplayBuffer:
     def _give_all_back(self, worker: WorkerId, reason: str) -> int:
         held = sorted(self._index.held_by(worker))
         for group_id in held:
-            group = self._groups[group_id]
+            group = self.groups[group_id]
             self._give_back(group, list(group.open), FailureKind.INFRASTRUCTURE, reason)
         return len(held)
 
@@ -231,7 +235,7 @@ class ReplayBuffer:
             )
 
     def _settle(self, group: Group, last_failure: str = "") -> None:
-        """None of the group's episodes is being generated any more."""
+        """Decide what becomes of a group of which no episode is being generated any more."""
         if group.has_enough(self._batch.min_group):
             self._complete(group)
             return
@@ -244,70 +248,33 @@ class ReplayBuffer:
             return
         logger.warning("filtered after %d attempts: %s", group.attempt, last_failure)
         self._state.observed.filtered_tasks.append(group.task.id)
-        self._groups.end(group, GroupState.FILTERED, FailureKind.DATA, last_failure)
+        self.groups.end(group, GroupState.FILTERED, FailureKind.DATA, last_failure)
 
     def _wait_for_missing(self, group: Group, why: str, example: str) -> None:
-        birth = group.oldest_row() if group.rows else group.birth
-        self._groups.move(group, GroupState.FAILED, why, example, birth=birth)
+        birth = group.oldest_finished() if group.records else group.birth
+        self.groups.move(group, GroupState.FAILED, why, example, birth=birth)
 
     def _complete(self, group: Group) -> None:
-        rows = [row.sample for row in group.rows.values()]
-        rewards = [row.reward for row in rows]
-        why = left_out_by(self._limits.filters, rewards, [row.rewards for row in rows])
+        records = list(group.records.values())
+        rewards = [record.reward for record in records]
+        why = left_out_by(self._limits.filters, rewards, [record.rewards for record in records])
         if why:
-            self._groups.end(group, GroupState.FILTERED, why)
+            self.groups.end(group, GroupState.FILTERED, why)
         else:
-            group.oldest_sampled = min([row.sampled[0][0] for row in rows])
-            # A greedy episode has no token that a loss could still take.
-            group.newest_sampled = max([row.sampled[-1][0] for row in rows if not row.greedy])
+            group.oldest_sampled = min([record.sampled[0][0] for record in records])
+            # No loss takes tokens of a greedy episode.
+            group.newest_sampled = max([record.sampled[-1][0] for record in records if not record.greedy])
             group.advantage = mean_absolute_advantage(rewards)
-            self._groups.move(group, GroupState.COMMITTED, birth=group.oldest_sampled)
+            self.groups.move(group, GroupState.COMMITTED, birth=group.oldest_sampled)
         self._tasks.observe(group.source, rewards)
 
-    # Batches
-
-    def has_stale(self, version: PolicyVersion) -> bool:
-        """Whether :meth:`expire` for ``version`` would do anything."""
-        return self._batches.has_stale(version)
-
-    def expire(self, version: PolicyVersion) -> None:
-        """Let ready groups go that may not be trained at ``version`` any more; tasks that were never trained are issued again."""
-        self._batches.expire(version)
-
-    def takeable(self, version: PolicyVersion, groups: int) -> bool:
-        """Whether :meth:`take` answers at once, be it that the batch of ``version`` is no longer to be had."""
-        return self._batches.takeable(version, groups)
-
-    def take(self, version: PolicyVersion, groups: int) -> Batch:
-        """``groups`` ready groups to train at ``version``, chosen by the recipe's sampler; the same ones if asked for again.
-
-        Raises:
-            LedgerError: there are too few, or one must be waited for; or the batch is kept no longer.
-            BadSelection: a sampler of the user's own does not keep its contract.
-        """
-        return self._batches.take(version, groups)
-
-    def trained(self, version: PolicyVersion) -> None:
-        """The batch of ``version`` was trained. Nothing happens the second time.
-
-        Raises:
-            LedgerError: it was never handed out.
-        """
-        self._batches.trained(version)
-
-    def checkpointed(self, version: PolicyVersion) -> None:
-        """The learner never comes back to before ``version``: its older batches are kept no longer.
-
-        Raises:
-            LedgerError: one of them was not trained.
-        """
-        self._batches.checkpointed(version)
+    # Published version
 
     def advance(self, version: PolicyVersion) -> None:
-        """Make ``version`` the published one. Nothing happens if it is already.
+        """Make ``version`` the published version. Nothing happens if it already is.
 
         Raises:
-            LedgerError: it would move by more than one.
+            LedgerError: the published version would grow by more than one.
         """
         state = self._state
         if version > state.version + 1:
@@ -320,35 +287,21 @@ class ReplayBuffer:
         expired_unfinished_below = self._policy.expired_unfinished_below(version)
         if expired_unfinished_below is not None:
             for group_id in self._index.unfinished.below(expired_unfinished_below):
-                group = self._groups[group_id]
+                group = self.groups[group_id]
                 state.observed.stale_tokens.dropped += group.sampled_tokens()
-                self._groups.end(group, GroupState.EXPIRED, BEYOND_HOPE)
+                self.groups.end(group, GroupState.EXPIRED, EXPIRED_UNFINISHED)
 
     # Payload
 
     def drain_freed(self) -> list[PayloadRef]:
-        """Payload that nobody needs any more, since the last call."""
-        freed, self._groups.freed = self._groups.freed, []
+        """Return the payload that became unnecessary since the last call."""
+        freed, self.groups.freed = self.groups.freed, []
         return freed
-
-    def live_payload(self) -> Iterator[PayloadRef]:
-        """All payload that is still needed, each once."""
-        return self._groups.live_payload()
-
-    def drop_lost_payload(self, refs: Collection[PayloadRef]) -> int:
-        """Go on without the rows whose payload a crash destroyed; how many there were.
-
-        Groups that were not handed out yet get them generated again; a batch that may be asked for again goes without them.
-
-        Raises:
-            LedgerError: a batch that was trained has no row left.
-        """
-        return self._batches.drop_lost_payload(set(refs)) if refs else 0
 
     # Inspection
 
     def statistics(self) -> BufferStatistics:
-        """What is held, and what became of all that was issued."""
+        """Tell what the buffer holds, and what became of everything that it issued."""
         state, observed = self._state, self._state.observed
         return BufferStatistics(
             version=state.version,
@@ -361,47 +314,43 @@ class ReplayBuffer:
             lengths_trained=tuple(observed.lengths_trained.counts),
             late_samples=observed.late_samples,
             stale_tokens=msgspec.structs.replace(observed.stale_tokens),
-            lost_rows=observed.lost_rows,
+            lost_trajectories=observed.lost_trajectories,
             failures=dict(state.failures),
             filtered_tasks=tuple(observed.filtered_tasks),
-            tasks_drawn=self._tasks.position,
             skipped_rows=dict(self._tasks.skipped),
             kept_from=state.forgotten,
             steps_trained=max([state.forgotten, *(version + 1 for version, kept in state.kept.items() if kept.trained)]),
         )
 
-    def blockers(self, version: PolicyVersion) -> list[tuple[GroupId, TaskId, WorkerId | None]]:
-        """What a batch for ``version`` waits for, worst first: group, task and who generates it, None if nobody does."""
-        groups = (self._groups[group_id] for group_id in self._index.waited_for())
+    def blockers(self) -> list[tuple[GroupId, TaskId, WorkerId | None]]:
+        """List unfinished groups, oldest tokens first: group, task, and the worker that generates it (None if nobody does)."""
+        groups = (self.groups[group_id] for group_id in self._index.waited_for())
         return [(g.id, g.task.id, g.worker if g.state is GroupState.RUNNING else None) for g in groups]
 
     # Snapshots
 
     def snapshot(self) -> bytes:
-        """Everything but payload that :meth:`drain_freed` has not told yet: the sweep of the payload folder finds that."""
+        """Encode the whole state, except for freed payload that :meth:`drain_freed` has not returned: the sweep finds that."""
         state = msgspec.structs.replace(
             self._state,
-            waiting_draws=list(self._groups.waiting_draws),
+            waiting_draws=list(self.groups.waiting_draws),
             tasks=self._tasks.state(),
             fingerprint=self._fingerprint,
         )
         return _encoder.encode(state)
 
-    @classmethod
-    def restore(cls, recipe: Recipe, tasks: TaskStream, data: bytes) -> "ReplayBuffer":
-        """The buffer that :meth:`snapshot` was called on.
+    def restore(self, data: bytes) -> None:
+        """Turn this buffer, which is new, into the one that :meth:`snapshot` was called on.
 
         Raises:
             LedgerError: the tasks are not those of the snapshot.
-            msgspec.DecodeError: ``data`` is no snapshot.
+            msgspec.DecodeError: ``data`` is not a snapshot.
         """
         state = _decoder.decode(data)
-        buffer = cls(recipe, tasks)
-        if state.fingerprint != buffer._fingerprint:
+        if state.fingerprint != self._fingerprint:
             raise LedgerError("the tasks or the seed are not those the run was started with; put them back, or start a new run")
-        tasks.restore(state.tasks)
-        buffer._adopt(state)
-        return buffer
+        self._tasks.restore(state.tasks)
+        self._adopt(state)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,7 +1,7 @@
-"""Which of the ready groups are trained next, and how their loss terms are weighed.
+"""Samplers: they choose which ready groups are trained next, and how much their loss terms weigh.
 
-What always holds: a sampler is a pure function of its arguments (all randomness comes from ``rng``); ``n`` different ready groups
-are sampled; a group is consumed by the training that uses up its last permitted use, and not before.
+What always holds: a sampler is a pure function of its arguments (all randomness comes from ``rng``); it samples ``n`` different
+ready groups; a group is consumed at the latest when its last permitted use is used up.
 """
 
 import math
@@ -16,25 +16,24 @@ from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.plug_in import load_class, users_code
 from asyncrl.core.recipe.schema import (
+    BufferConfig,
     CustomSampler,
     FifoSampler,
     FreshestSampler,
     PrioritisedSampler,
-    Recipe,
     StratifiedSampler,
 )
 from buffers.ready import Ready, ReadyGroup
 from buffers.systematic import inclusion_probabilities, systematic_hits
-from buffers.task_stream import source_weights
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """What is trained next.
+    """The choice of a sampler.
 
     Attributes:
-        sampled: the groups, in the order in which they are handed out.
-        consumed: those of them that are not kept to be trained again.
-        weights: factor of each sampled group's loss terms, parallel to ``sampled``; 1 where the sampler needs none.
+        sampled: the chosen groups, in the order in which they are handed out.
+        consumed: those of them that will not be trained again.
+        weights: factor of each sampled group's loss terms, in the order of ``sampled``; 1 where the sampler needs none.
     """
 
     sampled: tuple[GroupId, ...]
@@ -43,32 +42,31 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Sampler(Protocol):
-    """What a sampler must have."""
+    """The method that a sampler must have."""
 
     def sample(self, ready: Ready, n: int, version: PolicyVersion, rng: random.Random) -> Selection:
         """Choose ``n`` of the ready groups.
 
         Args:
-            ready: a mapping from group id to :class:`~buffers.ready.ReadyGroup`, oldest group first; never changed by a sampler.
-            n: from 0 to ``len(ready)``.
+            ready: mapping of group ids to :class:`~buffers.ready.ReadyGroup`, oldest group first; a sampler must not change it.
+            n: number of groups, from 0 to ``len(ready)``.
             version: the policy version that will be trained.
-            rng: seeded from the recipe's seed and ``version``; the only randomness a sampler may use.
+            rng: seeded from the recipe's seed and ``version``; the only randomness that a sampler may use.
         """
-        ...
 
 
 class BadSelection(AsyncRLError):
-    """A sampler of the user's own chose what cannot be handed out."""
+    """A sampler of the user's own returned a choice that cannot be handed out."""
 
 
-def make_sampler(recipe: Recipe) -> Sampler:
-    """The sampler of ``recipe.buffer``.
+def make_sampler(buffer: BufferConfig, source_weights: Mapping[str, float]) -> Sampler:
+    """Make the sampler that section ``buffer`` of the recipe names, for task sources of these weights.
 
     Raises:
         RecipeError: a sampler of the user's own cannot be loaded, or has no ``sample``.
     """
-    max_reuse = recipe.buffer.max_reuse
-    match recipe.buffer.sampler:
+    max_reuse = buffer.max_reuse
+    match buffer.sampler:
         case FifoSampler():
             return Fifo(max_reuse)
         case FreshestSampler():
@@ -76,13 +74,13 @@ def make_sampler(recipe: Recipe) -> Sampler:
         case PrioritisedSampler() as options:
             return Prioritised(options, max_reuse)
         case StratifiedSampler():
-            return Stratified(source_weights(recipe.tasks), max_reuse)
+            return Stratified(source_weights, max_reuse)
         case CustomSampler() as options:
             return Checked(_load(options), options.name, max_reuse)
 
 
 class Fifo:
-    """Oldest group first."""
+    """Chooses the oldest groups."""
 
     def __init__(self, max_reuse: int) -> None:
         self._max_reuse = max_reuse
@@ -93,7 +91,7 @@ class Fifo:
 
 
 class Freshest:
-    """The groups with the newest tokens; among equals, those whose oldest token is newest, then the newest group."""
+    """Chooses the groups with the newest tokens; among equals those with the newest oldest token, then the newest groups."""
 
     def __init__(self, max_reuse: int) -> None:
         self._max_reuse = max_reuse
@@ -105,7 +103,7 @@ class Freshest:
 
 
 class Prioritised:
-    """Probability proportional to priority, without replacement, and weights that make up for it.
+    """Chooses with probability proportional to priority, without replacement, and returns weights that correct for it.
 
     Priorities follow Schaul et al. 2016, "Prioritized Experience Replay" (arXiv:1511.05952); there, transitions are drawn with
     replacement and the correction is annealed. Here the inclusion probabilities ``pi`` are exact (:mod:`buffers.systematic`) and
@@ -116,7 +114,7 @@ class Prioritised:
     """
 
     _RESOLUTION = 2**32
-    """Priorities are rounded to this many steps of the largest, which makes the rest exact."""
+    """Priorities are rounded to this many steps of the largest, so that the rest of the arithmetic is exact."""
 
     def __init__(self, options: PrioritisedSampler, max_reuse: int) -> None:
         self._options, self._max_reuse = options, max_reuse
@@ -135,7 +133,7 @@ class Prioritised:
         return Selection(chosen, _used_up(ready, chosen, self._max_reuse), weights)
 
     def sizes(self, groups: Sequence[ReadyGroup], version: PolicyVersion) -> list[int]:
-        """Priorities as integers from 1 to ``2**32``; logarithms keep large exponents and great ages from overflowing."""
+        """Return priorities as integers from 1 to ``2**32``. Logarithms prevent overflow by large exponents and ages."""
         options = self._options
         logs = [
             options.exponent * math.log(group.advantage + options.floor)
@@ -147,14 +145,13 @@ class Prioritised:
 
 
 class Stratified:
-    """Each task source gets its share of the ``n`` groups, rounded down or up; oldest group first within each.
+    """Gives each task source its share of the ``n`` groups, rounded down or up, and chooses the oldest groups of each source.
 
-    Which shares are rounded up moves on with the version (a systematic sample whose start takes steps of the golden ratio), so
-    that over versions each source gets its share without any state to keep. Where a source has too few, the oldest of the others
-    fill in.
+    Which shares are rounded up changes with the version (a systematic sample whose start takes steps of the golden ratio), so
+    over time each source gets its share without any state. Where a source has too few groups, the oldest of others fill in.
 
     Args:
-        weights: of each source, by name; sources that are not named are only used to fill in.
+        weights: of each source, by name; other sources are only used to fill in.
     """
 
     _GOLDEN = 2654435769
@@ -181,13 +178,13 @@ class Stratified:
         return _plain(ready, sorted(filled), self._max_reuse)
 
     def quotas(self, n: int, version: PolicyVersion) -> dict[str, int]:
-        """How many of ``n`` groups each source is to give at ``version``; their sum is ``n``."""
+        """Return how many of ``n`` groups come from each source at ``version``; they add up to ``n``."""
         start = version * self._GOLDEN % 2**32 * sum(self._sizes) // 2**32
         return dict(zip(self._sources, systematic_hits(self._sizes, n, start), strict=True))
 
 
 class Checked:
-    """A sampler of the user's own, whose answers are checked before anything is done with them."""
+    """Checks the answers of a sampler of the user's own before they are used."""
 
     def __init__(self, sampler: Sampler, name: str, max_reuse: int) -> None:
         self._sampler, self._name, self._max_reuse = sampler, name, max_reuse
@@ -196,14 +193,14 @@ class Checked:
         """See :class:`Sampler`.
 
         Raises:
-            BadSelection: the answer breaks the contract, or there was none.
+            BadSelection: the answer breaks the contract, or the sampler raised an error.
         """
         try:
             selection = self._sampler.sample(ready, n, version, rng)
         except Exception as error:
-            # The class is the user's: whatever it raises is theirs to mend.
+            # The class is the user's own, so it may raise anything.
             raise BadSelection(
-                f"buffer.sampler {self._name}: sample raised {type(error).__name__}: {error}; mend that class"
+                f"buffer.sampler {self._name}: sample raised {type(error).__name__}: {error}; correct that class"
             ) from error
         if problem := self._problem(selection, ready, n):
             raise BadSelection(f"buffer.sampler {self._name}: {problem}; see buffers.sampling.Selection for what is right")
@@ -237,7 +234,7 @@ def _used_up(ready: Ready, sampled: Iterable[GroupId], max_reuse: int) -> tuple[
 
 
 def _common_integers(numbers: Sequence[Fraction]) -> list[int]:
-    """The numbers times their least common denominator."""
+    """Multiply the numbers by their least common denominator."""
     denominator = math.lcm(*(number.denominator for number in numbers))
     return [int(number * denominator) for number in numbers]
 
@@ -246,7 +243,7 @@ def _load(options: CustomSampler) -> Sampler:
     place = "buffer.sampler.name"
     loaded = load_class(options.name, place)
     if not callable(getattr(loaded, "sample", None)):
-        raise RecipeError(place, f"{options.name} has no method `sample`", "define what buffers.sampling.Sampler asks for")
+        raise RecipeError(place, f"{options.name} has no method `sample`", "define the method of buffers.sampling.Sampler")
     problem = f"{options.name} refuses {options.options}:"
-    with users_code(problem, "buffer.sampler.options", "use what its constructor takes"):
+    with users_code(problem, "buffer.sampler.options", "give options that its constructor accepts"):
         return cast(Sampler, loaded(**options.options))

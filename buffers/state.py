@@ -1,4 +1,4 @@
-"""Everything a replay buffer is, as one value: what a snapshot holds. All else in the buffer is derived from it."""
+"""The whole state of a replay buffer as one value, which a snapshot holds. Everything else is derived from it."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ from buffers.statistics import Held, Observed
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True):
-    """A task whose group expired, to be issued again; ``attempt`` as in :class:`~buffers.group.Group`."""
+    """A task whose group expired, to be issued again; ``attempt`` is that of :class:`~buffers.group.Group`."""
 
     task: Task
     source: str
@@ -23,8 +23,8 @@ class KeptBatch(msgspec.Struct):
     """A batch that was handed out and may be asked for again.
 
     Attributes:
-        groups: those in it, in order.
-        trained: whether the learner has said so.
+        groups: in the batch, in order.
+        trained: whether the learner has trained it.
     """
 
     batch: Batch
@@ -33,24 +33,24 @@ class KeptBatch(msgspec.Struct):
 
 
 class BufferState(msgspec.Struct):
-    """See the module.
+    """The state of a replay buffer.
 
     Attributes:
-        steps: that the run is to have; never fewer than before.
+        steps: training steps of the run; never fewer than before.
         version: the published version.
-        now: the last time that was told, seconds since the epoch.
+        now: the last time that a caller gave, in seconds since the epoch.
         groups: that have not ended or are in a kept batch, oldest first.
         kept: batches handed out since the learner's last checkpoint.
         last_taken: version of the newest batch handed out; -1 before the first.
-        forgotten: batches of versions before this are kept no more.
-        passing: groups in each batch whose step is not published yet.
-        trainings: of groups, handed out so far.
+        forgotten: batches of versions before this one are no longer kept.
+        unpublished_batches: number of groups in each batch whose step is not published yet.
+        trainings: how many groups were handed out so far, each as often as it was.
         waiting_draws: tasks to be issued again, in order.
-        failures: since the run was started or resumed.
-        payload_bytes: of rows of groups that have not ended.
-        kept_bytes: of rows of groups that have ended and are in a kept batch.
-        tasks: state of the stream of tasks; only set in a snapshot.
-        fingerprint: of the stream of tasks; only set in a snapshot.
+        failures: since the run was started or resumed, by kind.
+        payload_bytes: of groups that have not ended.
+        kept_bytes: of groups that have ended and are in a kept batch.
+        tasks: state of the task stream; only set in a snapshot.
+        fingerprint: of the task stream; only set in a snapshot.
     """
 
     steps: int

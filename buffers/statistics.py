@@ -1,4 +1,4 @@
-"""What the buffer has done and what it holds, as numbers that are kept up to date and never counted anew."""
+"""Running counts of what the buffer has done and what it holds."""
 
 import msgspec
 
@@ -7,12 +7,12 @@ from asyncrl.core.ids import PolicyVersion, TaskId
 
 
 class Lengths(msgspec.Struct):
-    """A histogram over lengths by their number of binary digits."""
+    """Histogram of lengths by their number of binary digits."""
 
     counts: list[int] = []
 
     def add(self, length: int) -> None:
-        """Count a row of ``length`` tokens."""
+        """Count a trajectory of ``length`` tokens."""
         digits = length.bit_length()
         counts = self.counts
         if digits >= len(counts):
@@ -26,12 +26,12 @@ class _Cell(msgspec.Struct):
 
 
 class Held(msgspec.Struct):
-    """Groups that have not ended, by birth and state."""
+    """Counts groups that have not ended, by birth and state."""
 
     by_version: dict[PolicyVersion, dict[GroupState, _Cell]] = {}
 
     def enter(self, birth: PolicyVersion, state: GroupState, now: float) -> None:
-        """One more group is there."""
+        """Count one more group."""
         cells = self.by_version.get(birth)
         if cells is None:
             cells = self.by_version[birth] = {}
@@ -42,7 +42,7 @@ class Held(msgspec.Struct):
             cell.groups += 1
 
     def leave(self, birth: PolicyVersion, state: GroupState) -> None:
-        """One of the groups is there no more."""
+        """Count one group less."""
         cells = self.by_version[birth]
         cell = cells[state]
         cell.groups -= 1
@@ -52,7 +52,7 @@ class Held(msgspec.Struct):
                 del self.by_version[birth]
 
     def listed(self) -> tuple[HeldGroups, ...]:
-        """By version, then state."""
+        """List the counts by version, then state."""
         return tuple(
             HeldGroups(version, state, cells[state].groups, cells[state].since)
             for version, cells in sorted(self.by_version.items())
@@ -62,11 +62,11 @@ class Held(msgspec.Struct):
 
 
 class Observed(msgspec.Struct):
-    """What is counted beside the ledger."""
+    """Counts that are not part of the ledger."""
 
     lengths_issued: Lengths = msgspec.field(default_factory=Lengths)
     lengths_trained: Lengths = msgspec.field(default_factory=Lengths)
     late_samples: int = 0
     stale_tokens: StaleTokens = msgspec.field(default_factory=StaleTokens)
-    lost_rows: int = 0
+    lost_trajectories: int = 0
     filtered_tasks: list[TaskId] = []

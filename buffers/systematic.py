@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 
 
 def systematic_hits(sizes: Sequence[int], n: int, start: int) -> list[int]:
-    """How often each interval is hit.
+    """Return how often each interval is hit.
 
     Args:
         sizes: lengths of the intervals, not negative, not all 0.
@@ -24,9 +24,9 @@ def systematic_hits(sizes: Sequence[int], n: int, start: int) -> list[int]:
 
 
 def inclusion_probabilities(sizes: Sequence[int], n: int) -> list[Fraction]:
-    """Probability of each unit to be in a sample of ``n`` without replacement: proportional to size, capped at 1; their sum is n.
+    """Return each unit's probability to be in a sample of ``n`` without replacement: proportional to size, at most 1, in all n.
 
-    Units so large that their share would exceed 1 are in every sample, and the others share what is left (Särndal, Swensson and
+    Units whose share would exceed 1 are in every sample, and the others share the rest (Särndal, Swensson and
     Wretman 1992, "Model Assisted Survey Sampling", section 3.6).
 
     Args:

@@ -1,7 +1,7 @@
-"""Sources of tasks as a recipe names them: files and folders found, read and checked.
+"""Sources of tasks that a recipe names: finds, reads and checks files and folders.
 
 A path is a JSON-lines file, a Parquet file, a folder that Hugging Face datasets saved, or a folder of Parquet or JSON-lines files
-as dataset repositories have them. Each is read once and whole: what happens to the files later does not reach the run.
+as dataset repositories have them. Each file is read once and completely, so later changes of the files do not affect the run.
 """
 
 import logging
@@ -31,19 +31,19 @@ _SUPPORTED = (
     "or a folder that holds .parquet or .jsonl files"
 )
 _SHARD = re.compile(r"-\d+(-of-\d+)?(-[0-9a-f]+)?$")
-"""The end of the name of a file that is a part of a split: train-00000-of-00002, train-00000-of-00002-4f3a9c."""
+"""End of the name of a file with one part of a split: train-00000-of-00002, train-00000-of-00002-4f3a9c."""
 
 
 def read_sources(files: Sequence[TaskFile], place: str, on_malformed: Literal["refuse", "skip"]) -> list[TaskSource]:
-    """The sources, in order. Ids are unique over all of them: with several sources, each id begins with its source's name.
+    """Read the sources, in order. Task ids are unique over all of them: with several sources, ids begin with the source's name.
 
     Args:
         files: of the recipe.
         place: its key, e.g. ``tasks.train``.
-        on_malformed: what happens to rows that are no task.
+        on_malformed: what happens to rows that are not a task.
 
     Raises:
-        RecipeError: a source is not there, cannot be read, holds a malformed row that is not to be skipped, or no good one.
+        RecipeError: a source is missing or cannot be read, has a malformed row that is not to be skipped, or has no good row.
     """
     names = source_names(files, place)
     taken: set[str] = set()
@@ -63,7 +63,7 @@ def _read_source(
         files.append(LabelledFile(label, _reader_of(path, place)(path, place, file.prompt_key, file.id_key)))
     tasks = TaskRows(files, file.prompt_key, file.id_key, id_prefix, taken)
     if tasks.skipped and on_malformed == "refuse":
-        raise RecipeError(place, tasks.told(), "mend or remove such rows, or set tasks.on_malformed to skip")
+        raise RecipeError(place, tasks.told(), "correct or remove such rows, or set tasks.on_malformed to skip")
     if not len(tasks):
         raise RecipeError(
             place, f"{root} holds no task" + (f": {tasks.told()}" if tasks.skipped else ""), "give at least one row"
@@ -76,7 +76,7 @@ def _read_source(
 
 
 def _reader_of(path: Path, place: str) -> type[JsonLines] | type[ArrowTable]:
-    """By content where that is telling, else by name."""
+    """Choose the reader by the file's content if that is clear, otherwise by its name."""
     try:
         with path.open("rb") as file:
             head = file.read(64)
@@ -94,15 +94,15 @@ def _reader_of(path: Path, place: str) -> type[JsonLines] | type[ArrowTable]:
 
 
 def find_files(root: Path, split: str, place: str) -> list[Path]:
-    """The files of a source, in order.
+    """Find the files of a source, in order.
 
     Args:
         root: path of the source.
-        split: of a folder, empty for its only one.
+        split: of a folder; empty if it has only one.
         place: recipe key to blame.
 
     Raises:
-        RecipeError: there is nothing, or it cannot be told which split is meant.
+        RecipeError: there is no file, or it is not clear which split is meant.
     """
     if not root.exists():
         here = "" if root.is_absolute() else f" in {Path.cwd()}"
@@ -138,7 +138,7 @@ def _chosen(splits: Mapping[str, list[Path]], root: Path, split: str, place: str
 
 
 def _splits_in(root: Path) -> dict[str, list[Path]]:
-    """Files of a dataset repository by split: what their name begins with, or their folder if it is only a number."""
+    """Sort the files of a dataset repository by split: by what their name begins with, or by folder if the name is a number."""
     splits: dict[str, list[Path]] = {}
     for path in sorted(root.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
@@ -149,7 +149,7 @@ def _splits_in(root: Path) -> dict[str, list[Path]]:
 
 
 class _DatasetDictionary(msgspec.Struct, frozen=True):
-    """dataset_dict.json of ``DatasetDict.save_to_disk``."""
+    """Content of dataset_dict.json, which ``DatasetDict.save_to_disk`` writes."""
 
     splits: list[str]
 
@@ -159,7 +159,7 @@ class _DataFile(msgspec.Struct, frozen=True):
 
 
 class _DatasetState(msgspec.Struct, frozen=True):
-    """state.json of ``Dataset.save_to_disk``; old releases kept rows chosen or shuffled as indices beside the data."""
+    """Content of state.json, which ``Dataset.save_to_disk`` writes. Old releases kept chosen or shuffled rows as indices."""
 
     data_files: list[_DataFile] = msgspec.field(name="_data_files")
     split: str | None = msgspec.field(name="_split", default=None)
@@ -169,7 +169,7 @@ class _DatasetState(msgspec.Struct, frozen=True):
 def _saved_files(state: _DatasetState, folder: Path, place: str) -> list[Path]:
     if state.indices:
         remedy = "save it again with a newer release of datasets, or after flatten_indices()"
-        raise RecipeError(place, f"{folder} keeps its rows' order in a file of its own", remedy)
+        raise RecipeError(place, f"{folder} keeps the order of its rows in a separate file", remedy)
     return [folder / file.filename for file in state.data_files]
 
 

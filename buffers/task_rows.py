@@ -1,7 +1,7 @@
-"""Rows of files as tasks: which of them are good, and the good ones made into tasks when they are drawn.
+"""Rows of files as tasks: finds the good rows, and makes tasks of them when they are drawn.
 
-Every row is looked at once, when its file is read. What is not a task is named by file and line, and refused or counted; nothing
-is left out in silence.
+Every row is checked once, when its file is read. A row that is not a task is named by file and line, and refused or counted; none
+is left out silently.
 """
 
 from array import array
@@ -14,7 +14,10 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 
 NAMED = 3
-"""Malformed rows of a source that are told one by one; the others are counted."""
+"""Number of malformed rows of a source that are named; the others are counted."""
+NESTING = 100
+"""Levels of lists and dictionaries that a task may have. Python's own limit is far higher, but would only stop the run later."""
+TOO_DEEP = f"nested more than {NESTING} levels deep"
 
 
 class Head(NamedTuple):
@@ -26,32 +29,18 @@ class Head(NamedTuple):
 
 
 class RowFile(Protocol):
-    """A file of rows, numbered from 0 whether they are good or not."""
+    """A file of rows, numbered from 0 whether they are good or not; see :class:`buffers.json_lines.JsonLines`."""
 
     @property
-    def digest(self) -> str:
-        """Of the content."""
-        ...
-
-    def heads(self) -> Iterator[Head]:
-        """Every row once, in order."""
-        ...
-
-    def where(self, position: int) -> str:
-        """Where a row is, for messages."""
-        ...
-
-    def number(self, position: int) -> int:
-        """The number of a row in its file, as its reader counts."""
-        ...
-
-    def row(self, position: int) -> dict[str, Any]:
-        """All of a row, as plain values."""
-        ...
+    def digest(self) -> str: ...  # noqa: D102
+    def heads(self) -> Iterator[Head]: ...  # noqa: D102
+    def where(self, position: int) -> str: ...  # noqa: D102
+    def number(self, position: int) -> int: ...  # noqa: D102
+    def row(self, position: int) -> dict[str, Any]: ...  # noqa: D102
 
 
 class LabelledFile(NamedTuple):
-    """A file, and what rows without an id are called by: ``label:number``."""
+    """A file, and the label that names its rows without an id: ``label:number``."""
 
     label: str
     rows: RowFile
@@ -61,13 +50,13 @@ class TaskRows:
     """The good rows of the files of one source, in order.
 
     Attributes:
-        skipped: how many rows are no task.
+        skipped: number of rows that are not a task.
 
     Args:
         files: of the source.
-        prompt_key, id_key: what a row calls them.
-        id_prefix: put before the ids that the rows have.
-        taken: ids of other sources, to which those of this one are added.
+        prompt_key, id_key: names of prompt and id in a row.
+        id_prefix: put before the ids in the rows.
+        taken: ids of other sources; the ids of this source are added to it.
     """
 
     def __init__(self, files: Sequence[LabelledFile], prompt_key: str, id_key: str, id_prefix: str, taken: set[str]) -> None:
@@ -92,13 +81,13 @@ class TaskRows:
         return Task(id=task_id, prompt=row[self._prompt_key], data=data)
 
     def _check(self, file: LabelledFile, taken: set[str]) -> Sequence[int]:
-        """Positions of the good rows."""
+        """Return the positions of the good rows."""
         good = array("Q")
         for position, head in enumerate(file.rows.heads()):
             problem = head.problem or why_no_prompt(head.prompt) or why_no_id(head.id)
             if not problem:
                 task_id = self._id(file, position, head.id)
-                problem = f"repeats the id {head.id!r}" if task_id in taken else ""
+                problem = why_repeated(head.id, task_id) if task_id in taken else ""
                 taken.add(task_id)
             if problem:
                 self.skipped += 1
@@ -112,13 +101,13 @@ class TaskRows:
         return f"{file.label}:{file.rows.number(position)}" if own is None else f"{self._id_prefix}{own}"
 
     def told(self) -> str:
-        """The first malformed rows, and how many more there are."""
+        """Name the first malformed rows, and count the others."""
         more = self.skipped - len(self._problems)
         return "; ".join(self._problems) + (f"; and {more} more" if more else "")
 
 
 def why_no_prompt(prompt: object) -> str:
-    """Empty if it is one."""
+    """Say why a value is not a prompt; empty if it is one."""
     if isinstance(prompt, str):
         return ""
     if isinstance(prompt, list):
@@ -127,10 +116,25 @@ def why_no_prompt(prompt: object) -> str:
 
 
 def why_no_id(own: object) -> str:
-    """Empty if it is one, or None, which means that the row has no id."""
+    """Say why a value is not an id; empty if it is one, or None, which means that the row has no id."""
     if own is None or (isinstance(own, str) and own) or (isinstance(own, int) and not isinstance(own, bool)):
         return ""
     return f"has id {_short(own)}, which is neither text nor an integer"
+
+
+def why_repeated(own: object, task_id: str) -> str:
+    """Say that another row has the same id."""
+    if own is None:
+        return f"has no id, and its place, {task_id!r}, is the id of another row; give it an id of its own"
+    return f"repeats the id {own!r}"
+
+
+def is_too_deep(value: Any, levels: int = NESTING) -> bool:
+    """Whether lists and dictionaries lie within each other more than ``levels`` deep."""
+    if not isinstance(value, dict | list | tuple):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return not levels or any(is_too_deep(each, levels - 1) for each in inner)
 
 
 def _short(value: object) -> str:

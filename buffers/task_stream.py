@@ -1,8 +1,8 @@
 """Where tasks come from: an endless stream, drawn from one or several sources.
 
-Without a curriculum the whole stream is a pure function of (seed, position). Within a source the order is a pure function of
-(seed, epoch, position in the source): every task once an epoch, each epoch in its own order. Sources are mixed by weight, each
-within one draw of its share. A stream that is restored from its state goes on exactly as if it had never stopped.
+Without a curriculum, the whole stream is a pure function of the seed and the number of tasks drawn. Each source gives every task
+once an epoch, and each epoch has its own order. Sources are mixed by weight, each within one draw of its share. A stream that is
+restored from its state goes on exactly as if it had never stopped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import FileTasks, GeneratedTasks, TaskFile
+from asyncrl.core.recipe.schema import TaskFile
 from asyncrl.core.task import Task
 from buffers.curriculum import CheckedCurriculum, Curriculum
 from buffers.mixing import Mixer, shares_of
@@ -21,7 +21,7 @@ from buffers.permutation import Permutation
 
 
 class Tasks(Protocol):
-    """Tasks by index, from 0 to one less than their number."""
+    """A sequence of tasks."""
 
     def __len__(self) -> int: ...
 
@@ -36,7 +36,7 @@ class TaskSource(msgspec.Struct, frozen=True):
         tasks: at least one; ids are unique over all sources of a stream.
         weight: how often tasks are drawn from here, relative to the other sources.
         skipped: malformed rows that were left out.
-        digest: of the content; empty means that it is computed from the tasks.
+        digest: of the content; if empty, it is computed from the tasks.
     """
 
     name: str
@@ -47,24 +47,23 @@ class TaskSource(msgspec.Struct, frozen=True):
 
 
 class Drawn(msgspec.Struct, frozen=True):
-    """A task, and the name of the source it came from."""
+    """A task, and the name of its source."""
 
     task: Task
     source: str
 
 
 class TaskStream:
-    """See the module.
+    """An endless stream of tasks.
 
     Attributes:
         sources: where the tasks come from.
-        position: how many tasks were drawn.
         skipped: malformed rows that were left out, by source.
 
     Args:
         sources: in the order of the recipe.
         seed: of the order within each source.
-        curriculum: moves the weights of the sources; None leaves them as they are.
+        curriculum: changes the weights of the sources; with None they stay as they are.
 
     Raises:
         RecipeError: there is no source, or one without a task.
@@ -74,7 +73,6 @@ class TaskStream:
         if not sources or not all(len(source.tasks) for source in sources):
             raise RecipeError("tasks", "there is not a single task", "give at least one in each source")
         self.sources = tuple(sources)
-        self.position = 0
         self.skipped: Mapping[str, int] = {source.name: source.skipped for source in sources}
         self._seed = seed
         self._orders = [_Order(source, seed) for source in sources]
@@ -84,37 +82,35 @@ class TaskStream:
 
     @property
     def drawn(self) -> Mapping[str, int]:
-        """How many tasks were drawn from each source."""
+        """Number of tasks drawn from each source."""
         return {order.source.name: order.position for order in self._orders}
 
     def next(self) -> Drawn:
-        """The task at ``position``, which moves on.
+        """Draw the next task.
 
         Raises:
-            CurriculumBroken: by its fault no weights are known; nothing was drawn.
+            CurriculumBroken: the curriculum returned no valid weights; nothing was drawn.
         """
         shares = self._shares if self._curriculum is None else shares_of(self._curriculum.weights())
         order = self._orders[self._mixer.draw(shares)]
-        self.position += 1
         return Drawn(order.next(), order.source.name)
 
     def observe(self, source: str, rewards: Sequence[float]) -> None:
-        """Tell the curriculum, if there is one, the rewards of a finished group of a task of ``source``.
+        """Tell the curriculum, if there is one, the rewards of a finished group of ``source``.
 
         Raises:
-            CurriculumBroken: it raised.
+            CurriculumBroken: the curriculum raised an error.
         """
         if self._curriculum is not None:
             self._curriculum.observe(source, rewards)
 
     def state(self) -> bytes:
-        """All that changes, to be given to :meth:`restore` of a stream with the same fingerprint.
+        """Return everything that changes, for :meth:`restore` of a stream with the same fingerprint.
 
         Raises:
-            CurriculumBroken: its state cannot be told or stored.
+            CurriculumBroken: the curriculum's state cannot be stored.
         """
         state = _State(
-            position=self.position,
             drawn=[order.position for order in self._orders],
             credit=self._mixer.credit,
             curriculum=None if self._curriculum is None else self._curriculum.state(),
@@ -122,42 +118,40 @@ class TaskStream:
         return msgspec.msgpack.encode(state)
 
     def restore(self, state: bytes) -> None:
-        """Go on from what :meth:`state` returned.
+        """Continue from a state that :meth:`state` returned.
 
         Raises:
-            CurriculumBroken: it raised.
+            CurriculumBroken: the curriculum raised an error.
         """
         restored = msgspec.msgpack.decode(state, type=_State)
         if self._curriculum is not None and restored.curriculum is not None:
             self._curriculum.restore(restored.curriculum)
-        self.position, self._mixer.credit = restored.position, restored.credit
+        self._mixer.credit = restored.credit
         for order, drawn in zip(self._orders, restored.drawn, strict=True):
             order.position = drawn
 
     def fingerprint(self) -> str:
-        """Of the seed and of the sources' names and content: with the same one, the same state means the same tasks."""
+        """Digest of the seed and of the sources' names and content. With equal fingerprints, equal states give equal tasks."""
         content = [(order.source.name, len(order.source.tasks), _digest(order.source)) for order in self._orders]
         return blake2b(msgspec.json.encode((self._seed, content)), digest_size=16).hexdigest()
 
 
 class _State(msgspec.Struct, frozen=True):
-    """What a stream is restored from.
+    """The state that a stream is restored from.
 
     Attributes:
-        position: of the stream.
-        drawn: tasks drawn from each source.
+        drawn: number of tasks drawn from each source.
         credit: of the mixer.
-        curriculum: its state, None without one.
+        curriculum: its state; None without a curriculum.
     """
 
-    position: int
     drawn: list[int]
     credit: list[int]
     curriculum: dict[str, Any] | None
 
 
 class _Order:
-    """One source, epoch after epoch."""
+    """The order of tasks within one source, epoch after epoch."""
 
     def __init__(self, source: TaskSource, seed: int) -> None:
         self.source, self._seed = source, seed
@@ -178,26 +172,15 @@ def _digest(source: TaskSource) -> str:
     return source.digest or blake2b(msgspec.msgpack.encode(tasks), digest_size=16).hexdigest()
 
 
-def source_weights(tasks: GeneratedTasks | FileTasks) -> dict[str, float]:
-    """Names and weights of the sources of training tasks, in the order of the recipe.
-
-    Raises:
-        RecipeError: a source is named twice.
-    """
-    if isinstance(tasks, GeneratedTasks):
-        return {"generated": 1.0}
-    return dict(zip(source_names(tasks.train, "tasks.train"), (source.weight for source in tasks.train), strict=True))
-
-
 def source_names(files: Sequence[TaskFile], place: str) -> list[str]:
-    """What the sources are called: the end of the path, as long as needed to tell them apart, and ``:split`` where one is given.
+    """Name the sources: the end of the path, as much as tells them apart, and ``:split`` where a split is given.
 
     Args:
         files: in the order of the recipe.
         place: recipe key to blame.
 
     Raises:
-        RecipeError: one is named twice.
+        RecipeError: a source is named twice.
     """
     sources = [(Path(file.path), file.split) for file in files]
     for index, source in enumerate(sources):

@@ -37,9 +37,6 @@ class CheckpointDamaged(AsyncRLError):
             "checkpoint before it is used, or launch anew"
         )
 
-    def __reduce__(self) -> tuple[type, tuple[Path, str]]:
-        return type(self), (self.folder, self.problem)
-
 
 class UnknownClass(AsyncRLError):
     """A checkpoint's file names a class or a function that is not among those that belong there.
@@ -57,9 +54,6 @@ class UnknownClass(AsyncRLError):
             "somebody else's; nothing of it was loaded. If you do not know who wrote it, trust nothing in the run folder; else "
             "put the checkpoint back from a copy, or move its folder away, so that the checkpoint before it is used"
         )
-
-    def __reduce__(self) -> tuple[type, tuple[Path, str, str]]:
-        return type(self), (self.folder, self.file, self.name)
 
 
 class CheckpointMismatch(AsyncRLError):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.recipe.schema import SamplingConfig
 from asyncrl.core.trajectory import Trajectory
 from learners.loss_tokens import LossTokens
@@ -96,7 +96,7 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack(
-    records: Sequence[RowRecord],
+    records: Sequence[BatchRow],
     rows: Sequence[Trajectory],
     advantages: Sequence[Sequence[float]],
     shares: Sequence[float],
@@ -165,7 +165,7 @@ def pack(
     )
 
 
-def _check(record: RowRecord, row: Trajectory, batch: Batch, sampling: SamplingConfig) -> None:
+def _check(record: BatchRow, row: Trajectory, batch: Batch, sampling: SamplingConfig) -> None:
     """Everything that would train on wrong numbers without an error."""
     name = f"sample {record.sample_index} of group {record.group_id}"
     if (row.group_id, row.sample_index) != (record.group_id, record.sample_index):

@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId
 from asyncrl.core.recipe.algorithm import (
     ClipCovLoss,
@@ -210,7 +210,7 @@ class Preparation:
         remaining = iter(rated)
         return [[next(remaining) for _ in micro_batches] for micro_batches in packed]
 
-    def _with_records(self, parts: list[Batch], packed: list[list[MicroBatch]]) -> Iterator[tuple[list[RowRecord], MicroBatch]]:
+    def _with_records(self, parts: list[Batch], packed: list[list[MicroBatch]]) -> Iterator[tuple[list[BatchRow], MicroBatch]]:
         for part, micro_batches in zip(parts, packed, strict=True):
             for numbers, micro_batch in zip(self._planned(part), micro_batches, strict=True):
                 yield [part.rows[number] for number in numbers], micro_batch
@@ -267,7 +267,7 @@ def _proximal(part: MicroBatch) -> Tensor:
     return part.logp_proximal.cpu()
 
 
-def _name(record: RowRecord) -> RowName:
+def _name(record: BatchRow) -> RowName:
     return record.group_id, record.sample_index
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from asyncrl.core.batch import RowRecord
+from asyncrl.core.batch import BatchRow
 from asyncrl.core.recipe.algorithm import EpisodeCredit, GaeAdvantage, TurnCredit
 from asyncrl.core.spread import has_spread
 from learners.gae import generalised_advantages, length_adaptive_lambdas
@@ -19,7 +19,7 @@ from learners.micro_batch import MicroBatch
 
 def token_credit(
     part: MicroBatch,
-    records: Sequence[RowRecord],
+    records: Sequence[BatchRow],
     values: Tensor,
     divergences: Tensor,
     kl_coefficient: float,

@@ -8,7 +8,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import ray
 
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, WorkerId
-from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode
@@ -26,8 +26,6 @@ from asyncrl.run.actors.output import route_output
 from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.payload import PayloadSink, PayloadSource
 from asyncrl.run.ticket_client import RemoteTicketClient
-from buffers.journal import Journal
-from buffers.replay_buffer import ReplayBuffer
 from buffers.service import BufferService
 
 logger = logging.getLogger(__name__)
@@ -54,20 +52,12 @@ class _TimedService(BufferService):
 class TimedBufferActor(BufferActor):
     """The buffer's actor, with such a service."""
 
-    def make_service(
-        self,
-        buffer: ReplayBuffer,
-        journal: Journal | None,
-        free: Callable[[Sequence[PayloadRef]], None],
-        sweep: Callable[[], None] | None,
-    ) -> _TimedService:
-        """As the actor's own."""
-        self._timed = _TimedService(self._recipe, buffer, journal=journal, free=free, sweep=sweep)
-        return self._timed
+    service_type = _TimedService
 
     async def takeable_at(self) -> dict[SampleKey, float]:
         """When, by the clock that all processes of a host share, each trajectory could be taken."""
-        return self._timed.takeable_at
+        assert isinstance(self._service, _TimedService)
+        return self._service.takeable_at
 
 
 def trajectory_of(ticket: Ticket, index: int, tokens: int, version: PolicyVersion) -> Trajectory:
@@ -116,7 +106,7 @@ class ProducerActor:
         Args:
             per_second: how many trajectories; None as fast as they are taken in.
         """
-        sink = await PayloadSink.of(self._recipe, self._buffer, self._worker)
+        sink = await PayloadSink.of(self._recipe.buffer, self._buffer, self._worker)
         buffer = await BufferClient.connect(self._buffer, self._worker, logger.warning)
         ticket_client = RemoteTicketClient(buffer, self._worker, sink)
         pace = None if per_second is None else _Pace(per_second)

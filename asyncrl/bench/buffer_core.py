@@ -18,7 +18,7 @@ _WORKER = WorkerId("producer")
 
 def core_us_per_trajectory(recipe: Recipe, steps: int) -> float:
     """Microseconds of lease, commit, take, trained and advance for each trajectory, over ``steps`` steps at full depth."""
-    buffer = ReplayBuffer(recipe, make_task_stream(recipe))
+    buffer = ReplayBuffer(recipe.batch, recipe.buffer, make_task_stream(recipe), steps=recipe.steps, seed=recipe.seed)
     groups, rows = recipe.batch.groups_per_step, recipe.batch.groups_per_step * recipe.batch.group_size
     outstanding = deque(buffer.lease(_WORKER, buffer.room(), 0.0))
     spent = 0.0
@@ -27,9 +27,9 @@ def core_us_per_trajectory(recipe: Recipe, steps: int) -> float:
         begin = time.perf_counter()
         for start in range(0, rows, recipe.batch.group_size):
             buffer.commit(finished[start : start + recipe.batch.group_size], 0.0)
-        buffer.take(PolicyVersion(version), groups)
-        buffer.trained(PolicyVersion(version))
-        buffer.checkpointed(PolicyVersion(version + 1))
+        buffer.batches.take(PolicyVersion(version), groups)
+        buffer.batches.trained(PolicyVersion(version))
+        buffer.batches.checkpointed(PolicyVersion(version + 1))
         buffer.advance(PolicyVersion(version + 1))
         buffer.drain_freed()
         tickets = buffer.lease(_WORKER, groups, 0.0)

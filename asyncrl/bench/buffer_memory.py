@@ -43,7 +43,8 @@ def held_memory(recipe: Recipe, tokens: int, folder: Path) -> HeldMemory:
 
     The rows of all groups are finished in random order, so what is given up lies scattered; in no run it lies worse.
     """
-    buffer, store = ReplayBuffer(recipe, make_task_stream(recipe)), PayloadStore(folder)
+    buffer = ReplayBuffer(recipe.batch, recipe.buffer, make_task_stream(recipe), steps=recipe.steps, seed=recipe.seed)
+    store = PayloadStore(folder)
     writer = open_writer(recipe.buffer, 0, folder, _WORKER)
     process = psutil.Process()
     gc.collect()
@@ -64,9 +65,9 @@ def held_memory(recipe: Recipe, tokens: int, folder: Path) -> HeldMemory:
     groups = recipe.batch.groups_per_step
     trained = buffer.statistics().ledger.committed // groups // 2
     for step in range(trained):
-        buffer.take(PolicyVersion(step), groups)
-        buffer.trained(PolicyVersion(step))
-        buffer.checkpointed(PolicyVersion(step + 1))
+        buffer.batches.take(PolicyVersion(step), groups)
+        buffer.batches.trained(PolicyVersion(step))
+        buffer.batches.checkpointed(PolicyVersion(step + 1))
         buffer.advance(PolicyVersion(step + 1))
         store.free(buffer.drain_freed())
     fill(trained)

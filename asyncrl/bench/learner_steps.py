@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import EnvironmentConfig, LearnerConfig, ModelConfig, Recipe, SamplingConfig
@@ -199,11 +199,13 @@ def _make_batch(settings: StepSettings) -> tuple[Batch, Rows]:
         row = _make_row(GroupId(number // GROUP_SIZE), number % GROUP_SIZE, length, random)
         rows[row.group_id, row.sample_index] = row
         records.append(
-            RowRecord(
+            BatchRow(
                 group_id=row.group_id,
                 task_id=row.task_id,
                 sample_index=row.sample_index,
                 length=length,
+                sampled=((PolicyVersion(0), length - length // 4),),
+                stop_reason=row.stop_reason,
                 loss_tokens=int(row.loss_mask.sum()),
                 reward=row.reward,
                 committed_version=PolicyVersion(0),

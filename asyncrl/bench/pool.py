@@ -14,16 +14,16 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from asyncrl.core.errors import LedgerError
-from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, Recipe, ZeroVarianceFilter
+from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, ZeroVarianceFilter
 from asyncrl.simulation.figures import StalenessTally
-from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_recipe, simulated_tasks
+from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
 from buffers.replay_buffer import ReplayBuffer
 
 HOUR_S = 3600.0
 EPISODES_AN_ENGINE = 32
 """Eight groups of four."""
 PIPELINE_DEPTH, MAX_STALENESS = 4, 8
-TASKS = 100_000
+TASKS, STEPS = 100_000, 1_000_000
 
 
 class PoolResult(msgspec.Struct, frozen=True):
@@ -57,24 +57,19 @@ class PoolResult(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def world(engines: int) -> tuple[Recipe, Shape]:
+def world(engines: int) -> tuple[BatchConfig, BufferConfig, Shape]:
     """A learner that trains two groups an engine in 180 s, and a pool that does not keep up with it.
 
     Episodes take 2 minutes to 2 hours (Pareto with tail 1.2, 7.5 minutes on average) and are as long; a group takes as long as
     the slowest of its four, 18 minutes on average. An engine dies once a day, one environment in a thousand breaks, and 40 % of
     the groups are filtered.
     """
-    groups_per_step = 2 * engines
-    recipe = simulated_recipe(
-        steps=1_000_000,
-        batch=BatchConfig(groups_per_step=groups_per_step, group_size=4),
-        buffer=BufferConfig(
-            max_staleness=MAX_STALENESS,
-            pipeline_depth=PIPELINE_DEPTH,
-            filters=(ZeroVarianceFilter(),),
-            capacity_mb=1_000_000,
-            max_failures=1_000_000_000,
-        ),
+    limits = BufferConfig(
+        max_staleness=MAX_STALENESS,
+        pipeline_depth=PIPELINE_DEPTH,
+        filters=(ZeroVarianceFilter(),),
+        capacity_mb=1_000_000,
+        max_failures=1_000_000_000,
     )
     shape = Shape(
         engines=engines,
@@ -86,7 +81,7 @@ def world(engines: int) -> tuple[Recipe, Shape]:
         engine_life=24 * HOUR_S,
         broken=0.001,
     )
-    return recipe, shape
+    return BatchConfig(groups_per_step=2 * engines, group_size=4), limits, shape
 
 
 def run(engines: int, hours: int, json_file: Path, console: Console) -> PoolResult:
@@ -95,9 +90,10 @@ def run(engines: int, hours: int, json_file: Path, console: Console) -> PoolResu
     Raises:
         LedgerError: the accounts do not add up, or a token over the bound entered a loss.
     """
-    recipe, shape = world(engines)
-    buffer, tally, process = ReplayBuffer(recipe, simulated_tasks(TASKS, recipe.seed)), StalenessTally(), psutil.Process()
-    pool = Pool(recipe, buffer, shape, Varied(0.4), (tally,))
+    batch, limits, shape = world(engines)
+    buffer = ReplayBuffer(batch, limits, simulated_tasks(TASKS, seed=0), steps=STEPS, seed=0)
+    tally, process = StalenessTally(), psutil.Process()
+    pool = Pool(buffer, shape, Varied(0.4), (tally,), batch=batch, steps=STEPS)
     began, cpu_began = time.monotonic(), time.process_time()
     memory = []
     for hour in range(1, hours + 1):
@@ -132,7 +128,7 @@ def run(engines: int, hours: int, json_file: Path, console: Console) -> PoolResu
 def _check(pool: Pool, buffer: ReplayBuffer, tally: StalenessTally) -> None:
     if tally.max > MAX_STALENESS:
         raise LedgerError(f"a token of staleness {tally.max} entered a loss, over the bound {MAX_STALENESS}; a bug in the buffer")
-    needed = {ref.offset for ref in buffer.live_payload()}
+    needed = {ref.offset for ref in buffer.groups.live_payload()}
     if needed != pool.stored.keys():
         raise LedgerError(f"{len(pool.stored)} rows are stored, {len(needed)} are needed; the buffer freed too few or too many")
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, ZeroVarianceFilter
 from asyncrl.simulation.admission_only import AdmissionOnly
 from asyncrl.simulation.figures import Cohort, StalenessTally
-from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_recipe, simulated_tasks
+from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
 from buffers.replay_buffer import ReplayBuffer
 
 STEPS, GROUPS_PER_STEP, GROUP_SIZE = 1000, 16, 4
@@ -75,30 +75,36 @@ def run(json_file: Path) -> StalenessResult:
         bound=MAX_STALENESS,
         pipeline_depth=PIPELINE_DEPTH,
         steps=STEPS,
-        admission_only=_measure(AdmissionOnly, "mask"),
-        mask=_measure(ReplayBuffer, "mask"),
-        wait=_measure(ReplayBuffer, "wait"),
-        drop=_measure(ReplayBuffer, "drop"),
+        admission_only=_measure("mask", admission_only=True),
+        mask=_measure("mask"),
+        wait=_measure("wait"),
+        drop=_measure("drop"),
     )
     json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
 
 
-def _measure(kind: type[ReplayBuffer] | type[AdmissionOnly], on_stale: Literal["mask", "wait", "drop"]) -> PolicyResult:
-    recipe = simulated_recipe(
-        STEPS,
-        BatchConfig(groups_per_step=GROUPS_PER_STEP, group_size=GROUP_SIZE),
-        BufferConfig(
-            max_staleness=MAX_STALENESS,
-            pipeline_depth=PIPELINE_DEPTH,
-            on_stale=on_stale,
-            filters=(ZeroVarianceFilter(),),
-            max_failures=1_000_000_000,
-        ),
+def _measure(on_stale: Literal["mask", "wait", "drop"], *, admission_only: bool = False) -> PolicyResult:
+    batch = BatchConfig(groups_per_step=GROUPS_PER_STEP, group_size=GROUP_SIZE)
+    limits = BufferConfig(
+        max_staleness=MAX_STALENESS,
+        pipeline_depth=PIPELINE_DEPTH,
+        on_stale=on_stale,
+        filters=(ZeroVarianceFilter(),),
+        max_failures=1_000_000_000,
     )
-    tasks, varied = simulated_tasks(100_000, recipe.seed), Varied(0.4)
+    tasks, varied = simulated_tasks(100_000, seed=0), Varied(0.4)
+    real = None if admission_only else ReplayBuffer(batch, limits, tasks, steps=STEPS, seed=0)
     tally, cohort = StalenessTally(), Cohort(SHAPE, varied)
-    pool = Pool(recipe, kind(recipe, tasks), SHAPE, varied, (tally, cohort))
+    pool = Pool(
+        real or AdmissionOnly(batch, limits, tasks),
+        SHAPE,
+        varied,
+        (tally, cohort),
+        batch=batch,
+        steps=STEPS,
+        renews=on_stale == "drop",
+    )
     pool.run(step=int(COHORT * STEPS))
     cohort.close()
     pool.run()

@@ -1,50 +1,36 @@
 """What the buffer hands to the learner: which rows, and everything needed to plan and normalise without their payload.
 
-The payload of a row travels from the buffer to the data-parallel rank that trains it; a :class:`Batch` itself is small, the same
-on every rank, and planning from it is a pure function.
+Each data-parallel rank reads the payload of the rows that it trains from the files where they lie. A :class:`Batch` itself is
+small and the same on every rank, and planning from it is a pure function.
 """
 
 import msgspec
 
-from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import PayloadRef
-from asyncrl.core.trajectory import StopReason
+from asyncrl.core.ids import PolicyVersion, TaskId
+from asyncrl.core.payload import TrajectoryRecord
 
 
-class RowRecord(msgspec.Struct, frozen=True, array_like=True):
-    """One trajectory of a batch, without its payload.
+class BatchRow(TrajectoryRecord, frozen=True, array_like=True, kw_only=True):
+    """One trajectory of a batch: its record, and what the batch adds to it.
 
     Attributes:
-        group_id, sample_index: the row's name.
-        length: tokens in the row.
         loss_tokens: sampled tokens that may enter the loss: those of version ``Batch.oldest_version`` or newer.
-        reward: final reward.
-        committed_version: the published version when the row was committed; splits staleness into in-flight and in-buffer.
         weight: factor of the row's loss terms that makes the sampler unbiased; 1 where the sampler needs none.
-        payload: where the trajectory lies.
-        turn_rewards: the environment's reward of each turn.
-        rewards: those that the recipe's ``reward_names`` tell apart, in their order.
-        greedy: it is there for its reward alone, with which others are compared; none of its tokens enters the loss.
-        stop_reason: why the episode ended.
     """
 
-    group_id: GroupId
     task_id: TaskId
-    sample_index: int
-    length: int
     loss_tokens: int
-    reward: float
-    committed_version: PolicyVersion
     weight: float
-    payload: PayloadRef
-    turn_rewards: tuple[float, ...] = ()
-    rewards: tuple[float, ...] = ()
-    greedy: bool = False
-    stop_reason: StopReason = StopReason.ENVIRONMENT_DONE
+
+    @classmethod
+    def around(cls, record: TrajectoryRecord, task_id: TaskId, oldest_version: PolicyVersion, weight: float) -> "BatchRow":
+        """Make a row of ``record`` for a batch whose loss takes tokens of ``oldest_version`` or newer."""
+        loss_tokens = record.trainable_tokens(oldest_version)
+        return cls(*msgspec.structs.astuple(record), task_id=task_id, loss_tokens=loss_tokens, weight=weight)
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The rows of one optimizer step, in order, groups contiguous.
+    """The rows of one training step, in order; the rows of a group are neighbours.
 
     Attributes:
         version: the policy version being trained.
@@ -53,8 +39,8 @@ class Batch(msgspec.Struct, frozen=True):
 
     version: PolicyVersion
     oldest_version: PolicyVersion
-    rows: tuple[RowRecord, ...]
+    rows: tuple[BatchRow, ...]
 
     def trained(self) -> "Batch":
-        """The same without greedy rows."""
+        """The same batch without its greedy rows."""
         return msgspec.structs.replace(self, rows=tuple(row for row in self.rows if not row.greedy))

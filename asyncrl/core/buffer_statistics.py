@@ -1,4 +1,4 @@
-"""What the replay buffer holds and what became of all it ever issued: numbers for the driver, the views and the summary."""
+"""Statistics of the replay buffer, for the driver, the views and the summary."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -10,7 +10,7 @@ from asyncrl.core.ids import PolicyVersion, TaskId
 
 
 class GroupState(StrEnum):
-    """Where a group is."""
+    """State of a group."""
 
     RUNNING = "running"
     """A worker generates at least one of its episodes."""
@@ -21,7 +21,7 @@ class GroupState(StrEnum):
     TRAINED = "trained"
     FILTERED = "filtered"
     EXPIRED = "expired"
-    """Given up for its age; its task is issued again as another group."""
+    """It became too old; its task is issued again as another group."""
     FAILED = "failed"
     """It lost episodes, which are issued again; those that finished are kept."""
 
@@ -73,20 +73,20 @@ class LedgerCounts(msgspec.Struct, frozen=True):
 
 
 class StaleTokens(msgspec.Struct):
-    """Sampled tokens that no loss saw for their age: ``masked`` in rows that were handed out, ``dropped`` with their groups."""
+    """Sampled tokens that were too old for a loss: ``masked`` in rows that were handed out, ``dropped`` with their groups."""
 
     masked: int = 0
     dropped: int = 0
 
 
 class HeldGroups(msgspec.Struct, frozen=True):
-    """Groups that have not ended.
+    """Groups that were born at the same version, are in the same state and have not ended.
 
     Attributes:
         version: at which they were born: none of their tokens is older.
-        state: they are in.
+        state: of the groups.
         groups: how many there are.
-        since: seconds since the epoch; none of them is in its state for longer.
+        since: seconds since the epoch; no group has been in its state for longer.
     """
 
     version: PolicyVersion
@@ -96,27 +96,27 @@ class HeldGroups(msgspec.Struct, frozen=True):
 
 
 class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What the buffer holds, and what became of all it ever issued.
+    """What the buffer holds, and what became of everything that it issued.
 
     Attributes:
         version: the published version.
         ledger: groups, trajectories and draws of tasks by state.
-        payload_bytes: of finished rows whose group has not ended.
-        kept_batches, kept_bytes: batches that may have to be trained again after a crash; what only they still need.
+        payload_bytes: of finished trajectories whose group has not ended.
+        kept_batches: number of batches that may have to be trained again after a crash.
+        kept_bytes: of payload that only these batches need.
         held: groups that have not ended, by version and state.
-        lengths_issued: finished rows, whatever became of them, by length: entry b counts lengths of b binary digits,
+        lengths_issued: finished trajectories, whatever became of them, by length: entry b counts lengths of b binary digits,
             ``[2 ** (b - 1), 2 ** b)`` tokens.
-        lengths_trained: rows that were trained, each once.
+        lengths_trained: trajectories that were trained, each counted once.
         late_samples: episodes handed in that nobody waited for.
-        stale_tokens: sampled tokens lost to the staleness bound, by cause.
-        lost_rows: rows whose payload a crash destroyed.
+        stale_tokens: sampled tokens that were too old for a loss.
+        lost_trajectories: trajectories whose payload a crash destroyed.
         failures: groups that failed since the run was started or resumed, by kind.
-        filtered_tasks: tasks given up on, since they break their environment.
-        tasks_drawn: from the stream of tasks.
+        filtered_tasks: tasks that were given up because they break their environment.
         skipped_rows: malformed rows of each task source.
         paused: why the run is paused; empty if it is not.
-        kept_from: batches of versions before this one are kept no more, so that the learner cannot come back to before it.
-        steps_trained: training steps done in all, each once.
+        kept_from: batches of earlier versions are no longer kept, so the learner cannot go back to before this version.
+        steps_trained: number of training steps done, each counted once.
     """
 
     version: PolicyVersion
@@ -129,10 +129,9 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
     lengths_trained: tuple[int, ...]
     late_samples: int
     stale_tokens: StaleTokens
-    lost_rows: int
+    lost_trajectories: int
     failures: Mapping[FailureKind, int]
     filtered_tasks: tuple[TaskId, ...]
-    tasks_drawn: int
     skipped_rows: Mapping[str, int]
     paused: str = ""
     kept_from: PolicyVersion = PolicyVersion(0)

@@ -6,10 +6,17 @@ from asyncrl.core.text import writable
 
 
 class AsyncRLError(Exception):
-    """Base of every error this project raises on purpose. Its text can be written and sent, whatever the user's code put in."""
+    """Base of every error this project raises on purpose. Its text can be written and sent, whatever the user's code put in.
+
+    A class with a constructor of its own keeps its arguments as attributes, in their order: the error is sent as these.
+    """
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*(writable(each) if isinstance(each, str) else each for each in arguments))
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        """Send the class with the arguments of its constructor."""
+        return type(self), tuple(value for name, value in vars(self).items() if name != "__notes__") or self.args
 
 
 class Interrupted(KeyboardInterrupt):
@@ -29,9 +36,6 @@ class RecipeError(AsyncRLError):
         self.place, self.problem, self.remedy = place, problem, remedy
         super().__init__(f"{place}: {problem}; {remedy}" if place else f"{problem}; {remedy}")
 
-    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
-        return type(self), (self.place, self.problem, self.remedy)
-
 
 class DeadlineExceeded(AsyncRLError):
     """A wait passed its deadline.
@@ -46,9 +50,6 @@ class DeadlineExceeded(AsyncRLError):
     def __init__(self, waiter: str, owner: str, seconds: float, remedy: str) -> None:
         self.waiter, self.owner, self.seconds, self.remedy = waiter, owner, seconds, remedy
         super().__init__(f"{waiter} waited {seconds:g} s for {owner}; {remedy}")
-
-    def __reduce__(self) -> tuple[type, tuple[str, str, float, str]]:
-        return type(self), (self.waiter, self.owner, self.seconds, self.remedy)
 
 
 class LedgerError(AsyncRLError):
@@ -97,8 +98,5 @@ class ScoringFailed(AsyncRLError):
     """
 
     def __init__(self, kind: FailureKind, reason: str) -> None:
-        self.kind = kind
+        self.kind, self.reason = kind, reason
         super().__init__(reason)
-
-    def __reduce__(self) -> tuple[type, tuple[FailureKind, str]]:
-        return type(self), (self.kind, str(self))

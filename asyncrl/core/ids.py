@@ -3,13 +3,13 @@
 from typing import NewType
 
 PolicyVersion = NewType("PolicyVersion", int)
-"""Which weights: 0 are those that the run began with; each publication adds one."""
+"""Number of the weights: 0 are those that the run began with, and each publication adds one."""
 
 NOT_SAMPLED = PolicyVersion(-1)
 """The version recorded for tokens that no policy sampled (prompts, tool responses)."""
 
 TaskId = NewType("TaskId", str)
 GroupId = NewType("GroupId", int)
-"""One group. It keeps its id when missing episodes are issued again; a task whose group expired is issued again as another."""
+"""Number of a group. It stays when missing episodes are issued again; the task of an expired group gets a new group."""
 
 WorkerId = NewType("WorkerId", str)

@@ -1,7 +1,7 @@
-"""Where the bytes of a finished trajectory lie, and what bookkeeping needs to know of it without them.
+"""References to the bytes of finished trajectories, and the records that bookkeeping works with instead of the bytes.
 
-Control and data are apart: the buffer decides over :class:`TrajectoryRecord`, some two hundred bytes, while the trajectory itself
-stays in a segment file on the node that made it until a data-parallel rank reads it there.
+Control and data are separate: the buffer works with :class:`TrajectoryRecord`, about two hundred bytes, while the trajectory
+itself stays in a segment file on the node that made it until a data-parallel rank reads it.
 """
 
 from collections.abc import Sequence
@@ -23,16 +23,19 @@ class PayloadRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
-    """One finished episode of a group, as bookkeeping sees it.
+    """What bookkeeping knows of one finished trajectory.
 
     Attributes:
-        length: tokens in the row.
-        sampled: how many tokens each policy version sampled, oldest version first; never empty of tokens.
+        group_id, sample_index: the episode it is of.
+        length: tokens in the trajectory.
+        sampled: how many tokens each policy version sampled, oldest version first; no entry is of 0 tokens.
         reward: final reward.
         payload: where the trajectory lies.
         turn_rewards: the environment's reward of each turn.
         rewards: those that the recipe's ``reward_names`` tell apart, in their order.
-        greedy: sampled at temperature 0, which no loss can train: it is there for its reward alone.
+        greedy: sampled at temperature 0: no loss trains it, only its reward is used, as what other rewards are compared with.
+        committed_version: the published version when the buffer took the trajectory in, and -1 before that; it splits staleness
+            into in-flight and in-buffer.
     """
 
     group_id: GroupId
@@ -45,10 +48,11 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
     turn_rewards: tuple[float, ...] = ()
     rewards: tuple[float, ...] = ()
     greedy: bool = False
+    committed_version: PolicyVersion = PolicyVersion(-1)
 
     @classmethod
     def of(cls, trajectory: Trajectory, payload: PayloadRef, reward_names: Sequence[str] = ()) -> "TrajectoryRecord":
-        """Of a checked trajectory whose bytes lie at ``payload``.
+        """Check a trajectory whose bytes lie at ``payload``, and return its record.
 
         Raises:
             ValueError: the trajectory is malformed.
@@ -72,5 +76,5 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def trainable_tokens(self, oldest_version: PolicyVersion) -> int:
-        """Sampled tokens of version ``oldest_version`` or newer; of a greedy episode none."""
+        """Count the sampled tokens of version ``oldest_version`` or newer; a greedy trajectory has none."""
         return 0 if self.greedy else sum(tokens for version, tokens in self.sampled if version >= oldest_version)

@@ -1,4 +1,4 @@
-"""A ticket: the right, and the duty, to generate episodes of one group."""
+"""Tickets: permission to play the open episodes of one group."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,12 +12,12 @@ from asyncrl.core.trajectory import Trajectory
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """Episodes of ``task`` to generate: all of a group, or those that are missing from one that lost some.
+    """Permission to generate episodes of ``task``: all of a group, or the missing ones of a group that lost some.
 
     Attributes:
-        group_id: of the run's groups; a group that is issued again keeps it.
-        samples: indexes of the episodes to generate, ascending.
-        attempt: 0 the first time, one more after each time the task broke its environment.
+        group_id: of the group, which keeps its id when it is issued again.
+        samples: sample indexes of the episodes to generate, ascending.
+        attempt: 0 at first, and one more each time that the task broke its environment.
         version: the published version when the ticket was issued; no token of its episodes is sampled by an older one.
     """
 
@@ -29,26 +29,22 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 class TicketClient(Protocol):
-    """What a generator worker needs of the buffer. Every call is bounded by the implementation's own deadline."""
+    """What a generator's worker may ask of the buffer. The implementation gives every call a deadline."""
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
-        """Wait for up to ``limit`` tickets; an empty answer after a few seconds means: ask again.
+        """Wait for up to ``limit`` tickets. After a few seconds without one the answer is empty; then ask again.
 
-        A worker whose ``version`` is behind the published one gets nothing.
+        A worker whose ``version`` is behind the published version gets no ticket.
         """
-        ...
 
     async def commit(self, trajectory: Trajectory) -> None:
-        """Hand in one finished episode. Handing in the same episode twice is harmless."""
-        ...
+        """Hand in one finished episode. It is harmless to hand in an episode twice."""
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
         """Give one episode back as failed."""
-        ...
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
-        """Say that the worker lives and what it is running; those of them that nobody waits for any more, to be stopped.
+        """Tell that the worker is alive and what it is ``running``, and return the groups that nobody waits for any more.
 
-        A worker that is silent for ``deadlines.lease`` seconds is given up: its episodes are issued again.
+        A worker that is silent for ``deadlines.lease`` seconds is given up, and its episodes are issued again.
         """
-        ...

@@ -1,9 +1,12 @@
-"""The trajectory: one episode exactly as the engine saw it. One format for wire, journal and disk.
+"""The trajectory: one episode exactly as the engine saw it.
+
+It is encoded once, by the worker that made it. These bytes lie in a payload file until a data-parallel rank reads them there; the
+buffer and its journal only know a :class:`~asyncrl.core.payload.TrajectoryRecord` of it.
 
 Invariants, checked by :func:`Trajectory.check`:
 * ``token_ids``, ``logprobs`` and ``loss_mask`` have the same length T;
 * ``version_spans`` cover ``[0, T)`` without gap or overlap, and a token has version ``NOT_SAMPLED`` exactly where its mask is 0;
-* turns lie inside the row, in order, and every sampled token is in exactly one turn.
+* turns lie inside the trajectory, in order, and every sampled token is in exactly one turn.
 """
 
 import math
@@ -21,12 +24,12 @@ class StopReason(StrEnum):
     """Why an episode ended."""
 
     ENVIRONMENT_DONE = "environment_done"
-    """The environment said so: normally the model gave its final answer."""
+    """The environment ended it, normally because the model gave its final answer."""
     MAX_TURNS = "max_turns"
     TURN_LENGTH = "turn_length"
     """A turn reached ``max_turn_tokens`` without its stop token."""
     CONTEXT_LENGTH = "context_length"
-    """The next turn would not have fitted into the model's context."""
+    """The next turn would not fit into the model's context."""
     MALFORMED_CALL = "malformed_call"
     """A tool call could not be parsed and the recipe ends the episode there."""
     TOOL_ERROR = "tool_error"
@@ -35,7 +38,7 @@ class StopReason(StrEnum):
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens ``[start, end)`` of the row were sampled by policy ``version`` (``NOT_SAMPLED`` if nobody sampled them)."""
+    """Tokens ``[start, end)`` were sampled by policy ``version`` (``NOT_SAMPLED`` if nobody sampled them)."""
 
     start: int
     end: int
@@ -43,7 +46,7 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens ``[start, end)`` of the row were sampled in one go; ``reward`` is the environment's reward for that step."""
+    """Tokens ``[start, end)`` were sampled in one go; ``reward`` is the environment's reward for this turn."""
 
     start: int
     end: int
@@ -113,7 +116,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"version span {span} does not continue at token {end}")
             end = span.end
         if end != length:
-            raise ValueError(f"version spans end at {end}, the row at {length}")
+            raise ValueError(f"version spans end at {end}, the trajectory at {length}")
         # Stretches of sampled tokens are few, so they are compared rather than tokens.
         masked = _stretches(self.loss_mask)
         if _joined((span.start, span.end) for span in self.version_spans if span.version != NOT_SAMPLED) != masked:
@@ -121,36 +124,38 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         end = 0
         for turn in self.turns:
             if turn.start < end or turn.end > length or turn.end <= turn.start:
-                raise ValueError(f"turn {turn} is empty, out of order or outside the row of {length} tokens")
+                raise ValueError(f"turn {turn} is empty, out of order or outside the trajectory of {length} tokens")
             end = turn.end
         if _joined((turn.start, turn.end) for turn in self.turns) != masked:
             raise ValueError("the loss mask is not exactly the tokens of the turns")
 
 
 FINAL_REWARD = "reward"
-"""What a recipe calls the final reward among several."""
+"""Name of the final reward, where a recipe names several rewards."""
 
 
 def named_rewards(trajectory: Trajectory, names: Sequence[str]) -> tuple[float, ...]:
-    """Several rewards of an episode: of each name the metric, or for :data:`FINAL_REWARD` the final reward.
+    """Return the rewards of an episode with these names: the final reward for :data:`FINAL_REWARD`, and metrics for other names.
 
-    Metrics are sums over an episode, and so 0 where it was cut off before the environment reported one.
+    Metrics are sums over an episode, so a metric is 0 if the episode was cut off before the environment reported it.
 
     Raises:
-        ValueError: the environment ended the episode itself and did not report one of them, or one is not finite.
+        ValueError: the environment ended the episode without reporting one of them, or a value is not finite.
     """
     found = [trajectory.reward if name == FINAL_REWARD else trajectory.metrics.get(name) for name in names]
     for name, value in zip(names, found, strict=True):
         if value is None and trajectory.stop_reason is StopReason.ENVIRONMENT_DONE:
             reported = ", ".join(sorted(trajectory.metrics)) or "none"
-            raise ValueError(f"the episode has no metric {name!r} to be rewarded by; its environment reports {reported}")
+            raise ValueError(
+                f"the episode has no metric {name!r} to be rewarded by; its environment reports {reported}"
+            )
         if value is not None and not math.isfinite(value):
             raise ValueError(f"the episode's reward {name!r} is {value}; it must be a finite number")
     return tuple(0.0 if value is None else value for value in found)
 
 
 def _stretches(mask: np.ndarray) -> list[int]:
-    """Where the stretches of true begin and end, alternating."""
+    """Return where stretches of true begin and end, alternating."""
     edges: list[int] = (np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist()
     if len(mask) and mask[0]:
         edges.insert(0, 0)
@@ -160,7 +165,7 @@ def _stretches(mask: np.ndarray) -> list[int]:
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[int]:
-    """The same of ordered ranges; neighbours are one stretch."""
+    """Return where ordered ranges begin and end, alternating; adjacent ranges are one stretch."""
     edges: list[int] = []
     for start, end in ranges:
         if edges and edges[-1] == start:
@@ -191,14 +196,14 @@ _decoder = msgspec.msgpack.Decoder(Trajectory, ext_hook=_decode_array)
 
 
 def encode(trajectory: Trajectory) -> bytes:
-    """The trajectory as MessagePack; about 9 bytes a token."""
+    """Encode a trajectory as MessagePack, about 9 bytes a token."""
     return _encoder.encode(trajectory)
 
 
 def decode(data: bytes) -> Trajectory:
-    """Inverse of :func:`encode`. Arrays are read-only views into ``data``.
+    """Decode what :func:`encode` returned. Arrays are read-only views into ``data``.
 
     Raises:
-        msgspec.DecodeError: on malformed bytes.
+        msgspec.DecodeError: the bytes are not a trajectory.
     """
     return _decoder.decode(data)

@@ -1,7 +1,7 @@
-"""Calls methods of an object in another process; see :mod:`asyncrl.rpc.wire`.
+"""The client of a served object: calls its methods in another process; see :mod:`asyncrl.rpc.wire`.
 
-What always holds: whoever waits for an answer gets it, or is told at once that the connection ended. There are no deadlines here:
-only the caller knows how long an answer may take.
+What always holds: every caller gets its answer, or is told at once that the connection ended. There are no deadlines here: only
+the caller knows how long an answer may take.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ _failures = msgspec.msgpack.Decoder(Failure)
 
 
 class ConnectionLost(AsyncRLError):
-    """The other side, or the network to it, is gone; whether the call was heard is not known."""
+    """The other side, or the network to it, is gone. Whether it received the call is not known."""
 
 
 class RpcClient(Frames):
-    """One connection. Made by :meth:`connect`; lives within one event loop."""
+    """One connection to a server. Made by :meth:`connect`; lives within one event loop."""
 
     def __init__(self, methods: Mapping[str, Signature]) -> None:
         super().__init__()
@@ -37,10 +37,10 @@ class RpcClient(Frames):
 
     @classmethod
     async def connect(cls, endpoint: Endpoint, methods: Mapping[str, Signature]) -> "RpcClient":
-        """A connection to ``endpoint``, whose server has these ``methods``.
+        """Connect to ``endpoint``, whose server has these ``methods``.
 
         Raises:
-            ConnectionLost: nobody listens there.
+            ConnectionLost: no server listens there.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -51,15 +51,15 @@ class RpcClient(Frames):
         return client
 
     async def call(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What ``method`` of the served object returns.
+        """Call ``method`` of the served object and return its result.
 
         Args:
-            method: as the class defines it that the server's methods were read from, e.g. ``BufferApi.take``.
+            method: from the class that the server's methods were read from, e.g. ``BufferApi.take``.
             args: of the call; keyword arguments are not sent.
 
         Raises:
-            ConnectionLost: there is no answer, and there will be none.
-            AsyncRLError: what the method raised.
+            ConnectionLost: there will be no answer.
+            AsyncRLError: the error that the method raised.
         """
         if self._lost:
             raise ConnectionLost("the connection had ended before")
@@ -76,22 +76,22 @@ class RpcClient(Frames):
             result: R = self._methods[name].result.decode(answer.content)
             return result
         except msgspec.DecodeError as error:
-            raise ComponentFailed(f"{name} answered what it must not: {error}") from error
+            raise ComponentFailed(f"{name} returned a value of another type than it declares: {error}") from error
 
     def frame_received(self, frame: bytes) -> None:
-        """An answer; if who asked has gone, it is nobody's."""
+        """Give an answer to its caller, if the caller still waits."""
         answer = _answers.decode(frame)
         answered = self._waiting.get(answer.number)
         if answered is not None and not answered.done():
             answered.set_result(answer)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """There will be no more answers."""
+        """Tell everybody who waits that there will be no answer."""
         self._lost = True
         for answered in self._waiting.values():
             if not answered.done():
                 answered.set_exception(ConnectionLost("the connection ended before the answer"))
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self.refuse()

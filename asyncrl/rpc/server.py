@@ -1,7 +1,7 @@
-"""Answers calls of an object's methods; see :mod:`asyncrl.rpc.wire`.
+"""The server of an object: answers calls of its methods; see :mod:`asyncrl.rpc.wire`.
 
-What always holds: every call is answered by what the method returned or raised, or else its connection ends; who does not know
-the token is not heard.
+What always holds: every call is answered with what the method returned or raised, or its connection ends; a client that does not
+show the token is ignored.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ logger = logging.getLogger(__name__)
 
 _TOKEN_BYTES = 32
 _INTRODUCTION_S = 10.0
-"""How long one who connects may take to show the token."""
+"""Time in which a client must show the token."""
 
 _COUNTING_S = 60.0
-"""Strangers are counted for so long before they are told of: anybody may connect, as often as they like."""
+"""Interval in which clients without the token are counted before one line about them is logged."""
 
 _calls = msgspec.msgpack.Decoder(Call)
 
 
 class RpcServer:
-    """Serves methods of an object, all calls at once, within the event loop that started it.
+    """Serves methods of an object, all calls at the same time, within the event loop that started it.
 
     Args:
-        served: the object. A method that nobody waits for any more, since the connection was lost, is cancelled.
-        methods: what may be called.
+        served: the object. When a connection is lost, methods that it called are cancelled.
+        methods: that may be called.
         name: of the object, for messages.
     """
 
@@ -47,7 +47,7 @@ class RpcServer:
         """Listen on a free port of ``host``, an address of this node.
 
         Raises:
-            ComponentFailed: it is none.
+            ComponentFailed: ``host`` is not an address of this node.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -58,7 +58,7 @@ class RpcServer:
         return Endpoint(host, self._listening.sockets[0].getsockname()[1], self.token)
 
     async def answer(self, call: Call) -> Answer:
-        """What comes of ``call``."""
+        """Make the call, and return its result or error."""
         try:
             arguments = self._methods[call.method].arguments.decode(call.arguments)
             result = await getattr(self._served, call.method)(*arguments)
@@ -66,20 +66,20 @@ class RpcServer:
         except AsyncRLError as error:
             failure = Failure.of(error)
         except Exception as error:
-            # A bug, and the caller's to hear of, who would wait in vain.
+            # A bug. The caller must hear of it, or it would wait in vain.
             logger.exception("%s (%s)", self.name, call.method)
             failure = Failure.of(ComponentFailed(f"{self.name} ({call.method}): {type(error).__name__}: {error}"))
         return Answer(call.number, True, msgspec.Raw(encoder.encode(failure)))
 
     def close(self) -> None:
-        """Take no more connections; those that are there go on."""
+        """Accept no more connections; existing ones go on."""
         if self._listening is not None:
             self._listening.close()
         self.strangers.close()
 
 
 class _Strangers:
-    """Those who connected and did not show the token: the first is logged at once, those of each minute after it in one line."""
+    """Logs clients that did not show the token: the first one at once, and after that one line a minute with their number."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -87,7 +87,7 @@ class _Strangers:
         self._counting: asyncio.TimerHandle | None = None
 
     def turned_away(self, address: object) -> None:
-        """One more."""
+        """Note one more."""
         if self._counting is None:
             logger.warning("%s: %s connected and did not show the token", self._name, address)
             self._count_for_a_while()
@@ -110,7 +110,7 @@ class _Strangers:
         self._more = 0
 
     def close(self) -> None:
-        """Tell of those who are not told of yet."""
+        """Log those that are not logged yet."""
         if self._counting is not None:
             self._counting.cancel()
         if self._more:
@@ -118,7 +118,7 @@ class _Strangers:
 
 
 class _Connection(Frames):
-    """One client, which introduces itself by the token."""
+    """The connection of one client, which must show the token first."""
 
     def __init__(self, server: RpcServer) -> None:
         super().__init__()

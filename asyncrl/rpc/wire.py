@@ -1,9 +1,8 @@
-"""Calls of an object's asynchronous methods over TCP: what goes over the wire between :mod:`asyncrl.rpc.client` and
-:mod:`asyncrl.rpc.server`.
+"""The wire format of calls over TCP between :mod:`asyncrl.rpc.client` and :mod:`asyncrl.rpc.server`.
 
-Made for the buffer's service, which every trajectory asks: a call through Ray takes ten times as long and as much of the
-processor. What always holds: arguments and results are msgpack of the types that the method is annotated with, and errors are
-a name and values, so nothing that arrives is ever run.
+Made for the buffer's service, which is called for every trajectory: a call through Ray takes ten times as long and ten times as
+much of the processor. What always holds: arguments and results are msgpack of the types in the method's annotations, and errors
+are a name and values, so nothing that arrives is ever executed.
 """
 
 import asyncio
@@ -24,25 +23,25 @@ _KEEP_ALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""While nothing is under way, a node that is gone without a word is noticed after a minute; calls have their own deadlines."""
+"""On an idle connection, a node that has silently gone is noticed after a minute; calls have their own deadlines."""
 
 encoder = msgspec.msgpack.Encoder()
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a server listens, and the token that shows it who may call."""
+    """The address of a server, and the token that its clients must show."""
 
     host: str
     port: int
     token: bytes
 
     def __repr__(self) -> str:
-        """Without the token."""
+        """Show the address without the token."""
         return f"{self.host}:{self.port}"
 
 
 class Signature:
-    """How arguments and result of a method are read, by its annotations."""
+    """Decoders for the arguments and the result of a method, made from its annotations."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         hints = typing.get_type_hints(method)
@@ -52,12 +51,12 @@ class Signature:
 
 
 def signatures(api: type) -> Mapping[str, Signature]:
-    """The signatures of the public methods that the class ``api`` itself defines, by their names."""
+    """Return the signatures of the public methods that class ``api`` itself defines, by name."""
     return {name: Signature(method) for name, method in vars(api).items() if inspect.isfunction(method) and name[0] != "_"}
 
 
 class Call(msgspec.Struct, array_like=True):
-    """A frame from the client: ``number`` tells the calls of a connection apart."""
+    """A frame from the client; ``number`` identifies the call on its connection."""
 
     number: int
     method: str
@@ -65,7 +64,7 @@ class Call(msgspec.Struct, array_like=True):
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """A frame from the server: ``content`` is the result of call ``number``, or a :class:`Failure` if it ``failed``."""
+    """A frame from the server; ``content`` is the result of call ``number``, or a :class:`Failure` if it ``failed``."""
 
     number: int
     failed: bool
@@ -73,7 +72,7 @@ class Answer(msgspec.Struct, array_like=True):
 
 
 class Failure(msgspec.Struct, array_like=True):
-    """An error: its class, what it was made of, and its text."""
+    """An error: the name of its class, the arguments of its constructor, and its text."""
 
     name: str
     arguments: list[Any]
@@ -81,7 +80,7 @@ class Failure(msgspec.Struct, array_like=True):
 
     @classmethod
     def of(cls, error: AsyncRLError) -> "Failure":
-        """``error``, as far as it can be sent."""
+        """Describe ``error``. If its arguments cannot be sent, describe a ``ComponentFailed`` with the same text."""
         text = str(error)
         arguments = error.__reduce__()[1]
         try:
@@ -91,7 +90,7 @@ class Failure(msgspec.Struct, array_like=True):
         return cls(type(error).__name__, list(arguments), text)
 
     def error(self) -> AsyncRLError:
-        """The error again; a ``ComponentFailed`` of the same text if its class is not known here."""
+        """Make the error again, or a ``ComponentFailed`` with the same text if its class is not known here."""
         known = _subclasses(AsyncRLError).get(self.name, ComponentFailed)
         try:
             error: AsyncRLError = known(*self.arguments)
@@ -109,10 +108,10 @@ def _subclasses(of: type) -> dict[str, type]:
 
 
 class Frames(asyncio.Protocol):
-    """A connection that carries frames, each its length and then as many bytes, in both directions.
+    """A connection that carries frames in both directions; a frame is a length and that many bytes.
 
     Attributes:
-        longest: bytes that a frame from the other side may have; the connection ends with a longer one.
+        longest: number of bytes that a frame from the other side may have; a longer frame ends the connection.
     """
 
     longest = (1 << 8 * _LENGTH_BYTES) - 1
@@ -122,14 +121,14 @@ class Frames(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The other side is there."""
+        """Set up the connection."""
         self._transport = typing.cast(asyncio.Transport, transport)
         connected = transport.get_extra_info("socket")
         for level, option, value in _KEEP_ALIVE:
             connected.setsockopt(level, option, value)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes came."""
+        """Take in bytes, and pass on the frames that are complete."""
         received, begin = self._received, 0
         received += data
         while len(received) >= begin + _LENGTH_BYTES and not self._transport.is_closing():
@@ -145,13 +144,13 @@ class Frames(asyncio.Protocol):
         del received[:begin]
 
     def frame_received(self, frame: bytes) -> None:
-        """A whole frame is here."""
+        """Handle a complete frame."""
         raise NotImplementedError
 
     def send(self, frame: bytes) -> None:
-        """Send a frame behind those that are on their way."""
+        """Send a frame after those that are under way."""
         self._transport.write(len(frame).to_bytes(_LENGTH_BYTES, "little") + frame)
 
     def refuse(self) -> None:
-        """End the connection at once; what is on its way is lost."""
+        """End the connection at once; frames that are under way are lost."""
         self._transport.abort()

@@ -101,5 +101,8 @@ def _remarks(report: BufferReport) -> Iterator[Text]:
         yield Text(f"Tasks that break their environment: {named}{f' and {more} more' if more > 0 else ''}", "yellow")
     if report.late_samples:
         yield Text(f"Handed in when nobody waited for them any more: {report.late_samples:,} episodes")
-    if report.lost_rows:
-        yield Text(f"Destroyed by crashes, and generated again if not trained by then: {report.lost_rows:,} rows", "yellow")
+    if report.lost_trajectories:
+        yield Text(
+            f"Destroyed by crashes, and generated again if not trained by then: {report.lost_trajectories:,} trajectories",
+            "yellow",
+        )

@@ -9,9 +9,11 @@ from asyncrl.run.buffer_folder import journal_of
 from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.tasks import make_task_stream
+from buffers.identity import Identity
 from buffers.inspection import BufferReport, inspect
 from buffers.journal_files import read_journal
 from buffers.recovery import rebuild
+from buffers.replay_buffer import ReplayBuffer
 
 
 def inspect_run(run: Path) -> BufferReport:
@@ -33,4 +35,6 @@ def inspect_run(run: Path) -> BufferReport:
         problem = f"{folder.path} has no journal in {journal.relative_to(folder.path)}"
         raise RecipeError("", problem, "wait until the run has started its buffer; it may also have failed before") from error
     tasks = make_task_stream(recipe)
-    return inspect(rebuild(recipe, tasks, journal, found).statistics(), tasks.drawn, time.time())
+    buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
+    rebuild(buffer, Identity.of(recipe, tasks), journal, found)
+    return inspect(buffer.statistics(), tasks.drawn, time.time())

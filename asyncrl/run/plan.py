@@ -124,7 +124,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
             not go together.
     """
     load_environment(recipe.environment)
-    make_sampler(recipe)
+    make_sampler(recipe.buffer, {})  # the class and the options are looked at, whatever the sources weigh
     shape = read_shape(recipe)
     ranks = recipe.learner.ranks
     outstanding = (recipe.buffer.pipeline_depth + 1) * recipe.batch.groups_per_step

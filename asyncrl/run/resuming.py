@@ -11,9 +11,11 @@ from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status, Summary
 from asyncrl.run.tasks import make_task_stream
 from asyncrl.run.totals import SavedTotals, Totals, summarize
+from buffers.identity import Identity
 from buffers.journal_files import JournalGone, Recovery, read_journal
 from buffers.payload import SUFFIX, check_there
 from buffers.recovery import rebuild
+from buffers.replay_buffer import ReplayBuffer
 from learners import checkpoints
 from learners.checkpoint_manifest import Manifest
 
@@ -77,16 +79,18 @@ def _how_it_ended(folder: RunFolder) -> tuple[Summary | None, str]:
 
 def _read_buffer(recipe: Recipe, folder: RunFolder, ended: Summary | None) -> BufferStatistics:
     """The buffer that the journal tells of, whose trajectories are there as far as can be seen without reading them."""
-    journal, buffer_folder = journal_of(folder.path), BufferFolder.of(recipe, folder.path, folder.run_id)
+    journal, buffer_folder = journal_of(folder.path), BufferFolder.of(recipe.buffer, folder.path, folder.run_id)
     try:
         found = read_journal(journal)
     except FileNotFoundError:
         found = Recovery(None, [])
     if found.is_empty:
         _check_not_begun(folder, buffer_folder, ended)
-    buffer = rebuild(recipe, make_task_stream(recipe), journal, found)
+    tasks = make_task_stream(recipe)
+    buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
+    rebuild(buffer, Identity.of(recipe, tasks), journal, found)
     # Other shards may lie on other hosts; they are looked at there, once these are up.
-    check_there(buffer_folder.shard(0), [ref for ref in buffer.live_payload() if ref.shard == 0])
+    check_there(buffer_folder.shard(0), [ref for ref in buffer.groups.live_payload() if ref.shard == 0])
     return buffer.statistics()
 
 

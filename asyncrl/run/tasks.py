@@ -12,9 +12,10 @@ from asyncrl.core.task import Task
 from asyncrl.envs.load import make_tasks
 from buffers.curriculum import load_curriculum
 from buffers.task_files import read_sources
+from buffers.task_rows import TOO_DEEP, is_too_deep
 from buffers.task_stream import TaskSource, TaskStream
 
-_PLAIN = "make it of texts, numbers of 64 bits, booleans, None, lists, and dictionaries by text"
+_PLAIN = "make it of texts, numbers of 64 bits, booleans, None, and a few levels of lists and dictionaries by text"
 
 Split = Literal["train", "evaluation"]
 
@@ -75,6 +76,8 @@ def _altered(task: Task) -> str:
     """What of the task would not reach its environment as it is, or not come back from the journal; empty if all does."""
     if not isinstance(task.data, dict):
         return f"data is {_short(task.data)}"
+    if is_too_deep(task.data):
+        return f"data is {TOO_DEEP}"
     parts = {"id": task.id, "prompt": task.prompt} | {f"data[{key!r}]": {key: value} for key, value in task.data.items()}
     for name, part in parts.items():
         try:

@@ -16,7 +16,7 @@ from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Trajectory, encode
 from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.request_coalescer import RequestCoalescer
-from buffers.payload import DiskFull
+from buffers.disk import DiskFull
 
 logger = logging.getLogger(__name__)
 

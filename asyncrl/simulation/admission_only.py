@@ -1,7 +1,7 @@
-"""What others do, to compare with: staleness controlled by admission alone.
+"""A buffer for comparison, as other systems have it: only admission controls staleness.
 
-Groups are issued by the same pace as the real buffer's, and whatever is finished is trained in the order in which it was
-finished, with all its tokens. Nothing looks at how old they are. Only the simulation uses it.
+Groups are issued at the same pace as by the real buffer, and are trained in the order in which they are finished, with all their
+tokens. Nothing looks at how old the tokens are. Only the simulation uses it.
 """
 
 from collections import deque
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe.schema import Recipe, ZeroVarianceFilter
+from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, ZeroVarianceFilter
 from asyncrl.core.ticket import Ticket
 from buffers.task_stream import TaskStream
 
@@ -25,12 +25,16 @@ class _Group(msgspec.Struct):
 
 
 class AdmissionOnly:
-    """See the module; the methods are those of :class:`asyncrl.simulation.pool.Buffer`. Failed samples lose their whole group."""
+    """A buffer that admission alone controls. It is its own ``batches``.
 
-    def __init__(self, recipe: Recipe, tasks: TaskStream) -> None:
-        self._size, self._tasks = recipe.batch.group_size, tasks
-        self._most = (recipe.buffer.pipeline_depth + 1) * recipe.batch.groups_per_step
-        self._filters = any(isinstance(chosen, ZeroVarianceFilter) for chosen in recipe.buffer.filters)
+    A failed episode loses its whole group.
+    """
+
+    def __init__(self, batch: BatchConfig, limits: BufferConfig, tasks: TaskStream) -> None:
+        self._size, self._tasks = batch.group_size, tasks
+        self._most = (limits.pipeline_depth + 1) * batch.groups_per_step
+        self._filters = any(isinstance(chosen, ZeroVarianceFilter) for chosen in limits.filters)
+        self.batches = self
         self._issued = 0
         self._running: dict[GroupId, _Group] = {}
         self._ready: deque[_Group] = deque()
@@ -40,11 +44,11 @@ class AdmissionOnly:
         self.version = PolicyVersion(0)
 
     def room(self) -> int:
-        """By pace, groups being trained included."""
+        """Number of groups that the pace allows to issue now; groups in training count as outstanding."""
         return self._most - len(self._running) - len(self._ready) - sum(map(len, self._taken.values()))
 
     def lease(self, worker: WorkerId, limit: int, now: float) -> list[Ticket]:
-        """What failed comes first, under the same group id."""
+        """Issue tickets: failed groups first, with the same id, then new ones."""
         tickets = []
         for _ in range(min(limit, self.room())):
             if self._again:
@@ -56,23 +60,23 @@ class AdmissionOnly:
             tickets.append(ticket)
         return tickets
 
-    def commit(self, samples: Sequence[TrajectoryRecord], now: float) -> None:
-        """A group that is whole is ready, or left out."""
-        for sample in samples:
-            group = self._running.get(sample.group_id)
+    def commit(self, records: Sequence[TrajectoryRecord], now: float) -> None:
+        """Take in finished episodes; a complete group is ready, or filtered."""
+        for record in records:
+            group = self._running.get(record.group_id)
             if group is None:
-                self._freed.append(sample.payload)
+                self._freed.append(record.payload)
                 continue
-            group.finished[sample.sample_index] = sample
+            group.finished[record.sample_index] = record
             if len(group.finished) == self._size:
-                del self._running[sample.group_id]
+                del self._running[record.group_id]
                 if self._filters and len({finished.reward for finished in group.finished.values()}) == 1:
                     self._free(group)
                 else:
                     self._ready.append(group)
 
     def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
-        """The group is issued again."""
+        """Drop the whole group and issue it again."""
         if group_id in self._running:
             group = self._running.pop(group_id)
             attempt = group.ticket.attempt + (kind is FailureKind.DATA)
@@ -80,60 +84,50 @@ class AdmissionOnly:
             self._again.append(msgspec.structs.replace(group.ticket, attempt=attempt))
 
     def lost(self, worker: WorkerId) -> None:
-        """Its groups are issued again."""
+        """Issue the worker's groups again."""
         for group_id in [group_id for group_id, group in self._running.items() if group.worker == worker]:
             self.fail(group_id, 0, FailureKind.INFRASTRUCTURE, "")
 
     def unwanted(self, worker: WorkerId, running: Sequence[GroupId]) -> list[GroupId]:
-        """Nothing is ever stopped."""
+        """Return nothing: no group is ever stopped."""
         return []
 
     def has_stale(self, version: PolicyVersion) -> bool:
-        """Nothing is ever stale."""
+        """Return False: nothing is ever stale."""
         return False
 
     def expire(self, version: PolicyVersion) -> None:
-        """Nothing is ever stale."""
+        """Do nothing: nothing is ever stale."""
 
     def takeable(self, version: PolicyVersion, groups: int) -> bool:
-        """Whether enough is ready."""
+        """Whether enough groups are ready."""
         return len(self._ready) >= groups
 
     def take(self, version: PolicyVersion, groups: int) -> Batch:
-        """First finished, first trained; every token counts."""
+        """Hand out the groups that were finished first; every token counts."""
         self._taken[version] = [self._ready.popleft() for _ in range(groups)]
         rows = [
-            RowRecord(
-                group_id=sample.group_id,
-                task_id=group.ticket.task.id,
-                sample_index=sample.sample_index,
-                length=sample.length,
-                loss_tokens=sample.length,
-                reward=sample.reward,
-                committed_version=sample.sampled[-1][0],
-                weight=1.0,
-                payload=sample.payload,
-            )
+            BatchRow.around(record, group.ticket.task.id, PolicyVersion(0), 1.0)
             for group in self._taken[version]
-            for sample in group.finished.values()
+            for record in group.finished.values()
         ]
         return Batch(version, PolicyVersion(0), tuple(rows))
 
     def trained(self, version: PolicyVersion) -> None:
-        """Payload is freed with the checkpoint."""
+        """Do nothing: :meth:`advance` frees the payload."""
 
     def advance(self, version: PolicyVersion) -> None:
-        """What was trained by an earlier version is no longer outstanding."""
+        """Publish ``version``, and free the groups that earlier versions trained."""
         self.version = version
         for trained in [trained for trained in self._taken if trained < version]:
             for group in self._taken.pop(trained):
                 self._free(group)
 
     def checkpointed(self, version: PolicyVersion) -> None:
-        """Nothing is kept for redoing."""
+        """Do nothing: no batch is kept."""
 
     def drain_freed(self) -> list[PayloadRef]:
-        """Payload nobody needs any more."""
+        """Return the payload that became unnecessary since the last call."""
         freed, self._freed = self._freed, []
         return freed
 

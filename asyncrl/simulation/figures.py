@@ -1,4 +1,4 @@
-"""What is measured in a simulated pool: how stale the tokens of the losses are, and whether short episodes are favoured."""
+"""Measurements in a simulated pool: how stale the tokens in the losses are, and whether short episodes are favoured."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,16 +8,16 @@ from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import GroupId
 from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.ticket import Ticket
-from asyncrl.simulation.pool import Shape, Varied
+from asyncrl.simulation.pool import Observer, Shape, Varied
 
 
-class StalenessTally:
-    """Tokens by staleness, recomputed from when they were sampled and not from what the buffer says.
+class StalenessTally(Observer):
+    """Counts tokens by staleness, computed from when they were sampled and not from what the buffer says.
 
     Attributes:
         in_loss: tokens that entered a loss, by staleness.
-        masked: tokens of trained rows that did not.
-        rows: trained.
+        masked: tokens of trained rows that did not enter a loss.
+        rows: number of trained rows.
     """
 
     def __init__(self) -> None:
@@ -25,18 +25,15 @@ class StalenessTally:
         self.masked = 0
         self.rows = 0
 
-    def issued(self, ticket: Ticket, now: float) -> None:
-        """Nothing to see."""
-
-    def took(self, batch: Batch, samples: Sequence[TrajectoryRecord]) -> None:
+    def took(self, batch: Batch, records: Sequence[TrajectoryRecord]) -> None:
         """Count the tokens of a batch.
 
         Raises:
             LedgerError: a row's ``loss_tokens`` are not its tokens of ``batch.oldest_version`` or newer.
         """
-        for row, sample in zip(batch.rows, samples, strict=True):
+        for row, record in zip(batch.rows, records, strict=True):
             counted = 0
-            for version, tokens in sample.sampled:
+            for version, tokens in record.sampled:
                 if version >= batch.oldest_version:
                     self.in_loss[batch.version - version] += tokens
                     counted += tokens
@@ -45,33 +42,33 @@ class StalenessTally:
                     f"sample {row.sample_index} of group {row.group_id} counts {row.loss_tokens} tokens at version "
                     f"{batch.version}; {counted} were sampled by version {batch.oldest_version} or newer"
                 )
-            self.masked += sample.length - counted
+            self.masked += record.length - counted
             self.rows += 1
 
     @property
     def mean(self) -> float:
-        """Of the staleness of a token in a loss."""
+        """Mean staleness of the tokens in the losses."""
         return sum(staleness * tokens for staleness, tokens in self.in_loss.items()) / self.in_loss.total()
 
     @property
     def max(self) -> int:
-        """The largest staleness of a token in a loss."""
+        """Largest staleness of a token in a loss."""
         return max(self.in_loss)
 
     def share_over(self, bound: int) -> float:
-        """Share of the tokens in the losses that are older than ``bound``."""
+        """Share of the tokens in the losses whose staleness is over ``bound``."""
         return sum(tokens for staleness, tokens in self.in_loss.items() if staleness > bound) / self.in_loss.total()
 
 
-class Cohort:
-    """Episodes of the groups issued until :meth:`close`: how long they are, and how long those of them are that were trained.
+class Cohort(Observer):
+    """Lengths of the episodes of all groups issued before :meth:`close`, and of those that were trained.
 
-    A cohort, because at the end of a run the long ones among the last groups issued are still being generated.
+    The last groups of a run do not count, because their long episodes are still being generated when the run ends.
 
     Attributes:
-        issued_lengths: of every episode of every group.
-        trained_lengths: of the episodes that were trained.
-        varied: groups whose rewards vary, which no filter leaves out.
+        issued_lengths: lengths of all episodes of these groups.
+        trained_lengths: lengths of the episodes that were trained.
+        varied: groups whose rewards vary, so that no filter leaves them out.
         trained: groups that were trained.
     """
 
@@ -85,10 +82,10 @@ class Cohort:
         self.trained: set[GroupId] = set()
 
     def close(self) -> None:
-        """Groups issued from now on do not count."""
+        """Ignore groups that are issued from now on."""
         self._closed = True
 
-    def issued(self, ticket: Ticket, now: float) -> None:
+    def issued(self, ticket: Ticket) -> None:
         """Note a group the first time it is issued."""
         if self._closed or ticket.group_id in self._issued:
             return
@@ -97,16 +94,16 @@ class Cohort:
         if self._reward.varies(ticket.task):
             self.varied.add(ticket.group_id)
 
-    def took(self, batch: Batch, samples: Sequence[TrajectoryRecord]) -> None:
-        """Note what is trained."""
-        for sample in samples:
-            if sample.group_id in self._issued:
-                self.trained.add(sample.group_id)
-                self.trained_lengths.append(sample.length)
+    def took(self, batch: Batch, records: Sequence[TrajectoryRecord]) -> None:
+        """Note the lengths of the trained episodes."""
+        for record in records:
+            if record.group_id in self._issued:
+                self.trained.add(record.group_id)
+                self.trained_lengths.append(record.length)
 
     @property
     def bias(self) -> float:
-        """Mean length of the trained episodes over that of the issued ones: 1 if neither short nor long ones are favoured."""
+        """Mean length of trained episodes divided by that of issued ones; 1 if neither short nor long episodes are favoured."""
         return _mean(self.trained_lengths) / _mean(self.issued_lengths)
 
 

@@ -1,9 +1,9 @@
 """A pool of engines and a learner around the real buffer, in simulated time.
 
-Tickets, groups, staleness and the ledger are the code that runs in production; only time, tokens and failures are made up. A run
-is a pure function of its arguments: episodes take time with a heavy tail and are as long as they take, engines install each new
-version at their own moment of its publication, die and come back, environments break. Which version sampled how many tokens of an
-episode follows from when it ran.
+Tickets, groups, staleness and ledger are the code of production; only time, tokens and failures are simulated. A run is a pure
+function of its arguments. Durations of episodes have a heavy tail, and an episode has as many tokens as its duration allows; each
+engine installs a new version at its own moment of the publication, dies and comes back; environments break. When an episode ran
+determines which version sampled how many of its tokens.
 """
 
 import heapq
@@ -12,7 +12,6 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Protocol
 
 import msgspec
 
@@ -20,50 +19,34 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe import schema
+from asyncrl.core.recipe.schema import BatchConfig
+from asyncrl.core.splitmix import STEP, WHOLE, mixed
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
+from asyncrl.simulation.admission_only import AdmissionOnly
+from buffers.replay_buffer import ReplayBuffer
 from buffers.task_stream import TaskSource, TaskStream
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _SHARD = 0
 
 
-class Buffer(Protocol):
-    """What the pool needs of a replay buffer; see :class:`buffers.replay_buffer.ReplayBuffer`."""
-
-    def room(self) -> int: ...  # noqa: D102
-    def lease(self, worker: WorkerId, limit: int, now: float) -> list[Ticket]: ...  # noqa: D102
-    def commit(self, samples: Sequence[TrajectoryRecord], now: float) -> None: ...  # noqa: D102
-    def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None: ...  # noqa: D102
-    def lost(self, worker: WorkerId) -> None: ...  # noqa: D102
-    def unwanted(self, worker: WorkerId, running: Sequence[GroupId]) -> list[GroupId]: ...  # noqa: D102
-    def has_stale(self, version: PolicyVersion) -> bool: ...  # noqa: D102
-    def expire(self, version: PolicyVersion) -> None: ...  # noqa: D102
-    def takeable(self, version: PolicyVersion, groups: int) -> bool: ...  # noqa: D102
-    def take(self, version: PolicyVersion, groups: int) -> Batch: ...  # noqa: D102
-    def trained(self, version: PolicyVersion) -> None: ...  # noqa: D102
-    def advance(self, version: PolicyVersion) -> None: ...  # noqa: D102
-    def checkpointed(self, version: PolicyVersion) -> None: ...  # noqa: D102
-    def drain_freed(self) -> list[PayloadRef]: ...  # noqa: D102
-
-
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """The made-up world. Times are in seconds.
+    """The simulated world. Times are in seconds.
 
     Attributes:
-        engines: in the pool.
-        slots: episodes an engine runs at once; it leases a group when all its episodes have a slot.
+        engines: number of engines.
+        slots: episodes that an engine runs at once; it leases a group when there is a slot for each of its episodes.
         shortest: duration of the shortest possible episode.
-        tail: of the Pareto distribution of durations; below 2 its variance is infinite; ``math.inf`` makes all equally long.
+        tail: exponent of the Pareto distribution of durations; below 2 its variance is infinite, with ``math.inf`` all are equal.
         longest: no episode takes longer, as under ``environment.episode_timeout_s``.
-        tokens_per_second: of one episode, so that slow means long.
-        step: one optimizer step.
-        publish: one weight publication; each engine installs the weights at its own moment of it.
+        tokens_per_second: of one episode, so that slow episodes are long.
+        step: duration of a training step.
+        publish: duration of a weight publication; each engine installs the weights at its own moment of it.
         engine_life: mean time after which an engine dies.
-        silence: how long after its death its episodes are given up and it comes back.
-        broken: share of episodes whose environment breaks underway.
+        silence: time after which a dead engine's episodes are given up and it comes back.
+        broken: share of episodes whose environment breaks.
         seed: of durations and failures.
     """
 
@@ -81,12 +64,12 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def duration(self, group_id: GroupId, sample_index: int) -> float:
-        """Of an episode. The same whenever it is issued again: what makes an episode long is its task."""
+        """Duration of an episode; the same whenever it is issued again, as the task is what makes it long."""
         uniform = _uniform(self.seed, group_id, sample_index)
         return min(self.shortest * math.pow(1 - uniform, -1 / self.tail), self.longest)
 
     def length(self, group_id: GroupId, sample_index: int) -> int:
-        """Of an episode, in sampled tokens; it has no others."""
+        """Length of an episode in tokens, all of them sampled."""
         return max(1, round(self.duration(group_id, sample_index) * self.tokens_per_second))
 
     def breaks(self, group_id: GroupId, sample_index: int, attempt: int) -> bool:
@@ -94,24 +77,22 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         return _uniform(self.seed, group_id, sample_index, attempt, 1) < self.broken
 
 
-class Observer(Protocol):
-    """Who wants to see what happens in the pool."""
+class Observer:
+    """Is told what happens in the pool; a subclass does something with it."""
 
-    def issued(self, ticket: Ticket, now: float) -> None:
-        """A ticket was leased; it may be one that was issued before."""
-        ...
+    def issued(self, ticket: Ticket) -> None:
+        """Look at a ticket that was leased; its group may have been issued before."""
 
-    def took(self, batch: Batch, samples: Sequence[TrajectoryRecord]) -> None:
-        """The learner takes a batch, of which row ``i`` is ``samples[i]``."""
-        ...
+    def took(self, batch: Batch, records: Sequence[TrajectoryRecord]) -> None:
+        """Look at a batch that the learner takes; its row ``i`` was made of ``records[i]``."""
 
 
 Reward = Callable[[Task, int, PolicyVersion], float]
-"""Of the sample with this index of a group of this task, whose first token this version sampled."""
+"""Reward of the episode with this sample index of a group of this task, whose first token was sampled by this version."""
 
 
 class Varied:
-    """Rewards 0 and 1 in turn within a group, but for a share of tasks whose groups have no variance, to be filtered."""
+    """Rewards 0 and 1 in turn within a group; a share of the tasks gets equal rewards, so that their groups are filtered."""
 
     def __init__(self, without_variance: float, seed: int = 0) -> None:
         self._share, self._seed = without_variance, seed
@@ -121,7 +102,7 @@ class Varied:
         return float(sample_index % 2) if self.varies(task) else 0.0
 
     def varies(self, task: Task) -> bool:
-        """Whether groups of this task have variance."""
+        """Whether rewards of this task vary within a group."""
         return _uniform(self._seed, task.data["number"]) >= self._share
 
 
@@ -130,24 +111,34 @@ class Pool:
 
     Attributes:
         now: seconds since the start.
-        step: optimizer steps done.
-        learner_idle: seconds the learner waited for a batch, or for a publication to end before it could begin the next.
+        step: training steps done.
+        learner_idle: seconds that the learner waited for a batch, or for the end of a publication before the next could begin.
         stored: payload that the buffer has not freed yet, by offset.
 
     Args:
-        recipe: its ``batch`` and ``steps`` are used; the rest of it is the buffer's.
         buffer: new.
-        shape: of the world.
+        shape: of the simulated world.
         reward: of an episode.
-        observers: who is told.
+        observers: are told what happens.
+        batch: how large batches are.
+        steps: training steps of the run.
+        renews: after each publication engines stop the groups that nobody waits for any more. There are none unless the buffer
+            drops what is stale.
     """
 
     def __init__(
-        self, recipe: schema.Recipe, buffer: Buffer, shape: Shape, reward: Reward, observers: Sequence[Observer] = ()
+        self,
+        buffer: ReplayBuffer | AdmissionOnly,
+        shape: Shape,
+        reward: Reward,
+        observers: Sequence[Observer] = (),
+        *,
+        batch: BatchConfig,
+        steps: int,
+        renews: bool = False,
     ) -> None:
         self._buffer, self._shape, self._reward, self._observers = buffer, shape, reward, observers
-        self._batch, self._steps = recipe.batch, recipe.steps
-        self._renews = recipe.buffer.on_stale == "drop"
+        self._batch, self._steps, self._renews = batch, steps, renews
         self._rng = random.Random(shape.seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = count()
@@ -165,10 +156,10 @@ class Pool:
         self._next_death()
 
     def run(self, until: float = math.inf, step: int | None = None) -> None:
-        """Let time pass to ``until``, or to the end of a step, by default the last.
+        """Let time pass until ``until`` or the end of a training step, by default the last.
 
         Raises:
-            RuntimeError: nothing is left that could happen, and the step was not done.
+            RuntimeError: no event is left, and the step is not done.
         """
         step = self._steps if step is None else step
         self._settle()
@@ -186,7 +177,7 @@ class Pool:
         heapq.heappush(self._events, (self.now + seconds_from_now, next(self._serial), happen))
 
     def _settle(self) -> None:
-        """Whoever waits goes on if it can: the learner first, then engines with free slots."""
+        """Let everybody go on who can: the learner first, then engines with free slots."""
         if self._waiting_since is not None and not self._trained_ahead:
             self._try_to_take()
         for ref in self._buffer.drain_freed():
@@ -202,7 +193,7 @@ class Pool:
 
     def _begin(self, engine: "_Engine", ticket: Ticket) -> None:
         for observer in self._observers:
-            observer.issued(ticket, self.now)
+            observer.issued(ticket)
         for index in ticket.samples:
             episode = _Episode(engine, ticket, index, self.now)
             engine.running[ticket.group_id, index] = episode
@@ -216,7 +207,7 @@ class Pool:
         ticket, index = episode.ticket, episode.index
         length = self._shape.length(ticket.group_id, index)
         sampled = tuple(self._sampled(episode, length))
-        sample = TrajectoryRecord(
+        record = TrajectoryRecord(
             group_id=ticket.group_id,
             sample_index=index,
             length=length,
@@ -225,12 +216,12 @@ class Pool:
             stop_reason=StopReason.ENVIRONMENT_DONE,
             payload=PayloadRef(_SHARD, "", next(self._offsets), 9 * length, 0),
         )
-        self.stored[sample.payload.offset] = sample
+        self.stored[record.payload.offset] = record
         self._end(episode)
-        self._buffer.commit([sample], self.now)
+        self._buffer.commit([record], self.now)
 
     def _sampled(self, episode: "_Episode", length: int) -> Iterator[tuple[PolicyVersion, int]]:
-        """Tokens by version: those sampled between the moments at which the engine installed it and the next one."""
+        """Count tokens by version: a version sampled what was sampled between its installation and that of the next."""
         installed, duration = episode.engine.installed_after, self.now - episode.began
         first = bisect_right(self._publications, episode.began - installed)
         last = bisect_right(self._publications, self.now - installed)
@@ -281,29 +272,29 @@ class Pool:
 
     def _try_to_take(self) -> None:
         version, groups = PolicyVersion(self.step), self._batch.groups_per_step
-        if self._buffer.has_stale(version):
-            self._buffer.expire(version)
-        if not self._buffer.takeable(version, groups):
+        if self._buffer.batches.has_stale(version):
+            self._buffer.batches.expire(version)
+        if not self._buffer.batches.takeable(version, groups):
             return
         assert self._waiting_since is not None
         self.learner_idle += self.now - self._waiting_since
         self._waiting_since = None
-        batch = self._buffer.take(version, groups)
-        samples = [self.stored[row.payload.offset] for row in batch.rows]
+        batch = self._buffer.batches.take(version, groups)
+        records = [self.stored[row.payload.offset] for row in batch.rows]
         for observer in self._observers:
-            observer.took(batch, samples)
+            observer.took(batch, records)
         self._at(self._shape.step, self._step_ends)
 
     def _step_ends(self) -> None:
-        self._buffer.trained(PolicyVersion(self.step))
+        self._buffer.batches.trained(PolicyVersion(self.step))
         self.step += 1
-        self._buffer.checkpointed(PolicyVersion(self.step))
+        self._buffer.batches.checkpointed(PolicyVersion(self.step))
         self._waiting_since = self.now
         self._trained_ahead = True
         self._try_to_publish()
 
     def _try_to_publish(self) -> None:
-        """Never more than one publication is on the way: the learner is at most one version ahead of the published one."""
+        """Begin a publication unless one is under way: the learner is at most one version ahead of the published one."""
         if self._trained_ahead and not self._publishing:
             self._trained_ahead = False
             self._publishing = True
@@ -327,12 +318,12 @@ class Pool:
 
 
 class _Engine:
-    """One engine; ``running`` holds its episodes by group and index."""
+    """One engine; ``running`` holds its episodes by group and sample index."""
 
     def __init__(self, number: int, slots: int, installed_after: float) -> None:
         self._number, self._slots = number, slots
         self.installed_after = installed_after
-        """Seconds from the start of a publication to the moment at which this engine has the new weights."""
+        """Seconds from the start of a publication until this engine has the new weights."""
         self.running: dict[tuple[GroupId, int], _Episode] = {}
         self.alive = True
         self.lives = 0
@@ -347,7 +338,7 @@ class _Engine:
 
 
 class _Episode:
-    """One running episode. It still runs as long as its engine holds this very object."""
+    """One episode. It runs for as long as its engine holds this object."""
 
     __slots__ = ("began", "engine", "index", "ticket")
 
@@ -360,35 +351,19 @@ class _Episode:
 
 
 def episode_ends(how: Callable[[_Episode], None], episode: _Episode) -> Callable[[], None]:
-    """An event that does nothing if the episode has been stopped before."""
+    """Make an event that does nothing if the episode was stopped before."""
     return lambda: how(episode) if episode.runs else None
 
 
 def simulated_tasks(number: int, seed: int) -> TaskStream:
-    """``number`` tasks of one source."""
+    """Make a stream of ``number`` tasks from one source."""
     tasks = [Task(id=TaskId(f"task-{i}"), prompt="", data={"number": i}) for i in range(number)]
     return TaskStream([TaskSource("simulated", tasks)], seed)
 
 
-def simulated_recipe(steps: int, batch: schema.BatchConfig, buffer: schema.BufferConfig, seed: int = 0) -> schema.Recipe:
-    """A recipe of which only what the buffer reads means something."""
-    return schema.Recipe(
-        name="simulated",
-        steps=steps,
-        model=schema.ModelConfig(path="simulated"),
-        environment=schema.EnvironmentConfig(name="simulated"),
-        batch=batch,
-        buffer=buffer,
-        seed=seed,
-    )
-
-
 def _uniform(*key: int) -> float:
-    """In [0, 1), a pure function of the key: SplitMix64 (Steele, Lea and Flood 2014) over its parts."""
-    mixed = 0
+    """A number in [0, 1), a pure function of the key."""
+    number = 0
     for part in key:
-        mixed = (mixed ^ part) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
-        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
-        mixed ^= mixed >> 31
-    return (mixed >> 11) * 2.0**-53
+        number = mixed((number ^ part) + STEP & WHOLE)
+    return float((number >> 11) * 2.0**-53)

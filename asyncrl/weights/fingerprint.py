@@ -12,10 +12,12 @@ It detects mistakes, not malice: the weights are not secret.
 """
 
 import hashlib
+from typing import cast
 
 import torch
 
 from asyncrl.core.publication import Shard
+from asyncrl.core.splitmix import STEP, mixed
 
 _CPU_CHUNK, _DEVICE_CHUNK = 1 << 15, 1 << 24
 """Elements widened to int64 at once: on a CPU what stays in a core's cache, elsewhere what fills the device."""
@@ -55,22 +57,8 @@ def fingerprint(shard: Shard) -> int:
 
 
 def _coordinate_weights(name: str, dimension: int, first: int, extent: int, device: torch.device) -> torch.Tensor:
-    """int64 [extent]: the odd numbers of indices ``first`` onwards; SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195)
-    from a seed that the name and the dimension choose."""
+    """int64 [extent]: odd numbers of indices ``first`` onwards; name and dimension choose the seed of their sequence."""
     digest = hashlib.blake2b(f"{dimension}:{name}".encode(), digest_size=8).digest()
     seed = int.from_bytes(digest, "little", signed=True)
     index = torch.arange(first + 1, first + extent + 1, dtype=torch.int64, device=device)
-    mixed = index * _signed(0x9E3779B97F4A7C15) + seed
-    mixed = (mixed ^ _shift_right(mixed, 30)) * _signed(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ _shift_right(mixed, 27)) * _signed(0x94D049BB133111EB)
-    return (mixed ^ _shift_right(mixed, 31)) | 1
-
-
-def _shift_right(value: torch.Tensor, places: int) -> torch.Tensor:
-    """Logical shift: torch shifts the sign in, so mask it out."""
-    return (value >> places) & ((1 << (64 - places)) - 1)
-
-
-def _signed(value: int) -> int:
-    """The int64 that has the bits of an unsigned 64-bit constant."""
-    return value - 2**64 if value >= 2**63 else value
+    return cast(torch.Tensor, mixed(index * STEP + seed, bits=-1)) | 1

@@ -26,9 +26,9 @@ def test_memory_is_flat_and_the_result_is_written(tmp_path):
 
 
 def test_the_state_of_the_buffer_does_not_grow():
-    recipe, shape = pool.world(16)
-    buffer = ReplayBuffer(recipe, simulated_tasks(1000, recipe.seed))
-    engines = Pool(recipe, buffer, shape, Varied(0.4))
+    batch, limits, shape = pool.world(16)
+    buffer = ReplayBuffer(batch, limits, simulated_tasks(1000, seed=0), steps=pool.STEPS, seed=0)
+    engines = Pool(buffer, shape, Varied(0.4), batch=batch, steps=pool.STEPS)
     sizes = []
     for hours in (4, 8, 12, 16):
         engines.run(until=hours * HOUR_S)

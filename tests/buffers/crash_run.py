@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from made_buffers import recovered
 
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import NOT_SAMPLED, PolicyVersion, TaskId, WorkerId
@@ -24,8 +25,9 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan, decode, encode
 from buffers import service as service_module
-from buffers.payload import DiskFull, PayloadReader, PayloadStore, PayloadWriter
-from buffers.recovery import recover
+from buffers import write_ahead
+from buffers.disk import DiskFull
+from buffers.payload import PayloadReader, PayloadStore, PayloadWriter
 from buffers.service import BufferService
 from buffers.task_stream import TaskSource, TaskStream
 
@@ -162,10 +164,13 @@ class Run:
 
     async def live(self):
         store = PayloadStore(self.paths.payload)
-        taken = recover(self.recipe, stream(), self.paths.journal, {0: store}, wait_s=20)
+        taken = recovered(self.recipe, stream(), self.paths.journal, {0: store}, wait_s=20)
         taken.begin()
-        log(self.paths.reports, str(taken.report), taken.report.rows_lost, taken.report.cut_bytes)
-        self.service = BufferService(self.recipe, taken.buffer, journal=taken.journal, free=store.free, sweep=taken.sweep)
+        log(self.paths.reports, str(taken.report), taken.report.lost_trajectories, taken.report.cut_bytes)
+        groups, deadlines = self.recipe.batch.groups_per_step, self.recipe.deadlines
+        self.service = BufferService(
+            taken.buffer, taken.journal, groups_per_step=groups, deadlines=deadlines, free=store.free, sweep=taken.sweep
+        )
         async with asyncio.TaskGroup() as group:
             workers = [group.create_task(self.work(worker)) for worker in self.given_up]
             await self.learn()
@@ -241,7 +246,7 @@ class Run:
 def main(recipe: Recipe, folder: Path, kill: Kill | None) -> None:
     """Begin the run, or go on with it; returns when it is complete."""
     paths = Paths(folder)
-    service_module.SNAPSHOT_BYTES = 12_000
+    write_ahead.SNAPSHOT_BYTES = 12_000
     service_module.LEASE_WAIT_S = 0.01  # workers ask again with the version they have by then
     if kill is not None:
         _die_at(kill)

@@ -2,11 +2,12 @@
 
 import itertools
 
+from made_buffers import buffer_of
+
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, EnvironmentConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
-from buffers.replay_buffer import ReplayBuffer
 from buffers.task_stream import TaskSource, TaskStream
 
 _offsets = itertools.count(0, 100)
@@ -29,7 +30,7 @@ def make_tasks(tasks=50, source="source"):
 
 
 def make_buffer(**recipe):
-    return ReplayBuffer(make_recipe(**recipe), make_tasks())
+    return buffer_of(make_recipe(**recipe), make_tasks())
 
 
 def sample(ticket, index, versions=(0,), reward=0.0, tokens=2, size=100, prompt=3):

@@ -7,11 +7,13 @@ commands are replayed on a new buffer, which must come out equal to the byte.
 
 import random
 from collections import Counter
+from operator import attrgetter
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from made_buffers import buffer_of, restored
 from samples import make_recipe, make_tasks, sample
 
 from asyncrl.core.buffer_statistics import GroupState
@@ -26,7 +28,6 @@ from asyncrl.core.recipe.schema import (
 from asyncrl.core.ticket import Ticket
 from buffers.index import GroupIndex
 from buffers.ledger import TERMINAL
-from buffers.replay_buffer import ReplayBuffer
 
 WORKERS = ("u", "v", "w")
 LIVE = [state for state in GroupState if state not in TERMINAL]
@@ -94,7 +95,7 @@ class BufferMachine(RuleBasedStateMachine):
             max_failures=10**6,
         )
         self.filters, self.bytes_per_row = filters, bytes_per_row
-        self.buffer, self.twin = ReplayBuffer(self.recipe, make_tasks(TASKS)), None
+        self.buffer, self.twin = buffer_of(self.recipe, make_tasks(TASKS)), None
         self.commands = []
         self.now = 0.0
         self.open = {worker: {} for worker in WORKERS}  # group -> (ticket, indexes), as the workers see it
@@ -113,13 +114,13 @@ class BufferMachine(RuleBasedStateMachine):
     def do(self, name, *args):
         """A command, to the buffer and its twin."""
         self.commands.append((name, args))
-        result = getattr(self.buffer, name)(*args)
+        result = attrgetter(name)(self.buffer)(*args)
         freed = self.buffer.drain_freed()
         assert len(set(freed)) == len(freed)
         assert not self.freed & set(freed), "freed twice"
         self.freed |= set(freed)
         if self.twin is not None:
-            assert getattr(self.twin, name)(*args) == result
+            assert attrgetter(name)(self.twin)(*args) == result
             assert self.twin.drain_freed() == freed
         return result
 
@@ -188,7 +189,7 @@ class BufferMachine(RuleBasedStateMachine):
         """A call that is repeated, or an episode that was generated twice."""
         late = self.buffer.statistics().late_samples
         awaited = {(group, index) for _, group, index in self.episodes()}
-        held = [ref for ref in self.buffer.live_payload() if self.name_of(ref) not in awaited]
+        held = [ref for ref in self.buffer.groups.live_payload() if self.name_of(ref) not in awaited]
         other = [ref for ref in self.handed_in if self.name_of(ref) not in awaited]
         if held and rng.random() < 0.5:
             self.do("commit", [self.handed_in[rng.choice(held)]], self.now)
@@ -233,11 +234,11 @@ class BufferMachine(RuleBasedStateMachine):
         self.expire_old()
 
     def expire_old(self):
-        stale = self.buffer.has_stale(self.taken)
+        stale = self.buffer.batches.has_stale(self.taken)
         before = self.buffer.snapshot()
-        self.do("expire", self.taken)
+        self.do("batches.expire", self.taken)
         assert (self.buffer.snapshot() != before) == stale
-        assert not self.buffer.has_stale(self.taken)
+        assert not self.buffer.batches.has_stale(self.taken)
 
     @rule(rng=st.randoms(use_true_random=False))
     def take(self, rng):
@@ -247,11 +248,11 @@ class BufferMachine(RuleBasedStateMachine):
     def may_take(self):
         """The learner trains one batch at a time, and is at most one version ahead of the clock."""
         idle = self.taken == self.trained < self.steps and self.taken <= self.buffer.version + 1
-        return idle and self.buffer.takeable(self.taken, self.groups)
+        return idle and self.buffer.batches.takeable(self.taken, self.groups)
 
     def take_batch(self):
         version = self.taken
-        batch = self.do("take", version, self.groups)
+        batch = self.do("batches.take", version, self.groups)
         assert (batch.version, batch.oldest_version) == (version, version - self.bound)
         by_group = {}
         for row in batch.rows:
@@ -280,17 +281,17 @@ class BufferMachine(RuleBasedStateMachine):
             return
         version = rng.choice(sorted(self.kept))
         before = self.buffer.snapshot()
-        assert self.buffer.takeable(version, self.groups)
-        assert self.do("take", version, self.groups) == self.kept[version]
+        assert self.buffer.batches.takeable(version, self.groups)
+        assert self.do("batches.take", version, self.groups) == self.kept[version]
         assert self.buffer.snapshot() == before
 
     def train(self):
         version = self.trained
-        self.do("trained", version)
+        self.do("batches.trained", version)
         self.trained += 1
         self.trained_tasks |= {row.task_id for row in self.kept[version].rows}
         before = self.buffer.snapshot()
-        self.do("trained", version)
+        self.do("batches.trained", version)
         assert self.buffer.snapshot() == before
 
     def advance(self):
@@ -302,14 +303,14 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(rng=st.randoms(use_true_random=False))
     def checkpoint(self, rng):
         version = rng.randint(0, self.trained)
-        self.do("checkpointed", version)
+        self.do("batches.checkpointed", version)
         self.kept = {v: batch for v, batch in self.kept.items() if v >= version}
 
     @rule(rng=st.randoms(use_true_random=False))
     def restore(self, rng):
         """The buffer's process dies, and a new one goes on from the snapshot."""
         data = self.buffer.snapshot()
-        self.twin = ReplayBuffer.restore(self.recipe, make_tasks(TASKS), data)
+        self.twin = restored(self.recipe, make_tasks(TASKS), data)
         assert self.twin.snapshot() == data
         assert self.twin.statistics() == self.buffer.statistics()
 
@@ -320,9 +321,9 @@ class BufferMachine(RuleBasedStateMachine):
         self.open = {worker: {} for worker in WORKERS}
         # Some row of each trained batch is left; without one the redo is refused, which is tested elsewhere.
         safe = {self.kept[v].rows[0].payload for v in self.kept if v < self.trained}
-        held = [ref for ref in sorted(set(self.buffer.live_payload()), key=lambda ref: ref.offset) if ref not in safe]
+        held = [ref for ref in sorted(set(self.buffer.groups.live_payload()), key=lambda ref: ref.offset) if ref not in safe]
         lost = set(rng.sample(held, rng.randint(0, min(3, len(held)))) if rng.random() < 0.5 else ())
-        assert self.do("drop_lost_payload", sorted(lost, key=lambda ref: ref.offset)) == len(lost)
+        assert self.do("batches.drop_lost_payload", sorted(lost, key=lambda ref: ref.offset)) == len(lost)
         self.lost |= lost
         # What the model knows of kept batches is what the buffer now says: without the rows that are lost, and no others.
         for version, batch in list(self.kept.items()):
@@ -333,7 +334,7 @@ class BufferMachine(RuleBasedStateMachine):
                 self.uses -= Counter(gone)
                 rows = tuple(row for row in rows if row.group_id not in gone)
             if rows:
-                self.kept[version] = self.buffer.take(version, self.groups)
+                self.kept[version] = self.buffer.batches.take(version, self.groups)
                 assert self.kept[version].rows == rows
             else:
                 del self.kept[version]
@@ -353,7 +354,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert trajectories.issued == sum(getattr(trajectories, f) for f in trajectories.__struct_fields__[1:])
         assert trajectories.running == sum(len(group.open) for group in groups.values())
         unready = [g for g in groups.values() if g.state in (GroupState.RUNNING, GroupState.FAILED, GroupState.COMMITTED)]
-        assert trajectories.committed == sum(len(group.rows) for group in unready)
+        assert trajectories.committed == sum(len(group.records) for group in unready)
         tasks = counts.tasks
         assert tasks.issued == tasks.running + tasks.waiting + tasks.trained + tasks.filtered
 
@@ -361,11 +362,11 @@ class BufferMachine(RuleBasedStateMachine):
     def every_task_is_somewhere_once(self):
         groups = [group for group in self.buffer._state.groups.values() if group.state not in TERMINAL]
         live = [group.task.id for group in groups]
-        waiting = [draw.task.id for draw in self.buffer._groups.waiting_draws]
+        waiting = [draw.task.id for draw in self.buffer.groups.waiting_draws]
         assert len({*live, *waiting}) == len(live) + len(waiting)
         counts = self.buffer.statistics().ledger.tasks
         assert (counts.running, counts.waiting) == (len(live), len(waiting))
-        assert counts.issued == len(set(self.tasks.values())) == self.buffer.statistics().tasks_drawn
+        assert counts.issued == len(set(self.tasks.values())) == sum(self.buffer._tasks.drawn.values())
         ended = set(self.tasks.values()) - {*live, *waiting}
         assert counts.trained == len(ended & self.trained_tasks)
         assert counts.filtered == len(ended - self.trained_tasks)
@@ -374,7 +375,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @invariant()
     def payload_is_held_or_freed(self):
-        held = list(self.buffer.live_payload())
+        held = list(self.buffer.groups.live_payload())
         assert len(set(held)) == len(held)
         assert not self.freed & set(held)
         assert set(held) | self.freed == set(self.handed_in)
@@ -402,7 +403,7 @@ class BufferMachine(RuleBasedStateMachine):
         for name in ("deciding", "unused", "unfinished"):
             ours, scanned = getattr(kept, name), getattr(fresh, name)
             assert {v: ours.of(v) for v in ours} == {v: scanned.of(v) for v in scanned}
-            assert ours.oldest() == min(scanned, default=None)
+            assert next(iter(ours), None) == min(scanned, default=None)
         assert kept.workers() == fresh.workers()
         held = Counter((group.birth, group.state) for group in self.buffer._state.groups.values() if group.state in LIVE)
         assert {(h.version, h.state): h.groups for h in self.buffer.statistics().held} == dict(held)
@@ -442,7 +443,7 @@ class BufferMachine(RuleBasedStateMachine):
             if self.trained < self.taken:
                 self.train()
             elif self.taken < self.steps and self.buffer.version == self.trained:
-                if self.buffer.has_stale(self.taken):
+                if self.buffer.batches.has_stale(self.taken):
                     self.expire_old()
                 elif self.may_take():
                     self.take_batch()
@@ -451,13 +452,13 @@ class BufferMachine(RuleBasedStateMachine):
             self.the_ledger_is_exact()
             self.under_wait_nothing_is_lost_and_what_must_be_trained_fits()
         assert self.trained == self.buffer.version == self.steps
-        self.do("checkpointed", self.steps)
+        self.do("batches.checkpointed", self.steps)
         assert self.buffer.statistics().kept_bytes == 0
 
     def replay(self):
-        again = ReplayBuffer(self.recipe, make_tasks(TASKS))
+        again = buffer_of(self.recipe, make_tasks(TASKS))
         for name, args in self.commands:
-            getattr(again, name)(*args)
+            attrgetter(name)(again)(*args)
             again.drain_freed()
         assert again.snapshot() == self.buffer.snapshot()
 

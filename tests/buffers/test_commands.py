@@ -7,6 +7,7 @@ import pytest
 from crash_run import stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_buffers import buffer_of, restored
 from test_crash import RECIPES, recipe
 
 from asyncrl.core.errors import AsyncRLError, FailureKind
@@ -29,7 +30,6 @@ from buffers.commands import (
     encode,
     replay,
 )
-from buffers.replay_buffer import ReplayBuffer
 
 FEW_FAILURES = recipe(max_staleness=3, max_failures=2)
 
@@ -68,7 +68,7 @@ def some_command(chance, buffer, tickets):
 def test_a_replay_is_the_same_buffer_to_the_byte_whatever_failed(seed, name, cut):
     used = FEW_FAILURES if name == "few failures" else RECIPES[name]
     chance = random.Random(seed)
-    live, tickets, records, snapshot = ReplayBuffer(used, stream()), [], [], None
+    live, tickets, records, snapshot = buffer_of(used, stream()), [], [], None
     for step in range(250):
         if step == cut:
             snapshot, records = live.snapshot(), []
@@ -82,7 +82,7 @@ def test_a_replay_is_the_same_buffer_to_the_byte_whatever_failed(seed, name, cut
         if isinstance(command, Lease):
             tickets += answer
         live.drain_freed()
-    replayed = ReplayBuffer.restore(used, stream(), snapshot)
+    replayed = restored(used, stream(), snapshot)
     replay(records, replayed)
     assert replayed.snapshot() == live.snapshot()
     assert replayed.drain_freed() == [], "what is freed was freed then"

@@ -9,6 +9,7 @@ from test_crash import RECIPES, check_ledger, expected_tasks, trained_tasks
 
 from asyncrl.core.buffer_statistics import BufferStatistics
 from buffers import service as service_module
+from buffers import write_ahead
 
 RECIPE = msgspec.structs.replace(RECIPES["masked"], steps=40)
 
@@ -21,9 +22,9 @@ async def refill(ballast):
 
 
 async def test_a_run_pauses_on_a_full_disk_and_goes_on_when_there_is_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(service_module, "DISK_RETRY_S", 0.02)
+    monkeypatch.setattr(write_ahead, "DISK_RETRY_S", 0.02)
     monkeypatch.setattr(service_module, "LEASE_WAIT_S", 0.01)
-    monkeypatch.setattr(service_module, "SNAPSHOT_BYTES", 12_000)
+    monkeypatch.setattr(write_ahead, "SNAPSHOT_BYTES", 12_000)
     paths = Paths(tmp_path)
     with mounted(paths.buffer, "tmpfs", "size=1m"):
         run = Run(RECIPE, paths, RECIPE.steps)

@@ -20,10 +20,9 @@ def statistics(**changed):
         "lengths_trained": (),
         "late_samples": 0,
         "stale_tokens": StaleTokens(),
-        "lost_rows": 0,
+        "lost_trajectories": 0,
         "failures": dict.fromkeys(FailureKind, 0),
         "filtered_tasks": (),
-        "tasks_drawn": 3,
         "skipped_rows": {"a": 2, "b": 0},
     }
     return BufferStatistics(**{**values, **changed})

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.task import Task
-from buffers.group import Group, Row
+from buffers.group import Group
 from buffers.ledger import EXAMPLE_LENGTH, Ledger, LedgerState, TaskState
 
 ALLOWED = {
@@ -58,7 +58,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         index = group.open.pop()
         if finished:
-            group.rows[index] = Row(None, 0)
+            group.records[index] = None
             self.ledger.finished()
         else:
             self.ledger.given_back(1)
@@ -84,11 +84,11 @@ class LedgerMachine(RuleBasedStateMachine):
             self.waiting += 1
 
     @rule(data=st.data())
-    def lose_a_row(self, data):
+    def lose_a_record(self, data):
         group = self.pick(data, GroupState.COMMITTED)
-        if group is not None and group.rows:
+        if group is not None and group.records:
             self.ledger.lost(group, 1)
-            group.rows.popitem()
+            group.records.popitem()
 
     @rule()
     def restore(self):
@@ -105,9 +105,9 @@ class LedgerMachine(RuleBasedStateMachine):
         assert trajectories.issued == sum(getattr(trajectories, f) for f in trajectories.__struct_fields__[1:])
         assert trajectories.running == sum(len(g.open) for g in self.groups if g.state is GroupState.RUNNING)
         for state in ("taken", "trained"):
-            assert getattr(trajectories, state) == sum(len(g.rows) for g in self.groups if g.state == state)
+            assert getattr(trajectories, state) == sum(len(g.records) for g in self.groups if g.state == state)
         open_states = (GroupState.RUNNING, GroupState.FAILED)
-        assert trajectories.failed == sum(SIZE - len(g.rows) - len(g.open) for g in self.groups if g.state in open_states)
+        assert trajectories.failed == sum(SIZE - len(g.records) - len(g.open) for g in self.groups if g.state in open_states)
         tasks = counts.tasks
         assert tasks.issued == tasks.running + tasks.waiting + tasks.trained + tasks.filtered
         assert (tasks.waiting, tasks.running) == (self.waiting, sum(g.state in ALLOWED for g in self.groups))

@@ -20,8 +20,8 @@ from small_disk import filled, mounted
 from asyncrl.core.payload import PayloadRef
 from buffers import disk
 from buffers import payload as payload_module
-from buffers.disk import PAGE
-from buffers.payload import DiskFull, PayloadLost, PayloadReader, PayloadStore, PayloadWriter
+from buffers.disk import PAGE, DiskFull
+from buffers.payload import PayloadLost, PayloadReader, PayloadStore, PayloadWriter
 
 ROW = 18_500
 """Bytes of a trajectory of 2,048 tokens."""

@@ -64,7 +64,7 @@ def test_buckets(operations):
         assert {v: buckets.of(v) for v in buckets} == {
             v: sorted(g for g in where if where[g] == v) for v in sorted(set(where.values()))
         }
-        assert buckets.oldest() == min(where.values(), default=None)
+        assert next(iter(buckets), None) == min(where.values(), default=None)
         below = sorted((v, g) for g, v in where.items() if v < version)
         assert buckets.below(version) == [g for _, g in below]
         assert (buckets.count_below(version), buckets.has_below(version)) == (len(below), bool(below))

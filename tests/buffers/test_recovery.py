@@ -6,6 +6,7 @@ import shutil
 import msgspec
 import pytest
 from crash_run import TASKS, episode, stream
+from made_buffers import buffer_of, recovered
 from test_crash import recipe
 
 from asyncrl.core.errors import LedgerError
@@ -16,11 +17,11 @@ from asyncrl.core.task import Task
 from asyncrl.core.trajectory import encode
 from buffers import commands
 from buffers.frames import UnknownFormat
-from buffers.identity import JournalOfAnotherRun
+from buffers.identity import Identity, JournalOfAnotherRun
 from buffers.journal import JournalInUse
 from buffers.journal_files import JournalDamaged, JournalGone, head_of, read_journal
 from buffers.payload import PayloadGone, PayloadReader, PayloadStore, PayloadWriter
-from buffers.recovery import RecoveryReport, rebuild, recover
+from buffers.recovery import RecoveryReport, rebuild
 from buffers.task_stream import TaskSource, TaskStream
 
 RECIPE = recipe(filters=())
@@ -31,7 +32,7 @@ class Life:
 
     def __init__(self, folder, recipe=RECIPE, tasks=None):
         self.stores = self.stores_of(folder)
-        self.taken = recover(recipe, tasks or stream(), folder / "journal", self.stores, wait_s=0)
+        self.taken = recovered(recipe, tasks or stream(), folder / "journal", self.stores)
         self.taken.begin()
         self.buffer, self.journal, self.report = self.taken.buffer, self.taken.journal, self.taken.report
         self.writers = [
@@ -80,7 +81,7 @@ def test_a_run_that_begins_has_nothing_to_report(tmp_path):
     life = Life(tmp_path)
     assert life.report == RecoveryReport(resumed=False)
     assert str(life.report) == ""
-    assert life.journal.records_since_snapshot == 1, "how long it is to be"
+    assert len(read_journal(tmp_path / "journal").records) == 1, "how long it is to be"
     life.die()
 
 
@@ -99,7 +100,7 @@ def test_what_was_running_is_issued_again_and_what_was_finished_is_kept(tmp_path
 
     life = Life(tmp_path)
     report = life.report
-    assert (report.committed, report.again, report.batches, report.rows_lost) == (1, 2, 1, 0)
+    assert (report.committed, report.again, report.batches, report.lost_trajectories) == (1, 2, 1, 0)
     assert f"{report.set_aside_bytes:,} bytes of trajectories that nobody needs are removed after the next checkpoint" in str(
         report
     )
@@ -139,7 +140,7 @@ def test_a_recovery_is_part_of_the_history(tmp_path):
     assert before != life.buffer.snapshot()
 
 
-def test_rows_that_are_gone_or_damaged_are_generated_again(tmp_path):
+def test_trajectories_that_are_gone_or_damaged_are_generated_again(tmp_path):
     life = Life(tmp_path)
     first, second, third = life.lease(3)
     rows = {ticket.group_id: life.commit(ticket) for ticket in (first, second, third)}
@@ -152,15 +153,15 @@ def test_rows_that_are_gone_or_damaged_are_generated_again(tmp_path):
         file.write(b"!!!!")
 
     life = Life(tmp_path)
-    assert (life.report.committed, life.report.again, life.report.rows_lost) == (1, 2, 4)
-    assert "the trajectories of 4 rows were gone or damaged; what is not trained yet is generated again" in str(life.report)
+    assert (life.report.committed, life.report.again, life.report.lost_trajectories) == (1, 2, 4)
+    assert "4 trajectories were gone or damaged; what is not trained yet is generated again" in str(life.report)
     assert [(ticket.group_id, ticket.samples) for ticket in life.lease(2)] == [
         (first.group_id, (2,)),
         (second.group_id, (0, 1, 2)),
     ]
     life.die()
     life = Life(tmp_path)
-    assert life.report.rows_lost == 0, "that is history by now"
+    assert life.report.lost_trajectories == 0, "that is history by now"
     assert PayloadReader(tmp_path / "shard-0").read([rows[third.group_id][0].payload])
     life.die()
 
@@ -227,7 +228,7 @@ def test_a_run_that_is_made_longer_goes_on_where_it_was_to_end(tmp_path, snapsho
         life = life_of(4)
         assert life.buffer.steps == 4
         assert life.buffer.version == 3
-        told = life.journal.records_since_snapshot
+        told = len(read_journal(tmp_path / "journal").records)
         life.die()
     assert life.report.records == told - 1
     assert len(life_of(5).step(3).rows) == len(last.rows)
@@ -236,7 +237,8 @@ def test_a_run_that_is_made_longer_goes_on_where_it_was_to_end(tmp_path, snapsho
 
 
 def check_recipe(recipe, journal):
-    rebuild(recipe, stream(), journal, read_journal(journal))
+    tasks = stream()
+    rebuild(buffer_of(recipe, tasks), Identity.of(recipe, tasks), journal, read_journal(journal))
 
 
 def test_a_changed_recipe_is_known_before_anything_starts(tmp_path):
@@ -352,7 +354,7 @@ def test_a_recovery_that_goes_no_further_has_changed_nothing(tmp_path):
     (tmp_path / "journal" / "00000003.snapshot").write_bytes(b"nonsense")
     before, expected = files(tmp_path), gone_on(tmp_path)
     for _ in range(2):
-        taken = recover(RECIPE, stream(), tmp_path / "journal", Life.stores_of(tmp_path), wait_s=0)
+        taken = recovered(RECIPE, stream(), tmp_path / "journal", Life.stores_of(tmp_path))
         assert taken.report.set_aside_bytes > 0
         taken.journal.close()
         assert files(tmp_path) == before
@@ -451,7 +453,7 @@ def test_what_a_remedy_gives_up_is_kept_until_the_run_has_shown_that_it_can_do_w
 
 
 def live(life, shard):
-    return [ref for ref in life.buffer.live_payload() if ref.shard == shard]
+    return [ref for ref in life.buffer.groups.live_payload() if ref.shard == shard]
 
 
 @pytest.mark.parametrize("checkpointed", [True, False])
@@ -472,8 +474,8 @@ def test_a_payload_folder_that_is_gone_is_told_and_put_back_it_goes_on(tmp_path,
     for shard in range(2):
         (folder / f"shard-{shard}").mkdir()  # the other remedy, to the letter
     if checkpointed:
-        taken = recover(RECIPE, stream(), folder / "journal", Life.stores_of(folder), wait_s=0)
-        assert taken.report.rows_lost > 0
+        taken = recovered(RECIPE, stream(), folder / "journal", Life.stores_of(folder))
+        assert taken.report.lost_trajectories > 0
         taken.journal.close()
     else:
         refused(folder, LedgerError, "batch of version 0, .* were destroyed; put the run's payload folder back as it was")

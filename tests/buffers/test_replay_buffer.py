@@ -2,22 +2,22 @@
 
 import msgspec
 import pytest
+from made_buffers import restored
 from samples import finish, make_buffer, make_recipe, make_tasks, sample
 
 from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
 from asyncrl.core.recipe.schema import ZeroVarianceFilter
 from asyncrl.core.trajectory import StopReason
-from buffers.replay_buffer import ReplayBuffer
 
 INFRASTRUCTURE, DATA = FailureKind.INFRASTRUCTURE, FailureKind.DATA
 
 
 def step(buffer, version, groups):
     """Take, train, forget and publish."""
-    batch = buffer.take(version, groups)
-    buffer.trained(version)
-    buffer.checkpointed(version + 1)
+    batch = buffer.batches.take(version, groups)
+    buffer.batches.trained(version)
+    buffer.batches.checkpointed(version + 1)
     buffer.advance(version + 1)
     return batch
 
@@ -36,9 +36,9 @@ def test_pace_counts_running_committed_and_the_batch_being_trained():
     finish(buffer, tickets[0])
     finish(buffer, tickets[1])
     assert buffer.room() == 0
-    buffer.take(0, 2)
+    buffer.batches.take(0, 2)
     assert buffer.room() == 0, "a batch in training is outstanding until the clock has moved past it"
-    buffer.trained(0)
+    buffer.batches.trained(0)
     assert buffer.room() == 0
     buffer.advance(1)
     assert buffer.room() == 2
@@ -73,7 +73,7 @@ def test_reuse_never_starves_a_batch_of_different_groups():
         finish(buffer, ticket)
     step(buffer, 0, 2)
     assert buffer.room() == 0
-    buffer.drop_lost_payload(list(buffer.live_payload())[:2])
+    buffer.batches.drop_lost_payload(list(buffer.groups.live_payload())[:2])
     assert buffer.statistics().ledger.trained == 1
     assert buffer.room() == 1
 
@@ -101,7 +101,7 @@ def test_oldest_first_and_groups_whole():
     buffer = make_buffer(pipeline_depth=3)
     for ticket in reversed(buffer.lease("w", 4, 0.0)):
         finish(buffer, ticket)
-    batch = buffer.take(0, 2)
+    batch = buffer.batches.take(0, 2)
     assert [(r.group_id, r.sample_index) for r in batch.rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
@@ -112,7 +112,7 @@ def test_a_record_says_all_of_its_row():
         buffer.advance(version)
     rows = [sample(ticket, i, (0, 1, 4), reward=float(i), tokens=5) for i in range(2)]
     buffer.commit(rows, 0.0)
-    batch = buffer.take(3, 1)
+    batch = buffer.batches.take(3, 1)
     assert (batch.version, batch.oldest_version) == (3, 1)
     record = batch.rows[1]
     assert (record.task_id, record.length, record.loss_tokens, record.reward) == (ticket.task.id, 18, 10, 1.0)
@@ -129,7 +129,7 @@ def test_a_greedy_episode_is_in_the_batch_and_none_of_its_tokens_in_the_loss():
         buffer.advance(version)
     greedy, sampled = (sample(ticket, index, (0, 1, 2), reward=1.0 - index, tokens=5) for index in range(2))
     buffer.commit([msgspec.structs.replace(greedy, greedy=True), sampled], 0.0)
-    batch = buffer.take(2, 1)
+    batch = buffer.batches.take(2, 1)
     assert [(row.sample_index, row.greedy, row.reward, row.loss_tokens) for row in batch.rows] == [
         (0, True, 1.0, 0),
         (1, False, 0.0, 10),
@@ -146,9 +146,9 @@ def test_a_group_of_which_only_the_greedy_episode_is_fresh_is_let_go():
     for version in range(1, 6):
         buffer.advance(version)
     buffer.commit([msgspec.structs.replace(greedy, greedy=True)], 0.0)
-    assert buffer.has_stale(5)
-    assert not buffer.takeable(5, 1)
-    buffer.expire(5)
+    assert buffer.batches.has_stale(5)
+    assert not buffer.batches.takeable(5, 1)
+    buffer.batches.expire(5)
     assert buffer.statistics().stale_tokens.dropped == 2
     assert buffer.statistics().ledger.expired == 1
 
@@ -165,12 +165,12 @@ def test_too_few_groups_are_not_a_batch():
     buffer = make_buffer(groups_per_step=1)
     (ticket,) = buffer.lease("w", 1, 0.0)
     buffer.commit([sample(ticket, 0)], 0.0)
-    assert not buffer.takeable(0, 1)
+    assert not buffer.batches.takeable(0, 1)
     with pytest.raises(LedgerError, match="0 groups are ready; a batch of 1 for version 0 must wait"):
-        buffer.take(0, 1)
+        buffer.batches.take(0, 1)
     buffer.commit([sample(ticket, 1)], 0.0)
-    assert buffer.takeable(0, 1)
-    assert len(buffer.take(0, 1).rows) == 2
+    assert buffer.batches.takeable(0, 1)
+    assert len(buffer.batches.take(0, 1).rows) == 2
 
 
 def test_a_batch_is_the_same_until_a_newer_checkpoint():
@@ -178,33 +178,33 @@ def test_a_batch_is_the_same_until_a_newer_checkpoint():
     for version in (0, 1):
         (ticket, *_) = buffer.lease("w", 1, 0.0)
         finish(buffer, ticket, versions=(version,))
-        batch = buffer.take(version, 1)
-        buffer.trained(version)
+        batch = buffer.batches.take(version, 1)
+        buffer.batches.trained(version)
         before = buffer.snapshot()
-        assert buffer.takeable(version, 1)
-        assert buffer.take(version, 1) == batch
-        buffer.trained(version)
+        assert buffer.batches.takeable(version, 1)
+        assert buffer.batches.take(version, 1) == batch
+        buffer.batches.trained(version)
         assert buffer.snapshot() == before
         buffer.advance(version + 1)
         buffer.advance(version)
     assert buffer.drain_freed() == []
-    buffer.checkpointed(1)
+    buffer.batches.checkpointed(1)
     assert len(buffer.drain_freed()) == 2
     with pytest.raises(LedgerError, match=r"version 0 is kept no longer.*checkpoint of version 1; begin from that one"):
-        buffer.take(0, 1)
-    buffer.trained(0)
-    buffer.checkpointed(0)
-    assert [row.payload for row in buffer.take(1, 1).rows] == list(buffer.live_payload())
+        buffer.batches.take(0, 1)
+    buffer.batches.trained(0)
+    buffer.batches.checkpointed(0)
+    assert [row.payload for row in buffer.batches.take(1, 1).rows] == list(buffer.groups.live_payload())
 
 
 def test_a_checkpoint_cannot_be_newer_than_what_was_trained():
     buffer = make_buffer(groups_per_step=1)
     finish(buffer, buffer.lease("w", 1, 0.0)[0])
-    buffer.take(0, 1)
+    buffer.batches.take(0, 1)
     with pytest.raises(LedgerError, match="batch of version 0 is not trained"):
-        buffer.checkpointed(1)
+        buffer.batches.checkpointed(1)
     with pytest.raises(LedgerError, match="never handed out"):
-        buffer.trained(1)
+        buffer.batches.trained(1)
 
 
 def test_the_published_version_grows_by_one():
@@ -222,10 +222,10 @@ def test_groups_over_the_bound_expire_and_their_tasks_come_back_first(on_stale, 
     finish(buffer, wholly_old, versions=(0, 1))
     finish(buffer, partly_old, versions=(1, 2))
     finish(buffer, fresh, versions=(2, 3))
-    assert buffer.has_stale(3)
-    assert not buffer.has_stale(1)
-    buffer.expire(3)
-    assert not buffer.has_stale(3)
+    assert buffer.batches.has_stale(3)
+    assert not buffer.batches.has_stale(1)
+    buffer.batches.expire(3)
+    assert not buffer.batches.has_stale(3)
     statistics = buffer.statistics()
     assert (statistics.ledger.expired, statistics.ledger.tasks.waiting) == (expired, expired)
     assert statistics.stale_tokens.dropped == 8 * expired
@@ -268,8 +268,8 @@ def test_under_wait_a_batch_waits_for_the_group_that_would_cross_the_bound():
     for ticket in buffer.lease("v", 4, 0.0):
         finish(buffer, ticket, versions=(1,))
     assert len(buffer._index.ready) == 3
-    assert not buffer.takeable(1, 2), "group 0 was born at version 0 and must be trained at version 1, at most"
-    assert buffer.blockers(1) == [(0, tickets[0].task.id, "w")]
+    assert not buffer.batches.takeable(1, 2), "group 0 was born at version 0 and must be trained at version 1, at most"
+    assert buffer.blockers() == [(0, tickets[0].task.id, "w")]
     finish(buffer, tickets[0], versions=(0, 1))
     batch = step(buffer, 1, 2)
     assert sorted(groups_of(batch)) == [0, 3]
@@ -287,9 +287,9 @@ def test_what_a_group_holds_when_it_is_issued_again_still_decides_about_its_dead
     again, new = buffer.lease("w", 2, 0.0)
     assert (again.group_id, again.samples, again.version) == (second.group_id, (1,), 1)
     finish(buffer, new, versions=(1,))
-    assert not buffer.takeable(1, 1), "one of the older group's episodes was sampled by version 0"
+    assert not buffer.batches.takeable(1, 1), "one of the older group's episodes was sampled by version 0"
     finish(buffer, again, versions=(1,))
-    assert groups_of(buffer.take(1, 1)) == [second.group_id]
+    assert groups_of(buffer.batches.take(1, 1)) == [second.group_id]
 
 
 def test_a_group_that_was_trained_is_not_generated_again_when_it_gets_too_old_for_reuse():
@@ -298,7 +298,7 @@ def test_a_group_that_was_trained_is_not_generated_again_when_it_gets_too_old_fo
     finish(buffer, first)
     step(buffer, 0, 1)
     assert buffer.statistics().ledger.committed == 1
-    buffer.expire(2)
+    buffer.batches.expire(2)
     counts = buffer.statistics().ledger
     assert (counts.trained, counts.expired, counts.tasks.waiting) == (1, 0, 0)
 
@@ -327,9 +327,9 @@ def test_a_partial_group_is_trained_if_enough_finished():
     buffer = make_buffer(groups_per_step=1, group_size=3, min_group=2)
     (ticket, *_) = buffer.lease("w", 1, 0.0)
     buffer.commit([sample(ticket, 0), sample(ticket, 2)], 0.0)
-    assert not buffer.takeable(0, 1), "the third may still come"
+    assert not buffer.batches.takeable(0, 1), "the third may still come"
     buffer.fail(ticket.group_id, 1, DATA, "KeyError")
-    assert [row.sample_index for row in buffer.take(0, 1).rows] == [0, 2]
+    assert [row.sample_index for row in buffer.batches.take(0, 1).rows] == [0, 2]
     counts = buffer.statistics().ledger.trajectories
     assert (counts.taken, counts.missing) == (2, 1)
 
@@ -384,7 +384,7 @@ def test_an_episode_is_taken_in_once():
     first, second = sample(ticket, 0), sample(ticket, 0)
     buffer.commit([first, first, second], 0.0)
     assert buffer.drain_freed() == [second.payload], "the very same sample again must not free what is held"
-    assert list(buffer.live_payload()) == [first.payload]
+    assert list(buffer.groups.live_payload()) == [first.payload]
     assert buffer.statistics().late_samples == 2
 
 
@@ -434,7 +434,7 @@ def test_filtered_groups_are_counted_and_replaced():
     (another,) = buffer.lease("w", 9, 0.0)
     assert another.task != ticket.task
     buffer.commit([sample(another, 0, reward=0.0), sample(another, 1, reward=1.0)], 0.0)
-    assert buffer.takeable(0, 1)
+    assert buffer.batches.takeable(0, 1)
 
 
 # Payload and recovery
@@ -444,13 +444,13 @@ def test_payload_is_freed_when_nobody_needs_it_any_more():
     buffer = make_buffer(groups_per_step=1)
     (ticket, *_) = buffer.lease("w", 1, 0.0)
     finish(buffer, ticket)
-    refs = list(buffer.live_payload())
-    buffer.take(0, 1)
-    buffer.trained(0)
+    refs = list(buffer.groups.live_payload())
+    buffer.batches.take(0, 1)
+    buffer.batches.trained(0)
     statistics = buffer.statistics()
     assert (statistics.payload_bytes, statistics.kept_batches, statistics.kept_bytes) == (0, 1, 200)
-    assert list(buffer.live_payload()) == refs
-    buffer.checkpointed(1)
+    assert list(buffer.groups.live_payload()) == refs
+    buffer.batches.checkpointed(1)
     assert buffer.drain_freed() == refs
     assert buffer.drain_freed() == []
     assert buffer.statistics().kept_bytes == 0
@@ -462,39 +462,39 @@ def test_lost_payload_is_generated_again_or_left_out_of_the_redo():
     for ticket in tickets[:3]:
         finish(buffer, ticket)
     buffer.commit([sample(tickets[3], 0)], 0.0)
-    step_one = buffer.take(0, 1)
-    buffer.trained(0)
+    step_one = buffer.batches.take(0, 1)
+    buffer.batches.trained(0)
     buffer.advance(1)
-    taken = buffer.take(1, 1)
+    taken = buffer.batches.take(1, 1)
     ready, running = (buffer._state.groups[i] for i in (2, 3))
     lost = [step_one.rows[0].payload, *(row.payload for row in taken.rows), next(ready.payload()), next(running.payload())]
-    assert buffer.drop_lost_payload(lost) == 5
-    assert buffer.drop_lost_payload(lost) == 0
-    assert [row.sample_index for row in buffer.take(0, 1).rows] == [1]
-    assert not buffer.takeable(1, 1), "nothing of the batch that was being trained is left"
+    assert buffer.batches.drop_lost_payload(lost) == 5
+    assert buffer.batches.drop_lost_payload(lost) == 0
+    assert [row.sample_index for row in buffer.batches.take(0, 1).rows] == [1]
+    assert not buffer.batches.takeable(1, 1), "nothing of the batch that was being trained is left"
     counts = buffer.statistics().ledger
     assert (counts.trained, counts.expired, counts.failed, counts.running) == (1, 1, 1, 1)
     assert sum(row.payload.size for row in step_one.rows) // 2 == buffer.statistics().kept_bytes
     (again, *_) = buffer.lease("v", 1, 0.0)
     assert (again.group_id, again.samples) == (2, (0,))
     finish(buffer, again, versions=(1,))
-    assert groups_of(buffer.take(1, 1)) == [2]
+    assert groups_of(buffer.batches.take(1, 1)) == [2]
     assert buffer.lease("v", 1, 0.0)[0].task == tickets[1].task
 
 
 def test_a_trained_batch_without_any_payload_cannot_be_done_again():
     buffer = make_buffer(groups_per_step=1)
     finish(buffer, buffer.lease("w", 1, 0.0)[0])
-    batch = buffer.take(0, 1)
-    buffer.trained(0)
+    batch = buffer.batches.take(0, 1)
+    buffer.batches.trained(0)
     with pytest.raises(LedgerError, match="batch of version 0, which must be trained again, were destroyed"):
-        buffer.drop_lost_payload([row.payload for row in batch.rows])
+        buffer.batches.drop_lost_payload([row.payload for row in batch.rows])
 
 
 def test_other_tasks_than_those_of_the_snapshot_are_refused():
     data = make_buffer().snapshot()
     with pytest.raises(LedgerError, match="tasks or the seed"):
-        ReplayBuffer.restore(make_recipe(), make_tasks(tasks=49), data)
+        restored(make_recipe(), make_tasks(tasks=49), data)
 
 
 def test_statistics_tell_what_is_held_and_since_when():
@@ -511,7 +511,7 @@ def test_statistics_tell_what_is_held_and_since_when():
     ]
     statistics = buffer.statistics()
     assert {b: n for b, n in enumerate(statistics.lengths_issued) if n} == {11: 2}
-    assert statistics.tasks_drawn == 3
+    assert buffer._tasks.drawn == {"source": 3}
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,13 @@ from hypothesis import strategies as st
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import (
-    BatchConfig,
     BufferConfig,
     CustomSampler,
     FifoSampler,
-    FileTasks,
     FreshestSampler,
-    GeneratedTasks,
     PrioritisedSampler,
     StratifiedSampler,
-    TaskFile,
 )
-from asyncrl.simulation.pool import simulated_recipe
 from buffers import sampling
 from buffers.ready import Ready, ReadyGroup
 from buffers.sampling import BadSelection, Selection, make_sampler
@@ -35,15 +30,11 @@ SAMPLERS = [
     PrioritisedSampler(exponent=3, floor=0.01, staleness_decay=0.5),
     StratifiedSampler(),
 ]
-SOURCES = FileTasks(
-    train=(TaskFile(path="a.jsonl", weight=5), TaskFile(path="b.jsonl", weight=3), TaskFile(path="c.jsonl", weight=0.5)),
-    evaluation=(TaskFile(path="e.jsonl"),),
-)
+WEIGHTS = {"a.jsonl": 5.0, "b.jsonl": 3.0, "c.jsonl": 0.5}
 
 
-def sampler_of(sampler, max_reuse=1, tasks=SOURCES):
-    recipe = simulated_recipe(10, BatchConfig(), BufferConfig(sampler=sampler, max_reuse=max_reuse))
-    return make_sampler(type(recipe)(**{f: getattr(recipe, f) for f in recipe.__struct_fields__} | {"tasks": tasks}))
+def sampler_of(sampler, max_reuse=1, weights=WEIGHTS):
+    return make_sampler(BufferConfig(sampler=sampler, max_reuse=max_reuse), weights)
 
 
 def ready_of(groups):
@@ -193,7 +184,7 @@ def test_stratified_gives_each_source_its_share_over_versions_and_never_off_by_o
 def test_stratified_takes_the_oldest_of_each_and_fills_in_from_the_others():
     groups = [group(i, source="b.jsonl") for i in range(6)] + [group(6 + i, source="a.jsonl") for i in range(2)]
     assert sampler_of(StratifiedSampler()).sample(ready_of(groups), 6, 0, random.Random(0)).sampled == (0, 1, 2, 3, 6, 7)
-    of_one_source = sampler_of(StratifiedSampler(), tasks=GeneratedTasks()).sample(ready_of(groups), 3, 0, random.Random(0))
+    of_one_source = sampler_of(StratifiedSampler(), weights={"generated": 1.0}).sample(ready_of(groups), 3, 0, random.Random(0))
     assert of_one_source.sampled == (0, 1, 2)
 
 
@@ -247,7 +238,7 @@ def test_a_sampler_of_ones_own():
     ("mistake", "told"),
     [
         ("type", "tuple, not a Selection"),
-        ("raises", "sample raised KeyError: 7; mend that class"),
+        ("raises", "sample raised KeyError: 7; correct that class"),
         ("size", "2 different groups were wanted, 1 were sampled"),
         ("twice", "2 were sampled, 1 of them different"),
         ("unknown", r"groups \[777\] were sampled and are not ready"),

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import virtual_time
+from made_buffers import buffer_of, restored
 
 from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
@@ -24,11 +25,10 @@ from asyncrl.core.recipe.schema import (
 )
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
-from buffers import commands, service
+from buffers import commands, write_ahead
+from buffers.disk import DiskFull
 from buffers.journal import Journal
 from buffers.journal_files import read_journal
-from buffers.payload import DiskFull
-from buffers.replay_buffer import ReplayBuffer
 from buffers.service import LEASE_WAIT_S, BufferService
 from buffers.task_stream import TaskSource, TaskStream
 
@@ -86,12 +86,13 @@ class Bench:
 
     def __init__(self, recipe, journal):
         self.recipe, self.journal = recipe, journal
-        self.buffer = ReplayBuffer(recipe, tasks())
+        self.buffer = buffer_of(recipe, tasks())
         self.freed, self.sweeps = [], []
         self.service = BufferService(
-            recipe,
             self.buffer,
-            journal=journal,
+            journal,
+            groups_per_step=recipe.batch.groups_per_step,
+            deadlines=recipe.deadlines,
             free=self.freed.extend,
             sweep=lambda: self.sweeps.append(self.buffer.version),
             clock=self.clock,
@@ -308,7 +309,7 @@ class TestWriteAhead:
             await bench.service.fail(tickets[0].group_id, 0, FailureKind.DATA, "it broke")
             await bench.service.lost(A)
             await bench.service.checkpointed(2)
-            again = ReplayBuffer(bench.recipe, tasks())
+            again = buffer_of(bench.recipe, tasks())
             commands.replay(read_journal(bench.journal._folder).records, again)
             assert again.snapshot() == bench.buffer.snapshot()
             assert bench.freed
@@ -321,23 +322,23 @@ class TestWriteAhead:
             await bench.service.fail(tickets[0].group_id, 0, FailureKind.DATA, "it broke")
             with pytest.raises(BudgetExceeded, match="it broke again"):
                 await bench.service.fail(tickets[1].group_id, 1, FailureKind.DATA, "it broke again")
-            again = ReplayBuffer(bench.recipe, tasks())
+            again = buffer_of(bench.recipe, tasks())
             commands.replay(read_journal(bench.journal._folder).records, again)
             assert again.snapshot() == bench.buffer.snapshot()
 
         journaled(scenario, max_failures=1)
 
     def test_a_snapshot_is_taken_when_the_journal_has_grown(self, journaled, monkeypatch):
-        monkeypatch.setattr(service, "SNAPSHOT_BYTES", 1000)
+        monkeypatch.setattr(write_ahead, "SNAPSHOT_BYTES", 1000)
 
         async def scenario(bench):
             for version in range(20):
                 await bench.step(version)
                 await bench.service.checkpointed(version + 1)
             found = read_journal(bench.journal._folder)
-            restored = ReplayBuffer.restore(bench.recipe, tasks(), found.snapshot)
-            commands.replay(found.records, restored)
-            assert restored.snapshot() == bench.buffer.snapshot()
+            again = restored(bench.recipe, tasks(), found.snapshot)
+            commands.replay(found.records, again)
+            assert again.snapshot() == bench.buffer.snapshot()
             assert len(found.records) < 120
 
         journaled(scenario)
@@ -437,7 +438,7 @@ class TestPauses:
                 await taking
             assert (await bench.service.statistics()).paused == ""
             # The first went alone; those that came while it waited went together.
-            assert [len(record.samples) for record in bench.records()[before:-1]] == [1, 3]
+            assert [len(record.records) for record in bench.records()[before:-1]] == [1, 3]
 
         journaled(scenario)
 

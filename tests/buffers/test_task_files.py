@@ -183,8 +183,12 @@ MALFORMED = {
     '{"prompt": ': "is no JSON object",
     "[1]": "is no JSON object (Expected `object`, got `array`)",
     '{"prompt": NaN}': "is no JSON object",
-    '{"prompt": "\\ud800"}': "is no JSON object",
-    '{"x": ' * 5000: "is no JSON object",
+    '{"prompt": "\\ud800"}': r"holds '\ud800', half of a surrogate pair, which is no character; write the character itself",
+    '{"prompt": "a", "id": "\\udc00abc"}': r"holds '\udc00', half of a surrogate pair",
+    '{"prompt": "a\\ud83d b"}': r"holds '\ud83d', half of a surrogate pair",
+    '{"x": ' * 5000: "is nested more than 100 levels deep",
+    f'{{"prompt": "a", "id": "deep", "x": {"[" * 100}{"]" * 100}}}': "(id 'deep') is nested more than 100 levels deep",
+    f'{{"prompt": "a", "x": {"[" * 980}{"]" * 980}}}': "is nested more than 100 levels deep; flatten it",
     '{"question": "a", "n": 1}': "has no 'prompt', only 'question', 'n'",
     "{}": "has no 'prompt', only an empty object",
     '{"prompt": 3}': "has prompt 3",
@@ -196,6 +200,26 @@ MALFORMED = {
     '{"prompt": "a", "id": ""}': "has id ''",
     '{"prompt": "a", "n": 123456789012345678901234567890}': "holds an integer of more than 64 bits",
 }
+
+
+def test_what_only_looks_nested_or_halved_comes_through(tmp_path):
+    rows = [
+        {"prompt": "[" * 500 + "{" * 500, "x": [[]] * 200, "id": "brackets"},
+        {"prompt": "\U0001f600", "x": json.loads("[" * 99 + "]" * 99), "id": "as deep as may be"},
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert [(task.id, task.prompt, task.data["x"]) for task in tasks_of(read(path))] == [
+        (row["id"], row["prompt"], row["x"]) for row in rows
+    ]
+
+
+def test_a_row_without_an_id_whose_place_is_the_id_of_another_is_told_so(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "id": "a.jsonl:2"}, {"prompt": "b"}])
+    told = f"{path}:2 has no id, and its place, 'a.jsonl:2', is the id of another row; give it an id of its own"
+    assert told in refusal(path).problem
+    source = read(path, on_malformed="skip")
+    assert [task.id for task in tasks_of(source)] == ["a.jsonl:2"]
 
 
 @pytest.mark.parametrize(("line", "told"), MALFORMED.items())
@@ -305,7 +329,7 @@ def test_columns_that_json_has_no_word_for_are_refused(tmp_path, column, held):
     ("table", "told"),
     [
         (pa.table({"question": ["a"], "n": [1]}), "has no column 'prompt'; name one of ['question', 'n']"),
-        (pa.table({"prompt": [1]}), "holds int64, and a prompt is one text"),
+        (pa.table({"prompt": [1]}), "holds int64, but a prompt must be text"),
         (pa.table({"prompt": [[{"role": "user", "content": "a"}]]}), "chat messages"),
     ],
 )

@@ -1,5 +1,6 @@
 import msgspec
 import pytest
+from made_buffers import recovered
 
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
@@ -13,7 +14,6 @@ from asyncrl.run.folder import RunFolder
 from asyncrl.run.tasks import make_task_stream
 from buffers import commands
 from buffers.inspection import BufferReport
-from buffers.recovery import recover
 
 SMALL = ["tasks.train=20", "batch.groups_per_step=2", "batch.group_size=2"]
 
@@ -27,8 +27,8 @@ def launched(tmp_path, *overrides):
 def run(tmp_path):
     """A run that trained its first step on the shorter of its groups, and is still being driven."""
     recipe, folder = launched(tmp_path)
-    where = BufferFolder.of(recipe, folder.path, folder.run_id)
-    taken = recover(recipe, make_task_stream(recipe), where.journal, {})
+    where = BufferFolder.of(recipe.buffer, folder.path, folder.run_id)
+    taken = recovered(recipe, make_task_stream(recipe), where.journal, {})
     taken.begin()
     buffer, journal = taken.buffer, taken.journal
 

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import AlgorithmConfig, EnvironmentConfig, LearnerConfig, ModelConfig, Recipe, SamplingConfig
@@ -153,11 +153,13 @@ def make_batch(version: int = 5, oldest: int = 4) -> tuple[Batch, dict[tuple[Gro
             row = make_row(group, sample, prompt, completion, ((3, 4, 5), (5,), (4, 5))[sample % 3], float(random.integers(0, 2)))
             sampled = row.versions()[row.loss_mask]
             records.append(
-                RowRecord(
+                BatchRow(
                     group_id=row.group_id,
                     task_id=row.task_id,
                     sample_index=sample,
                     length=len(row),
+                    sampled=((PolicyVersion(version), len(sampled)),),
+                    stop_reason=row.stop_reason,
                     loss_tokens=int((sampled >= oldest).sum()),
                     reward=row.reward,
                     committed_version=PolicyVersion(version),

@@ -6,10 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, GrpoAdvantage, RlooAdvantage, TurnCredit
+from asyncrl.core.trajectory import StopReason
 from learners.credit import turn_groups, turn_places, turn_returns
 from learners.gae import discounted_sums, generalised_advantages, length_adaptive_lambdas
 from learners.row_advantages import row_advantages
@@ -77,11 +78,13 @@ def test_a_long_row_costs_few_steps_and_stays_exact():
 
 
 def record(group, sample, turn_rewards):
-    return RowRecord(
+    return BatchRow(
         group_id=GroupId(group),
         task_id=TaskId("t"),
         sample_index=sample,
         length=20,
+        sampled=((PolicyVersion(0), 10),),
+        stop_reason=StopReason.ENVIRONMENT_DONE,
         loss_tokens=10,
         reward=sum(turn_rewards),
         committed_version=PolicyVersion(0),

@@ -2,18 +2,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from learner_samples import NO_PAYLOAD
 
-from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.trajectory import StopReason
 from learners.mini_batches import mini_batches, order
 
 
 def make(version, sizes):
     rows = tuple(
-        RowRecord(
+        BatchRow(
             group_id=GroupId(7 * group),
             task_id=TaskId("task"),
             sample_index=sample,
             length=9,
+            sampled=((PolicyVersion(version), 2),),
+            stop_reason=StopReason.ENVIRONMENT_DONE,
             loss_tokens=2,
             reward=0.0,
             committed_version=PolicyVersion(version),

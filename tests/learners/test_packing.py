@@ -5,18 +5,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from learner_samples import NO_PAYLOAD
 
-from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.payload import TrajectoryRecord
+from asyncrl.core.trajectory import StopReason
 from learners.packing import plan
 
 BUDGET = 50
+SAMPLED = ((PolicyVersion(0), 1),)
 LENGTHS = st.lists(st.integers(1, BUDGET), min_size=1, max_size=60)
 
 
 def batch_of(lengths):
     rows = [
-        RowRecord(GroupId(i // 4), TaskId("t"), i % 4, length, 1, 0.0, PolicyVersion(0), 1.0, NO_PAYLOAD)
+        BatchRow.around(
+            TrajectoryRecord(GroupId(i // 4), i % 4, length, SAMPLED, 0.0, StopReason.ENVIRONMENT_DONE, NO_PAYLOAD),
+            TaskId("t"),
+            PolicyVersion(0),
+            1.0,
+        )
         for i, length in enumerate(lengths)
     ]
     return Batch(PolicyVersion(0), PolicyVersion(0), tuple(rows))

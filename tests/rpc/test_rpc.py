@@ -31,10 +31,9 @@ STATISTICS = BufferStatistics(
     lengths_trained=(),
     late_samples=0,
     stale_tokens=StaleTokens(1, 2),
-    lost_rows=0,
+    lost_trajectories=0,
     failures={FailureKind.DATA: 1},
     filtered_tasks=(TaskId("t"),),
-    tasks_drawn=9,
     skipped_rows={"a": 1},
 )
 

@@ -371,6 +371,8 @@ MADE = {
     "[Task(id='1', prompt='a', data={'f': print})]": "data['f'] cannot be sent to it: Encoding objects",
     "[Task(id='1', prompt='a', data={1: 2})]": "data[1] cannot be sent to it: Expected `str`, got `int`",
     "[Task(id='1', prompt='a', data=[3])]": "returned task '1', whose data is [3]",
+    "[Task(id='1', prompt='a', data={'x': reduce(lambda x, _: [x], range(960), 0)})]": "'1', whose data is nested more than 100",
+    "[Task(id='1', prompt='a', data={'x': reduce(lambda x, _: [x], range(100), 0)})]": "nested more than 100 levels deep; make",
     "[Task(id='1', prompt='\\ud800')]": "prompt cannot be sent to it: 'utf-8' codec can't encode",
     "[Task(id='1', prompt='a', data={FailureKind.DATA: 2})]": "key would reach the environment as 'data'",
     "[type('Unshowable', (), {'__repr__': lambda self: 1 / 0})()]": "returned what cannot be looked at: ZeroDivisionError",
@@ -381,6 +383,7 @@ MADE = {
 @pytest.mark.parametrize(("made", "told"), MADE.items())
 def test_what_an_environment_makes_is_checked(tmp_path, monkeypatch, made, told):
     (tmp_path / "my_world.py").write_text(
+        "from functools import reduce\n"
         "from asyncrl.core.errors import FailureKind\n"
         "from asyncrl.core.task import Task\n"
         "from asyncrl.envs.calculator import Calculator\n"

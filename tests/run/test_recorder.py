@@ -2,7 +2,7 @@
 
 import msgspec
 
-from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.metrics import combine
 from asyncrl.core.payload import PayloadRef
@@ -11,11 +11,13 @@ from asyncrl.run.recorder import batch_readings
 
 
 def record(group, sample, reward):
-    return RowRecord(
+    return BatchRow(
         group_id=GroupId(group),
         task_id=TaskId("t"),
         sample_index=sample,
         length=20 + sample,
+        sampled=((PolicyVersion(0), 10),),
+        stop_reason=StopReason.ENVIRONMENT_DONE,
         loss_tokens=10,
         reward=reward,
         committed_version=PolicyVersion(0),

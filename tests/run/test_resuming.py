@@ -4,6 +4,7 @@ import shutil
 
 import msgspec
 import pytest
+from made_buffers import recovered
 
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
@@ -21,7 +22,6 @@ from asyncrl.run.totals import SavedTotals
 from buffers import commands
 from buffers.journal_files import head_of
 from buffers.payload import PayloadStore, PayloadWriter
-from buffers.recovery import recover
 from learners import checkpoint_manifest, checkpoints
 from learners.checkpoint_manifest import Grid, Manifest, ModelShape, Progress
 
@@ -47,9 +47,9 @@ class Run:
     def __init__(self, parent, steps=7, versions=(4, 6)):
         self.recipe = compose("quickstart", [f"run_dir={parent}", *SMALL])
         self.folder = RunFolder.create(self.recipe)
-        where = BufferFolder.of(self.recipe, self.folder.path, self.folder.run_id)
+        where = BufferFolder.of(self.recipe.buffer, self.folder.path, self.folder.run_id)
         self.journal, self.payload = where.journal, where.shard(0)
-        taken = recover(self.recipe, make_task_stream(self.recipe), where.journal, {0: PayloadStore(self.payload)})
+        taken = recovered(self.recipe, make_task_stream(self.recipe), where.journal, {0: PayloadStore(self.payload)})
         taken.begin()
         self.buffer, self._journal = taken.buffer, taken.journal
         self._writer = PayloadWriter(self.payload, 0, "worker", segment_bytes=1 << 20, fsync=False)
@@ -186,7 +186,7 @@ def test_a_run_that_died_before_it_began_begins(tmp_path):
     folder = RunFolder.create(recipe)
     reached = check_resumable(recipe, folder)
     assert (reached.summary.steps, reached.summary.ledger.issued, reached.statistics.version) == (0, 0, 0)
-    journal = BufferFolder.of(recipe, folder.path, folder.run_id).journal
+    journal = BufferFolder.of(recipe.buffer, folder.path, folder.run_id).journal
     journal.mkdir(parents=True)
     (journal / "lock").write_text("123")
     assert check_resumable(recipe, folder).summary.steps == 0

@@ -22,7 +22,8 @@ from asyncrl.run import buffer_client, ticket_client
 from asyncrl.run.buffer_client import METHODS, BufferClient
 from asyncrl.run.payload import PayloadSink, ShardPlace
 from asyncrl.run.ticket_client import RemoteTicketClient
-from buffers.payload import DiskFull, PayloadReader
+from buffers.disk import DiskFull
+from buffers.payload import PayloadReader
 
 WORKER = WorkerId("generator-0")
 NOTHING = BufferStatistics(
@@ -36,10 +37,9 @@ NOTHING = BufferStatistics(
     lengths_trained=(),
     late_samples=0,
     stale_tokens=StaleTokens(),
-    lost_rows=0,
+    lost_trajectories=0,
     failures={},
     filtered_tasks=(),
-    tasks_drawn=0,
     skipped_rows={},
 )
 

@@ -3,9 +3,10 @@ from collections import Counter
 import msgspec
 import pytest
 
-from asyncrl.core.batch import Batch, RowRecord
+from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.metrics import Metric, Reading, Reduction
-from asyncrl.core.payload import PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.trajectory import StopReason
 from asyncrl.run.totals import SavedTotals, Totals
 from generators.worker import GeneratorStatistics
 
@@ -18,7 +19,8 @@ def statistics(tokens: int, wall: float, idle: float) -> GeneratorStatistics:
 
 
 def batch(version: int) -> Batch:
-    row = RowRecord(version, f"t{version}", 0, 10, 6, 1.0, version, 1.0, PayloadRef(0, "s", 0, 1, 0))
+    record = TrajectoryRecord(version, 0, 10, ((version, 6),), 1.0, StopReason.ENVIRONMENT_DONE, PayloadRef(0, "s", 0, 1, 0))
+    row = BatchRow.around(record, f"t{version}", 0, 1.0)
     return Batch(version, 0, (row, row))
 
 

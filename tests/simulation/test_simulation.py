@@ -16,7 +16,7 @@ from scipy.stats import ks_2samp
 from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, ZeroVarianceFilter
 from asyncrl.simulation.admission_only import AdmissionOnly
 from asyncrl.simulation.figures import Cohort, StalenessTally
-from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_recipe, simulated_tasks
+from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
 from buffers.replay_buffer import ReplayBuffer
 
 BOUND = 4
@@ -38,13 +38,16 @@ class Ran:
 
     def __init__(self, kind, shape=HARSH, steps=300, groups_per_step=16, without_variance=0.4, **buffer):
         settings = {"max_staleness": BOUND, "pipeline_depth": 2, "max_failures": 10**9, "filters": (ZeroVarianceFilter(),)}
-        self.recipe = simulated_recipe(
-            steps, BatchConfig(groups_per_step=groups_per_step, group_size=4), BufferConfig(**settings | buffer)
-        )
+        batch, limits = BatchConfig(groups_per_step=groups_per_step, group_size=4), BufferConfig(**settings | buffer)
+        tasks = simulated_tasks(10_000, seed=1)
         varied = Varied(without_variance)
         self.tally, self.cohort = StalenessTally(), Cohort(shape, varied)
-        self.buffer = kind(self.recipe, simulated_tasks(10_000, seed=1))
-        self.pool = Pool(self.recipe, self.buffer, shape, varied, (self.tally, self.cohort))
+        if kind is AdmissionOnly:
+            self.buffer = AdmissionOnly(batch, limits, tasks)
+        else:
+            self.buffer = ReplayBuffer(batch, limits, tasks, steps=steps, seed=0)
+        renews = limits.on_stale == "drop"
+        self.pool = Pool(self.buffer, shape, varied, (self.tally, self.cohort), batch=batch, steps=steps, renews=renews)
         self.pool.run(step=steps * 2 // 3)
         self.cohort.close()
         self.pool.run()
@@ -95,7 +98,7 @@ def test_waiting_costs_the_learner_time_and_masking_does_not():
 
 def test_payload_is_kept_as_long_as_it_is_needed_and_no_longer():
     ran = harsh("drop")
-    assert {ref.offset for ref in ran.buffer.live_payload()} == ran.pool.stored.keys()
+    assert {ref.offset for ref in ran.buffer.groups.live_payload()} == ran.pool.stored.keys()
 
 
 def test_a_run_is_a_pure_function_of_its_arguments():
@@ -142,7 +145,7 @@ class Batches:
     def __init__(self):
         self.seen = []
 
-    def issued(self, ticket, now):
+    def issued(self, ticket):
         pass
 
     def took(self, batch, samples):
@@ -161,9 +164,9 @@ def test_without_staleness_it_is_the_sequential_loop(on_stale):
     buffer = BufferConfig(
         max_staleness=0, pipeline_depth=0, on_stale=on_stale, filters=(ZeroVarianceFilter(),), max_failures=10**9
     )
-    recipe, batches = simulated_recipe(steps, batch, buffer), Batches()
+    batches = Batches()
     shape = msgspec.structs.replace(HARSH, broken=0.0, engine_life=2_000.0)
-    replay = ReplayBuffer(recipe, simulated_tasks(1000, seed=1))
-    Pool(recipe, replay, shape, reward, (batches,)).run()
+    replay = ReplayBuffer(batch, buffer, simulated_tasks(1000, seed=1), steps=steps, seed=0)
+    Pool(replay, shape, reward, (batches,), batch=batch, steps=steps, renews=on_stale == "drop").run()
     assert sum(replay.statistics().failures.values()) > 20, "engines died with work in hand"
     assert batches.seen == list(sequential_loop(steps, 8, 4))

@@ -9,15 +9,17 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint
-from asyncrl.run.actors.payload_shard import PayloadShardActor, RemotePayloadShard, RemoteStore
+from asyncrl.run.actors.output import route_output
+from asyncrl.run.actors.payload_shard import PayloadShard, RemotePayloadShard, RemoteStore
 from asyncrl.run.asking import ask
 from asyncrl.run.buffer_client import METHODS
 from asyncrl.run.buffer_folder import BufferFolder
 from asyncrl.run.payload import SHARD_DEADLINE_S, ShardPlace, this_node
 from asyncrl.run.tasks import make_task_stream
+from buffers.identity import Identity
 from buffers.journal import Journal
 from buffers.payload import PayloadStore
 from buffers.recovery import Store, Takeover, recover
@@ -25,7 +27,7 @@ from buffers.replay_buffer import ReplayBuffer
 from buffers.service import BufferService
 
 
-class BufferActor(PayloadShardActor):
+class BufferActor:
     """Brings the service up and lets it be asked at :meth:`endpoint`. Nothing may be called before :meth:`ready` has answered,
     and nothing that changes the buffer before :meth:`take_over` has.
 
@@ -36,10 +38,13 @@ class BufferActor(PayloadShardActor):
         log_file: for this process; other shards log beside it.
     """
 
+    service_type = BufferService
+
     def __init__(self, recipe: Recipe, run: Path, run_id: str, log_file: Path) -> None:
-        self._folder = BufferFolder.of(recipe, run, run_id)
-        super().__init__(recipe, 0, self._folder.shard(0), log_file)
+        route_output(log_file)
         self._recipe, self._log_file = recipe, log_file
+        self._folder = BufferFolder.of(recipe.buffer, run, run_id)
+        self._shard = PayloadShard(recipe.buffer, 0, self._folder.shard(0))
         self._places: list[ShardPlace] = []
         self._takeover: Takeover | None = None
         self._service: BufferService | None = None
@@ -53,7 +58,7 @@ class BufferActor(PayloadShardActor):
         for shard in range(1, self._recipe.buffer.shards):
             self._places.append(self._start_shard(shard, (this_node(), *others)[shard % (1 + len(others))]))
         await asyncio.gather(*(self._started_shard(place) for place in self._places[1:]))
-        stores: dict[int, PayloadStore | RemoteStore] = {0: self._store}
+        stores: dict[int, PayloadStore | RemoteStore] = {0: self._shard.store}
         stores |= {place.shard: RemoteStore(place.shard, place.actor, self._recipe.deadlines.start) for place in self._places[1:]}
         buffer, journal, sweep = await asyncio.to_thread(self._recover, stores)
 
@@ -62,17 +67,20 @@ class BufferActor(PayloadShardActor):
                 if of_shard := [ref for ref in refs if ref.shard == shard]:
                     store.free(of_shard)
 
-        self._service = self.make_service(buffer, journal, free, sweep)
+        groups, deadlines = self._recipe.batch.groups_per_step, self._recipe.deadlines
+        self._service = self.service_type(buffer, journal, groups_per_step=groups, deadlines=deadlines, free=free, sweep=sweep)
         self._rpc = RpcServer(self._service, METHODS, "the buffer")
         self._endpoint = await self._rpc.start(ray.util.get_node_ip_address())
         gc.freeze()  # tasks and modules stay: looking through them again and again would cost more than all bookkeeping
 
     def _recover(self, stores: Mapping[int, Store]) -> tuple[ReplayBuffer, Journal | None, Callable[[], None] | None]:
-        tasks = make_task_stream(self._recipe)
-        if self._folder.journal is None:
-            return ReplayBuffer(self._recipe, tasks), None, None
-        self._takeover = takeover = recover(self._recipe, tasks, self._folder.journal, stores)
-        return takeover.buffer, takeover.journal, takeover.sweep
+        recipe, tasks = self._recipe, make_task_stream(self._recipe)
+        buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
+        if not isinstance(recipe.buffer.journal, AppendOnlyJournal) or self._folder.journal is None:
+            return buffer, None, None
+        identity = Identity.of(recipe, tasks)
+        self._takeover = recover(buffer, identity, recipe.buffer.journal, self._folder.journal, stores)
+        return buffer, self._takeover.journal, self._takeover.sweep
 
     async def take_over(self) -> str:
         """Go on with the run, now that all it needs was checked; what was recovered, in words, empty for a new run.
@@ -90,22 +98,12 @@ class BufferActor(PayloadShardActor):
         log_file = self._log_file.with_stem(f"{self._log_file.stem}-shard-{shard}")
         actor = RemotePayloadShard.options(
             num_cpus=0, max_concurrency=100, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-        ).remote(self._recipe, shard, folder, log_file)
+        ).remote(self._recipe.buffer, shard, folder, log_file)
         return ShardPlace(shard, node, folder, actor)
 
     async def _started_shard(self, place: ShardPlace) -> None:
         of, remedy = f"payload shard {place.shard} to start", f"see the logs beside {self._log_file.name}"
         await ask(place.actor.verify.remote([]), of=of, by="the buffer", seconds=SHARD_DEADLINE_S, remedy=remedy)
-
-    def make_service(
-        self,
-        buffer: ReplayBuffer,
-        journal: Journal | None,
-        free: Callable[[Sequence[PayloadRef]], None],
-        sweep: Callable[[], None] | None,
-    ) -> BufferService:
-        """The service, of these parts."""
-        return BufferService(self._recipe, buffer, journal=journal, free=free, sweep=sweep)
 
     async def endpoint(self) -> Endpoint:
         """Where the service is to be asked."""
@@ -117,6 +115,14 @@ class BufferActor(PayloadShardActor):
         """Where trajectories are kept."""
         return self._places
 
+    async def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
+        """See :meth:`PayloadShard.fetch`; of the shard on this node."""
+        return await self._shard.fetch(refs)
+
+    async def append(self, payloads: Sequence[bytes]) -> list[PayloadRef]:
+        """See :meth:`PayloadShard.append`; to the shard on this node."""
+        return await self._shard.append(payloads)
+
     async def close(self) -> None:
         """End the service; without a journal, remove the trajectories on all nodes, which nobody could make use of any more."""
         if self._rpc is not None:
@@ -124,7 +130,7 @@ class BufferActor(PayloadShardActor):
         if self._service is not None:
             await self._service.close()
         if self._folder.journal is None:
-            await asyncio.gather(self.remove(), *(place.actor.remove.remote() for place in self._places[1:]))
+            await asyncio.gather(self._shard.remove(), *(place.actor.remove.remote() for place in self._places[1:]))
 
 
 def _other_nodes() -> list[str]:

@@ -65,7 +65,7 @@ class GeneratorActor:
         recipe = self._recipe
         environment_factory = load_environment(recipe.environment)
         chat = ChatFormat.load(self._model_path)  # before the engine, which takes longer: it may refuse the model's template
-        self._sink = await PayloadSink.of(recipe, self._buffer, self._id)
+        self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
         self._engine = await VllmEngine.start(
             recipe.generators,
             self._model_path,

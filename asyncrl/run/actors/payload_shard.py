@@ -1,4 +1,4 @@
-"""One shard of the trajectories, on the node that made them: it frees what nobody needs, and serves those on other nodes."""
+"""One shard of the trajectories, on the node that made them: frees what nobody needs, and serves other nodes."""
 
 import asyncio
 import contextlib
@@ -10,24 +10,30 @@ from typing import Any
 import ray
 
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import BufferConfig
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.payload import ask_shard, open_writer
 from buffers.payload import PayloadReader, PayloadStore
 
 
-class PayloadShardActor:
-    """Shard ``shard`` in ``folder``; each call is done in a thread. Who is on its node uses the files without asking."""
+class PayloadShard:
+    """The files of one shard, used in threads of this process on behalf of others. Who is on its node uses them without asking.
 
-    def __init__(self, recipe: Recipe, shard: int, folder: Path, log_file: Path) -> None:
-        route_output(log_file)
-        self._files = folder
-        self._store = PayloadStore(folder)
-        self._reader = PayloadReader(folder)
-        self._writer = open_writer(recipe.buffer, shard, folder, "elsewhere")
+    Attributes:
+        store: gives up what lies there, and checks it.
+
+    Args:
+        buffer: section of the recipe.
+        shard: its number.
+        folder: of its files.
+    """
+
+    def __init__(self, buffer: BufferConfig, shard: int, folder: Path) -> None:
+        self._folder, self.store, self._reader = folder, PayloadStore(folder), PayloadReader(folder)
+        self._writer = open_writer(buffer, shard, folder, "elsewhere")
 
     async def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
-        """The bytes of ``refs``.
+        """Read the bytes of ``refs``.
 
         Raises:
             PayloadLost: some are not what was written.
@@ -44,33 +50,41 @@ class PayloadShardActor:
 
     async def free(self, refs: Sequence[PayloadRef]) -> None:
         """Give up payload that nobody needs any more."""
-        await asyncio.to_thread(self._store.free, refs)
+        await asyncio.to_thread(self.store.free, refs)
 
     async def is_empty(self) -> bool:
         """Whether nothing is kept here."""
-        return self._store.is_empty()
+        return self.store.is_empty()
 
     async def verify(self, refs: Sequence[PayloadRef]) -> list[PayloadRef]:
-        """Those of ``refs`` whose bytes are not what was written.
+        """Return those of ``refs`` whose bytes are not what was written.
 
         Raises:
             PayloadGone: the shard's folder is not there.
         """
-        return await asyncio.to_thread(self._store.verify, refs)
+        return await asyncio.to_thread(self.store.verify, refs)
 
     async def remove(self) -> None:
         """Remove the whole shard, and with the last one on its node the folder of them all."""
-        await asyncio.to_thread(shutil.rmtree, self._files, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
         with contextlib.suppress(OSError):
-            self._files.parent.rmdir()
+            self._folder.parent.rmdir()
 
     async def set_aside(self, live: Collection[PayloadRef]) -> int:
-        """Remember what none of ``live`` refers to, for :meth:`sweep`; its bytes."""
-        return await asyncio.to_thread(self._store.set_aside, live)
+        """Remember what none of ``live`` refers to, for :meth:`sweep`, and return its bytes."""
+        return await asyncio.to_thread(self.store.set_aside, live)
 
     async def sweep(self) -> None:
         """Remove what was set aside."""
-        await asyncio.to_thread(self._store.sweep)
+        await asyncio.to_thread(self.store.sweep)
+
+
+class PayloadShardActor(PayloadShard):
+    """A shard in a process of its own, which logs to ``log_file``."""
+
+    def __init__(self, buffer: BufferConfig, shard: int, folder: Path, log_file: Path) -> None:
+        route_output(log_file)
+        super().__init__(buffer, shard, folder)
 
 
 class RemoteStore:

@@ -1,0 +1,132 @@
+"""Changes of a buffer, one after the other: written to the journal, then applied, then answered.
+
+What always holds: the journal replayed is the buffer; a change that has begun goes to its end even if whoever asked for it has
+gone; a full disk makes changes wait and loses none; after a failure nothing changes any more.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from asyncrl.core.errors import AsyncRLError
+from buffers import commands
+from buffers.commands import Command
+from buffers.disk import DiskFull
+from buffers.journal import Journal
+from buffers.pauses import Pauses
+from buffers.replay_buffer import ReplayBuffer
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_BYTES = 8 << 20
+"""A snapshot is taken when the journal grew by this much since the last one: what a recovery replays at most."""
+DISK_RETRY_S = 1.0
+"""How often a full disk is tried again: a file system tells nobody that it has room."""
+
+
+class WriteAhead:
+    """The only way to change a buffer that is served. Lives within one event loop.
+
+    Args:
+        buffer: new, or recovered.
+        journal: where the commands go; None keeps none.
+        pauses: told while the disk is full.
+        applied: called after each change.
+        failed: called with the error that made further changes impossible.
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        journal: Journal | None,
+        *,
+        pauses: Pauses,
+        applied: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._buffer, self._journal, self._pauses = buffer, journal, pauses
+        self._applied, self._failed = applied, failed
+        self._next_snapshot = SNAPSHOT_BYTES
+        self._turn = asyncio.Lock()
+        self._failure: BaseException | None = None
+
+    async def change(self, make: Callable[[], Command | None], *, shared: bool = False) -> Any:
+        """Apply the command that ``make`` returns when its turn has come, and return its answer; None if it returns none.
+
+        Args:
+            make: asked when all changes before this one are applied.
+            shared: the command is of several callers; its error is a failure, so that every one of them hears of it.
+        """
+        return await asyncio.shield(asyncio.ensure_future(self._change(make, shared)))
+
+    async def _change(self, make: Callable[[], Command | None], shared: bool) -> Any:
+        async with self._turn:
+            self.check()
+            command = make()
+            if command is None:
+                return None
+            try:
+                return await self._write_and_apply(command)
+            except (AsyncRLError, OSError) as error:
+                if shared:
+                    self.fail(error)
+                raise
+
+    async def _write_and_apply(self, command: Command) -> Any:
+        if self._journal is not None:
+            await self._write(self._journal, command)
+        answer = command.apply(self._buffer)
+        self._applied()
+        if self._journal is not None and self._journal.bytes_since_snapshot >= self._next_snapshot:
+            await self._snapshot(self._journal)
+        return answer
+
+    async def _write(self, journal: Journal, command: Command) -> None:
+        record = commands.encode(command)
+        paused = False
+        while True:
+            try:
+                if journal.fsync:
+                    await asyncio.to_thread(journal.append, record)
+                else:
+                    journal.append(record)
+                break
+            except DiskFull as error:
+                if not paused:
+                    logger.warning("paused: %s", error)
+                paused = True
+                self._pauses.set("the buffer", str(error))
+                await asyncio.sleep(DISK_RETRY_S)
+                self.check()  # who ends the run does not wait for room
+        if paused:
+            logger.warning("there is room again: the run goes on")
+            self._pauses.set("the buffer", "")
+
+    async def _snapshot(self, journal: Journal) -> None:
+        state = self._buffer.snapshot()
+        try:
+            await asyncio.to_thread(journal.snapshot, state)
+        except DiskFull as error:
+            # The journal is whole without it; a recovery only replays more.
+            logger.warning("no snapshot this time: %s", error)
+        # A large state is written less often, so that snapshots never cost more than the journal itself.
+        self._next_snapshot = journal.bytes_since_snapshot + max(SNAPSHOT_BYTES, len(state))
+
+    def fail(self, error: BaseException) -> None:
+        """Refuse every change from now on with ``error``, or with the error of the first call."""
+        if self._failure is None:
+            self._failure = error
+        self._failed(error)
+
+    def check(self) -> None:
+        """Raise the error that made changes impossible, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        """Close the journal once the change that is under way has ended. Harmless the second time."""
+        async with self._turn:
+            journal, self._journal = self._journal, None
+            if journal is not None:
+                journal.close()

@@ -1,0 +1,39 @@
+"""Errors that travel between processes arrive as they are."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, RecipeError, ScoringFailed
+from asyncrl.rpc.wire import Failure
+from buffers.curriculum import CurriculumBroken
+from buffers.disk import DiskFull
+from buffers.journal import JournalInUse
+from buffers.journal_files import JournalDamaged, JournalGone
+from buffers.payload import PayloadGone, PayloadLost
+
+ERRORS = [
+    ComponentFailed("it died"),
+    RecipeError("learner.lr", "it is 0", "raise it"),
+    DeadlineExceeded("the learner", "a batch", 1.5, "wait longer"),
+    ScoringFailed(FailureKind.DATA, "it cannot be scored"),
+    CurriculumBroken("module:Class", "it raised", "correct it"),
+    DiskFull(Path("/disk"), 10, 5),
+    JournalInUse(Path("/journal"), "17", 2.0),
+    JournalDamaged(Path("/journal/1.log"), 12, "torn", "cut it"),
+    JournalGone(Path("/journal"), "there is a checkpoint"),
+    PayloadLost(Path("/segment"), 3, "it is gone"),
+    PayloadGone(Path("/shard"), 2, 100),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_error_survives_pickle_and_the_wire(error):
+    error.add_note("a note, which stays at home")
+    arrived = pickle.loads(pickle.dumps(error))
+    assert (type(arrived), str(arrived)) == (type(error), str(error))
+    assert vars(arrived) == {name: value for name, value in vars(error).items() if name != "__notes__"}
+    told = Failure.of(error).error()
+    assert str(told) == str(error)
+    assert type(told) in (type(error), ComponentFailed)

@@ -1,0 +1,17 @@
+"""SplitMix64 against its authors' own sequence, for integers and tensors."""
+
+import torch
+
+from asyncrl.core.splitmix import STEP, WHOLE, mixed
+
+PUBLISHED = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+"""The first numbers of seed 1234567, as the reference implementation prints them."""
+
+
+def test_the_sequence_is_the_published_one():
+    assert [mixed(1234567 + n * STEP & WHOLE) for n in range(1, 6)] == PUBLISHED
+
+
+def test_a_tensor_gets_the_same_bits():
+    numbers = mixed(torch.arange(1, 6) * STEP + 1234567, bits=-1)
+    assert [number % 2**64 for number in numbers.tolist()] == PUBLISHED

@@ -1,0 +1,20 @@
+"""Replay buffers of a recipe: new, restored from a snapshot, recovered from a journal."""
+
+from buffers.identity import Identity
+from buffers.recovery import recover
+from buffers.replay_buffer import ReplayBuffer
+
+
+def buffer_of(recipe, tasks):
+    return ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
+
+
+def restored(recipe, tasks, data):
+    buffer = buffer_of(recipe, tasks)
+    buffer.restore(data)
+    return buffer
+
+
+def recovered(recipe, tasks, folder, stores, wait_s=0.0):
+    buffer = buffer_of(recipe, tasks)
+    return recover(buffer, Identity.of(recipe, tasks), recipe.buffer.journal, folder, stores, wait_s=wait_s)
