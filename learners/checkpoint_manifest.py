@@ -12,6 +12,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.parallel_layout import ParallelLayout
 from learners import checkpoints
 
 NAME = "checkpoint.json"
@@ -93,17 +94,6 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     frozen_weights: int = 0
 
 
-class Grid(msgspec.Struct, frozen=True):
-    """Ranks along each dimension when the checkpoint was written, and how they shared out and divided experts."""
-
-    tensor: int
-    pipeline: int
-    data: int
-    context: int = 1
-    expert: int = 1
-    expert_tensor: int = 1
-
-
 class StoredFile(msgspec.Struct, frozen=True):
     """A file of the checkpoint: name, size in bytes and CRC-32."""
 
@@ -139,11 +129,15 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All that must be known before a checkpoint is loaded."""
+    """All that must be known before a checkpoint is loaded.
+
+    Attributes:
+        layout: of the ranks that wrote the checkpoint.
+    """
 
     progress: Progress
     shape: ModelShape
-    grid: Grid
+    layout: ParallelLayout = msgspec.field(name="grid")
     files: tuple[StoredFile, ...]
 
     @classmethod

@@ -65,7 +65,7 @@ class Learner:
     Args:
         recipe: of the run.
         model_path: Hugging Face folder whose weights are version 0.
-        rank: where this rank stands; its grid must be the recipe's.
+        rank: where this rank stands; its layout must be the recipe's.
 
     Raises:
         RecipeError: if the model is not supported or cannot be divided as asked.
@@ -73,18 +73,8 @@ class Learner:
     """
 
     def __init__(self, recipe: Recipe, model_path: str, rank: RankSpec) -> None:
-        sizes = recipe.learner
-        asked = (
-            sizes.tensor_parallel,
-            sizes.pipeline_parallel,
-            sizes.data_parallel,
-            sizes.context_parallel,
-            sizes.expert_parallel,
-            sizes.expert_tensor_parallel,
-        )
-        grid = (rank.tensor, rank.pipeline, rank.data, rank.context, rank.expert, rank.expert_tensor)
-        if grid != asked:
-            raise ValueError(f"rank {rank.rank} is of a {' x '.join(map(str, grid))} grid, the recipe's is {asked}")
+        if rank.layout != recipe.learner.layout:
+            raise ValueError(f"rank {rank.rank} is of the layout {rank.layout}, and the recipe's is {recipe.learner.layout}")
         self._recipe, self._rank = recipe, rank
         # Imported here because installing must come first, and because importing the learner must not change the process.
         cpu_compat.install()
@@ -162,7 +152,7 @@ class Learner:
                 Reading(metrics.GRAD_NORM, fmean(norms)),
                 Reading(metrics.LEARNING_RATE, rate),
                 Reading(metrics.STEP_SECONDS, seconds),
-                *self._speed(flops / seconds / self._rank.world_size),
+                *self._speed(flops / seconds / self._rank.layout.ranks),
             ]
             if not isinstance(algorithm.kl, NoKl):
                 readings.append(Reading(metrics.KL_COEFFICIENT, coefficient))

@@ -111,9 +111,9 @@ class Preparation:
         return prepared
 
     def _planned(self, batch: Batch) -> list[list[int]]:
-        planned = plan(batch, self._rank.data, self._recipe.learner.micro_batch_tokens)[self._rank.data_rank]
+        planned = plan(batch, self._rank.layout.data, self._recipe.learner.micro_batch_tokens)[self._rank.data_rank]
         # The interleaved schedule goes round its stages with a micro-batch for each; empty ones fill the last round.
-        stages = self._rank.pipeline if self._recipe.learner.virtual_pipeline > 1 else 1
+        stages = self._rank.layout.pipeline if self._rank.layout.virtual_pipeline > 1 else 1
         return planned + [[] for _ in range(-len(planned) % stages)]
 
     def _packed(
@@ -136,7 +136,7 @@ class Preparation:
                     batch=batch,
                     sampling=self._recipe.sampling,
                     # Tensor-parallel ranks divide the tokens between them.
-                    multiple=self._rank.tensor * (1 if self._recipe.learner.fp8 == "none" else FP8_MULTIPLE),
+                    multiple=self._rank.layout.tensor * (1 if self._recipe.learner.fp8 == "none" else FP8_MULTIPLE),
                 )
             )
         return packed

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.core.parallel_layout import ParallelLayout
+
 
 class FileMeeting(msgspec.Struct, frozen=True, tag="file"):
     """All ranks are on one host, and meet in the file at ``path``, which only their user may open."""
@@ -48,12 +50,9 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: number of this rank, from 0.
-        world_size: number of ranks; must be ``tensor * pipeline * data * context``.
         meeting: where the ranks meet.
+        layout: of all ranks.
         listening: of rank 0, where ranks meet over TCP: the file number of the socket that listens there, which is handed over.
-        tensor, pipeline, data, context: ranks along each dimension.
-        expert: ranks that share out a layer's experts.
-        expert_tensor: ranks that divide each expert.
         threads: CPU threads the operators of this rank may use.
 
     Raises:
@@ -61,51 +60,39 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rank: int
-    world_size: int
     meeting: FileMeeting | TcpMeeting
+    layout: ParallelLayout = ParallelLayout()
     listening: int | None = None
-    tensor: int = 1
-    pipeline: int = 1
-    data: int = 1
-    context: int = 1
-    expert: int = 1
-    expert_tensor: int = 1
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if self.tensor * self.pipeline * self.data * self.context != self.world_size:
-            raise ValueError(
-                f"tensor {self.tensor} x pipeline {self.pipeline} x data {self.data} x context {self.context} is not world_size "
-                f"{self.world_size}"
-            )
-        if self.stage_ranks % (self.expert * self.expert_tensor):
-            raise ValueError(
-                f"expert {self.expert} x expert_tensor {self.expert_tensor} does not divide a stage's {self.stage_ranks} ranks"
-            )
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} is outside 0..{self.world_size - 1}")
+        layout = self.layout
+        if layout.stage_ranks % (layout.expert * layout.expert_tensor):
+            raise ValueError(f"expert x expert tensor does not divide a stage's {layout.stage_ranks} ranks: {layout}")
+        if not 0 <= self.rank < layout.ranks:
+            raise ValueError(f"rank {self.rank} is outside 0..{layout.ranks - 1}")
         if self.threads < 1:
             raise ValueError(f"threads is {self.threads}; a rank needs at least one")
 
     @property
     def tensor_rank(self) -> int:
         """Place among the ranks that split one layer."""
-        return self.rank % self.tensor
+        return self.rank % self.layout.tensor
 
     @property
     def data_rank(self) -> int:
         """Place among the replicas: which slice of the batch this rank trains."""
-        return self.rank // (self.tensor * self.context) % self.data
+        return self.rank // (self.layout.tensor * self.layout.context) % self.layout.data
 
     @property
     def context_rank(self) -> int:
         """Place among the ranks that divide the tokens of each row."""
-        return self.rank // self.tensor % self.context
+        return self.rank // self.layout.tensor % self.layout.context
 
     @property
     def pipeline_rank(self) -> int:
         """Pipeline stage."""
-        return self.rank // self.stage_ranks
+        return self.rank // self.layout.stage_ranks
 
     @property
     def is_first_replica(self) -> bool:
@@ -113,26 +100,21 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.data_rank == self.context_rank == 0
 
     @property
-    def stage_ranks(self) -> int:
-        """Ranks of one pipeline stage."""
-        return self.tensor * self.context * self.data
-
-    @property
     def expert_tensor_rank(self) -> int:
         """Place among the ranks that divide each expert."""
-        return self.rank % self.stage_ranks % self.expert_tensor
+        return self.rank % self.layout.stage_ranks % self.layout.expert_tensor
 
     @property
     def expert_rank(self) -> int:
         """Place among the ranks that share out a layer's experts."""
-        return self.rank % self.stage_ranks // self.expert_tensor % self.expert
+        return self.rank % self.layout.stage_ranks // self.layout.expert_tensor % self.layout.expert
 
     @property
     def is_first_expert_replica(self) -> bool:
         """Of the ranks that hold the same parts of the same experts, the one that speaks for them."""
-        return self.rank % self.stage_ranks < self.expert_tensor * self.expert
+        return self.rank % self.layout.stage_ranks < self.layout.expert_tensor * self.layout.expert
 
     @property
     def is_reporter(self) -> bool:
         """True on exactly one rank of the run: the one whose readings stand for all (last stage, first of everything else)."""
-        return self.pipeline_rank == self.pipeline - 1 and self.tensor_rank == 0 and self.is_first_replica
+        return self.pipeline_rank == self.layout.pipeline - 1 and self.tensor_rank == 0 and self.is_first_replica

@@ -86,7 +86,7 @@ def measure(folder: Path, settings: StepSettings) -> StepSpeed:
     batch, rows = _make_batch(settings)
     lengths = [record.length for record in batch.rows]
     budget = max(settings.rows_at_once * settings.median_tokens, max(lengths))
-    spec = RankSpec(rank=0, world_size=1, meeting=FileMeeting.make(folder / "meeting"))
+    spec = RankSpec(rank=0, meeting=FileMeeting.make(folder / "meeting"))
     learner = LearnerRank(_recipe(folder, budget), str(folder), spec)
     plain = PlainLoop(folder, settings.rows_at_once)
     readings = {reading.metric.name: reading.value for reading in learner.step(batch, rows).readings}

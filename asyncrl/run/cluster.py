@@ -79,7 +79,7 @@ class Cluster:
             RemoteLearner.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
                 recipe, model_path, buffer, rank, run_id, log / f"learner-{rank}.log"
             )
-            for rank in range(recipe.learner.ranks)
+            for rank in range(recipe.learner.layout.ranks)
         ]
 
     async def start(self) -> None:

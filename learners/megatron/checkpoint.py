@@ -27,7 +27,6 @@ from learners import checkpoint_manifest, checkpoints
 from learners.checkpoint_manifest import (
     CheckpointDamaged,
     CheckpointNotWritten,
-    Grid,
     Manifest,
     ModelShape,
     Progress,
@@ -51,11 +50,6 @@ class LearnerState(msgspec.Struct, frozen=True):
     networks: Sequence[Network]
     shape: ModelShape
     spec: RankSpec
-
-    def grid(self) -> Grid:
-        """The layout of the ranks."""
-        spec = self.spec
-        return Grid(spec.tensor, spec.pipeline, spec.data, spec.context, spec.expert, spec.expert_tensor)
 
 
 def shape_of(config: PolicyConfig, critic: bool) -> ModelShape:
@@ -145,7 +139,7 @@ def start_saving(target: Path, state: LearnerState, progress: Progress) -> Savin
     strategy = PlannedSave()
     saved = {**_sharded(state, is_loading=False), "random": _random_streams(state.spec)}
     dist_checkpointing.save(saved, str(partial), sharded_strategy=strategy, async_sharded_save=True)
-    manifest = Manifest(progress=progress, shape=state.shape, grid=state.grid(), files=())
+    manifest = Manifest(progress=progress, shape=state.shape, layout=state.spec.layout, files=())
     writer = ThreadPoolExecutor(1, "checkpoint")
     saving = Saving(target, manifest, strategy, writer.submit(strategy.write))
     writer.shutdown(wait=False)
@@ -177,7 +171,7 @@ def load(folder: Path, state: LearnerState) -> Progress:
     manifest = _agreed(checked)[0]
     index, common = _read_untrusted(folder, manifest)
     wanted = _sharded(state, is_loading=True)
-    same_layout = manifest.grid == state.grid()
+    same_layout = manifest.layout == state.spec.layout
     if same_layout:
         wanted["random"] = _random_streams(state.spec)
     try:
@@ -282,10 +276,11 @@ def _random_streams(spec: RankSpec) -> ShardedObject:
     streams = {"torch": torch.get_rng_state(), "megatron": tensor_parallel.get_cuda_rng_tracker().get_states()}
     if torch.cuda.is_available():
         streams["cuda"] = torch.cuda.get_rng_state()
+    layout = spec.layout
     return ShardedObject(
         "random",
         streams,
-        (spec.pipeline, spec.tensor, spec.data, spec.context),
+        (layout.pipeline, layout.tensor, layout.data, layout.context),
         (spec.pipeline_rank, spec.tensor_rank, spec.data_rank, spec.context_rank),
     )
 

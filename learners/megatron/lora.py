@@ -77,9 +77,11 @@ class Adapter(torch.nn.Module):
         self.name, self.rows = name, part.local.flatten().to(torch.cuda.current_device())
         self.divided = "lora_B" if part.split == 0 else "lora_A"
         begins = torch.zeros(len(self.rows), settings.rank)
-        first = _first_factor(f"{seed} {name}", settings.rank, inputs if self.divided == "lora_B" else inputs * spec.tensor)
+        first = _first_factor(
+            f"{seed} {name}", settings.rank, inputs if self.divided == "lora_B" else inputs * spec.layout.tensor
+        )
         if self.divided == "lora_A":
-            first = first.chunk(spec.tensor, 1)[spec.tensor_rank]
+            first = first.chunk(spec.layout.tensor, 1)[spec.tensor_rank]
         for matrix, values in (("lora_A", first), ("lora_B", begins)):
             values = values.to(torch.cuda.current_device(), config.params_dtype, copy=True).contiguous()
             parameter = torch.nn.Parameter(values)
@@ -164,11 +166,11 @@ class LowRank:
     def weights(self) -> int:
         """Number of weights in the adapters of the whole model."""
         mine = sum(
-            values.numel() * (self._spec.tensor if matrix == adapter.divided else 1)
+            values.numel() * (self._spec.layout.tensor if matrix == adapter.divided else 1)
             for adapter in self._by_projection.values()
             for matrix, values in adapter.named_parameters()
         )
-        return mine * self._spec.pipeline
+        return mine * self._spec.layout.pipeline
 
     @property
     def description(self) -> str:
@@ -188,7 +190,7 @@ class LowRank:
                 values = getattr(adapter, matrix).detach()
                 shape, start = list(values.shape), [0, 0]
                 if matrix == adapter.divided:
-                    shape[adapter.axis] *= self._spec.tensor
+                    shape[adapter.axis] *= self._spec.layout.tensor
                     start[adapter.axis] = values.shape[adapter.axis] * self._spec.tensor_rank
                 elif self._spec.tensor_rank:
                     continue

@@ -28,18 +28,18 @@ def meet(spec: RankSpec, seconds: float) -> dist.Store:
     timeout = datetime.timedelta(seconds=seconds)
     match spec.meeting:
         case FileMeeting(path=path):
-            store: dist.Store = dist.FileStore(path, spec.world_size)
+            store: dist.Store = dist.FileStore(path, spec.layout.ranks)
             store.set_timeout(timeout)
             ours = _LOOPBACK
         case TcpMeeting(host=host, port=port):
             listening = {"master_listen_fd": spec.listening} if spec.rank == 0 else {}
-            store = dist.TCPStore(host, port, spec.world_size, is_master=spec.rank == 0, timeout=timeout, **listening)
+            store = dist.TCPStore(host, port, spec.layout.ranks, is_master=spec.rank == 0, timeout=timeout, **listening)
             ours = _address_towards(host, port)
     interface = _interface_of(ours)
     if interface is not None:
         os.environ.setdefault(_GLOO_INTERFACE, interface)
     store.set(f"rank {spec.rank}", "here")
-    store.wait([f"rank {rank}" for rank in range(spec.world_size)], timeout)
+    store.wait([f"rank {rank}" for rank in range(spec.layout.ranks)], timeout)
     return store
 
 

@@ -26,14 +26,13 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def initialise(spec: RankSpec, deadlines: DeadlinesConfig, seed: int, virtual_pipeline: int = 1) -> None:
-    """Meet the other ranks, form Megatron's groups and seed this rank, whose stage holds ``virtual_pipeline`` chunks.
-
-    Every later collective is bounded by ``deadlines.step``.
+def initialise(spec: RankSpec, deadlines: DeadlinesConfig, seed: int) -> None:
+    """Meet the other ranks, form Megatron's groups and seed this rank. Every later collective is bounded by ``deadlines.step``.
 
     Raises:
         DeadlineExceeded: if not all ranks have come up within ``deadlines.start`` seconds.
     """
+    layout = spec.layout
     torch.set_num_threads(spec.threads)
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -43,16 +42,16 @@ def initialise(spec: RankSpec, deadlines: DeadlinesConfig, seed: int, virtual_pi
             "nccl" if on_gpu else "gloo",
             store=meet(spec, deadlines.start),
             rank=spec.rank,
-            world_size=spec.world_size,
+            world_size=layout.ranks,
             timeout=datetime.timedelta(seconds=deadlines.step),
         )
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=spec.tensor,
-            pipeline_model_parallel_size=spec.pipeline,
-            context_parallel_size=spec.context,
-            expert_model_parallel_size=spec.expert,
-            expert_tensor_parallel_size=spec.expert_tensor,
-            virtual_pipeline_model_parallel_size=virtual_pipeline if virtual_pipeline > 1 else None,
+            tensor_model_parallel_size=layout.tensor,
+            pipeline_model_parallel_size=layout.pipeline,
+            context_parallel_size=layout.context,
+            expert_model_parallel_size=layout.expert,
+            expert_tensor_parallel_size=layout.expert_tensor,
+            virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
             distributed_timeout_minutes=deadlines.step / 60,
             create_gloo_process_groups=False,
         )
@@ -90,7 +89,7 @@ def named_wait(spec: RankSpec, activity: str, seconds: float) -> Iterator[None]:
             raise
         raise DeadlineExceeded(
             f"learner rank {spec.rank}",
-            f"the other {spec.world_size - 1} learner ranks, {activity}",
+            f"the other {spec.layout.ranks - 1} learner ranks, {activity}",
             seconds,
             "look for the first error among the other ranks; if there is none, raise deadlines.start or deadlines.step",
         ) from error

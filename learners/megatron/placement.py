@@ -138,11 +138,11 @@ def _placed(model: PolicyModel, spec: RankSpec) -> Iterator[Placed]:
             continue
         layer = _LAYER_NAME.fullmatch(parameter_name)
         expert = _EXPERT_NAME.fullmatch(layer[2]) if layer else None
-        ranks, rank, is_first_replica = spec.tensor, spec.tensor_rank, spec.is_first_replica
+        ranks, rank, is_first_replica = spec.layout.tensor, spec.tensor_rank, spec.is_first_replica
         prefix = f"model.layers.{int(layer[1]) + first_layer}." if layer else ""
         if expert:
-            ranks, rank, is_first_replica = spec.expert_tensor, spec.expert_tensor_rank, spec.is_first_expert_replica
-            number = spec.expert_rank * (model.config.num_moe_experts // spec.expert) + int(expert[1])
+            ranks, rank, is_first_replica = spec.layout.expert_tensor, spec.expert_tensor_rank, spec.is_first_expert_replica
+            number = spec.expert_rank * (model.config.num_moe_experts // spec.layout.expert) + int(expert[1])
             rule = _within(f"mlp.experts.{number}.", _EXPERT_RULES[expert[2]])
         else:
             rule = _LAYER_RULES[layer[2]] if layer else _MODEL_RULES[parameter_name]

@@ -67,7 +67,7 @@ class Trainer:
         self._recipe, self._spec, self._source = recipe, spec, model_path
         config = policy_config(model_path, recipe.learner)
         check_fp8(config.transformer)
-        parallel.initialise(spec, recipe.deadlines, recipe.seed, recipe.learner.virtual_pipeline)
+        parallel.initialise(spec, recipe.deadlines, recipe.seed)
         self._device = parallel.device()
         self.peak_flops: float | None = None
         if self._device.type == "cuda" and recipe.learner.dtype == "bfloat16":

@@ -23,7 +23,7 @@ def plain(shards: Iterable[Shard]) -> list[PlainShard]:
 def leave_zero(learner: Learner, spec: RankSpec) -> None:
     """Give every ``lora_B`` values that depend on its name alone: at zero, ``lora_A`` would have no gradient."""
     for name, adapter in learner._trainer._lora._by_projection.items():
-        mine, parts = adapter.lora_B.data, spec.tensor if adapter.divided == "lora_B" else 1
+        mine, parts = adapter.lora_B.data, spec.layout.tensor if adapter.divided == "lora_B" else 1
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         whole = 0.1 * torch.randn(parts * len(mine), mine.size(1), generator=generator)
         mine.copy_(whole.chunk(parts)[spec.tensor_rank % parts])

@@ -215,9 +215,9 @@ def log_probabilities(
     from learners.megatron.log_probabilities import Tile, token_log_probabilities
     from learners.megatron.meeting import meet
 
-    dist.init_process_group("gloo", store=meet(spec, 60.0), rank=spec.rank, world_size=spec.world_size)
+    dist.init_process_group("gloo", store=meet(spec, 60.0), rank=spec.rank, world_size=spec.layout.ranks)
     states = torch.from_numpy(hidden).requires_grad_()
-    mine = torch.from_numpy(weight).chunk(spec.world_size)[spec.rank].clone().requires_grad_()
+    mine = torch.from_numpy(weight).chunk(spec.layout.ranks)[spec.rank].clone().requires_grad_()
     logp, entropy = token_log_probabilities(states, mine, torch.from_numpy(targets), temperature, dist.group.WORLD, Tile(*tile))
     number = torch.arange(len(logp))
     results = [logp.detach(), entropy.detach()]

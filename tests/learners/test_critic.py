@@ -29,7 +29,7 @@ def run(function, folder, algorithm, *arguments, grid=(1, 1, 1), context=1, **le
     sides = dict(zip(("tensor", "pipeline", "data"), grid, strict=True))
     recipe = make_recipe(folder, **sides, **({"lr": 1e-3, "context_parallel": context} | learner))
     recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
-    return run_ranks(function, recipe, folder, *arguments, **sides, context=context)
+    return run_ranks(function, recipe, folder, *arguments, **msgspec.structs.asdict(recipe.learner.layout))
 
 
 def readings_of(reports, steps):

@@ -80,7 +80,7 @@ def test_a_step_of_adapters_counts_no_gradients_of_frozen_weights(folder, grid):
     shapes = msgspec.structs.replace(SHAPES, adapters=LAYERS * 5 * (64 + 32))
     described = shapes, [record.length for record in batch.rows], sum(int(row.loss_mask.sum()) for row in rows.values())
     expected = forward_flops(*described) + backward_flops(*described)
-    assert flops_of(readings) * recipe.learner.ranks == pytest.approx(expected, rel=1e-9)
+    assert flops_of(readings) * recipe.learner.layout.ranks == pytest.approx(expected, rel=1e-9)
 
 
 def readings_of(folder, algorithm=None):

@@ -30,7 +30,7 @@ def ranks_of(function, folder, *arguments, grid=(1, 1, 1), **learner):
     # The rate changes with the version, so that a schedule resumed at another place gives other weights.
     options = {"min_lr_ratio": 0.1, "weight_decay": 0.1} | learner
     recipe = make_recipe(folder, tensor=tensor, pipeline=pipeline, data=data, **options)
-    return run_ranks(function, recipe, folder, *arguments, tensor=tensor, pipeline=pipeline, data=data)
+    return run_ranks(function, recipe, folder, *arguments, **msgspec.structs.asdict(recipe.learner.layout))
 
 
 def train_and_save(folder, target, **options):

@@ -45,23 +45,17 @@ class LearnerActor:
 
     def start(self, meeting: FileMeeting | TcpMeeting) -> None:
         """Join the other ranks and load the model; a collective call."""
-        sizes = self._recipe.learner
+        layout = self._recipe.learner.layout
         self._learner = Learner(
             self._recipe,
             self._model_path,
             RankSpec(
                 rank=self._rank,
-                world_size=sizes.ranks,
+                layout=layout,
                 meeting=meeting,
                 listening=None if self._listening is None else self._listening.detach(),
-                tensor=sizes.tensor_parallel,
-                pipeline=sizes.pipeline_parallel,
-                data=sizes.data_parallel,
-                context=sizes.context_parallel,
-                expert=sizes.expert_parallel,
-                expert_tensor=sizes.expert_tensor_parallel,
                 # On a laptop the engines share these cores, and threads waiting for each other there cost more than they do.
-                threads=max(1, (os.cpu_count() or 1) // (sizes.ranks + self._recipe.generators.count)),
+                threads=max(1, (os.cpu_count() or 1) // (layout.ranks + self._recipe.generators.count)),
             ),
         )
 
