@@ -22,7 +22,7 @@ import numpy as np
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.publication import Publication
+from asyncrl.core.publication import VLLM_BACKEND, Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import VersionSpan
 from generators.completion import Completion, EngineUse
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
-TRANSFER_BACKEND = "asyncrl_shm"
-"""Registered in vLLM's processes by :mod:`asyncrl.weights.vllm_engine`."""
 WORKER_EXTENSION = "asyncrl.weights.vllm_engine.AcknowledgingWorker"
 
 CPU_BLOCK_TOKENS = 32
@@ -277,7 +275,7 @@ def _arguments(recipe: Recipe, model_path: str, index: int, cores: str | None) -
         tensor_parallel_size=recipe.generators.tensor_parallel,
         enable_prefix_caching=True,
         logprobs_mode="processed_logprobs",
-        weight_transfer_config=WeightTransferConfig(backend=TRANSFER_BACKEND),
+        weight_transfer_config=WeightTransferConfig(backend=VLLM_BACKEND),
         worker_extension_cls=WORKER_EXTENSION,
         disable_log_stats=True,
         **(_cpu_arguments(recipe, cores) if current_platform.is_cpu() else _gpu_arguments(recipe)),

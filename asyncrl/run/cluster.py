@@ -37,7 +37,7 @@ from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.payload import this_node
 from asyncrl.run.stopping import sigterm_blocked
-from asyncrl.weights.shared_memory import merge
+from asyncrl.weights.transport import merge
 from generators.evaluation import EvaluationResult
 from generators.worker import GeneratorStatistics
 from learners.learner import StepReport

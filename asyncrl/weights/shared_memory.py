@@ -15,12 +15,13 @@ from types import TracebackType
 
 import torch
 
-from asyncrl.core.errors import AsyncRLError, WeightMismatch
+from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.publication import Publication, Shard, ShardRecord
 from asyncrl.weights.coverage import by_tensor, check_coverage
 from asyncrl.weights.fingerprint import fingerprint
+from asyncrl.weights.transport import Transport
 
 _ALIGNMENT = 64
 """Every shard begins at a multiple of this many bytes: a cache line, and enough for any dtype to be viewed in place."""
@@ -30,14 +31,9 @@ class MemoryFull(AsyncRLError):
     """The memory file system cannot hold the publication."""
 
 
-def remove_left_behind(run_id: str) -> None:
-    """Remove what the writers of a run that was killed left in the memory file system."""
-    for path in memory_file_system().glob(f"asyncrl-{glob.escape(run_id)}-rank*"):
-        path.unlink(missing_ok=True)
-
-
-class SharedMemoryWriter:
-    """One learner rank's side. Use as a context manager, or call :meth:`close`: the files outlive a process that does neither.
+class SharedMemory(Transport):
+    """The ``shm`` transport. Use an instance as a context manager, or call :meth:`close`: the files outlive a process that does
+    neither.
 
     Args:
         run_id: names the files; unique among the runs on this host.
@@ -112,57 +108,39 @@ class SharedMemoryWriter:
             Path(path).unlink(missing_ok=True)
         self._files = []
 
-    def __enter__(self) -> "SharedMemoryWriter":
+    @staticmethod
+    def read(publication: Publication) -> Iterator[tuple[str, torch.Tensor]]:
+        """The published tensors, whole, in the order the shards name them.
+
+        A tensor that one shard holds is a view of the mapped file: read it, or copy it, before the publication is overwritten.
+        Writing to it changes this process's copy only.
+
+        Raises:
+            WeightMismatch: if a tensor is not covered exactly once.
+        """
+        files = [torch.from_file(path, shared=False, size=os.path.getsize(path), dtype=torch.uint8) for path in publication.files]
+        for name, records in by_tensor(publication.shards).items():
+            check_coverage(name, records)
+            if len(records) == 1:
+                yield name, _view(files, records[0])
+                continue
+            whole = torch.empty(records[0].shape, dtype=getattr(torch, records[0].dtype))
+            for record in records:
+                window = tuple(slice(start, start + extent) for start, extent in zip(record.start, record.extent, strict=True))
+                whole[window] = _view(files, record)
+            yield name, whole
+
+    @staticmethod
+    def remove_left_behind(run_id: str) -> None:
+        """Remove what the ranks of a run that was killed have left in the memory file system."""
+        for path in memory_file_system().glob(f"asyncrl-{glob.escape(run_id)}-rank*"):
+            path.unlink(missing_ok=True)
+
+    def __enter__(self) -> "SharedMemory":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def merge(parts: Sequence[Publication]) -> Publication:
-    """The whole publication out of the parts that the ranks wrote.
-
-    Raises:
-        WeightMismatch: if the parts are of different versions, or do not cover every tensor exactly once.
-    """
-    versions = sorted({part.version for part in parts})
-    if len(versions) != 1:
-        raise WeightMismatch(f"the parts to merge are of versions {versions}; every rank must write the same version")
-    files: list[str] = []
-    shards: list[ShardRecord] = []
-    for part in parts:
-        shards += [ShardRecord(s.name, s.shape, s.start, s.extent, s.dtype, len(files) + s.file, s.offset) for s in part.shards]
-        files += part.files
-    for name, records in by_tensor(shards).items():
-        check_coverage(name, records)
-    return Publication(
-        version=versions[0],
-        files=tuple(files),
-        shards=tuple(shards),
-        fingerprint=sum(part.fingerprint for part in parts) % 2**64,
-    )
-
-
-def read(publication: Publication) -> Iterator[tuple[str, torch.Tensor]]:
-    """The published tensors, whole, in the order the shards name them.
-
-    A tensor that one shard holds is a view of the mapped file: read it, or copy it, before the publication is overwritten.
-    Writing to it changes this process's copy only.
-
-    Raises:
-        WeightMismatch: if a tensor is not covered exactly once.
-    """
-    files = [torch.from_file(path, shared=False, size=os.path.getsize(path), dtype=torch.uint8) for path in publication.files]
-    for name, records in by_tensor(publication.shards).items():
-        check_coverage(name, records)
-        if len(records) == 1:
-            yield name, _view(files, records[0])
-            continue
-        whole = torch.empty(records[0].shape, dtype=getattr(torch, records[0].dtype))
-        for record in records:
-            window = tuple(slice(start, start + extent) for start, extent in zip(record.start, record.extent, strict=True))
-            whole[window] = _view(files, record)
-        yield name, whole
 
 
 def _view(files: Sequence[torch.Tensor], record: ShardRecord) -> torch.Tensor:

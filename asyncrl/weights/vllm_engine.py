@@ -1,4 +1,4 @@
-"""The engines' side of the ``shm`` transport, as a vLLM weight-transfer backend, and the proof of what was loaded.
+"""What loads a publication into an engine, as a vLLM weight-transfer backend, and the proof of what was loaded.
 
 vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``). What always holds for a load that
 raises nothing: the publication brought exactly the tensors of the checkpoint that the engine began with, each covered exactly
@@ -17,19 +17,18 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from asyncrl.core.errors import WeightMismatch
-from asyncrl.core.publication import Publication, Shard
+from asyncrl.core.publication import VLLM_BACKEND, Publication, Shard
 from asyncrl.weights.checkpoint import Checkpoint
 from asyncrl.weights.fingerprint import fingerprint
 from asyncrl.weights.parent_watch import die_with_parent
-from asyncrl.weights.shared_memory import read
-
-BACKEND = "asyncrl_shm"
+from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.transport import Transport
 
 
 def register() -> None:
     """Make the backend known to vLLM in this process, and tie vLLM's child processes to their parent. Safe to call again."""
-    if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryTransfer)
+    if VLLM_BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(VLLM_BACKEND, PublicationTransfer)
     die_with_parent()
 
 
@@ -45,14 +44,16 @@ class UpdateInfo(WeightTransferUpdateInfo):
     publication: bytes
 
 
-class SharedMemoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Loads published tensors from mapped files. One instance lives in each vLLM worker.
+class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Loads publications. One instance lives in each vLLM worker.
 
     Attributes:
+        transport: that the publications came by.
         fingerprint: of the tensors that the last completed update handed to the model; ``None`` before the first and while one is
             under way.
     """
 
+    transport: type[Transport] = SharedMemory
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
     fingerprint: int | None = None
@@ -88,7 +89,7 @@ class SharedMemoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         initialize_layerwise_reload(self.model)
         if self.device.type == "cpu":
             _have_experts_packed(self.model)
-        tensors = _Fingerprinting(read(publication), self.device)
+        tensors = _Fingerprinting(self.transport.read(publication), self.device)
         reached = self.model.load_weights(tensors)
         unreached = sorted(self._parameters - (reached or self._parameters)) or self._untouched_layers()
         if unreached:
@@ -165,7 +166,7 @@ class _Fingerprinting:
 class AcknowledgingWorker:
     """Mixed into vLLM's worker class (``worker_extension_cls``), so that the front end can ask for the proof."""
 
-    weight_transfer_engine: SharedMemoryTransfer
+    weight_transfer_engine: PublicationTransfer
 
     def acknowledge_weights(self) -> int | None:
         """Fingerprint of the weights this worker loaded last."""

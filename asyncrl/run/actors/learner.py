@@ -15,7 +15,8 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import decode
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.payload import PayloadSource, this_node
-from asyncrl.weights.shared_memory import SharedMemoryWriter
+from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.transport import Transport
 from learners.learner import Learner, StepReport
 from learners.rank import FileMeeting, RankSpec, TcpMeeting
 
@@ -27,7 +28,7 @@ class LearnerActor:
         route_output(log_file)
         self._recipe, self._model_path, self._buffer, self._rank = recipe, model_path, buffer, rank
         self._run_id = run_id
-        self._writer = SharedMemoryWriter(run_id=run_id, rank=rank)
+        self._transport: Transport = SharedMemory(run_id=run_id, rank=rank)
         self._listening: socket.socket | None = None
         self._learner: Learner | None = None
         self._payload: PayloadSource | None = None
@@ -74,7 +75,7 @@ class LearnerActor:
 
     def publish(self, version: PolicyVersion) -> Publication:
         """Write this rank's shards of ``version`` and say where they lie."""
-        return self._writer.write(version, self._started().shards())
+        return self._transport.write(version, self._started().shards())
 
     def save_pretrained(self, folder: Path) -> None:
         """Export the model as a Hugging Face folder; a collective call."""
@@ -101,7 +102,7 @@ class LearnerActor:
             if self._learner is not None:
                 self._learner.close()
         finally:
-            self._writer.close()
+            self._transport.close()
 
     def _started(self) -> Learner:
         if self._learner is None:
