@@ -18,8 +18,8 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.metrics import Reading
 from asyncrl.core.publication import Shard
-from asyncrl.core.recipe.algorithm import AdaptiveKl, GaeAdvantage, NoKl
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.algorithm import AdaptiveKl, AlgorithmConfig, GaeAdvantage, NoKl
+from asyncrl.core.recipe.schema import DeadlinesConfig, LearnerConfig
 from asyncrl.core.trajectory import Trajectory
 from learners import metrics
 from learners.checkpoint_manifest import Progress
@@ -56,33 +56,50 @@ class StepReport(msgspec.Struct, frozen=True):
 
 class Learner:
     """One rank. Construction, :meth:`step`, :meth:`save_pretrained` and all that has to do with checkpoints are collective: all
-    ranks make the same calls in the same order, each from one thread. Every wait for another rank is bounded by
-    ``recipe.deadlines``.
+    ranks make the same calls in the same order, each from one thread. Every wait for another rank is bounded by ``deadlines``.
 
     Attributes:
         version: the policy version that the weights are.
 
     Args:
-        recipe: of the run.
+        algorithm: the mathematics of the update.
+        config: the model's data type, the parallel layout and the optimizer.
+        deadlines: of coming up and of each step.
+        temperature: that tokens are sampled with.
+        steps: of the run, over which the learning rate decays.
+        seed: of the run.
         model_path: Hugging Face folder whose weights are version 0.
-        rank: where this rank stands; its layout must be the recipe's.
+        rank: where this rank stands; its layout must be that of ``config``.
 
     Raises:
         RecipeError: if the model is not supported or cannot be divided as asked.
         DeadlineExceeded: if another rank does not come up.
     """
 
-    def __init__(self, recipe: Recipe, model_path: str, rank: RankSpec) -> None:
-        if rank.layout != recipe.learner.layout:
-            raise ValueError(f"rank {rank.rank} is of the layout {rank.layout}, and the recipe's is {recipe.learner.layout}")
-        self._recipe, self._rank = recipe, rank
+    def __init__(
+        self,
+        algorithm: AlgorithmConfig,
+        config: LearnerConfig,
+        deadlines: DeadlinesConfig,
+        *,
+        temperature: float,
+        steps: int,
+        seed: int,
+        model_path: Path,
+        rank: RankSpec,
+    ) -> None:
+        if rank.layout != config.layout:
+            raise ValueError(f"rank {rank.rank} is of the layout {rank.layout}, and the recipe's is {config.layout}")
+        self._algorithm, self._config, self._steps, self._rank = algorithm, config, steps, rank
         # Imported here because installing must come first, and because importing the learner must not change the process.
         cpu_compat.install()
         from learners.megatron.trainer import Trainer
 
-        self._trainer = Trainer(recipe, Path(model_path), rank)
-        self._preparation = Preparation(recipe, rank, self._trainer)
-        self._kl_coefficient = _first_coefficient(recipe)
+        self._trainer = Trainer(
+            algorithm, config, deadlines, temperature=temperature, seed=seed, model_path=model_path, spec=rank
+        )
+        self._preparation = Preparation(algorithm, config, temperature, rank, self._trainer)
+        self._kl_coefficient = 0.0 if isinstance(algorithm.kl, NoKl) else algorithm.kl.coefficient
         self._saving: Saving | None = None
         self.version = PolicyVersion(0)
 
@@ -115,10 +132,10 @@ class Learner:
             ComponentFailed: if another rank has died.
         """
         started, flops_before = time.perf_counter(), self._trainer.flops
-        algorithm = self._recipe.algorithm
+        algorithm = self._algorithm
         if not any(row.loss_tokens for row in batch.rows):
             raise ValueError(f"no token of the {len(batch.rows)} rows for version {batch.version} may enter the loss")
-        rate = learning_rate(batch.version, self._recipe.steps, self._recipe.learner)
+        rate = learning_rate(batch.version, self._steps, self._config)
         parts = self._preparation.mini_batches(batch, rows, self._kl_coefficient)
         tallies, norms, critic_norms = [], [], []
         for number in order(batch, len(parts), algorithm.epochs):
@@ -148,7 +165,7 @@ class Learner:
         readings = []
         if whole is not None:
             readings = [
-                *readings_of(whole, _staleness_bound(batch)),
+                *readings_of(whole, batch.version - batch.oldest_version),
                 Reading(metrics.GRAD_NORM, fmean(norms)),
                 Reading(metrics.LEARNING_RATE, rate),
                 Reading(metrics.STEP_SECONDS, seconds),
@@ -172,22 +189,13 @@ class Learner:
         """
         return self._trainer.shards()
 
-    def save_pretrained(self, folder: str) -> None:
+    def save_pretrained(self, folder: Path) -> None:
         """Write the weights, configuration and tokenizer as a Hugging Face folder, whole or not at all.
 
         Raises:
             FileExistsError: on all ranks, if ``folder`` exists.
         """
-        self._trainer.save_pretrained(Path(folder))
-
-    def save_checkpoint(self, folder: Path) -> None:
-        """Write all that training goes on from, as of now, and return when it is complete.
-
-        Raises:
-            CheckpointNotWritten: on all ranks, if ``folder`` exists or the disk refuses; training can go on.
-        """
-        self.start_checkpoint(folder)
-        self.finish_checkpoint()
+        self._trainer.save_pretrained(folder)
 
     def start_checkpoint(self, folder: Path) -> None:
         """Begin a checkpoint of the state as it is now. It is written while training goes on, and is not there before
@@ -197,7 +205,7 @@ class Learner:
             folder: where it will be, on a disk that all ranks reach; what unfinished checkpoints have left beside it is removed.
 
         Raises:
-            CheckpointNotWritten: as :meth:`save_checkpoint`.
+            CheckpointNotWritten: on all ranks, if ``folder`` exists or the disk refuses; training can go on.
         """
         if self._saving is not None:
             raise RuntimeError(f"a checkpoint was started before the last one was finished: {folder}")
@@ -207,7 +215,7 @@ class Learner:
         """Return when the checkpoint that was started is complete on disk.
 
         Raises:
-            CheckpointNotWritten: as :meth:`save_checkpoint`.
+            CheckpointNotWritten: as :meth:`start_checkpoint`.
             DeadlineExceeded: on all ranks, if it takes longer than ``deadlines.step``.
         """
         if self._saving is None:
@@ -216,7 +224,7 @@ class Learner:
         self._trainer.finish_checkpoint(saving)
 
     def load_checkpoint(self, folder: Path) -> PolicyVersion:
-        """Take the state that :meth:`save_checkpoint` wrote, by this many ranks or another number in any layout.
+        """Take the state that :meth:`start_checkpoint` wrote, by this many ranks or another number in any layout.
 
         From the same checkpoint in the same layout, the same batches give the same weights, to the bit.
 
@@ -231,7 +239,7 @@ class Learner:
         """
         progress = self._trainer.load_checkpoint(folder)
         self.version = progress.version
-        kl = self._recipe.algorithm.kl
+        kl = self._algorithm.kl
         if not isinstance(kl, NoKl) and isinstance(kl.control, AdaptiveKl) and progress.kl_coefficient is not None:
             self._kl_coefficient = progress.kl_coefficient
         return self.version
@@ -242,7 +250,7 @@ class Learner:
 
     def _loss(self, part: MiniBatch, taken: int) -> Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, Tally]]:
         """Of the optimizer step that comes after ``taken`` others on the same batch."""
-        algorithm, coefficient = self._recipe.algorithm, self._kl_coefficient
+        algorithm, coefficient = self._algorithm, self._kl_coefficient
 
         def loss(micro_batch: MicroBatch, logp: Tensor, entropy: Tensor) -> tuple[Tensor, Tally]:
             before = micro_batch.logp_proximal
@@ -279,23 +287,14 @@ class Learner:
             yield Reading(metrics.MFU, flops_per_s / self._trainer.peak_flops)
 
     def _only_critic(self, version: int) -> bool:
-        advantage = self._recipe.algorithm.advantage
+        advantage = self._algorithm.advantage
         return isinstance(advantage, GaeAdvantage) and version < advantage.critic_warmup_steps
 
     def _adapt_kl(self, tally: Tally | None) -> None:
         """Move the coefficient as all ranks agree, from what the reporting rank has seen."""
-        kl = self._recipe.algorithm.kl
+        kl = self._algorithm.kl
         if isinstance(kl, NoKl) or not isinstance(kl.control, AdaptiveKl):
             return
         total, tokens = (0.0, 1.0) if tally is None else tally[metrics.KL_REFERENCE].tolist()
         observed = self._trainer.agreed(total / tokens)
         self._kl_coefficient = adapted_coefficient(self._kl_coefficient, observed, kl.control.target, kl.control.horizon)
-
-
-def _first_coefficient(recipe: Recipe) -> float:
-    kl = recipe.algorithm.kl
-    return 0.0 if isinstance(kl, NoKl) else kl.coefficient
-
-
-def _staleness_bound(batch: Batch) -> int:
-    return batch.version - batch.oldest_version

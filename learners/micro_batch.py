@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch, RowRecord
-from asyncrl.core.recipe.schema import SamplingConfig
 from asyncrl.core.trajectory import Trajectory
 from learners.loss_tokens import LossTokens
 from learners.segments import Segments
@@ -102,7 +101,7 @@ def pack(
     shares: Sequence[float],
     *,
     batch: Batch,
-    sampling: SamplingConfig,
+    temperature: float,
     multiple: int,
 ) -> MicroBatch:
     """Lay ``rows`` end to end, padded at the end to a multiple of ``multiple`` tokens (what sequence parallelism divides).
@@ -112,13 +111,14 @@ def pack(
     Args:
         advantages: of each row one for all its turns, or one a turn.
         shares: factor of each row's loss terms.
+        temperature: that tokens are sampled with.
 
     Raises:
         ValueError: naming the row, if it is not what its record says, its advantages are not as many as its turns, a behaviour
-            log-probability is not finite, or log-probabilities are not of the distribution that ``sampling`` trains.
+            log-probability is not finite, or log-probabilities are not of the whole distribution at ``temperature``.
     """
     for record, row, of_turns in zip(records, rows, advantages, strict=True):
-        _check(record, row, batch, sampling)
+        _check(record, row, batch, temperature)
         if len(of_turns) not in (1, len(row.turns)):
             raise ValueError(
                 f"sample {record.sample_index} of group {record.group_id}: {len(of_turns)} advantages for its {len(row.turns)} "
@@ -165,7 +165,7 @@ def pack(
     )
 
 
-def _check(record: RowRecord, row: Trajectory, batch: Batch, sampling: SamplingConfig) -> None:
+def _check(record: RowRecord, row: Trajectory, batch: Batch, temperature: float) -> None:
     """Everything that would train on wrong numbers without an error."""
     name = f"sample {record.sample_index} of group {record.group_id}"
     if (row.group_id, row.sample_index) != (record.group_id, record.sample_index):
@@ -190,10 +190,10 @@ def _check(record: RowRecord, row: Trajectory, batch: Batch, sampling: SamplingC
     if len(row) and row.loss_mask[0]:
         raise ValueError(f"{name}: its first token is sampled, from nothing; a row begins with a prompt")
     used = row.sampling
-    if used.temperature != sampling.temperature or used.top_p != 1.0 or used.top_k > 0:
+    if used.temperature != temperature or used.top_p != 1.0 or used.top_k > 0:
         raise ValueError(
             f"{name}: sampled with temperature {used.temperature:g}, top-p {used.top_p:g}, top-k {used.top_k}; the loss compares "
-            f"log-probabilities at temperature {sampling.temperature:g} without top-p and top-k"
+            f"log-probabilities at temperature {temperature:g} without top-p and top-k"
         )
     if not np.isfinite(row.logprobs[row.loss_mask]).all():
         raise ValueError(f"{name}: a behaviour log-probability is not finite")

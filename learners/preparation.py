@@ -15,6 +15,7 @@ from torch import Tensor
 from asyncrl.core.batch import Batch, RowRecord
 from asyncrl.core.ids import GroupId
 from asyncrl.core.recipe.algorithm import (
+    AlgorithmConfig,
     ClipCovLoss,
     EpisodeCredit,
     GaeAdvantage,
@@ -24,7 +25,7 @@ from asyncrl.core.recipe.algorithm import (
     NormalizedBound,
     RejectSecondMoment,
 )
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import LearnerConfig
 from asyncrl.core.trajectory import Trajectory
 from learners.aggregation import denominator, row_shares
 from learners.batch_correction import mean_weight, second_moment_outliers
@@ -61,13 +62,18 @@ class Preparation:
     """Prepares batches on one rank. :meth:`mini_batches` is collective.
 
     Args:
-        recipe: of the run.
+        algorithm: the mathematics of the update.
+        config: says how many tokens a micro-batch may have, and whether products are in fp8.
+        temperature: that tokens are sampled with.
         rank: where this rank stands.
         trainer: asked for what the policies say, and for sums over the data-parallel ranks.
     """
 
-    def __init__(self, recipe: Recipe, rank: RankSpec, trainer: "Trainer") -> None:
-        self._recipe, self._rank, self._trainer = recipe, rank, trainer
+    def __init__(
+        self, algorithm: AlgorithmConfig, config: LearnerConfig, temperature: float, rank: RankSpec, trainer: "Trainer"
+    ) -> None:
+        self._algorithm, self._config, self._temperature = algorithm, config, temperature
+        self._rank, self._trainer = rank, trainer
 
     def rows_needed(self, batch: Batch) -> list[RowName]:
         """The rows of this data-parallel slice.
@@ -77,7 +83,7 @@ class Preparation:
         """
         return [
             _name(part.rows[row])
-            for part in mini_batches(batch.trained(), self._recipe.algorithm.minibatches)
+            for part in mini_batches(batch.trained(), self._algorithm.minibatches)
             for micro_batch in self._planned(part)
             for row in micro_batch
         ]
@@ -91,7 +97,7 @@ class Preparation:
         Raises:
             ValueError: if a row is missing or is not what the batch says of it.
         """
-        algorithm = self._recipe.algorithm
+        algorithm = self._algorithm
         parts = mini_batches(batch.trained(), algorithm.minibatches)
         if algorithm.overlong is not None:
             batch = with_overlong_penalty(batch, algorithm.overlong, algorithm.credit)
@@ -111,7 +117,7 @@ class Preparation:
         return prepared
 
     def _planned(self, batch: Batch) -> list[list[int]]:
-        planned = plan(batch, self._rank.layout.data, self._recipe.learner.micro_batch_tokens)[self._rank.data_rank]
+        planned = plan(batch, self._rank.layout.data, self._config.micro_batch_tokens)[self._rank.data_rank]
         # The interleaved schedule goes round its stages with a micro-batch for each; empty ones fill the last round.
         stages = self._rank.layout.pipeline if self._rank.layout.virtual_pipeline > 1 else 1
         return planned + [[] for _ in range(-len(planned) % stages)]
@@ -119,7 +125,7 @@ class Preparation:
     def _packed(
         self, batch: Batch, rows: Mapping[RowName, Trajectory], advantages: Mapping[RowName, Sequence[float]]
     ) -> list[MicroBatch]:
-        shares = (_weights(batch) * row_shares(_loss_tokens(batch), self._recipe.algorithm.aggregation)).tolist()
+        shares = (_weights(batch) * row_shares(_loss_tokens(batch), self._algorithm.aggregation)).tolist()
         packed = []
         for micro_batch in self._planned(batch):
             records = [batch.rows[row] for row in micro_batch]
@@ -134,16 +140,16 @@ class Preparation:
                     [advantages[name] for name in names],
                     [shares[row] for row in micro_batch],
                     batch=batch,
-                    sampling=self._recipe.sampling,
+                    temperature=self._temperature,
                     # Tensor-parallel ranks divide the tokens between them.
-                    multiple=self._rank.layout.tensor * (1 if self._recipe.learner.fp8 == "none" else FP8_MULTIPLE),
+                    multiple=self._rank.layout.tensor * (1 if self._config.fp8 == "none" else FP8_MULTIPLE),
                 )
             )
         return packed
 
     def _with_policies(self, packed: list[MicroBatch]) -> list[MicroBatch]:
         """The same, with the log-probabilities under other policies that the steps need and could not compute on their way."""
-        algorithm = self._recipe.algorithm
+        algorithm = self._algorithm
         in_correction = algorithm.correction.anchor == "proximal_recomputed" or algorithm.correction.reject
         of_batch = algorithm.correction.looks_at_whole_batch or isinstance(algorithm.kl, KlInReward)
         if of_batch or (algorithm.optimizer_steps > 1 and in_correction):
@@ -156,7 +162,7 @@ class Preparation:
 
     def _valued(self, parts: list[Batch], packed: list[list[MicroBatch]], kl_coefficient: float) -> list[list[MicroBatch]]:
         """The same, with the critic's values, and the returns and advantages that follow."""
-        algorithm = self._recipe.algorithm
+        algorithm = self._algorithm
         assert isinstance(algorithm.advantage, GaeAdvantage)
         values = iter([value for micro_batches in packed for value in self._trainer.values(micro_batches)])
         if not self._trainer.on_last_stage:
@@ -184,7 +190,7 @@ class Preparation:
         self, batch: Batch, parts: list[Batch], packed: list[list[MicroBatch]], coefficient: float
     ) -> list[list[MicroBatch]]:
         """The same, with the advantages of rewards less each row's, or each turn's, divergence from the reference."""
-        algorithm = self._recipe.algorithm
+        algorithm = self._algorithm
         assert isinstance(algorithm.kl, KlInReward)
         by_row = isinstance(algorithm.credit, EpisodeCredit)
         counts = [1 if by_row else len(record.turn_rewards) for record in batch.rows]
@@ -217,7 +223,7 @@ class Preparation:
 
     def _with_batch_correction(self, packed: list[MicroBatch]) -> list[MicroBatch]:
         """The same, with what the correction needs to know of the whole mini-batch."""
-        correction = self._recipe.algorithm.correction
+        correction = self._algorithm.correction
         if not correction.looks_at_whole_batch or not self._trainer.on_last_stage:
             return packed
         for criterion in correction.reject:
@@ -245,7 +251,7 @@ class Preparation:
 
     def _with_singled_out(self, batch: Batch, packed: list[MicroBatch]) -> list[MicroBatch]:
         """The same, with the tokens marked that a covariance loss treats apart."""
-        config = self._recipe.algorithm.loss
+        config = self._algorithm.loss
         if not isinstance(config, ClipCovLoss | KlCovLoss):
             return packed
         singled_out = single_out(

@@ -11,7 +11,6 @@ import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -32,8 +31,7 @@ class MemoryFull(AsyncRLError):
 
 
 class SharedMemory(Transport):
-    """The ``shm`` transport. Use an instance as a context manager, or call :meth:`close`: the files outlive a process that does
-    neither.
+    """The ``shm`` transport. Call :meth:`close` in the end: the files outlive a process that does not.
 
     Args:
         run_id: names the files; unique among the runs on this host.
@@ -135,12 +133,6 @@ class SharedMemory(Transport):
         """Remove what the ranks of a run that was killed have left in the memory file system."""
         for path in memory_file_system().glob(f"asyncrl-{glob.escape(run_id)}-rank*"):
             path.unlink(missing_ok=True)
-
-    def __enter__(self) -> "SharedMemory":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def _view(files: Sequence[torch.Tensor], record: ShardRecord) -> torch.Tensor:

@@ -86,9 +86,9 @@ class PolicyModel(GPTModel):
         return token_log_probabilities(take_rows(hidden.squeeze(1), positions), weight, targets, temperature, group)
 
 
-def build(config: PolicyConfig, learner: LearnerConfig) -> list[PolicyModel]:
+def build(config: PolicyConfig, virtual_pipeline: int) -> list[PolicyModel]:
     """The chunks of this rank's pipeline stage, in the order in which tokens pass them."""
-    chunks = range(learner.virtual_pipeline) if learner.virtual_pipeline > 1 else [None]
+    chunks = range(virtual_pipeline) if virtual_pipeline > 1 else [None]
     return [PolicyModel(config, chunk) for chunk in chunks]
 
 

@@ -31,11 +31,6 @@ class Success(msgspec.Struct, frozen=True):
         """Over equally many tasks of each kind."""
         return sum(self.greedy) / len(self.greedy)
 
-    @property
-    def mean_sampled(self) -> float:
-        """Over equally many tasks of each kind."""
-        return sum(self.sampled) / len(self.sampled)
-
 
 def spoken_logits(model: Qwen3ForCausalLM, rows: PaddedRows) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [S, V] that predict the S spoken tokens of ``rows``, and those tokens' ids [S]."""

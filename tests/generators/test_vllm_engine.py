@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +71,7 @@ async def engine(folder: Path) -> AsyncIterator[VllmEngine]:
 
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedMemory]:
-    with SharedMemory("test", 0, str(tmp_path_factory.mktemp("shm"))) as writer:
+    with closing(SharedMemory("test", 0, str(tmp_path_factory.mktemp("shm")))) as writer:
         yield writer
 
 

@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 from layout_side import _gather
-from rank_side import Batches, PlainShard, Rows, _step, plain_shards
+from rank_side import Batches, PlainShard, Rows, _step, new_learner, plain_shards
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.publication import Shard
@@ -34,7 +34,7 @@ def gradients(
 ) -> tuple[StepReport, list[PlainShard], list[PlainShard], list[PlainShard]]:
     """One step with adapters that are not zero: its report, the adapters before it, their gradients before clipping, and the
     published weights after it."""
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     every = _every_adapter_tensor(learner)
     leave_zero(learner, spec)
     low_rank, network = learner._trainer._lora, learner._trainer._policy
@@ -71,13 +71,13 @@ def train(
     """Reports; the frozen weights, the adapters and the published weights at the end; how many numbers the optimizer moves."""
     from learners.megatron import placement
 
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     reports = [_step(learner, batch, rows) for batch, rows in batches]
     frozen = plain(placement.shards(learner._trainer._chunks, spec))
     adapters, published = plain(learner._trainer._lora.shards()), plain_shards(learner)
     groups = learner._trainer._policy.optimizer.param_groups
     moved = sum(parameter.numel() for group in groups for parameter in group["params"])
     if saved is not None:
-        learner.save_pretrained(str(saved))
+        learner.save_pretrained(saved)
     learner.close()
     return reports, frozen, adapters, published, moved

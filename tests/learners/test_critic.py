@@ -11,7 +11,6 @@ from test_ranks import distance, weights_of
 
 from asyncrl.core.metrics import combine
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, GaeAdvantage, KlInReward, TurnCredit
-from asyncrl.core.recipe.schema import SamplingConfig
 from learners.micro_batch import pack
 from learners.token_credit import normalised, token_credit
 from learners.value_loss import value_loss
@@ -50,7 +49,7 @@ def packed(**changes):
         [[0.0]] * 5,
         [1.0] * 5,
         batch=batch,
-        sampling=SamplingConfig(temperature=0.8),
+        temperature=0.8,
         multiple=1,
     )
     return part, records

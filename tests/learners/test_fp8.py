@@ -57,7 +57,9 @@ def test_every_rank_gets_a_multiple_of_16_tokens(folder):
     rank = RankSpec(rank=0, meeting=FileMeeting(""), layout=ParallelLayout(tensor=2))
 
     def packed(fp8):
-        (mini_batch,) = Preparation(of_recipe(folder, fp8=fp8, tensor=2), rank, None).mini_batches(batch, rows, 0.0)
+        recipe = of_recipe(folder, fp8=fp8, tensor=2)
+        preparation = Preparation(recipe.algorithm, recipe.learner, recipe.sampling.temperature, rank, None)
+        (mini_batch,) = preparation.mini_batches(batch, rows, 0.0)
         return mini_batch.micro_batches
 
     plain, padded = packed("none"), packed("hybrid")

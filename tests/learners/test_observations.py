@@ -9,7 +9,6 @@ from learner_samples import make_batch
 
 from asyncrl.core.metrics import Reduction
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, CorrectionConfig, MaskBound, RejectRatio
-from asyncrl.core.recipe.schema import SamplingConfig
 from learners.losses import policy_loss
 from learners.micro_batch import pack
 from learners.observations import observe, readings_of, staleness_buckets
@@ -25,7 +24,7 @@ def micro_batch(take=slice(None), **changes):
         [[1.0]] * len(records),
         [1.0] * len(records),
         batch=batch,
-        sampling=SamplingConfig(temperature=0.8),
+        temperature=0.8,
         multiple=1,
     )
     return msgspec.structs.replace(packed, **changes)

@@ -1,5 +1,6 @@
 import errno
 import os
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -38,7 +39,8 @@ def shards_of_rank(rank: int, model: dict[str, torch.Tensor]) -> list[Shard]:
 
 @pytest.fixture
 def writers(tmp_path: Path):
-    with SharedMemory("run", 0, str(tmp_path)) as first, SharedMemory("run", 1, str(tmp_path)) as second:
+    folder = str(tmp_path)
+    with closing(SharedMemory("run", 0, folder)) as first, closing(SharedMemory("run", 1, folder)) as second:
         yield first, second
 
 

@@ -46,18 +46,24 @@ class LearnerActor:
 
     def start(self, meeting: FileMeeting | TcpMeeting) -> None:
         """Join the other ranks and load the model; a collective call."""
-        layout = self._recipe.learner.layout
+        recipe, layout = self._recipe, self._recipe.learner.layout
+        rank = RankSpec(
+            rank=self._rank,
+            layout=layout,
+            meeting=meeting,
+            listening=None if self._listening is None else self._listening.detach(),
+            # On a laptop the engines share these cores, and threads waiting for each other there cost more than they do.
+            threads=max(1, (os.cpu_count() or 1) // (layout.ranks + recipe.generators.count)),
+        )
         self._learner = Learner(
-            self._recipe,
-            self._model_path,
-            RankSpec(
-                rank=self._rank,
-                layout=layout,
-                meeting=meeting,
-                listening=None if self._listening is None else self._listening.detach(),
-                # On a laptop the engines share these cores, and threads waiting for each other there cost more than they do.
-                threads=max(1, (os.cpu_count() or 1) // (layout.ranks + self._recipe.generators.count)),
-            ),
+            recipe.algorithm,
+            recipe.learner,
+            recipe.deadlines,
+            temperature=recipe.sampling.temperature,
+            steps=recipe.steps,
+            seed=recipe.seed,
+            model_path=Path(self._model_path),
+            rank=rank,
         )
 
     def train(self, batch: Batch) -> StepReport:
@@ -79,7 +85,7 @@ class LearnerActor:
 
     def save_pretrained(self, folder: Path) -> None:
         """Export the model as a Hugging Face folder; a collective call."""
-        self._started().save_pretrained(str(folder))
+        self._started().save_pretrained(folder)
 
     def start_checkpoint(self, folder: Path, version: PolicyVersion) -> None:
         """Begin to write the state at ``version``, which must be the one just trained; a collective call."""
