@@ -6,16 +6,17 @@ import pytest
 import rank_side
 import torch
 from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
+from loss_samples import decoupled_ppo
 from ranks import run_ranks
 from test_ranks import distance, weights_of
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, GaeAdvantage, KlInReward, TurnCredit
+from asyncrl.core.recipe.algorithm import EpisodeCredit, GaeAdvantage, KlInReward, TurnCredit
 from learners.micro_batch import pack
 from learners.token_credit import normalised, token_credit
 from learners.value_loss import value_loss
 
-GAE = AlgorithmConfig(advantage=GaeAdvantage(lam=0.9, critic_lr=3e-3, value_clip=0.5))
+GAE = decoupled_ppo(advantage=GaeAdvantage(lam=0.9, critic_lr=3e-3, value_clip=0.5))
 BATCHES = [make_batch(version) for version in (5, 6, 7)]
 
 
@@ -206,6 +207,6 @@ def test_it_goes_on_in_another_layout(folder, tmp_path):
 
 def test_a_checkpoint_without_a_critic_is_refused(folder, tmp_path):
     target = tmp_path / "version-000008"
-    run(rank_side.train_and_save, folder, AlgorithmConfig(), [], target, BATCHES[:1])
+    run(rank_side.train_and_save, folder, decoupled_ppo(), [], target, BATCHES[:1])
     (((kind, text, _),),) = run(rank_side.loads, folder, GAE, [target])
     assert (kind, "critic False (this run: True)" in text) == ("CheckpointMismatch", True)
