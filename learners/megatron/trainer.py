@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -18,7 +19,6 @@ from learners.flops import peak_flops
 from learners.megatron import checkpoint, hugging_face, lora, parallel, placement
 from learners.megatron.cpu_compat import cuda_means_cpu
 from learners.megatron.layer_spec import check_fp8
-from learners.megatron.log_probabilities import Predictions
 from learners.megatron.lora import LowRank
 from learners.megatron.model import build
 from learners.megatron.model_config import PolicyConfig, policy_config, product_shapes
@@ -114,41 +114,22 @@ class Trainer:
         Raises:
             TrainingDiverged: on every rank, before any weight has changed, if the gradient norm is not finite.
         """
-        with self._waiting(f"training version {version}"), cuda_means_cpu():
-            tally: Tally = {}
-
-            def of_predictions(batch: MicroBatch, predictions: Predictions) -> Tensor:
-                share, part = loss(batch, predictions.logp, predictions.entropy)
-                add_to(tally, part)
-                return share
-
-            self._policy.accumulate(micro_batches, of_predictions)
-            grad_norm = self._policy.step(learning_rate, version, "policy")
-            return TrainedStep(grad_norm, self._reduce(tally) if self.on_last_stage else None)
+        return self._optimizer_step(
+            self._policy, "policy", micro_batches, lambda batch, seen: loss(batch, *seen), learning_rate, version
+        )
 
     def critic_step(
         self, micro_batches: Sequence[MicroBatch], loss: MicroBatchValueLoss, learning_rate: float, version: int
     ) -> TrainedStep:
         """As :meth:`step`, of the critic."""
-        critic = self._asked_critic()
-        with self._waiting(f"training version {version}"), cuda_means_cpu():
-            tally: Tally = {}
-
-            def of_values(batch: MicroBatch, values: Tensor) -> Tensor:
-                share, part = loss(batch, values)
-                add_to(tally, part)
-                return share
-
-            critic.accumulate(micro_batches, of_values)
-            grad_norm = critic.step(learning_rate, version, "critic")
-            return TrainedStep(grad_norm, self._reduce(tally) if self.on_last_stage else None)
+        return self._optimizer_step(self._asked_critic(), "critic", micro_batches, loss, learning_rate, version)
 
     def forward_only(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss) -> TrainedStep:
         """What a step would measure, without taking it."""
         tally: Tally = {}
         with self._waiting("looking over the batch"), cuda_means_cpu():
-            self._policy.forward_only(micro_batches, lambda batch, seen: add_to(tally, loss(batch, seen.logp, seen.entropy)[1]))
-            return TrainedStep(0.0, self._reduce(tally) if self.on_last_stage else None)
+            self._policy.forward_only(micro_batches, lambda batch, seen: add_to(tally, loss(batch, *seen)[1]))
+            return TrainedStep(0.0, self._reduced(tally))
 
     def values(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
         """Of each micro-batch's states (float32 [n]) as the critic sees them now; None off the last stage."""
@@ -268,7 +249,30 @@ class Trainer:
             raise RuntimeError("only algorithm.advantage of kind gae has a critic")
         return self._critic
 
-    def _reduce(self, tally: Tally) -> Tally | None:
+    def _optimizer_step(
+        self,
+        network: Network,
+        name: str,
+        micro_batches: Sequence[MicroBatch],
+        loss: Callable[[MicroBatch, Any], tuple[Tensor, Tally]],
+        learning_rate: float,
+        version: int,
+    ) -> TrainedStep:
+        tally: Tally = {}
+
+        def share(batch: MicroBatch, output: Any) -> Tensor:
+            value, part = loss(batch, output)
+            add_to(tally, part)
+            return value
+
+        with self._waiting(f"training version {version}"), cuda_means_cpu():
+            network.accumulate(micro_batches, share)
+            return TrainedStep(network.step(learning_rate, version, name), self._reduced(tally))
+
+    def _reduced(self, tally: Tally) -> Tally | None:
+        """The tally of all data-parallel ranks, on the reporting rank; None on all others."""
+        if not self.on_last_stage:
+            return None
         group = parallel_state.get_data_parallel_group()
         total = summed(tally, lambda stacked: dist.all_reduce(stacked, group=group))
         return total if self._spec.is_reporter else None
