@@ -44,8 +44,7 @@ class StepReport(msgspec.Struct, frozen=True):
     """What training one version into the next did.
 
     Attributes:
-        readings: of the whole batch, on one rank of the run; empty on all others, so that combining all ranks' readings gives the
-            global values.
+        readings: readings of the whole batch on one rank, empty on all others, so that combining them gives the global values.
         weights_moved: whether the policy's weights can have changed: an optimizer step was done with a gradient and a learning
             rate above 0. The same on all ranks.
     """
@@ -59,15 +58,15 @@ class Learner:
     ranks make the same calls in the same order, each from one thread. Every wait for another rank is bounded by ``deadlines``.
 
     Attributes:
-        version: the policy version that the weights are.
+        version: policy version of the weights.
 
     Args:
         algorithm: the mathematics of the update.
         config: the model's data type, the parallel layout and the optimizer.
-        deadlines: of coming up and of each step.
-        temperature: that tokens are sampled with.
-        steps: of the run, over which the learning rate decays.
-        seed: of the run.
+        deadlines: bound the wait for other ranks, at the start and in each step.
+        temperature: temperature at which tokens are sampled.
+        steps: training steps of the run, over which the learning rate decays.
+        seed: the run's seed.
         model_path: Hugging Face folder whose weights are version 0.
         rank: where this rank stands; its layout must be that of ``config``.
 
@@ -91,7 +90,7 @@ class Learner:
         if rank.layout != config.layout:
             raise ValueError(f"rank {rank.rank} is of the layout {rank.layout}, and the recipe's is {config.layout}")
         self._algorithm, self._config, self._steps, self._rank = algorithm, config, steps, rank
-        # Imported here because installing must come first, and because importing the learner must not change the process.
+        # Imported late: install() must come first, and importing this module must not change the process.
         cpu_compat.install()
         from learners.megatron.trainer import Trainer
 
@@ -182,10 +181,10 @@ class Learner:
         return StepReport(readings, weights_moved=moved)
 
     def shards(self) -> Iterator[Shard]:
-        """The rectangles of Hugging Face tensors that this rank publishes, of the weights as they are now.
+        """The rectangles of Hugging Face tensors that this rank publishes, with the weights as they are now.
 
-        Not collective. Nothing is gathered; the shards of all ranks cover every tensor exactly once. Read each before the next
-        step: it may be a view of the weights.
+        Not collective: nothing is gathered. The shards of all ranks cover every tensor exactly once. Read each shard before the
+        next step, because it may be a view of the weights.
         """
         return self._trainer.shards()
 
@@ -198,11 +197,11 @@ class Learner:
         self._trainer.save_pretrained(folder)
 
     def start_checkpoint(self, folder: Path) -> None:
-        """Begin a checkpoint of the state as it is now. It is written while training goes on, and is not there before
+        """Begin a checkpoint of the state as it is now. It is written while training goes on, and exists only after
         :meth:`finish_checkpoint` has returned.
 
         Args:
-            folder: where it will be, on a disk that all ranks reach; what unfinished checkpoints have left beside it is removed.
+            folder: where it will be, on a disk that all ranks reach. Unfinished checkpoints beside it are removed.
 
         Raises:
             CheckpointNotWritten: on all ranks, if ``folder`` exists or the disk refuses; training can go on.
@@ -212,7 +211,7 @@ class Learner:
         self._saving = self._trainer.start_checkpoint(folder, Progress(self.version, self._kl_coefficient or None))
 
     def finish_checkpoint(self) -> None:
-        """Return when the checkpoint that was started is complete on disk.
+        """Wait until the checkpoint that was started is complete on disk.
 
         Raises:
             CheckpointNotWritten: as :meth:`start_checkpoint`.
@@ -224,12 +223,12 @@ class Learner:
         self._trainer.finish_checkpoint(saving)
 
     def load_checkpoint(self, folder: Path) -> PolicyVersion:
-        """Take the state that :meth:`start_checkpoint` wrote, by this many ranks or another number in any layout.
+        """Load the state of a checkpoint, which ranks in any layout may have written.
 
         From the same checkpoint in the same layout, the same batches give the same weights, to the bit.
 
         Returns:
-            The version the weights now are.
+            The policy version of the weights.
 
         Raises:
             CheckpointDamaged: on all ranks, before anything has changed, if a file is missing or not what was written, or of
@@ -249,7 +248,7 @@ class Learner:
         self._trainer.close()
 
     def _loss(self, part: MiniBatch, taken: int) -> Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, Tally]]:
-        """Of the optimizer step that comes after ``taken`` others on the same batch."""
+        """The loss of a mini-batch for an optimizer step that comes after ``taken`` others on the same batch."""
         algorithm, coefficient = self._algorithm, self._kl_coefficient
 
         def loss(micro_batch: MicroBatch, logp: Tensor, entropy: Tensor) -> tuple[Tensor, Tally]:
@@ -281,7 +280,7 @@ class Learner:
         return loss
 
     def _speed(self, flops_per_s: float) -> Iterator[Reading]:
-        """Readings of what a rank computes a second."""
+        """Readings of how much a rank computes per second."""
         yield Reading(metrics.TFLOPS_PER_RANK, flops_per_s / 1e12)
         if self._trainer.peak_flops is not None:
             yield Reading(metrics.MFU, flops_per_s / self._trainer.peak_flops)
@@ -291,7 +290,7 @@ class Learner:
         return isinstance(advantage, GaeAdvantage) and version < advantage.critic_warmup_steps
 
     def _adapt_kl(self, tally: Tally | None) -> None:
-        """Move the coefficient as all ranks agree, from what the reporting rank has seen."""
+        """Adapt the coefficient on all ranks to the divergence that the reporting rank has seen."""
         kl = self._algorithm.kl
         if isinstance(kl, NoKl) or not isinstance(kl.control, AdaptiveKl):
             return

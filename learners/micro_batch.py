@@ -1,4 +1,4 @@
-"""One micro-batch as tensors: rows laid end to end, and for each sampled token what the loss needs to know of it."""
+"""One micro-batch as tensors: rows laid end to end, and what the loss has to know about each sampled token."""
 
 from collections.abc import Sequence
 
@@ -26,12 +26,12 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
         targets: int64 [n], the sampled tokens.
         logp_behaviour: float32 [n], nats.
         advantages: float32 [n].
-        mask: bool [n], false for tokens too old for the loss.
+        mask: bool [n], false for tokens that are too old for the loss.
         share: float32 [n], factor of each token's loss term, see :class:`.loss_tokens.LossTokens`.
-        row, turn: int64 [n], the row and the turn each token is of, numbered from 0 within the micro-batch.
+        row, turn: int64 [n], the row and the turn each token belongs to, numbered from 0 within the micro-batch.
         rows, turns: how many there are.
         singled_out: bool [n], tokens that a covariance loss treats apart.
-        max_staleness: the largest that a token in the mask may have.
+        max_staleness: the largest staleness a token in the mask may have.
         staleness: int32 [n], versions between sampling and training.
         in_buffer: int32 [n], the part of the staleness that built up after the row was committed.
         logp_proximal: float32 [n], under the policy before the first step of the batch; None where no step needs it ahead of its
@@ -40,8 +40,8 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
         outliers: bool [n], see :class:`.loss_tokens.LossTokens`; None where no criterion looks at the whole batch, and off the
             last pipeline stage.
         mean_weight: see :class:`.loss_tokens.LossTokens`.
-        values, returns: float32 [n], what the critic says of each token's state before the first step of the batch, and what it
-            is to say; None without a critic, and off the last pipeline stage.
+        values, returns: float32 [n], the critic's value of each token's state before the first step of the batch, and the one that
+            it is to learn; None without a critic, and off the last pipeline stage.
     """
 
     token_ids: Tensor
@@ -68,7 +68,7 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     returns: Tensor | None = None
 
     def loss_tokens(self) -> LossTokens:
-        """The part of this that the loss is a function of."""
+        """The part of the micro-batch that the policy's loss is a function of."""
         return LossTokens(
             logp_behaviour=self.logp_behaviour,
             advantages=self.advantages,
@@ -85,7 +85,7 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """The same micro-batch on ``device``."""
+        """This micro-batch, copied to ``device``."""
         moved = {
             name: value.to(device, non_blocking=True)
             for name, value in msgspec.structs.asdict(self).items()
@@ -109,9 +109,9 @@ def pack(
     No rows at all give a micro-batch of padding.
 
     Args:
-        advantages: of each row one for all its turns, or one a turn.
+        advantages: for each row one advantage for all its turns, or one for each turn.
         shares: factor of each row's loss terms.
-        temperature: that tokens are sampled with.
+        temperature: temperature at which tokens are sampled.
 
     Raises:
         ValueError: naming the row, if it is not what its record says, its advantages are not as many as its turns, a behaviour
@@ -166,7 +166,7 @@ def pack(
 
 
 def _check(record: RowRecord, row: Trajectory, batch: Batch, temperature: float) -> None:
-    """Everything that would train on wrong numbers without an error."""
+    """Refuse whatever would be trained on wrong numbers without an error."""
     name = f"sample {record.sample_index} of group {record.group_id}"
     if (row.group_id, row.sample_index) != (record.group_id, record.sample_index):
         raise ValueError(f"{name}: got the payload of sample {row.sample_index} of group {row.group_id}")

@@ -1,7 +1,7 @@
-"""From a batch to what its optimizer steps need: micro-batches, what other policies say of their tokens, advantages.
+"""Prepares a batch for its optimizer steps: micro-batches, log-probabilities under other policies, advantages.
 
-What always holds: all of it is known before the first step and is a function of the batch, its rows, the weights before that step
-and the coefficient of the divergence alone.
+What always holds: the result is known before the first step, and is a function of the batch, its rows, the weights before that
+step and the coefficient of the divergence alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,8 +50,9 @@ class MiniBatch(NamedTuple):
     """What one optimizer step trains of this data-parallel slice.
 
     Attributes:
-        micro_batches: as many as on every other slice.
-        denominator: of the whole mini-batch, see :func:`.aggregation.denominator`; 0 if no token of it may enter the loss.
+        micro_batches: as many as every other slice has.
+        denominator: divides the loss of the whole mini-batch, see :func:`.aggregation.denominator`; 0 if it has no token in the
+            loss.
     """
 
     micro_batches: list[MicroBatch]
@@ -64,9 +65,9 @@ class Preparation:
     Args:
         algorithm: the mathematics of the update.
         config: says how many tokens a micro-batch may have, and whether products are in fp8.
-        temperature: that tokens are sampled with.
+        temperature: temperature at which tokens are sampled.
         rank: where this rank stands.
-        trainer: asked for what the policies say, and for sums over the data-parallel ranks.
+        trainer: computes log-probabilities and values, and sums over the data-parallel ranks.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Preparation:
         self._rank, self._trainer = rank, trainer
 
     def rows_needed(self, batch: Batch) -> list[RowName]:
-        """The rows of this data-parallel slice.
+        """Names of the rows that this data-parallel slice trains.
 
         Raises:
             RecipeError: if a row is longer than ``learner.micro_batch_tokens``.
@@ -89,10 +90,10 @@ class Preparation:
         ]
 
     def mini_batches(self, batch: Batch, rows: Mapping[RowName, Trajectory], kl_coefficient: float) -> list[MiniBatch]:
-        """What each optimizer step trains. Advantages are those of the whole batch.
+        """The mini-batch of each optimizer step. Advantages compare the rows of the whole batch.
 
         Args:
-            kl_coefficient: of the divergence from the reference, where it is taken off the reward.
+            kl_coefficient: multiplies the divergence from the reference where that is taken off the reward.
 
         Raises:
             ValueError: if a row is missing or is not what the batch says of it.
@@ -148,7 +149,7 @@ class Preparation:
         return packed
 
     def _with_policies(self, packed: list[MicroBatch]) -> list[MicroBatch]:
-        """The same, with the log-probabilities under other policies that the steps need and could not compute on their way."""
+        """Add the log-probabilities under other policies that the steps need and cannot compute themselves."""
         algorithm = self._algorithm
         in_correction = algorithm.correction.anchor == "proximal_recomputed" or algorithm.correction.reject
         of_batch = algorithm.correction.looks_at_whole_batch or isinstance(algorithm.kl, KlInReward)
@@ -161,7 +162,7 @@ class Preparation:
         return packed
 
     def _valued(self, parts: list[Batch], packed: list[list[MicroBatch]], kl_coefficient: float) -> list[list[MicroBatch]]:
-        """The same, with the critic's values, and the returns and advantages that follow."""
+        """Add the critic's values, and the returns and advantages that follow from them."""
         algorithm = self._algorithm
         assert isinstance(algorithm.advantage, GaeAdvantage)
         values = iter([value for micro_batches in packed for value in self._trainer.values(micro_batches)])
@@ -189,7 +190,7 @@ class Preparation:
     def _rated_less_divergence(
         self, batch: Batch, parts: list[Batch], packed: list[list[MicroBatch]], coefficient: float
     ) -> list[list[MicroBatch]]:
-        """The same, with the advantages of rewards less each row's, or each turn's, divergence from the reference."""
+        """Replace the advantages by those of rewards less each row's, or each turn's, divergence from the reference."""
         algorithm = self._algorithm
         assert isinstance(algorithm.kl, KlInReward)
         by_row = isinstance(algorithm.credit, EpisodeCredit)
@@ -222,7 +223,7 @@ class Preparation:
                 yield [part.rows[number] for number in numbers], micro_batch
 
     def _with_batch_correction(self, packed: list[MicroBatch]) -> list[MicroBatch]:
-        """The same, with what the correction needs to know of the whole mini-batch."""
+        """Add what the correction has to know about the whole mini-batch."""
         correction = self._algorithm.correction
         if not correction.looks_at_whole_batch or not self._trainer.on_last_stage:
             return packed
@@ -239,7 +240,7 @@ class Preparation:
         return packed
 
     def _with_outliers(self, packed: list[MicroBatch], criterion: RejectSecondMoment) -> list[MicroBatch]:
-        """The same, with the tokens marked that the criterion rejects besides those that are marked already."""
+        """Mark the tokens that the criterion rejects, besides those that are marked already."""
         log_ratios = [_proximal(part) - part.logp_behaviour for part in packed]
         masks = [part.mask for part in packed]
         found = second_moment_outliers(torch.cat(log_ratios), torch.cat(masks), criterion.upper, self._trainer.gathered_over_data)
@@ -250,7 +251,7 @@ class Preparation:
         ]
 
     def _with_singled_out(self, batch: Batch, packed: list[MicroBatch]) -> list[MicroBatch]:
-        """The same, with the tokens marked that a covariance loss treats apart."""
+        """Mark the tokens that a covariance loss treats apart."""
         config = self._algorithm.loss
         if not isinstance(config, ClipCovLoss | KlCovLoss):
             return packed
@@ -268,7 +269,7 @@ class Preparation:
 
 
 def _proximal(part: MicroBatch) -> Tensor:
-    """float32 [n], computed ahead; on the host, where the rest of the micro-batch is."""
+    """float32 [n], log-probabilities before the first step, on the host like the rest of the micro-batch."""
     assert part.logp_proximal is not None
     return part.logp_proximal.cpu()
 
@@ -282,7 +283,7 @@ def _by_name(batch: Batch, of_rows: list[list[float]]) -> dict[RowName, list[flo
 
 
 def _weights(batch: Batch) -> Tensor:
-    """float64 [rows], the sampler's."""
+    """float64 [rows], the weights that the sampler gave the rows."""
     return torch.tensor([row.weight for row in batch.rows], dtype=torch.float64)
 
 

@@ -1,10 +1,10 @@
-"""Where one learner rank stands: its number, where all ranks meet, and the grid TP x CP x DP x PP they form.
+"""Where one learner rank stands: its number, where all ranks meet, and its place in their layout.
 
 Ranks are numbered with tensor parallel fastest, then context, then data, then pipeline, which is Megatron's own order; the ranks
 of one tensor-parallel group are therefore neighbours, normally on one host.
 
-For experts the ranks of a pipeline stage form a grid of their own, in Megatron's order again: those that divide an expert
-fastest, then those that share the experts out, then replicas.
+For experts the ranks of a pipeline stage are numbered anew, in Megatron's order again: those that divide an expert fastest, then
+those that share the experts out, then replicas.
 """
 
 import os
@@ -23,24 +23,24 @@ class FileMeeting(msgspec.Struct, frozen=True, tag="file"):
 
     @classmethod
     def make(cls, path: Path) -> "FileMeeting":
-        """A new file at ``path``.
+        """Make a new file at ``path`` to meet in.
 
         Raises:
-            FileExistsError: there is something already, which might be somebody else's.
+            FileExistsError: if something is there already, which might be somebody else's.
         """
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         return cls(str(path))
 
 
 class TcpMeeting(msgspec.Struct, frozen=True, tag="tcp"):
-    """Ranks are on several hosts, and meet at this address, which is one of rank 0's host."""
+    """Ranks are on several hosts, and meet at this address of rank 0's host."""
 
     host: str
     port: int
 
     @classmethod
     def listen(cls, host: str) -> "tuple[TcpMeeting, socket.socket]":
-        """A meeting at a free port of ``host``, an address of this host, and the socket that listens there and nowhere else."""
+        """A meeting at a free port of ``host``, which is an address of this host, and the socket that listens there only."""
         listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         return cls(host, listening.getsockname()[1]), listening
 
@@ -51,8 +51,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank: number of this rank, from 0.
         meeting: where the ranks meet.
-        layout: of all ranks.
-        listening: of rank 0, where ranks meet over TCP: the file number of the socket that listens there, which is handed over.
+        layout: how all ranks divide the work.
+        listening: on rank 0, where ranks meet over TCP, the file number of the listening socket, which torch takes over.
         threads: CPU threads the operators of this rank may use.
 
     Raises:
@@ -96,7 +96,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_first_replica(self) -> bool:
-        """Of the ranks that hold the same weights, the one that speaks for them."""
+        """Whether this rank speaks for all that hold the same weights."""
         return self.data_rank == self.context_rank == 0
 
     @property
@@ -111,10 +111,10 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_first_expert_replica(self) -> bool:
-        """Of the ranks that hold the same parts of the same experts, the one that speaks for them."""
+        """Whether this rank speaks for all that hold the same parts of the same experts."""
         return self.rank % self.layout.stage_ranks < self.layout.expert_tensor * self.layout.expert
 
     @property
     def is_reporter(self) -> bool:
-        """True on exactly one rank of the run: the one whose readings stand for all (last stage, first of everything else)."""
+        """Whether this is the one rank whose readings stand for all: on the last stage, the first of everything else."""
         return self.pipeline_rank == self.layout.pipeline - 1 and self.tensor_rank == 0 and self.is_first_replica

@@ -1,7 +1,7 @@
 """What the buffer hands to the learner: which rows, and everything needed to plan and normalise without their payload.
 
-The payload of a row travels from the buffer to the data-parallel rank that trains it; a :class:`Batch` itself is small, the same
-on every rank, and planning from it is a pure function.
+A :class:`Batch` is small and the same on every rank, and planning from it is a pure function. It says where the payload of each
+row lies; the data-parallel rank that trains a row reads its payload there.
 """
 
 import msgspec
@@ -14,7 +14,7 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
     """One trajectory of a batch, without its payload.
 
     Attributes:
-        group_id, sample_index: the row's name.
+        group_id, sample_index: name the row.
         length: tokens in the row.
         loss_tokens: sampled tokens that may enter the loss: those of version ``Batch.oldest_version`` or newer.
         reward: final reward.
@@ -23,7 +23,7 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
         payload: where the trajectory lies.
         turn_rewards: the environment's reward of each turn.
         rewards: those that the recipe's ``reward_names`` tell apart, in their order.
-        greedy: it is there for its reward alone, with which others are compared; none of its tokens enters the loss.
+        greedy: the row is there for its reward alone, with which others are compared; none of its tokens enters the loss.
     """
 
     group_id: GroupId
@@ -41,7 +41,7 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The rows of one optimizer step, in order, groups contiguous.
+    """The rows of one training step, in order, groups contiguous.
 
     Attributes:
         version: the policy version being trained.
@@ -53,5 +53,5 @@ class Batch(msgspec.Struct, frozen=True):
     rows: tuple[RowRecord, ...]
 
     def trained(self) -> "Batch":
-        """The same without greedy rows."""
+        """This batch without its greedy rows."""
         return msgspec.structs.replace(self, rows=tuple(row for row in self.rows if not row.greedy))

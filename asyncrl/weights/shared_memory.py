@@ -35,7 +35,7 @@ class SharedMemory(Transport):
 
     Args:
         run_id: names the files; unique among the runs on this host.
-        rank: of the learner; ranks write to files of their own.
+        rank: number of the learner's rank; each writes to files of its own.
         directory: where the files lie; engines must see it under the same path.
     """
 
@@ -93,7 +93,7 @@ class SharedMemory(Transport):
             folder = os.statvfs(os.path.dirname(path))
             size, free = folder.f_blocks * folder.f_frsize, folder.f_bavail * folder.f_frsize
             raise MemoryFull(
-                f"{path}: no room for {len(remaining)} more bytes of {shard.name}, behind {offset} already written; its file "
+                f"{path}: no room for {len(remaining)} more bytes of {shard.name} after {offset} bytes already written; its file "
                 f"system has {size} bytes, {free} of them free. Two versions must fit at once: make it larger (--shm-size for a "
                 "container, else mount -o remount,size=...), or remove what a killed run left there"
             ) from error

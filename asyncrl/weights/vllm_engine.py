@@ -48,9 +48,8 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     """Loads publications. One instance lives in each vLLM worker.
 
     Attributes:
-        transport: that the publications came by.
-        fingerprint: of the tensors that the last completed update handed to the model; ``None`` before the first and while one is
-            under way.
+        transport: reads the publications.
+        fingerprint: fingerprint of the tensors that the last completed update handed to the model; None before the first.
     """
 
     transport: type[Transport] = SharedMemory
@@ -59,19 +58,19 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     fingerprint: int | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Read what the checkpoint holds, and what the model has, before the first update replaces it."""
+        """Note which tensors the checkpoint holds and which parameters the model has, before the first update replaces them."""
         self._checkpoint = Checkpoint(self.model_config.model)
         self._parameters = {name for name, _ in self.model.named_parameters()}
         self._tied = _tied_layers(self.model)
-        # vLLM warns of every layer that a reload leaves untouched. Of these, tied ones are as they should be, others raise here.
+        # vLLM warns of every layer that a reload leaves untouched. Tied layers are rightly untouched; any other raises here.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
     def start_weight_update(self) -> None:
-        """Nothing yet: a publication is checked before the model is touched."""
+        """Begin an update. Nothing is touched yet: a publication is checked first."""
         self._loaded: int | None = None
 
     def update_weights(self, update_info: dict[str, bytes]) -> None:
-        """As the base class, without its device synchronisation on builds of torch that have no accelerator."""
+        """Load an update like the base class, but without synchronising devices where torch has no accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -100,7 +99,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._loaded = tensors.total
 
     def _untouched_layers(self) -> list[str]:
-        """Layers none of whose elements were loaded since the reload began: vLLM would silently keep the old values."""
+        """Names of layers of which nothing was loaded since the reload began; vLLM would silently keep their old values."""
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
         untouched = []
@@ -116,7 +115,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         if self._loaded is None:
-            raise WeightMismatch("a weight update was finished that loaded nothing")
+            raise WeightMismatch("a weight update was finished before anything was loaded; send it a publication first")
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self._tied:
             # A tied layer shares the new values, but on CPU also has a packed copy of the old ones, which no loader renews.
@@ -140,8 +139,10 @@ def _tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _have_experts_packed(model: torch.nn.Module) -> None:
-    """Have vLLM bring experts into the CPU kernel's layout as it loads them. It does so where it makes that kernel, and keeps the
-    one that a layer has: this would read the new weights, not packed, as if they were."""
+    """Make vLLM pack experts for its CPU kernel as it loads them.
+
+    It packs them when it makes the kernel, and keeps a kernel that exists, which would read the new, unpacked weights as packed.
+    """
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
@@ -149,7 +150,7 @@ def _have_experts_packed(model: torch.nn.Module) -> None:
 
 
 class _Fingerprinting:
-    """Passes tensors on to the model, on its device, and sums their fingerprint as they go."""
+    """Passes tensors on to the model's device and adds up their fingerprints on the way."""
 
     def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device) -> None:
         self._tensors, self._device = tensors, device
@@ -164,7 +165,7 @@ class _Fingerprinting:
 
 
 class AcknowledgingWorker:
-    """Mixed into vLLM's worker class (``worker_extension_cls``), so that the front end can ask for the proof."""
+    """Mixed into vLLM's worker class (``worker_extension_cls``), so that the front end can ask what was loaded."""
 
     weight_transfer_engine: PublicationTransfer
 
