@@ -109,7 +109,7 @@ def _rejected(log_ratio: Tensor, to_theta: Tensor, tokens: LossTokens, criterion
     """bool [n], the tokens that a criterion rejects. Ratios are compared as logarithms: a sum over a long row cannot overflow.
 
     Args:
-        log_ratio, to_theta: [n], log-ratios of the policy before the step, and of the one being optimised, to the behaviour policy.
+        log_ratio, to_theta: [n], log-ratios to the behaviour policy: of the policy before the step, and of the one optimised.
     """
     match criterion:
         case RejectSecondMoment():
@@ -119,7 +119,7 @@ def _rejected(log_ratio: Tensor, to_theta: Tensor, tokens: LossTokens, criterion
         case RejectOffPolicySequence(upper=upper):
             return tokens.mask & (tokens.advantages < 0) & (_reduced(-to_theta, tokens, "sequence", "mean") > upper)
         case RejectRatio(level=level, reduce=reduce, lower=lower, upper=upper):
-            low, high = torch.tensor([lower, upper], dtype=log_ratio.dtype, device=log_ratio.device).log()
+            low, high = torch.tensor([lower, upper], dtype=log_ratio.dtype, device=log_ratio.device).log().unbind()
             largest = _reduced(log_ratio, tokens, level, reduce)
             # At the lower end of the range it is the smallest token that counts.
             smallest = -_reduced(-log_ratio, tokens, level, reduce)

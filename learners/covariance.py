@@ -29,9 +29,9 @@ def single_out(
 ) -> Tensor:
     """bool [n], the tokens of this rank that are treated apart.
 
-    Of the batch's tokens exactly ``config.share`` are, rounded down and at least one, if that many qualify. ``kl_cov`` takes those
-    of highest covariance, of equal ones those with the smallest draw; ``clip_cov`` takes those with the smallest draw among all
-    whose covariance lies between ``low`` and ``high``.
+    They are exactly ``config.share`` of the batch, rounded down and at least one, if that many qualify. ``kl_cov`` takes those of
+    highest covariance, of equal ones those with the smallest draw; ``clip_cov`` those with the smallest draw among all whose
+    covariance lies between ``low`` and ``high``.
 
     Args:
         logp, advantages: [n], behaviour log-probabilities and advantages of this rank's tokens.
@@ -56,7 +56,7 @@ def single_out(
     kept = mine[:, _best_first(*mine)[:number]]
     best[:, : kept.shape[1]] = kept
     everyone = gather(best.flatten()).reshape(-1, 2, number).transpose(0, 1).flatten(1)
-    last_value, last_draw = everyone[:, _best_first(*everyone)[number - 1]]
+    last_value, last_draw = everyone[:, _best_first(*everyone)[number - 1]].unbind()
     return eligible & ((mine[0] > last_value) | ((mine[0] == last_value) & (draw <= last_draw)))
 
 

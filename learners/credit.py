@@ -37,4 +37,5 @@ def turn_groups(group: Tensor, place: Tensor) -> Tensor:
         group: int64 [turns], the group of each turn's row.
         place: int64 [turns], see :func:`turn_places`.
     """
-    return torch.unique(torch.stack([group, place], 1), dim=0, return_inverse=True)[1]
+    number: Tensor = torch.unique(torch.stack([group, place], 1), dim=0, return_inverse=True)[1]
+    return number

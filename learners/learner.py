@@ -136,7 +136,9 @@ class Learner:
             raise ValueError(f"no token of the {len(batch.rows)} rows for version {batch.version} may enter the loss")
         rate = learning_rate(batch.version, self._steps, self._config)
         parts = self._preparation.mini_batches(batch, rows, self._kl_coefficient)
-        tallies, norms, critic_norms = [], [], []
+        tallies: list[Tally] = []
+        norms: list[float] = []
+        critic_norms: list[float] = []
         for number in order(batch, len(parts), algorithm.epochs):
             if not parts[number].denominator:
                 continue

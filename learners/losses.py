@@ -115,8 +115,7 @@ def _surrogate(
         case GspoLoss(clip_low=low, clip_high=high):
             return _clip(_row_ratio(log_ratio, tokens, kept), advantages, low * narrowing, high * narrowing)
         case CispoLoss(clip_low=low, clip_high=high):
-            ratio = log_ratio.detach().exp()
-            weight = ratio.clamp(*_range(low * narrowing, high * narrowing))
+            weight = _held(log_ratio.detach().exp(), low * narrowing, high * narrowing)
             return Surrogate(weight * advantages * logp, torch.zeros_like(tokens.mask))
         case SapoLoss(tau_positive=positive, tau_negative=negative):
             tau = torch.where(advantages > 0, positive, negative)
@@ -137,14 +136,15 @@ def _surrogate(
             return Surrogate(advantages * logp, torch.zeros_like(tokens.mask))
 
 
-def _range(low: Tensor | float, high: Tensor | float) -> tuple[Tensor | float, Tensor | float]:
-    return 1.0 - low, 1.0 + high
+def _held(ratio: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
+    """The ratio, but at least ``1 - low`` and at most ``1 + high``."""
+    return ratio.clamp(_like(1.0 - low, ratio), _like(1.0 + high, ratio))
 
 
 def _clip(ratio: Tensor, advantages: Tensor, low: Tensor | float, high: Tensor | float) -> Surrogate:
     """``min(ratio * A, clip(ratio, 1 - low, 1 + high) * A)``."""
     free = ratio * advantages
-    held = ratio.clamp(*_range(low, high)) * advantages
+    held = _held(ratio, low, high) * advantages
     return Surrogate(torch.minimum(free, held), held < free)
 
 

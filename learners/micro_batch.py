@@ -40,8 +40,8 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
         outliers: bool [n], see :class:`.loss_tokens.LossTokens`; None where no criterion looks at the whole batch, and off the
             last pipeline stage.
         mean_weight: see :class:`.loss_tokens.LossTokens`.
-        values, returns: float32 [n], the critic's value of each token's state before the first step of the batch, and the one that
-            it is to learn; None without a critic, and off the last pipeline stage.
+        values, returns: float32 [n], the critic's value of each token's state before the first step of the batch, and the one it
+            is to learn; None without a critic, and off the last pipeline stage.
     """
 
     token_ids: Tensor
@@ -130,7 +130,8 @@ def pack(
     padding = -total % multiple if total else multiple
 
     def joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-        return np.concatenate([np.empty(0, dtype), *parts]).astype(dtype, copy=False)
+        end_to_end: np.ndarray = np.concatenate([np.empty(0, dtype), *parts])
+        return end_to_end.astype(dtype, copy=False)
 
     token_ids = joined([row.token_ids for row in rows], np.int64)
     sampled = np.flatnonzero(joined([row.loss_mask for row in rows], np.bool_))

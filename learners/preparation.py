@@ -56,7 +56,7 @@ class MiniBatch(NamedTuple):
     """
 
     micro_batches: list[MicroBatch]
-    denominator: int
+    denominator: float
 
 
 class Preparation:

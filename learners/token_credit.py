@@ -39,7 +39,8 @@ def token_credit(
         ValueError: if turns are to be credited and a row's record has no turn rewards.
     """
     by_turn = isinstance(credit, TurnCredit)
-    ends, earned = _last_tokens(part.turn if by_turn else part.row), []
+    ends = _last_tokens(part.turn if by_turn else part.row)
+    earned: list[float] = []
     for record in records:
         if by_turn and not record.turn_rewards:
             raise ValueError(f"sample {record.sample_index} of group {record.group_id} has no turn rewards to give credit for")

@@ -82,7 +82,7 @@ class SharedMemory(Transport):
 
     def _write_at(self, path: str, file: int, offset: int, shard: Shard) -> int:
         content = shard.tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-        remaining = memoryview(content.numpy())
+        remaining = content.numpy().data
         try:
             while remaining:
                 written = os.pwrite(file, remaining, offset)

@@ -10,6 +10,7 @@ the model afterwards cannot be compared bit for bit.
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import torch
@@ -119,7 +120,8 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self._tied:
             # A tied layer shares the new values, but on CPU also has a packed copy of the old ones, which no loader renews.
-            layer.quant_method.process_weights_after_loading(layer)
+            method: Any = layer.quant_method
+            method.process_weights_after_loading(layer)
         self.fingerprint, self._loaded = self._loaded, None
 
     def shutdown(self) -> None:
@@ -144,7 +146,7 @@ def _have_experts_packed(model: torch.nn.Module) -> None:
     It packs them when it makes the kernel, and keeps a kernel that exists, which would read the new, unpacked weights as packed.
     """
     for layer in model.modules():
-        method = getattr(layer, "quant_method", None)
+        method: Any = getattr(layer, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 

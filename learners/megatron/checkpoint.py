@@ -1,8 +1,8 @@
 """The learner's state on disk, by Megatron's dist_checkpointing: trained weights, optimizer, random streams, version.
 
 Always holds: a checkpoint appears under its name whole or not at all; it is the state at the call of :func:`start_saving`,
-however much is trained while it is written; ranks in any layout can load it, and in the same layout training goes on to the bit
-as it would have. The learning rate is a function of the version, so the version is all there is to save of a schedule.
+however much is trained while it is written; ranks in any layout can load it, and in the same layout training goes on as it would
+have, to the bit. The learning rate is a function of the version, so a schedule has no other state to save.
 """
 
 import os
@@ -41,11 +41,11 @@ from learners.rank import RankSpec
 
 _T = TypeVar("_T")
 _PREFIXES = ("", "critic.")
-"""Begin the names of each network's tensors."""
+"""What the names of each network's tensors begin with."""
 
 
 class LearnerState(msgspec.Struct, frozen=True):
-    """What a checkpoint is made of, and loaded into, on one rank: the policy and, if there is one, the critic."""
+    """What one rank saves and loads: the policy and, if there is one, the critic."""
 
     networks: Sequence[Network]
     shape: ModelShape
@@ -53,7 +53,7 @@ class LearnerState(msgspec.Struct, frozen=True):
 
 
 def shape_of(config: PolicyConfig, critic: bool) -> ModelShape:
-    """Of the model that ``config`` describes, alone or with a critic."""
+    """The shape of the model that ``config`` describes, alone or with a critic."""
     transformer = config.transformer
     return ModelShape(
         layers=transformer.num_layers,
@@ -107,7 +107,7 @@ class Saving:
             raise _not_written(self._target, error) from error
 
     def _complete(self, partial: Path, written: list[Written]) -> None:
-        """On the first rank: what needs the results of all, the manifest last; then the name."""
+        """On the first rank, write the files that need the results of all ranks, the manifest last; then give the name."""
         try:
             self._strategy.complete([part.parts for part in written])
             theirs = [file for part in written for file in part.files]
@@ -128,8 +128,8 @@ def start_saving(target: Path, state: LearnerState, progress: Progress) -> Savin
 
     Args:
         target: the checkpoint, in a folder that all ranks reach; partial checkpoints beside it are removed.
-        state: of this rank.
-        progress: what the state has come to.
+        state: this rank's state.
+        progress: how far the run has come.
 
     Raises:
         CheckpointNotWritten: on all ranks, if ``target`` exists or its folder cannot be made.
@@ -147,13 +147,13 @@ def start_saving(target: Path, state: LearnerState, progress: Progress) -> Savin
 
 
 def load(folder: Path, state: LearnerState) -> Progress:
-    """Put the checkpoint in ``folder`` into ``state``; collective. Every file is read and checked first.
+    """Load the checkpoint in ``folder`` into ``state``; collective. Every file is read and checked first.
 
-    In another layout than it was written in, each rank keeps the random streams it was started with; nothing but the
+    In another layout than the checkpoint was written in, each rank keeps the random streams it was started with; only the
     initialisation draws from them.
 
     Returns:
-        What the state has come to.
+        How far the run had come.
 
     Raises:
         CheckpointDamaged: on all ranks, if a file is missing or not what was written, or of another version than the folder.
@@ -176,7 +176,7 @@ def load(folder: Path, state: LearnerState) -> Progress:
         wanted["random"] = _random_streams(state.spec)
     try:
         with warnings.catch_warnings():
-            # Of torch, about calls that Megatron makes.
+            # torch warns of calls that Megatron makes.
             warnings.simplefilter("ignore", FutureWarning)
             loaded = dist_checkpointing.load(
                 wanted,
@@ -188,9 +188,9 @@ def load(folder: Path, state: LearnerState) -> Progress:
         raise CheckpointDamaged(folder, str(error)) from error
     for name, network in zip(_PREFIXES, state.networks, strict=False):
         for number, chunk in enumerate(network.chunks):
-            # Of a chunk with adapters the checkpoint holds nothing else.
-            state = checkpoint_reader.without_extra_state(loaded[f"{name}chunk_{number}"])
-            chunk.load_state_dict(state, strict=not lora.trained_state(chunk))
+            tensors = checkpoint_reader.without_extra_state(loaded[f"{name}chunk_{number}"])
+            # Where a chunk has adapters, the checkpoint holds nothing else of it.
+            chunk.load_state_dict(tensors, strict=not lora.trained_state(chunk))
         for number, optimizer in enumerate(network.optimizer.chained_optimizers):
             optimizer_state.load_state(optimizer, loaded[f"{name}optimizer_{number}"])
     if same_layout:
@@ -199,7 +199,7 @@ def load(folder: Path, state: LearnerState) -> Progress:
 
 
 def _read_untrusted(folder: Path, manifest: Manifest) -> tuple[Metadata, StateDict]:
-    """Index and common part, on every rank, when it is known that all else can be loaded on all of them; collective."""
+    """The index and the common part, on every rank, once all of them know that everything else can be loaded; collective."""
     read: list[tuple[Metadata, StateDict]] = []
 
     def checked() -> None:
@@ -226,7 +226,7 @@ def _not_written(target: Path, error: Exception) -> CheckpointNotWritten:
 
 
 def _agreed(action: Callable[[], _T]) -> list[_T]:
-    """What ``action`` returns on each rank, on every rank; or, if it fails on one, its error on all. Collective."""
+    """What ``action`` returned on each rank, in order; if it failed on one, its error is raised on all. Collective."""
     mine: _T | AsyncRLError
     try:
         mine = action()
@@ -241,7 +241,7 @@ def _agreed(action: Callable[[], _T]) -> list[_T]:
 
 
 def _flush(path: Path) -> None:
-    """Have the disk hold a file, or the names in a folder."""
+    """Wait until the disk holds a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -265,7 +265,7 @@ def _sharded(state: LearnerState, is_loading: bool) -> ShardedStateDict:
 
 
 def _tensors(chunk: PolicyModel, prefix: str) -> ShardedStateDict:
-    """By the chunk's own names; ``prefix`` begins those in the checkpoint, where two networks must not share any."""
+    """A chunk's tensors by its own names. In the checkpoint names begin with ``prefix``, so that no two networks share one."""
     described = lora.trained_state(chunk) or chunk.sharded_state_dict()
     if prefix:
         add_prefix_for_sharding(described, prefix)

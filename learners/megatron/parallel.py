@@ -1,4 +1,4 @@
-"""The ranks of the learner as a process group: coming up, agreeing, going down. Gloo on CPU and NCCL on GPU by the same calls."""
+"""The learner's ranks as a process group: meeting, agreeing, leaving. Gloo on CPU and NCCL on GPU, by the same calls."""
 
 import datetime
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class ReplicasDiffer(AsyncRLError):
 
 
 def device() -> torch.device:
-    """Where this rank computes."""
+    """The device that this rank computes on."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -71,7 +71,7 @@ def close() -> None:
 
 @contextmanager
 def named_wait(spec: RankSpec, activity: str, seconds: float) -> Iterator[None]:
-    """Turn what torch's collectives raise when another rank is late or gone into errors that say who waited for whom.
+    """Turn what torch raises when another rank is late or gone into errors that say who waited for whom.
 
     Raises:
         DeadlineExceeded: if a collective timed out.
@@ -96,7 +96,7 @@ def named_wait(spec: RankSpec, activity: str, seconds: float) -> Iterator[None]:
 
 
 def check_replicas_equal(model: torch.nn.Module) -> None:
-    """Compare the parameters' bits over the ranks that hold the same: data- and context-parallel ones, and for experts their own.
+    """Compare the parameters' bits between ranks that hold the same: data- and context-parallel ranks, and replicas of experts.
 
     Raises:
         ReplicasDiffer: naming the first parameter that differs.

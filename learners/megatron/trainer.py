@@ -30,18 +30,18 @@ from learners.rank import RankSpec
 from learners.tally import Tally, add_to, summed
 
 MicroBatchLoss = Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, Tally]]
-"""Of a micro-batch, the log-probabilities (with gradient) and entropies of its sampled tokens: its share of the batch's loss, and
-its tally."""
+"""From a micro-batch, and log-probabilities (with gradient) and entropies of its sampled tokens, to the micro-batch's share of
+the loss and its tally."""
 MicroBatchValueLoss = Callable[[MicroBatch, Tensor], tuple[Tensor, Tally]]
-"""As :data:`MicroBatchLoss`, of the values (with gradient) of the states in which its tokens were sampled."""
+"""The same from the values (with gradient) of the states in which the tokens were sampled."""
 
 
 class TrainedStep(msgspec.Struct, frozen=True):
     """What one optimizer step did.
 
     Attributes:
-        grad_norm: before clipping, of the whole model; the same on every rank.
-        tally: of the whole batch, on the reporting rank; None on the others.
+        grad_norm: gradient norm of the whole model before clipping; the same on every rank.
+        tally: tally of the whole batch, on the reporting rank; None on the others.
     """
 
     grad_norm: float
@@ -52,15 +52,15 @@ class Trainer:
     """The policy on one rank. Construction and :meth:`step` are collective: all ranks make the same calls.
 
     Attributes:
-        peak_flops: operations a second of this rank's device in the data type of the recipe; None where that is not known.
+        peak_flops: operations a second that this rank's device can do in the recipe's data type; None if not known.
 
     Args:
         algorithm: says whether there is a critic, and whether a reference is kept.
         learner: the model's data type, the parallel layout and the optimizer.
-        deadlines: of coming up and of each step.
-        temperature: that tokens are sampled with.
-        seed: of the run.
-        model_path: Hugging Face folder the weights are loaded from.
+        deadlines: bound the wait for other ranks, at the start and in each step.
+        temperature: temperature at which tokens are sampled.
+        seed: the run's seed.
+        model_path: Hugging Face folder that the weights are loaded from.
         spec: where this rank stands.
 
     Raises:
@@ -121,35 +121,35 @@ class Trainer:
     def critic_step(
         self, micro_batches: Sequence[MicroBatch], loss: MicroBatchValueLoss, learning_rate: float, version: int
     ) -> TrainedStep:
-        """As :meth:`step`, of the critic."""
+        """One optimizer step of the critic; as :meth:`step`."""
         return self._optimizer_step(self._asked_critic(), "critic", micro_batches, loss, learning_rate, version)
 
     def forward_only(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss) -> TrainedStep:
-        """What a step would measure, without taking it."""
+        """Measure what a step would, without taking it."""
         tally: Tally = {}
         with self._waiting("looking over the batch"), cuda_means_cpu():
             self._policy.forward_only(micro_batches, lambda batch, seen: add_to(tally, loss(batch, *seen)[1]))
             return TrainedStep(0.0, self._reduced(tally))
 
     def values(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
-        """Of each micro-batch's states (float32 [n]) as the critic sees them now; None off the last stage."""
+        """The critic's values of each micro-batch's states (float32 [n]) as it is now; None off the last stage."""
         found: list[Tensor] = []
         with self._waiting("looking over the batch"), cuda_means_cpu():
             self._asked_critic().forward_only(micro_batches, lambda _, values: found.append(values))
         return found if self.on_last_stage else [None] * len(micro_batches)
 
     def log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
-        """Of each micro-batch's sampled tokens (float32 [n], nats) under the weights as they are; None off the last stage."""
+        """The policy's log-probabilities of each micro-batch's sampled tokens (float32 [n], nats); None off the last stage."""
         found: list[Tensor] = []
         with self._waiting("looking over the batch"), cuda_means_cpu():
             self._policy.forward_only(micro_batches, lambda _, predictions: found.append(predictions.logp))
         return found if self.on_last_stage else [None] * len(micro_batches)
 
     def reference_log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
-        """As :meth:`log_probabilities`, under the weights this trainer was constructed with.
+        """The same under the reference, the weights that this trainer was constructed with.
 
         Raises:
-            RuntimeError: if the recipe asks for no reference, so that none was kept.
+            RuntimeError: if the recipe needs no reference, so that none was kept.
         """
         if self._reference is None:
             raise RuntimeError("no reference policy is kept with algorithm.kl of kind none")
@@ -159,29 +159,29 @@ class Trainer:
     @property
     def on_last_stage(self) -> bool:
         """Whether this rank's pipeline stage has the log-probabilities."""
-        return parallel_state.is_pipeline_last_stage()
+        return bool(parallel_state.is_pipeline_last_stage())
 
     @property
     def flops(self) -> int:
-        """Model FLOPs of all passes so far, of whole networks over this data-parallel slice's micro-batches."""
+        """Model FLOPs of all passes so far: whole networks over this data-parallel slice's micro-batches."""
         return self._policy.flops + (0 if self._critic is None else self._critic.flops)
 
     def agreed(self, value: float) -> float:
-        """The reporting rank's ``value``, on all ranks; all call this together."""
+        """The reporting rank's ``value``, on all ranks. Collective."""
         with self._waiting("looking over the batch"):
             shared = torch.tensor(value if self._spec.is_reporter else 0.0, dtype=torch.float64, device=self._device)
             dist.all_reduce(shared)
             return shared.item()
 
     def added_over_data(self, values: Tensor) -> Tensor:
-        """The sum over the data-parallel ranks; all call this together."""
+        """The sum over the data-parallel ranks. Collective."""
         with self._waiting("looking over the batch"):
             total = values.to(self._device)
             dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
             return total.cpu()
 
     def gathered_over_data(self, values: Tensor) -> Tensor:
-        """Those of all data-parallel ranks end to end; all call this together, with as many."""
+        """The values of all data-parallel ranks end to end. Collective; each rank gives as many."""
         with self._waiting("looking over the batch"):
             group = parallel_state.get_data_parallel_group()
             parts = [torch.empty_like(values, device=self._device) for _ in range(group.size())]
@@ -189,7 +189,7 @@ class Trainer:
             return torch.cat(parts).cpu()
 
     def shards(self) -> Iterator[Shard]:
-        """See :func:`.placement.shards`; with what the adapters add."""
+        """The shards of :func:`.placement.shards`, with what the adapters add."""
         shards = placement.shards(self._chunks, self._spec)
         return shards if self._lora is None else self._lora.merged(shards)
 
@@ -222,11 +222,11 @@ class Trainer:
         parallel.close()
 
     def _waiting(self, activity: str) -> AbstractContextManager[None]:
-        """Scope of collectives, whose waits are named by ``activity``."""
+        """Scope of collectives: an error in it says that ``activity`` was waited for."""
         return parallel.named_wait(self._spec, activity, self._seconds)
 
     def _shape(self, config: PolicyConfig, *, with_critic: bool) -> ModelShape:
-        """Of what a checkpoint holds, and, where it does not hold the policy's weights, which these must be."""
+        """What a model must share with this one to load its checkpoint: sizes, and the frozen weights that a checkpoint lacks."""
         shape = checkpoint.shape_of(config, with_critic)
         if self._lora is None:
             return shape
@@ -246,7 +246,7 @@ class Trainer:
 
     def _asked_critic(self) -> Network:
         if self._critic is None:
-            raise RuntimeError("only algorithm.advantage of kind gae has a critic")
+            raise RuntimeError("there is no critic; only algorithm.advantage of kind gae has one")
         return self._critic
 
     def _optimizer_step(

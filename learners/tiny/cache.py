@@ -125,7 +125,7 @@ def _key(environment: schema.EnvironmentConfig, seed: int, settings: WarmUp) -> 
     digest = hashlib.sha256(msgspec.json.encode([environment.options, seed, settings], order="deterministic"))
     sources = [
         *sorted(Path(__file__).parent.glob("*.py")),
-        *(Path(m.__file__) for m in (calculator, demonstrations, signature, tools)),
+        *(Path(str(module.__file__)) for module in (calculator, demonstrations, signature, tools)),
     ]
     for source in sources:
         digest.update(source.read_bytes())
