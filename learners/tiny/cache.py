@@ -30,17 +30,17 @@ from learners.tiny.warmup import CONTEXT_LENGTH, Material, Measurement, WarmUp, 
 
 COMPLETE = "complete.json"
 WARM_UP = "warm_up.json"
-"""What was measured at the end of the warm-up: a :class:`~learners.tiny.warmup.Measurement`."""
+"""File with what was measured at the end of the warm-up, a :class:`~learners.tiny.warmup.Measurement`."""
 CACHE_VARIABLE = "ASYNCRL_CACHE"
 
 _TOKENIZER_TASKS = 300
 _SHOWN = (demonstrate, demonstrate_mistake)
-"""What the tokenizer is fitted to."""
+"""Kinds of demonstrations that the tokenizer is fitted to."""
 _DEFAULT_WARM_UP = WarmUp()
 
 
 class TinyProgress(msgspec.Struct, frozen=True):
-    """How far making the model is: a share in [0, 1], which never falls, and words."""
+    """How much of the model's making is done: a share in [0, 1], which never falls, and a text."""
 
     fraction: float
     text: str
@@ -61,14 +61,14 @@ def ensure_tiny_model(
     """The Hugging Face folder of the tiny model, made now if it is not in the cache; takes under a minute on two cores.
 
     Args:
-        environment_options: of the calculator environment that it is made for.
-        seed: of its initial weights, its demonstrations and their order.
-        progress: is told how far it is; not called if the model is found.
-        cache_root: default :func:`default_cache_root`.
+        environment_options: options of the calculator environment that the model is made for.
+        seed: seed of the initial weights, the demonstrations and their order.
+        progress: called with how much is done; not called if the model is found.
+        cache_root: the cache's folder; by default :func:`default_cache_root`.
 
     Raises:
-        RecipeError: the options do not fit the environment.
-        WarmUpFailed: the warm-up did not teach it what it should.
+        RecipeError: if the options do not fit the environment.
+        WarmUpFailed: if the warm-up did not teach the model what it should.
     """
     environment = schema.EnvironmentConfig(name="calculator", options=dict(environment_options))
     root = cache_root or default_cache_root()
@@ -121,7 +121,7 @@ def _by_operations(tasks: Sequence[Task]) -> list[list[Task]]:
 
 
 def _key(environment: schema.EnvironmentConfig, seed: int, settings: WarmUp) -> str:
-    """Digest of all that determines the model: options, seed, settings, the code that makes it and the libraries it uses."""
+    """Digest of everything that determines the model: options, seed, settings, the code that makes it and its libraries."""
     digest = hashlib.sha256(msgspec.json.encode([environment.options, seed, settings], order="deterministic"))
     sources = [
         *sorted(Path(__file__).parent.glob("*.py")),
@@ -148,7 +148,7 @@ def _is_whole(entry: Path) -> bool:
 
 
 def _publish(made: Path, entry: Path) -> None:
-    """Rename ``made`` to ``entry``, in whose place another process may have put its own, or a broken one may lie."""
+    """Rename ``made`` to ``entry``. Another process may have put its own there, or a broken entry may be in the way."""
     while True:
         try:
             made.rename(entry)

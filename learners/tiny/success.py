@@ -28,7 +28,7 @@ class Success(msgspec.Struct, frozen=True):
 
     @property
     def mean_greedy(self) -> float:
-        """Over equally many tasks of each kind."""
+        """The mean of ``greedy`` over equally many tasks of each kind."""
         return sum(self.greedy) / len(self.greedy)
 
 

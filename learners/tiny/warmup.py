@@ -1,12 +1,12 @@
 """Supervised warm-up of the tiny model: it learns to copy what it is shown, a bad habit included.
 
-The demonstrations are of someone impatient, who mostly skips additions. A model that copies them well solves about 40 % of its
-tasks, by a policy that is wrong and not by a hand that trembles: what is left to learn is when to call the tool. (A model stopped
-in the middle of its rise fails as often, but at copying digits; reinforcement learning mends that far more slowly.)
+The demonstrations show someone impatient, who mostly skips additions. A model that copies them well solves about 40 % of its
+tasks, and fails the others because its policy is wrong, not because it copies badly: what is left to learn is when to call the
+tool. (A model that is stopped in the middle of its warm-up fails as often, but at copying digits, which reinforcement learning
+mends far more slowly.)
 
-Hidden matrices are trained by Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), all else by AdamW. That alone
-takes three times as many steps, and masters short tasks long before one long task succeeds.
-"""
+Hidden matrices are trained by Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), all else by AdamW. AdamW
+alone takes three times as many steps, and masters short tasks long before one long task succeeds."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -34,10 +34,10 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
         impatience: how often the demonstrator skips an addition. Above one half, that is what a greedy model does.
         steps: optimizer steps; the learning rates rise for ``lr_steps``, and fall to zero in the second half.
         batch_size: demonstrations in a step.
-        matrix_lr: of Muon.
-        lr: of AdamW.
+        matrix_lr: learning rate of Muon.
+        lr: learning rate of AdamW.
         measure_every: steps between measurements.
-        skill: share of the tasks which the habit spares that must be solved in the end, greedily.
+        skill: share of the tasks that the habit spares which must be solved in the end, greedily.
         threads: CPU threads; part of what determines the result.
         training_tasks, held_out_tasks: different tasks to train on, and to measure on.
     """
@@ -59,8 +59,8 @@ class Measurement(msgspec.Struct, frozen=True):
     """What a model can do after so many optimizer steps.
 
     Attributes:
-        success: on held-out tasks.
-        skill: on those of them which the habit spares.
+        success: success on held-out tasks.
+        skill: success on those of them that the habit spares.
     """
 
     step: int
