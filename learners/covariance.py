@@ -83,7 +83,7 @@ def draws(batch: Batch, rows: Sequence[Sequence[int]], packed: Sequence[MicroBat
     """
     drawn = [np.empty(0)]
     for numbers, part in zip(rows, packed, strict=True):
-        tokens = torch.bincount(part.row, minlength=part.rows).tolist()
+        tokens = torch.bincount(part.rows.index, minlength=part.rows.count).tolist()
         for record, count in zip([batch.rows[number] for number in numbers], tokens, strict=True):
             seed = (batch.version, record.group_id, record.sample_index)
             drawn.append(np.random.default_rng(seed).random(count))

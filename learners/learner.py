@@ -256,8 +256,7 @@ class Learner:
         def loss(micro_batch: MicroBatch, logp: Tensor, entropy: Tensor) -> tuple[Tensor, Tally]:
             before = micro_batch.logp_proximal
             proximal = logp.detach() if before is None else before
-            tokens = micro_batch.loss_tokens()
-            outcome = policy_loss(logp, proximal, entropy, tokens, algorithm, part.denominator, coefficient)
+            outcome = policy_loss(logp, proximal, entropy, micro_batch, algorithm, part.denominator, coefficient)
             tally = observe(micro_batch, proximal, entropy.detach(), outcome)
             tally |= off_policy_steps(micro_batch, algorithm.optimizer_steps, taken)
             return outcome.loss, tally

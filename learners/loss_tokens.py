@@ -19,8 +19,9 @@ class LossTokens(msgspec.Struct, frozen=True, kw_only=True):
         rows, turns: the row, and the turn, that each token belongs to.
         singled_out: bool [n], tokens that a covariance loss treats apart.
         max_staleness: the largest staleness a token in the mask may have.
-        logp_reference: float32 [n], nats, under the reference policy; None where there is none.
-        outliers: bool [n], tokens that a criterion over the whole batch rejects; None where there is no such criterion.
+        logp_reference: float32 [n], nats, under the reference policy; None where there is none, and off the last pipeline stage.
+        outliers: bool [n], tokens that a criterion over the whole batch rejects; None where there is no such criterion, and off
+            the last pipeline stage.
         mean_weight: mean weight of the whole batch, by which a correction that normalises weights divides them.
     """
 

@@ -15,8 +15,8 @@ from learners.segments import Segments
 _PADDING_TOKEN = 0
 
 
-class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Packed rows. ``t`` tokens, of which ``n`` were sampled.
+class MicroBatch(LossTokens, frozen=True, kw_only=True):
+    """Packed rows. ``t`` tokens, of which ``n`` were sampled; rows and turns are numbered from 0 within the micro-batch.
 
     Attributes:
         token_ids: int64 [t].
@@ -24,22 +24,9 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
         positions: int64 [n], increasing: where in the packed sequence the token *before* each sampled token stands, whose hidden
             state predicts it.
         targets: int64 [n], the sampled tokens.
-        logp_behaviour: float32 [n], nats.
-        advantages: float32 [n].
-        mask: bool [n], false for tokens that are too old for the loss.
-        share: float32 [n], factor of each token's loss term, see :class:`.loss_tokens.LossTokens`.
-        row, turn: int64 [n], the row and the turn each token belongs to, numbered from 0 within the micro-batch.
-        rows, turns: how many there are.
-        singled_out: bool [n], tokens that a covariance loss treats apart.
-        max_staleness: the largest staleness a token in the mask may have.
-        staleness: int32 [n], versions between sampling and training.
         in_buffer: int32 [n], the part of the staleness that built up after the row was committed.
         logp_proximal: float32 [n], under the policy before the first step of the batch; None where no step needs it ahead of its
             own forward pass, and off the last pipeline stage.
-        logp_reference: float32 [n], under the reference policy; None where there is none, and off the last pipeline stage.
-        outliers: bool [n], see :class:`.loss_tokens.LossTokens`; None where no criterion looks at the whole batch, and off the
-            last pipeline stage.
-        mean_weight: see :class:`.loss_tokens.LossTokens`.
         values, returns: float32 [n], the critic's value of each token's state before the first step of the batch, and the one it
             is to learn; None without a critic, and off the last pipeline stage.
     """
@@ -48,48 +35,17 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     lengths: tuple[int, ...]
     positions: Tensor
     targets: Tensor
-    logp_behaviour: Tensor
-    advantages: Tensor
-    mask: Tensor
-    share: Tensor
-    row: Tensor
-    turn: Tensor
-    rows: int
-    turns: int
-    singled_out: Tensor
-    max_staleness: int
-    staleness: Tensor
     in_buffer: Tensor
     logp_proximal: Tensor | None = None
-    logp_reference: Tensor | None = None
-    outliers: Tensor | None = None
-    mean_weight: float = 1.0
     values: Tensor | None = None
     returns: Tensor | None = None
-
-    def loss_tokens(self) -> LossTokens:
-        """The part of the micro-batch that the policy's loss is a function of."""
-        return LossTokens(
-            logp_behaviour=self.logp_behaviour,
-            advantages=self.advantages,
-            mask=self.mask,
-            share=self.share,
-            staleness=self.staleness,
-            rows=Segments(self.row, self.rows),
-            turns=Segments(self.turn, self.turns),
-            singled_out=self.singled_out,
-            max_staleness=self.max_staleness,
-            logp_reference=self.logp_reference,
-            outliers=self.outliers,
-            mean_weight=self.mean_weight,
-        )
 
     def to(self, device: torch.device) -> "MicroBatch":
         """This micro-batch, copied to ``device``."""
         moved = {
             name: value.to(device, non_blocking=True)
             for name, value in msgspec.structs.asdict(self).items()
-            if isinstance(value, Tensor)
+            if isinstance(value, Tensor | Segments)
         }
         return msgspec.structs.replace(self, **moved)
 
@@ -155,10 +111,8 @@ def pack(
         advantages=torch.from_numpy(np.array(of_turn, np.float32)[turn_of_token]),
         mask=torch.from_numpy(versions >= batch.oldest_version),
         share=torch.from_numpy(np.array(shares, np.float32)[row_of_token]),
-        row=torch.from_numpy(row_of_token),
-        turn=torch.from_numpy(turn_of_token),
-        rows=len(rows),
-        turns=len(turn_lengths),
+        rows=Segments(torch.from_numpy(row_of_token), len(rows)),
+        turns=Segments(torch.from_numpy(turn_of_token), len(turn_lengths)),
         singled_out=torch.zeros(len(sampled), dtype=torch.bool),
         max_staleness=batch.version - batch.oldest_version,
         staleness=torch.from_numpy(batch.version - versions),

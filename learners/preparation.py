@@ -201,8 +201,7 @@ class Preparation:
             assert micro_batch.logp_proximal is not None
             assert micro_batch.logp_reference is not None
             tokens = divergence((micro_batch.logp_proximal - micro_batch.logp_reference).double().cpu(), algorithm.kl.estimator)
-            segments = micro_batch.loss_tokens().rows if by_row else micro_batch.loss_tokens().turns
-            sums = segments.sums(tokens)
+            sums = (micro_batch.rows if by_row else micro_batch.turns).sums(tokens)
             for record in records:
                 place, count = places[_name(record)], 1 if by_row else len(record.turn_rewards)
                 penalties[place : place + count], sums = sums[:count], sums[count:]
@@ -212,7 +211,7 @@ class Preparation:
         rated = []
         for records, micro_batch in self._with_records(parts, packed):
             units = torch.tensor([one for record in records for one in advantages[_name(record)]])
-            spread = units[micro_batch.row if by_row else micro_batch.turn]
+            spread = units[(micro_batch.rows if by_row else micro_batch.turns).index]
             rated.append(msgspec.structs.replace(micro_batch, advantages=spread))
         remaining = iter(rated)
         return [[next(remaining) for _ in micro_batches] for micro_batches in packed]
@@ -233,8 +232,8 @@ class Preparation:
         if isinstance(correction.bound, NormalizedBound):
             parts = []
             for part in packed:
-                proximal, tokens = _proximal(part), part.loss_tokens()
-                parts.append((correct(proximal, proximal, tokens, correction).weight, tokens))
+                proximal = _proximal(part)
+                parts.append((correct(proximal, proximal, part, correction).weight, part))
             mean = mean_weight(parts, correction.weight, self._trainer.added_over_data)
             packed = [msgspec.structs.replace(part, mean_weight=mean) for part in packed]
         return packed

@@ -16,6 +16,10 @@ class Segments(msgspec.Struct, frozen=True):
     index: Tensor
     count: int
 
+    def to(self, device: torch.device, *, non_blocking: bool) -> "Segments":
+        """This partition, copied to ``device``."""
+        return Segments(self.index.to(device, non_blocking=non_blocking), self.count)
+
     def sums(self, values: Tensor) -> Tensor:
         """[count], the sum of each segment's ``values`` ([n]); 0 for an empty segment."""
         return values.new_zeros(self.count).index_add(0, self.index, values)

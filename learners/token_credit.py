@@ -41,20 +41,21 @@ def token_credit(
         ValueError: if turns are credited and a record has no turn rewards.
     """
     by_turn = isinstance(credit, TurnCredit)
-    ends = _last_tokens(part.turn if by_turn else part.row)
+    units = (part.turns if by_turn else part.rows).index
+    ends = _last_tokens(units)
     earned: list[float] = []
     for record in records:
         if by_turn and not record.turn_rewards:
             raise ValueError(f"sample {record.sample_index} of group {record.group_id} has no turn rewards to give credit for")
         earned += record.turn_rewards if by_turn else [record.reward]
     # A row without a sampled token has nothing to reward.
-    present = torch.unique(part.turn if by_turn else part.row)
+    present = torch.unique(units)
     rewards = kl_in_reward(ends, torch.tensor(earned, dtype=torch.float64)[present], divergences.double(), kl_coefficient)
     lambdas = torch.full_like(rewards, advantage.lam)
     if advantage.length_adaptive_alpha:
-        tokens = torch.bincount(part.row, minlength=part.rows)[part.row]
+        tokens = torch.bincount(part.rows.index)[part.rows.index]
         lambdas = length_adaptive_lambdas(tokens, advantage.length_adaptive_alpha).double()
-    advantages, returns = generalised_advantages(values.double(), rewards, part.row, advantage.discount, lambdas)
+    advantages, returns = generalised_advantages(values.double(), rewards, part.rows.index, advantage.discount, lambdas)
     return advantages, returns.float()
 
 

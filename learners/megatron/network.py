@@ -140,7 +140,7 @@ class Network:
                 **arguments,
             )
         for batch in micro_batches:
-            described = self._shapes, batch.lengths[: batch.rows], len(batch.targets)
+            described = self._shapes, batch.lengths[: batch.rows.count], len(batch.targets)
             self.flops += forward_flops(*described)
             if not forward_only:
                 self.flops += backward_flops(*described)

@@ -51,7 +51,7 @@ def test_ranks_without_tokens_take_part():
 def test_what_a_second_moment_leaves_out_is_rejected():
     theta, proximal, tokens = pack_tokens([Row((Token(-1.0, -1.0, -1.1, True, 1, 0), Token(-1.0, -1.0, -4.0, True, 1, 0)), 1.0)])
     config = decoupled(reject=(RejectSecondMoment(upper=0.04),))
-    with pytest.raises(ValueError, match="were not looked at over the whole batch"):
+    with pytest.raises(ValueError, match="needs outliers"):
         correct(theta, proximal, tokens, config)
     left_out = second_moment_outliers(proximal - tokens.logp_behaviour, tokens.mask, 0.04, lambda values: values)
     found = correct(theta, proximal, msgspec.structs.replace(tokens, outliers=left_out), config)

@@ -63,18 +63,18 @@ def test_credit_is_that_of_a_loop_over_the_sampled_tokens(by_turn, alpha):
     if by_turn:
         records = [msgspec.structs.replace(r, turn_rewards=(0.5 * number, 1.0 - number)) for number, r in enumerate(records)]
     random = torch.Generator().manual_seed(0)
-    values, divergences = (torch.randn(len(part.row), generator=random) for _ in range(2))
+    values, divergences = (torch.randn(len(part.targets), generator=random) for _ in range(2))
     config = GaeAdvantage(discount=0.9, lam=0.7, length_adaptive_alpha=alpha)
     credit = TurnCredit() if by_turn else EpisodeCredit()
     advantages, returns = token_credit(part, records, values, divergences, 0.3, config, credit)
     for row in range(5):
-        places = [place for place in range(len(part.row)) if part.row[place] == row]
+        places = [place for place in range(len(part.targets)) if part.rows.index[place] == row]
         lam = max(0.0, 1 - 1 / (alpha * len(places))) if alpha else 0.7
         following, ahead = 0.0, 0.0
         for place in reversed(places):
             reward = -0.3 * divergences[place].item()
-            if by_turn and (place == places[-1] or part.turn[place] != part.turn[place + 1]):
-                reward += records[row].turn_rewards[int(part.turn[place]) - int(part.turn[places[0]])]
+            if by_turn and (place == places[-1] or part.turns.index[place] != part.turns.index[place + 1]):
+                reward += records[row].turn_rewards[int(part.turns.index[place]) - int(part.turns.index[places[0]])]
             if not by_turn and place == places[-1]:
                 reward += records[row].reward
             ahead = reward + 0.9 * following - values[place].item() + 0.9 * lam * ahead

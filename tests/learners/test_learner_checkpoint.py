@@ -292,9 +292,12 @@ def elsewhere(target):
 
 def test_what_is_no_index_and_no_state_is_told(folder, copies):
     ways = {
-        "points elsewhere": (elsewhere, ".metadata points to ../elsewhere, which is none of the checkpoint's files"),
-        "no pickle": (lambda target: (target / ".metadata").write_bytes(b"!"), ".metadata is no index of a checkpoint"),
-        "a number": (lambda target: (target / ".metadata").write_bytes(pickle.dumps(1)), ".metadata is no index of a checkpoint"),
+        "points elsewhere": (elsewhere, ".metadata points to ../elsewhere, which is not one of the checkpoint's files"),
+        "no pickle": (lambda target: (target / ".metadata").write_bytes(b"!"), ".metadata is not an index of a checkpoint"),
+        "a number": (
+            lambda target: (target / ".metadata").write_bytes(pickle.dumps(1)),
+            ".metadata is not an index of a checkpoint",
+        ),
         "no archive": (lambda target: (target / "common.pt").write_bytes(b"!"), "common.pt is not what torch saves"),
         "a list": (lambda target: (target / "common.pt").write_bytes(saved_by_torch([1])), "common.pt holds a list, not a"),
     }

@@ -37,13 +37,14 @@ def test_every_sampled_token_is_predicted_from_the_token_before_it():
             for place in range(begin, end)
         ]
         start += record.length
-    columns = (batch.positions, batch.targets, batch.logp_behaviour, batch.staleness, batch.row, batch.turn - 2 * batch.row)
+    row, turn = batch.rows.index, batch.turns.index
+    columns = (batch.positions, batch.targets, batch.logp_behaviour, batch.staleness, row, turn - 2 * row)
     columns += (batch.share, batch.advantages)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == [tuple(map(float, token)) for token in expected]
     assert torch.equal(batch.mask, batch.staleness <= 1)
     assert batch.mask.sum() == sum(record.loss_tokens for record in records)
     assert batch.lengths == tuple(record.length for record in records)
-    assert (batch.rows, batch.turns, batch.max_staleness) == (12, 24, 1)
+    assert (batch.rows.count, batch.turns.count, batch.max_staleness) == (12, 24, 1)
     assert not batch.singled_out.any()
 
 

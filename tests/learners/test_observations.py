@@ -32,9 +32,7 @@ def micro_batch(take=slice(None), **changes):
 
 
 def tally_of(batch, logp, correction=None):
-    outcome = policy_loss(
-        logp, logp, torch.ones_like(logp), batch.loss_tokens(), decoupled_ppo(correction=correction or decoupled()), 100
-    )
+    outcome = policy_loss(logp, logp, torch.ones_like(logp), batch, decoupled_ppo(correction=correction or decoupled()), 100)
     return observe(batch, logp, torch.ones_like(logp), outcome)
 
 
