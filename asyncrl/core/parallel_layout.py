@@ -35,8 +35,6 @@ class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
         return self.stage_ranks * self.pipeline
 
     def __str__(self) -> str:
-        shown = {name: size for name, size in msgspec.structs.asdict(self).items() if size > 1 or name in _ALWAYS_SHOWN}
-        return ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in shown.items())
-
-
-_ALWAYS_SHOWN = ("tensor", "pipeline", "data")
+        always = ("tensor", "pipeline", "data")
+        sizes = msgspec.structs.asdict(self).items()
+        return ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in sizes if size > 1 or name in always)

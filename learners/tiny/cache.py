@@ -29,8 +29,6 @@ from learners.tiny.tokenizer import fit_tokenizer
 from learners.tiny.warmup import CONTEXT_LENGTH, Material, Measurement, WarmUp, warm_up
 
 COMPLETE = "complete.json"
-WARM_UP = "warm_up.json"
-"""File with what was measured at the end of the warm-up, a :class:`~learners.tiny.warmup.Measurement`."""
 CACHE_VARIABLE = "ASYNCRL_CACHE"
 
 _TOKENIZER_TASKS = 300
@@ -97,7 +95,7 @@ def _make(
         return [encode([show(task) for task in kind], tokenizer) for kind in _by_operations(tasks)]
 
     def report(measured: Measurement) -> None:
-        text = f"step {measured.step}: {measured.success.mean_greedy:.0%} of held-out tasks solved"
+        text = f"step {measured.step}: {measured.success:.0%} of held-out tasks solved"
         progress(TinyProgress(measured.step / settings.steps, text))
 
     material = Material(
@@ -105,10 +103,9 @@ def _make(
         held_out=rows(held_out, demonstrate),
         spared=rows([task for task in held_out if "+" not in task.prompt], demonstrate),
     )
-    model, measured = warm_up(tokenizer, material, settings, seed, report)
+    model = warm_up(tokenizer, material, settings, seed, report)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / WARM_UP).write_bytes(msgspec.json.format(msgspec.json.encode(measured)))
     (folder / COMPLETE).write_bytes(msgspec.json.format(msgspec.json.encode(_digests(folder))))
 
 

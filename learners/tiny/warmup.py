@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.core.errors import AsyncRLError
 from learners.tiny.conversations import Row, pad
-from learners.tiny.success import Success, measure, spoken_logits
+from learners.tiny.success import measure, spoken_logits
 
 CONTEXT_LENGTH = 1024
 
@@ -59,13 +59,13 @@ class Measurement(msgspec.Struct, frozen=True):
     """What a model can do after so many optimizer steps.
 
     Attributes:
-        success: success on held-out tasks.
-        skill: success on those of them that the habit spares.
+        success: share of the held-out tasks that it solves.
+        skill: share of those that the habit spares.
     """
 
     step: int
-    success: Success
-    skill: Success
+    success: float
+    skill: float
 
 
 class Material(msgspec.Struct, frozen=True):
@@ -108,8 +108,8 @@ def warm_up(
     settings: WarmUp,
     seed: int,
     progress: Callable[[Measurement], None],
-) -> tuple[Qwen3ForCausalLM, Measurement]:
-    """The warm model, and what it can do; ``progress`` hears of every measurement on the way.
+) -> Qwen3ForCausalLM:
+    """The warm model; ``progress`` is called with every measurement on the way.
 
     Raises:
         WarmUpFailed: the model is less skilful in the end than ``settings.skill``.
@@ -125,12 +125,12 @@ def warm_up(
             if step % settings.measure_every == 0 or step == settings.steps:
                 measured = Measurement(step, measure(model, held_out), measure(model, spared))
                 progress(measured)
-    if measured.skill.mean_greedy < settings.skill:
+    if measured.skill < settings.skill:
         raise WarmUpFailed(
-            f"after {settings.steps} steps the tiny model solves {measured.skill.mean_greedy:.0%} of tasks without additions; "
+            f"after {settings.steps} steps the tiny model solves {measured.skill:.0%} of tasks without additions; "
             f"{settings.skill:.0%} are wanted; try another seed"
         )
-    return model, measured
+    return model
 
 
 def _optimizers(model: Qwen3ForCausalLM, settings: WarmUp) -> dict[torch.optim.Optimizer, float]:
