@@ -5,7 +5,7 @@ micro-batches and ranks changes neither the loss nor, up to rounding, the new we
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -38,6 +38,8 @@ from learners.value_loss import value_loss
 
 if TYPE_CHECKING:
     from learners.megatron.checkpoint import Saving
+    from learners.megatron.log_probabilities import Predictions
+    from learners.megatron.trainer import MicroBatchLoss
 
 
 class StepReport(msgspec.Struct, frozen=True):
@@ -249,13 +251,13 @@ class Learner:
         """Leave the group of ranks; call it once, last."""
         self._trainer.close()
 
-    def _loss(self, part: MiniBatch, taken: int) -> Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, Tally]]:
+    def _loss(self, part: MiniBatch, taken: int) -> "MicroBatchLoss":
         """The loss of a mini-batch for an optimizer step that comes after ``taken`` others on the same batch."""
         algorithm, coefficient = self._algorithm, self._kl_coefficient
 
-        def loss(micro_batch: MicroBatch, logp: Tensor, entropy: Tensor) -> tuple[Tensor, Tally]:
-            before = micro_batch.logp_proximal
-            proximal = logp.detach() if before is None else before
+        def loss(micro_batch: MicroBatch, seen: "Predictions") -> tuple[Tensor, Tally]:
+            logp, entropy = seen
+            proximal = logp.detach() if micro_batch.logp_proximal is None else micro_batch.logp_proximal
             outcome = policy_loss(logp, proximal, entropy, micro_batch, algorithm, part.denominator, coefficient)
             tally = observe(micro_batch, proximal, entropy.detach(), outcome)
             tally |= off_policy_steps(micro_batch, algorithm.optimizer_steps, taken)
@@ -263,7 +265,7 @@ class Learner:
 
         return loss
 
-    def _critic_loss(self, part: MiniBatch, config: GaeAdvantage) -> Callable[[MicroBatch, Tensor], tuple[Tensor, Tally]]:
+    def _critic_loss(self, part: MiniBatch, config: GaeAdvantage) -> "MicroBatchLoss":
         def loss(micro_batch: MicroBatch, values: Tensor) -> tuple[Tensor, Tally]:
             assert micro_batch.values is not None
             assert micro_batch.returns is not None

@@ -122,7 +122,8 @@ def _distances(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcom
     """How far the policies are from one another, over all tokens and by staleness.
 
     The gap between engine and learner is measured on tokens that the version being trained sampled itself: only there do both
-    sides compute the same number, so that the gap is due to their arithmetic."""
+    sides compute the same number, so that the gap is due to their arithmetic.
+    """
     gap = logp - batch.logp_behaviour
     ratio = gap.clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD).exp()
     behaviour_k3 = divergence(-gap, "k3")

@@ -7,7 +7,8 @@ def learning_rate(step: int, steps: int, config: LearnerConfig) -> float:
     """The rate of training step ``step``, counted from 0, of ``steps``.
 
     It rises linearly over ``warmup_steps``, to the peak at the last of them, and falls linearly to ``lr * min_lr_ratio`` at the
-    last step."""
+    last step.
+    """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     decaying = max(1, steps - 1 - config.warmup_steps)

@@ -6,7 +6,8 @@ the tensors themselves, and, within those objects, the extra state of Transforme
 classes and functions that Megatron and torch write there are resolved; any other is refused by its name before it is looked up.
 
 TransformerEngine unpickles its extra state without a check, and that state has no use here: fp8 scales are computed from the
-tensors as they are. So none of it gets from a checkpoint into a layer; see :func:`without_extra_state`."""
+tensors as they are. So none of it gets from a checkpoint into a layer; see :func:`without_extra_state`.
+"""
 
 import io
 import pickle

@@ -1,7 +1,8 @@
 """Writes Megatron's checkpoint format: one thread of each rank writes one file.
 
 Megatron's own writer would fork a process that has threads (Ray's and torch's), and start a server process for the results. This
-one writes copies that are made when the save is planned, so training may go on at once."""
+one writes copies that are made when the save is planned, so training may go on at once.
+"""
 
 import os
 from pathlib import Path

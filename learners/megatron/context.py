@@ -1,7 +1,8 @@
 """How context-parallel ranks share the tokens of a packed sequence, and how their results come together again.
 
 Always holds: each rank has as many tokens, and as much of causal attention's work, as any other, whatever the rows; and the
-gathered results are what one rank would have computed, for every token on every rank."""
+gathered results are what one rank would have computed, for every token on every rank.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,7 +59,8 @@ class SplitRows(PackedRows):
 
     Each row is padded to a multiple of ``2 * ranks`` and cut into ``2 * ranks`` chunks. Rank ``r`` has chunk ``r`` and chunk ``2
     * ranks - 1 - r``, which is as much of the causal triangle as any other rank has. ``lengths`` are those of the padded rows; a
-    row of padding at the end makes the number of each rank's tokens a multiple of what sequence parallelism divides."""
+    row of padding at the end makes the number of each rank's tokens a multiple of what sequence parallelism divides.
+    """
 
     ranks: int = 1
     rank: int = 0

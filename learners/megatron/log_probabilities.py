@@ -2,7 +2,8 @@
 
 What always holds: only a few tiles of logits exist at once, in the forward and in the backward pass, however many tokens there
 are and however large the vocabulary is. Between the two passes four numbers a token are kept; the backward pass computes the
-logits again. Logits are float32, whatever the data type of the weights."""
+logits again. Logits are float32, whatever the data type of the weights.
+"""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -1,7 +1,8 @@
 """Taking rows out of a tensor and placing rows into one, each the other's gradient.
 
 ``index_select`` gives the same values, but its gradient adds row by row, because an index may repeat. Here none repeats, and a
-copy is many times faster on a CPU."""
+copy is many times faster on a CPU.
+"""
 
 from typing import Any
 

@@ -29,11 +29,9 @@ from learners.micro_batch import MicroBatch
 from learners.rank import RankSpec
 from learners.tally import Tally, add_to, summed
 
-MicroBatchLoss = Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, Tally]]
-"""From a micro-batch, and log-probabilities (with gradient) and entropies of its sampled tokens, to the micro-batch's share of
-the loss and its tally."""
-MicroBatchValueLoss = Callable[[MicroBatch, Tensor], tuple[Tensor, Tally]]
-"""The same from the values (with gradient) of the states in which the tokens were sampled."""
+MicroBatchLoss = Callable[[MicroBatch, Any], tuple[Tensor, Tally]]
+"""A micro-batch's share of the loss, and its tally, given the network's output for it, with gradient: of the policy the
+:class:`.log_probabilities.Predictions` of its sampled tokens, of the critic the values of the states they were sampled in."""
 
 
 class TrainedStep(msgspec.Struct, frozen=True):
@@ -114,12 +112,10 @@ class Trainer:
         Raises:
             TrainingDiverged: on every rank, before any weight has changed, if the gradient norm is not finite.
         """
-        return self._optimizer_step(
-            self._policy, "policy", micro_batches, lambda batch, seen: loss(batch, *seen), learning_rate, version
-        )
+        return self._optimizer_step(self._policy, "policy", micro_batches, loss, learning_rate, version)
 
     def critic_step(
-        self, micro_batches: Sequence[MicroBatch], loss: MicroBatchValueLoss, learning_rate: float, version: int
+        self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss, learning_rate: float, version: int
     ) -> TrainedStep:
         """One optimizer step of the critic; as :meth:`step`."""
         return self._optimizer_step(self._asked_critic(), "critic", micro_batches, loss, learning_rate, version)
@@ -128,22 +124,16 @@ class Trainer:
         """Measure what a step would, without taking it."""
         tally: Tally = {}
         with self._waiting("looking over the batch"), cuda_means_cpu():
-            self._policy.forward_only(micro_batches, lambda batch, seen: add_to(tally, loss(batch, *seen)[1]))
+            self._policy.forward_only(micro_batches, lambda batch, seen: add_to(tally, loss(batch, seen)[1]))
             return TrainedStep(0.0, self._reduced(tally))
 
     def values(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
         """The critic's values of each micro-batch's states (float32 [n]) as it is now; None off the last stage."""
-        found: list[Tensor] = []
-        with self._waiting("looking over the batch"), cuda_means_cpu():
-            self._asked_critic().forward_only(micro_batches, lambda _, values: found.append(values))
-        return found if self.on_last_stage else [None] * len(micro_batches)
+        return self._outputs(self._asked_critic(), micro_batches, lambda values: values)
 
     def log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
         """The policy's log-probabilities of each micro-batch's sampled tokens (float32 [n], nats); None off the last stage."""
-        found: list[Tensor] = []
-        with self._waiting("looking over the batch"), cuda_means_cpu():
-            self._policy.forward_only(micro_batches, lambda _, predictions: found.append(predictions.logp))
-        return found if self.on_last_stage else [None] * len(micro_batches)
+        return self._outputs(self._policy, micro_batches, lambda predictions: predictions.logp)
 
     def reference_log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
         """The same under the reference, the weights that this trainer was constructed with.
@@ -254,7 +244,7 @@ class Trainer:
         network: Network,
         name: str,
         micro_batches: Sequence[MicroBatch],
-        loss: Callable[[MicroBatch, Any], tuple[Tensor, Tally]],
+        loss: MicroBatchLoss,
         learning_rate: float,
         version: int,
     ) -> TrainedStep:
@@ -268,6 +258,14 @@ class Trainer:
         with self._waiting(f"training version {version}"), cuda_means_cpu():
             network.accumulate(micro_batches, share)
             return TrainedStep(network.step(learning_rate, version, name), self._reduced(tally))
+
+    def _outputs(
+        self, network: Network, micro_batches: Sequence[MicroBatch], wanted: Callable[[Any], Tensor]
+    ) -> list[Tensor] | list[None]:
+        found: list[Tensor] = []
+        with self._waiting("looking over the batch"), cuda_means_cpu():
+            network.forward_only(micro_batches, lambda _, output: found.append(wanted(output)))
+        return found if self.on_last_stage else [None] * len(micro_batches)
 
     def _reduced(self, tally: Tally) -> Tally | None:
         """The tally of all data-parallel ranks, on the reporting rank; None on all others."""

@@ -2,7 +2,8 @@
 
 In an ideal demonstration every turn is determined by the task, and the tool always answers a right call in the same way. So a
 greedy episode succeeds if and only if every spoken token is the model's first choice given the demonstration before it, and one
-forward pass tells. (An episode that leaves the demonstration and still ends well is not counted.)"""
+forward pass tells. (An episode that leaves the demonstration and still ends well is not counted.)
+"""
 
 from collections.abc import Sequence
 from statistics import fmean

@@ -6,7 +6,8 @@ tool. (A model that is stopped in the middle of its warm-up fails as often, but 
 mends far more slowly.)
 
 Hidden matrices are trained by Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), all else by AdamW. AdamW
-alone takes three times as many steps, and masters short tasks long before one long task succeeds."""
+alone takes three times as many steps, and masters short tasks long before one long task succeeds.
+"""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
