@@ -38,7 +38,7 @@ class LearnerActor:
         return this_node()
 
     def make_meeting(self, on_one_node: bool) -> FileMeeting | TcpMeeting:
-        """Where all ranks shall meet; asked of rank 0."""
+        """Make the place where all ranks meet; only rank 0 is asked."""
         if on_one_node:
             return FileMeeting.make(memory_file_system() / f"asyncrl-{self._run_id}-ranks")
         meeting, self._listening = TcpMeeting.listen(ray.util.get_node_ip_address())
@@ -67,7 +67,7 @@ class LearnerActor:
         )
 
     def train(self, batch: Batch) -> StepReport:
-        """One optimizer step on ``batch``; a collective call."""
+        """One training step on ``batch``; a collective call."""
         learner = self._started()
         needed = learner.rows_needed(batch)
         payload = self._fetch(batch, needed)
@@ -80,7 +80,7 @@ class LearnerActor:
         return self._payload.fetch([lying[row] for row in rows])
 
     def publish(self, version: PolicyVersion) -> Publication:
-        """Write this rank's shards of ``version`` and say where they lie."""
+        """Write this rank's shards of ``version``, and tell where they lie."""
         return self._transport.write(version, self._started().shards())
 
     def save_pretrained(self, folder: Path) -> None:
@@ -95,11 +95,11 @@ class LearnerActor:
         learner.start_checkpoint(folder)
 
     def finish_checkpoint(self) -> None:
-        """Return when the checkpoint that was begun is on disk; a collective call."""
+        """Wait until the checkpoint that was begun is on disk; a collective call."""
         self._started().finish_checkpoint()
 
     def restore(self, folder: Path) -> PolicyVersion:
-        """Go on from a checkpoint; the version it is of. A collective call."""
+        """Load a checkpoint and return its policy version; a collective call."""
         return self._started().load_checkpoint(folder)
 
     def close(self) -> None:
