@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.flatten import flatten
 from asyncrl.core.recipe.schema import FileTasks, Recipe
 from buffers.task_stream import TaskStream
 
@@ -64,19 +65,9 @@ def _keys_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def _check_keys(now: dict[str, Any], recorded: dict[str, Any], folder: Path) -> None:
-    is_now, was = _flat(now), _flat(recorded)
-    if changed := sorted({key for key, _ in set(is_now.items()) ^ set(was.items())}):
+    is_now, was = ({key: msgspec.json.encode(value).decode() for key, value in flatten(values)} for values in (now, recorded))
+    if changed := sorted({key for key, _ in is_now.items() ^ was.items()}):
         told = ", ".join(f"{key} was {was.get(key, 'not there')} and is {is_now.get(key, 'not there')}" for key in changed)
         raise JournalOfAnotherRun(
             f"{folder} was written with another recipe: {told}; resume with the recipe the run began with, or launch a new run"
         )
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = msgspec.json.encode(value).decode()
-    return flat

@@ -23,7 +23,7 @@ import numpy as np
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.publication import Publication
+from asyncrl.core.publication import VLLM_BACKEND, Publication
 from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.trajectory import VersionSpan
 from generators.completion import Completion, EngineUse
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
-TRANSFER_BACKEND = "asyncrl_shm"
-"""The transfer of weights that :mod:`asyncrl.weights.vllm_engine` registers in vLLM's processes."""
 WORKER_EXTENSION = "asyncrl.weights.vllm_engine.AcknowledgingWorker"
 
 CPU_BLOCK_TOKENS = 32
@@ -273,7 +271,7 @@ def _arguments(config: GeneratorsConfig, model_path: str, max_context: int, seed
         tensor_parallel_size=config.tensor_parallel,
         enable_prefix_caching=True,
         logprobs_mode="processed_logprobs",
-        weight_transfer_config=WeightTransferConfig(backend=TRANSFER_BACKEND),
+        weight_transfer_config=WeightTransferConfig(backend=VLLM_BACKEND),
         worker_extension_cls=WORKER_EXTENSION,
         disable_log_stats=True,
         **(_cpu_arguments(config) if current_platform.is_cpu() else {"gpu_memory_utilization": config.gpu_memory_share}),

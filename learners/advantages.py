@@ -1,10 +1,10 @@
-"""Advantages: how much better an episode, or a turn, did than was to be expected. Pure functions of tensors, in float64.
+"""Advantages: how much better an episode, or a turn, did than expected. Pure functions of tensors, in float64.
 
 Where a formula only compares within groups, a group without spread (of one, or of equal returns) has advantage exactly 0: it says
 nothing about what to prefer. Where the batch's mean is subtracted afterwards (reinforce_plus_plus, gdpo), such a group has what
 is left of 0: minus that mean over the deviation. A batch without spread has advantage 0 where a formula divides by the batch's
-deviation. Spread is what :mod:`asyncrl.core.spread` calls so: rounding is none. Standard deviations are the population's, and
-nothing is added to them.
+deviation. Values that differ by rounding alone have no spread, see :mod:`asyncrl.core.spread`. Standard deviations are the
+population's, and nothing is added to them.
 """
 
 import math
@@ -32,11 +32,11 @@ from learners.segments import Segments
 
 
 class Returns(msgspec.Struct, frozen=True):
-    """What is compared: episodes by their reward, or turns by what they and later turns brought.
+    """The episodes, or turns, that are compared.
 
     Attributes:
-        values: [u].
-        group: int64 [u], whom each is compared with, numbered from 0.
+        values: [u], the reward of each episode, or what each turn and later ones brought.
+        group: int64 [u], number of the group that each is compared within, from 0.
         tokens: int64 [u], tokens of each that may enter the loss.
     """
 
@@ -46,11 +46,11 @@ class Returns(msgspec.Struct, frozen=True):
 
 
 def advantages(returns: Returns, config: Advantage) -> Tensor:
-    """float32 [u]. The recipe's kind of advantage; formulas and sources stand with each function.
+    """float32 [u], advantages of the recipe's kind; formulas and sources stand with each function.
 
     Raises:
-        ValueError: of kind gae, which needs a critic's values (see :mod:`.token_credit`), of kind gdpo, which needs several
-            rewards (see :func:`decoupled_advantages`), and of kind remax, which needs a greedy one (see :func:`against_greedy`).
+        ValueError: for kind gae, which needs a critic's values (see :mod:`.token_credit`), gdpo, which needs several rewards (see
+            :func:`decoupled_advantages`), and remax, which needs a greedy episode (see :func:`against_greedy`).
     """
     groups = _Groups(returns)
     match config:
@@ -80,12 +80,12 @@ def advantages(returns: Returns, config: Advantage) -> Tensor:
 
 
 def against_greedy(values: Tensor, greedy: Tensor) -> Tensor:
-    """float32 [u], reward less that of the greedy episode of the same task (ReMax, Li et al. 2023, arXiv:2310.10505)."""
+    """float32 [u], reward minus that of the greedy episode of the same task (ReMax, Li et al. 2023, arXiv:2310.10505)."""
     return (values.double() - greedy.double()).float()
 
 
 def decoupled_advantages(rewards: Tensor, weights: Tensor, group: Tensor, tokens: Tensor) -> Tensor:
-    """float32 [u]. Each reward is standardised within its group, then their weighted sum over the batch's tokens.
+    """float32 [u]. Each reward is standardised within its group, then their weighted sum is, over the batch's tokens.
 
     Standardising the sum instead gives different combinations of rewards the same advantage. A group whose rewards are all equal
     adds 0 to the sum, and then has the advantage of that: minus the batch's mean over its deviation.
@@ -102,7 +102,7 @@ def decoupled_advantages(rewards: Tensor, weights: Tensor, group: Tensor, tokens
 
 
 def batch_normalised(values: Tensor, tokens: Tensor) -> Tensor:
-    """float64 [u], less the mean and over the (population's) standard deviation, both over all tokens of the batch (Hu et al.
+    """float64 [u], ``values`` minus their mean, divided by their standard deviation, both over all tokens of the batch (Hu et al.
     2025, arXiv:2501.03262); 0 where the tokens have no spread."""
     values, share = values.double(), tokens.double() / tokens.sum().clamp(min=1)
     counted = values[tokens > 0]
@@ -115,9 +115,9 @@ def batch_normalised(values: Tensor, tokens: Tensor) -> Tensor:
 def pass_at_k_advantages(values: Tensor, group: Tensor, k: int, success: float) -> Tensor:
     """float64 [u], mean advantage of the sets of ``k`` that each episode is in, a set's reward being whether one succeeds.
 
-    Of a group of ``n`` with ``f`` failures, ``m = 1 - C(f, k) / C(n, k)`` and ``s = sqrt(m * (1 - m))`` are mean and deviation
+    In a group of ``n`` with ``f`` failures, ``m = 1 - C(f, k) / C(n, k)`` and ``s = sqrt(m * (1 - m))`` are mean and deviation
     over its sets. A success has ``(1 - m) / s``, a failure ``(1 - m - C(f - 1, k - 1) / C(n - 1, k - 1)) / s``. Groups smaller
-    than ``k`` have 0, and so have those of which every set, or none, succeeds.
+    than ``k`` have 0, and so have groups in which every set succeeds, or none does.
 
     Source: Chen et al. 2025, arXiv:2508.10751.
     """
@@ -150,7 +150,7 @@ def _over_the_rate_of_success(groups: "_Groups", success: float) -> Tensor:
 
 
 def _lead_over_the_others(groups: "_Groups") -> Tensor:
-    """The group's best less the best of the group without this one: above 0 for a single best episode, 0 for all others.
+    """The group's best reward minus the best of the others: above 0 for a single best episode, 0 for all others.
 
     The leave-one-out estimate of the gradient of the expected best of as many tries as the group has episodes (Tang et al. 2025,
     arXiv:2503.19595).
@@ -165,26 +165,26 @@ def _lead_over_the_others(groups: "_Groups") -> Tensor:
 
 
 def _leave_one_out(groups: "_Groups") -> Tensor:
-    """Less the mean of the others of the group (Ahmadian et al. 2024, arXiv:2402.14740)."""
+    """Value minus the mean of the others of the group (Ahmadian et al. 2024, arXiv:2402.14740)."""
     size = groups.size[groups.of]
     return groups.centred() * size / (size - 1).clamp(min=1)
 
 
 def _length_weighted(groups: "_Groups") -> Tensor:
-    """Less the group's mean weighted by tokens (Hao et al. 2025, arXiv:2505.23585)."""
+    """Value minus the group's mean weighted by tokens (Hao et al. 2025, arXiv:2505.23585)."""
     tokens = groups.tokens
     baseline = groups.segments.sums(tokens * groups.values) / groups.segments.sums(tokens).clamp(min=1)
     return groups.where_varied(groups.values - baseline[groups.of])
 
 
 def _scaled_for_groups_without_spread(groups: "_Groups") -> Tensor:
-    """Less the group's mean, times all groups over those with spread: the others have no gradient and would dilute the batch's
-    (Chu et al. 2025, arXiv:2504.02546)."""
+    """Value minus the group's mean, times all groups over those with spread: groups without spread have no gradient and would
+    dilute the batch's (Chu et al. 2025, arXiv:2504.02546)."""
     return groups.centred() * len(groups.varies) / groups.varies.sum().clamp(min=1)
 
 
 class _Groups:
-    """Returns by group."""
+    """The statistics of each group of returns."""
 
     def __init__(self, returns: Returns) -> None:
         self.values, self.of, self.tokens = returns.values.double(), returns.group, returns.tokens.double()

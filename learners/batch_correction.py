@@ -1,6 +1,6 @@
-"""What a correction must know of the whole batch before the step. Pure functions but for what they ask of the other ranks.
+"""What a correction has to know about the whole batch before the step. Pure functions, but for the sums over other ranks.
 
-What always holds: the answer is a function of the batch's tokens, however ranks and micro-batches divide them.
+What always holds: the result is a function of the batch's tokens, however ranks and micro-batches divide them.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,13 +13,15 @@ from learners.loss_tokens import LossTokens
 
 
 def second_moment_outliers(log_ratio: Tensor, mask: Tensor, upper: float, gather: Callable[[Tensor], Tensor]) -> Tensor:
-    """bool [n], the tokens of this rank that are left out so that the mean of the other tokens' squared log-ratios is at most
-    ``upper``: of the batch those with the largest squares, and as few as will do. Tokens of equal squares stay or go together.
+    """bool [n], the tokens of this rank that are left out.
+
+    Those with the largest squared log-ratios of the batch are left out, as few as bring the mean of the others down to ``upper``.
+    Tokens with equal squares stay or go together.
 
     Args:
-        log_ratio: [n], of this rank's tokens, the policy before the step over the behaviour policy.
-        mask: bool [n], those in the loss.
-        gather: the ranks' tensors end to end, each of the same length.
+        log_ratio: [n], log-ratios of the policy before the step to the behaviour policy.
+        mask: bool [n], the tokens in the loss.
+        gather: concatenates the ranks' tensors, which have the same length.
 
     Source: M2PO, Zheng et al. 2025, arXiv:2510.01161, as the paper and AReaL describe it. The authors' own program looks only at
     tokens that have moved the way their advantage pushes, and clips them.
@@ -38,12 +40,12 @@ def second_moment_outliers(log_ratio: Tensor, mask: Tensor, upper: float, gather
 
 
 def mean_weight(parts: Sequence[tuple[Tensor, LossTokens]], level: str, add: Callable[[Tensor], Tensor]) -> float:
-    """The mean of the batch's weights over what they are of: tokens, turns or rows with a token in the loss; 1 if there are none.
+    """The mean weight of the batch's tokens, turns or rows, whichever ``level`` weighs, in the loss; 1 if there are none.
 
     Args:
-        parts: this rank's micro-batches, and the weight of each token, bounded and not yet normalised.
+        parts: for each of this rank's micro-batches the bounded weight of each token, and the tokens.
         level: ``token``, ``segment`` or ``sequence``.
-        add: the sum of a tensor over the ranks that divide the batch.
+        add: sums a tensor over the ranks that divide the batch.
 
     Source: self-normalised importance sampling, as verl's ``rollout_is_batch_normalize`` does it after truncation.
     """

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: version, model, layout, and its files with sizes and checksums.
+"""The manifest of a checkpoint: version, model, layout, and the checkpoint's files with sizes and checksums.
 
 Always holds: the manifest is the last file of a checkpoint to be written, and a checkpoint that passes :meth:`Manifest.check` is,
 to the bit, what was written. Nothing here needs torch.
@@ -12,6 +12,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.parallel_layout import ParallelLayout
 from learners import checkpoints
 
 NAME = "checkpoint.json"
@@ -26,7 +27,7 @@ class CheckpointDamaged(AsyncRLError):
     """A checkpoint's files are not those that were written.
 
     Args:
-        folder: of the checkpoint.
+        folder: the checkpoint.
         problem: what is wrong with it.
     """
 
@@ -42,9 +43,9 @@ class UnknownClass(AsyncRLError):
     """A checkpoint's file names a class or a function that is not among those that belong there.
 
     Args:
-        folder: of the checkpoint.
-        file: in it, or the object within one.
-        name: what is named, with its module.
+        folder: the checkpoint.
+        file: the file, or the object in a file, that names it.
+        name: the class or function, with its module.
     """
 
     def __init__(self, folder: Path, file: str, name: str) -> None:
@@ -57,15 +58,15 @@ class UnknownClass(AsyncRLError):
 
 
 class CheckpointMismatch(AsyncRLError):
-    """A checkpoint is of another model than the one that asks for it."""
+    """A checkpoint holds another model than the one to be loaded."""
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """What two models must share for the one's state to fit the other: sizes, options that add parameters, data type.
 
     Attributes:
-        adapters: that are trained in place of the policy's weights, in words.
-        frozen_weights: the bits of those weights, added up; 0 where they are trained.
+        adapters: in words, the adapters that are trained in place of the policy's weights.
+        frozen_weights: sum of the bits of the policy's weights where they are not trained; 0 where they are.
     """
 
     layers: int
@@ -87,17 +88,6 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     frozen_weights: int = 0
 
 
-class Grid(msgspec.Struct, frozen=True):
-    """Ranks along each dimension when the checkpoint was written, and how they shared out and divided experts."""
-
-    tensor: int
-    pipeline: int
-    data: int
-    context: int = 1
-    expert: int = 1
-    expert_tensor: int = 1
-
-
 class StoredFile(msgspec.Struct, frozen=True):
     """A file of the checkpoint: name, size in bytes and CRC-32."""
 
@@ -107,7 +97,7 @@ class StoredFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, path: Path) -> "StoredFile":
-        """Of a file as it lies on disk now.
+        """The record of a file as it lies on disk now.
 
         Raises:
             OSError: if it cannot be read.
@@ -121,11 +111,11 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What has moved on since the start of the run, beside the tensors.
+    """What has changed since the start of the run, beside the tensors.
 
     Attributes:
-        version: the policy version the weights are.
-        kl_coefficient: of the divergence from the reference; None where the loss has none.
+        version: policy version of the weights.
+        kl_coefficient: coefficient of the divergence from the reference; None where the recipe has none.
     """
 
     version: PolicyVersion
@@ -133,19 +123,23 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All that must be known before a checkpoint is loaded."""
+    """All that must be known before a checkpoint is loaded.
+
+    Attributes:
+        layout: layout of the ranks that wrote the checkpoint.
+    """
 
     progress: Progress
     shape: ModelShape
-    grid: Grid
+    layout: ParallelLayout = msgspec.field(name="grid")
     files: tuple[StoredFile, ...]
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """Of the checkpoint in ``folder``.
+        """The manifest of the checkpoint in ``folder``.
 
         Raises:
-            CheckpointDamaged: if there is none, or it cannot be understood.
+            CheckpointDamaged: if there is no manifest, or it cannot be understood.
         """
         try:
             return msgspec.json.decode((folder / NAME).read_bytes(), type=cls)
@@ -155,7 +149,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             raise CheckpointDamaged(folder, f"{NAME} is not a manifest ({error})") from error
 
     def require_name(self, folder: Path) -> None:
-        """Compare the version of the checkpoint in ``folder`` with the one that its name says, if that is a checkpoint's name.
+        """Compare the version in the manifest with the one in the folder's name, if that is a checkpoint's name.
 
         Raises:
             CheckpointDamaged: naming both.

@@ -1,7 +1,7 @@
-"""The folder that holds a run's checkpoints: which there are, which is newest, which go.
+"""The folder of a run's checkpoints: finding the newest, and removing old ones.
 
-Always holds: whatever bears a checkpoint's name is whole. A checkpoint is written under a hidden name and renamed when it is
-complete, and renamed to a hidden one before its first file is removed. Pure file names: nothing here reads a checkpoint.
+Always holds: a folder with a checkpoint's name is complete. A checkpoint is written under a hidden name and renamed when it is
+complete, and renamed to a hidden one before its first file is removed. Nothing here reads a checkpoint.
 """
 
 import shutil
@@ -19,7 +19,7 @@ def path_of(folder: Path, version: PolicyVersion) -> Path:
 
 
 def version_of(checkpoint: Path) -> PolicyVersion | None:
-    """The version that the name of a checkpoint says; None if it is the name of none."""
+    """The version in the name of a checkpoint; None if it is not a checkpoint's name."""
     number = checkpoint.name.removeprefix(_PREFIX)
     return PolicyVersion(int(number)) if checkpoint.name.startswith(_PREFIX) and number.isdecimal() else None
 
@@ -30,7 +30,7 @@ def newest(folder: Path) -> tuple[PolicyVersion, Path] | None:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all checkpoints but the ``keep`` newest, and what an earlier removal left half done.
+    """Remove all checkpoints but the ``keep`` newest, and finish what an earlier removal left.
 
     Raises:
         ValueError: if none would be left.
@@ -49,7 +49,7 @@ def partial_of(checkpoint: Path) -> Path:
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove what writers that died have left in ``folder``; only for the one who writes there."""
+    """Remove the unfinished checkpoints in ``folder``. Only its writer may call this."""
     for partial in folder.glob(f".*{_PARTIAL}"):
         shutil.rmtree(partial)
 

@@ -1,7 +1,7 @@
-"""Corrections for having sampled with other policies than the one being trained. Pure functions of tensors.
+"""Corrections for tokens that other policies sampled than the one being trained. Pure functions of tensors.
 
-Three choices that do not depend on one another: which policy anchors the loss's ratio, how the anchor over the behaviour
-probability weighs a token, and what is left out. Nothing here has a gradient, and no ratio is a product over a whole row: its
+A correction makes three independent choices: which policy anchors the loss's ratio, how the ratio of anchor to behaviour
+probability weighs a token, and what is left out. Nothing here has a gradient. No ratio is a product over a whole row, because its
 variance would grow exponentially with length.
 """
 
@@ -27,14 +27,14 @@ from learners.segments import Segments
 
 
 class Corrected(NamedTuple):
-    """For each token.
+    """What the correction makes of each token; all are [n].
 
     Attributes:
         logp_anchor: float32, log-probability under the policy that the loss's ratio is formed with.
         weight: float32, factor of the loss term; at least 0.
-        truncated: bool, its weight would have been larger.
-        masked: bool, left out for a weight out of bounds.
-        rejected: bool, left out by a criterion.
+        truncated: bool, whether the bound made the weight smaller.
+        masked: bool, whether the token is left out because its weight is out of bounds.
+        rejected: bool, whether a criterion leaves the token out.
     """
 
     logp_anchor: Tensor
@@ -52,15 +52,15 @@ def correct(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, confi
 
     Source: the decoupled objective of Hilton et al. 2022, arXiv:2110.00641; truncation, Espeholt et al. 2018, arXiv:1802.01561;
     two-sided mask, Ling Team 2025, arXiv:2510.18855; log-linear anchor, Li et al. 2025, arXiv:2512.06547; masking whole
-    sequences, Li et al. 2025, arXiv:2512.23075; masking losing ones, DeepSeek-AI 2025, arXiv:2512.02556; what looks at the whole
-    batch, see :mod:`.batch_correction`.
+    sequences, Li et al. 2025, arXiv:2512.23075; masking losing ones, DeepSeek-AI 2025, arXiv:2512.02556. Sources of what looks at
+    the whole batch stand in :mod:`.batch_correction`.
 
     Raises:
-        ValueError: if a criterion over the whole batch is asked for and the tokens do not say which ones it rejects.
+        ValueError: if there is a criterion over the whole batch, and the tokens do not say which of them it rejects.
     """
     logp_theta, logp_proximal = logp_theta.detach(), logp_proximal.detach()
     logp_anchor = _anchor(logp_theta, logp_proximal, tokens, config.anchor)
-    # Cleared where masked: what stands there may be anything, and 0 * inf is no zero.
+    # Zero where masked: any number may stand there, and 0 * inf is not 0.
     to_anchor = torch.where(tokens.mask, logp_anchor - tokens.logp_behaviour, 0.0)
     to_proximal = torch.where(tokens.mask, logp_proximal - tokens.logp_behaviour, 0.0)
     to_theta = torch.where(tokens.mask, logp_theta - tokens.logp_behaviour, 0.0)
@@ -106,22 +106,22 @@ def _importance(log_ratio: Tensor, tokens: LossTokens, level: str) -> Tensor:
 
 
 def _rejected(log_ratio: Tensor, to_theta: Tensor, tokens: LossTokens, criterion: Rejection) -> Tensor:
-    """bool [n]. Ratios are compared as logarithms, so that a sum over a long row cannot overflow.
+    """bool [n], the tokens that a criterion rejects. Ratios are compared as logarithms: a sum over a long row cannot overflow.
 
     Args:
-        log_ratio, to_theta: [n], of the policy before the step, and of the one being optimised, over the behaviour policy.
+        log_ratio, to_theta: [n], log-ratios to the behaviour policy: of the policy before the step, and of the one optimised.
     """
     match criterion:
         case RejectSecondMoment():
             if tokens.outliers is None:
-                raise ValueError("the tokens were not looked at over the whole batch, as a reject of kind second_moment asks")
+                raise ValueError("a reject of kind second_moment needs outliers, which are found over the whole batch beforehand")
             return tokens.mask & tokens.outliers
         case RejectOffPolicySequence(upper=upper):
             return tokens.mask & (tokens.advantages < 0) & (_reduced(-to_theta, tokens, "sequence", "mean") > upper)
         case RejectRatio(level=level, reduce=reduce, lower=lower, upper=upper):
-            low, high = torch.tensor([lower, upper], dtype=log_ratio.dtype, device=log_ratio.device).log()
+            low, high = torch.tensor([lower, upper], dtype=log_ratio.dtype, device=log_ratio.device).log().unbind()
             largest = _reduced(log_ratio, tokens, level, reduce)
-            # The other end of the range, for which the extreme token is the smallest.
+            # At the lower end of the range it is the smallest token that counts.
             smallest = -_reduced(-log_ratio, tokens, level, reduce)
             return tokens.mask & ((largest > high) | (smallest < low))
         case RejectDivergence(estimator=estimator, level=level, reduce=reduce, upper=upper):
@@ -129,7 +129,7 @@ def _rejected(log_ratio: Tensor, to_theta: Tensor, tokens: LossTokens, criterion
 
 
 def _reduced(values: Tensor, tokens: LossTokens, level: str, reduce: str) -> Tensor:
-    """[n], what each token's segment comes to."""
+    """[n], for each token the reduction over its segment."""
     segments = units(tokens, level)
     if segments is None:
         return values
@@ -144,5 +144,5 @@ def _reduced(values: Tensor, tokens: LossTokens, level: str, reduce: str) -> Ten
 
 
 def units(tokens: LossTokens, level: str) -> Segments | None:
-    """What a level treats together: turns or rows; None where every token is one of its own."""
+    """The turns or rows that a level treats as a unit; None where every token is a unit of its own."""
     return {"segment": tokens.turns, "sequence": tokens.rows}.get(level)

@@ -1,4 +1,6 @@
-"""Which tokens a covariance loss treats apart: few of those that move entropy most. Chosen over the whole batch, before the step.
+"""Chooses the tokens that a covariance loss treats apart: a few of those that move entropy most.
+
+The choice is made over the whole batch, before the step.
 
 The covariance of a token is ``(log p - mean log p) * (A - mean A)``, with means over the batch's tokens in the loss and ``p`` the
 behaviour policy's probability: it is known before the forward pass, and so the choice does not depend on how the batch is divided
@@ -25,18 +27,18 @@ def single_out(
     add: Callable[[Tensor], Tensor],
     gather: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """bool [n], the tokens of this rank that are treated apart: of the batch exactly its ``share``, rounded down, and at least
-    one, if as many may be.
+    """bool [n], the tokens of this rank that are treated apart.
 
-    ``kl_cov`` takes those of highest covariance, of equal ones those with the smallest draw; ``clip_cov`` those with the smallest
-    draw among all whose covariance lies between ``low`` and ``high``.
+    They are exactly ``config.share`` of the batch, rounded down and at least one, if that many qualify. ``kl_cov`` takes those of
+    highest covariance, of equal ones those with the smallest draw; ``clip_cov`` those with the smallest draw among all whose
+    covariance lies between ``low`` and ``high``.
 
     Args:
-        logp, advantages: [n], of this rank's tokens.
-        mask: bool [n], those in the loss.
-        draw: float64 [n] in [0, 1), random numbers that belong to the tokens, wherever they are.
-        add: the sum of a tensor over the ranks that divide the batch.
-        gather: their tensors end to end, each of the same length.
+        logp, advantages: [n], behaviour log-probabilities and advantages of this rank's tokens.
+        mask: bool [n], the tokens in the loss.
+        draw: float64 [n] in [0, 1), a random number of each token, which does not depend on the rank that has it.
+        add: sums a tensor over the ranks that divide the batch.
+        gather: concatenates the ranks' tensors, which have the same length.
     """
     logp, chosen = _summable(logp), _summable(advantages)
     sums = torch.stack([mask.double(), torch.where(mask, logp, 0.0), torch.where(mask, chosen, 0.0)]).sum(1)
@@ -54,12 +56,12 @@ def single_out(
     kept = mine[:, _best_first(*mine)[:number]]
     best[:, : kept.shape[1]] = kept
     everyone = gather(best.flatten()).reshape(-1, 2, number).transpose(0, 1).flatten(1)
-    last_value, last_draw = everyone[:, _best_first(*everyone)[number - 1]]
+    last_value, last_draw = everyone[:, _best_first(*everyone)[number - 1]].unbind()
     return eligible & ((mine[0] > last_value) | ((mine[0] == last_value) & (draw <= last_draw)))
 
 
 def _summable(values: Tensor) -> Tensor:
-    """float64, ``values`` in steps of ``2**-24``: their sum is exact up to ``2**29``, and so the same in every order.
+    """float64, ``values`` rounded to multiples of ``2**-24``: sums up to ``2**29`` are exact, and so the same in every order.
 
     A mean that depended on the order by rounding would make the choice depend on how the batch is divided, where covariances are
     equal or nearly so.
@@ -74,14 +76,14 @@ def _best_first(value: Tensor, draw: Tensor) -> Tensor:
 
 
 def draws(batch: Batch, rows: Sequence[Sequence[int]], packed: Sequence[MicroBatch]) -> Tensor:
-    """float64 [n], a random number in [0, 1) of each token of the micro-batches, a function of version, row and place in it.
+    """float64 [n], a random number in [0, 1) for each token of the micro-batches, by version, row and place in the row.
 
     Args:
         rows: the rows of each micro-batch, as indexes into the batch's.
     """
     drawn = [np.empty(0)]
     for numbers, part in zip(rows, packed, strict=True):
-        tokens = torch.bincount(part.row, minlength=part.rows).tolist()
+        tokens = torch.bincount(part.rows.index, minlength=part.rows.count).tolist()
         for record, count in zip([batch.rows[number] for number in numbers], tokens, strict=True):
             seed = (batch.version, record.group_id, record.sample_index)
             drawn.append(np.random.default_rng(seed).random(count))

@@ -1,4 +1,4 @@
-"""Credit: which part of an episode its rewards are put down to. Pure functions of tensors."""
+"""Credit: which part of an episode is credited with its rewards. Pure functions of tensors."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from learners.gae import discounted_sums
 
 
 def turn_returns(rewards: Tensor, row: Tensor, discount: float) -> Tensor:
-    """float64 [turns], each turn's reward and, discounted once a turn, those of the later turns of its row.
+    """float64 [turns], each turn's reward plus those of the later turns of its row, discounted once a turn.
 
     Args:
         rewards: [turns], row after row, each row's turns in order.
@@ -19,7 +19,7 @@ def turn_returns(rewards: Tensor, row: Tensor, discount: float) -> Tensor:
 
 
 def turn_places(row: Tensor) -> Tensor:
-    """int64 [turns], the place of each turn in its row, from 0. ``row`` as in :func:`turn_returns`."""
+    """int64 [turns], the place of each turn in its row, from 0; ``row`` is that of :func:`turn_returns`."""
     number = torch.arange(len(row))
     begins = torch.ones(len(row), dtype=torch.bool)
     begins[1:] = row[1:] != row[:-1]
@@ -27,14 +27,15 @@ def turn_places(row: Tensor) -> Tensor:
 
 
 def turn_groups(group: Tensor, place: Tensor) -> Tensor:
-    """int64 [turns], numbers of the sets of turns that are compared: of one group, in the same place.
+    """int64 [turns], number of the set of turns that each is compared with: those of its group in the same place.
 
-    Comparing by place makes the baseline that of a like state: what is still to come after the third turn is not compared with
-    what is to come after the first (turn-level advantages, Zeng et al. 2025, arXiv:2505.11821). A turn that no other row of the
-    group reached is alone, and has no group-relative advantage.
+    Comparing by place gives a baseline for similar states: what is still to come after the third turn is not compared with what
+    is to come after the first (turn-level advantages, Zeng et al. 2025, arXiv:2505.11821). A turn that no other row of the group
+    reached is alone, and has no group-relative advantage.
 
     Args:
         group: int64 [turns], the group of each turn's row.
         place: int64 [turns], see :func:`turn_places`.
     """
-    return torch.unique(torch.stack([group, place], 1), dim=0, return_inverse=True)[1]
+    number: Tensor = torch.unique(torch.stack([group, place], 1), dim=0, return_inverse=True)[1]
+    return number

@@ -1,9 +1,8 @@
-"""Model FLOPs: the floating-point operations that the mathematics of a pass asks for, whatever the hardware does to get there.
+"""Model FLOPs: the floating-point operations that the mathematics of a pass needs, whatever the hardware does.
 
-What counts are matrix products, two operations for each multiply-add: those with the weights, and attention over the keys that
-causality lets a token see. A backward pass is twice its forward pass, less the gradients of frozen weights. What is computed
-again to save memory does not count, nor padding, embedding look-ups, norms, activations and softmax; of a mixture of experts a
-token's own do.
+Matrix products count, two operations for each multiply-add: products with the weights, and attention over the keys that causality
+lets a token see. A backward pass is twice its forward pass, minus the gradients of frozen weights. Recomputation, padding,
+embedding look-ups, norms, activations and softmax do not count. In a mixture of experts only a token's own experts count.
 
 Divided by the time and the device's peak this is the model FLOPs utilisation of Chowdhery et al. 2022 (PaLM, arXiv:2204.02311,
 appendix B), but for attention, which is counted there as if every token saw its whole row.
@@ -24,17 +23,17 @@ _PEAKS = {
     "NVIDIA H200": 989e12,
     "NVIDIA B200": 2250e12,
 }
-"""Dense bfloat16 operations a second, of NVIDIA's data sheets, by the name CUDA gives the device."""
+"""Dense bfloat16 operations a second from NVIDIA's data sheets, by the name that CUDA gives the device."""
 
 
 class ProductShapes(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a model's matrix products: what decides the number of operations.
+    """Sizes of a model's matrix products, which decide the number of operations.
 
     Attributes:
         hidden: channels between layers.
-        heads, query_groups, head_dim: of attention; keys and values have a head for each query group.
-        feed_forward: of each layer, how many weights of its feed-forward block a token is multiplied with: its router and the
-            token's own experts, where there are experts.
+        heads, query_groups, head_dim: attention's sizes; keys and values have a head for each query group.
+        feed_forward: for each layer, how many weights of its feed-forward block a token is multiplied with: with experts, the
+            router's and those of the token's own experts.
         outputs: the vocabulary, or 1 for a critic.
         adapters: weights of the low-rank adapters of all layers; where there are any, all other weights are frozen.
     """
@@ -49,7 +48,7 @@ class ProductShapes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def forward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int) -> int:
-    """Of one forward pass.
+    """Operations of one forward pass.
 
     Args:
         lengths: tokens of each row.
@@ -59,25 +58,25 @@ def forward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int)
 
 
 def backward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int) -> int:
-    """Of one backward pass; arguments as of :func:`forward_flops`."""
+    """Operations of one backward pass; arguments as in :func:`forward_flops`."""
     weights, others = _products(shapes, lengths, predicted)
-    # Of a product with frozen weights only the gradient of the other operand is asked for.
+    # A product with frozen weights needs the gradient of its other operand only.
     return (1 if shapes.adapters else 2) * weights + 2 * others
 
 
 def _products(shapes: ProductShapes, lengths: Iterable[int], predicted: int) -> tuple[int, int]:
-    """Operations with the weights of the model itself, and all others."""
+    """Operations with the model's own weights, and all other operations."""
     tokens = pairs = 0
     for length in lengths:
         tokens += length
         pairs += length * (length + 1) // 2
     projections = 2 * shapes.hidden * shapes.head_dim * (shapes.heads + shapes.query_groups)
     weights = sum(projections + of_layer for of_layer in shapes.feed_forward)
-    # Of a query with a key, and of the weight that gives with the value.
+    # Products of a query with a key, and of their attention weight with the value.
     attention = len(shapes.feed_forward) * 2 * shapes.heads * shapes.head_dim
     return 2 * (tokens * weights + predicted * shapes.hidden * shapes.outputs), 2 * (pairs * attention + tokens * shapes.adapters)
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense bfloat16 operations a second of a CUDA device; None of one whose peak is not known here."""
+    """Dense bfloat16 operations a second of a CUDA device; None if its peak is not known here."""
     return _PEAKS.get(device_name)

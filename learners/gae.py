@@ -1,6 +1,6 @@
 """Generalised advantage estimation over packed rows. Pure functions of tensors.
 
-Only sampled tokens are here, end to end: the step after the last token of a turn is the first token of the row's next turn,
+The tensors hold sampled tokens only, end to end: after the last token of a turn comes the first token of the row's next turn,
 whatever a tool wrote in between.
 """
 
@@ -17,7 +17,7 @@ def discounted_sums(values: Tensor, decay: Tensor) -> Tensor:
     """
     sums, decay, reach = values.clone(), decay.clone(), 1
     while reach < len(sums):
-        # What stands ``reach`` further on already sums as many values as this does: together they sum twice as many.
+        # The sum that stands ``reach`` further on covers as many values as this one: together they cover twice as many.
         ahead = sums[reach:] * decay[:-reach]
         decay = torch.cat([decay[:-reach] * decay[reach:], decay.new_zeros(reach)])
         sums = torch.cat([sums[:-reach] + ahead, sums[-reach:]])
@@ -28,7 +28,7 @@ def discounted_sums(values: Tensor, decay: Tensor) -> Tensor:
 def generalised_advantages(
     values: Tensor, rewards: Tensor, row: Tensor, discount: float, lambdas: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Advantages, and the returns that the critic learns.
+    """Advantages, and the returns that the critic is to learn.
 
     ``A[t] = delta[t] + discount * lambda * A[t + 1]`` with ``delta[t] = r[t] + discount * V[t + 1] - V[t]``. The value after the
     last token of a row is 0: an episode that was cut off counts as ended.
@@ -37,7 +37,7 @@ def generalised_advantages(
         values: [n], the critic's value of the state in which each token was sampled.
         rewards: [n], reward that each token's action brought.
         row: int64 [n], not decreasing.
-        lambdas: [n], see :func:`length_adaptive_lambdas`, or all equal.
+        lambdas: [n], all equal, or from :func:`length_adaptive_lambdas`.
 
     Source: Schulman et al. 2016, arXiv:1506.02438.
     """

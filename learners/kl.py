@@ -1,6 +1,6 @@
 """Estimators of a KL divergence from samples, and the control of its coefficient. Pure functions.
 
-All are of ``KL(p || q)`` from tokens that ``p`` sampled, given ``log p - log q`` of each (Schulman 2020, "Approximating KL
+All estimate ``KL(p || q)`` from tokens that ``p`` sampled, given ``log p - log q`` of each (Schulman 2020, "Approximating KL
 divergence").
 """
 
@@ -15,12 +15,12 @@ OVERFLOW_GUARD = 20.0
 
 
 def divergence(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
-    """Estimate of each token.
+    """[n], the estimate of each token.
 
     ``k1`` is ``d``, unbiased and of either sign; ``abs`` is ``|d|``; ``k2`` is ``d**2 / 2``; ``k3`` is ``exp(-d) - 1 + d``,
-    unbiased and never negative. With ``d = log p - log q``. Nothing is capped: without the rare large values of ``k3`` its mean
-    would fall short of the divergence just where that is large, and a capped token would have no gradient back. ``d`` is held
-    within +-20 in an exponent, which only keeps sums finite.
+    unbiased and never negative; ``d = log p - log q``. Nothing is capped: without its rare large values, the mean of ``k3``
+    would fall short of the divergence just where that is large, and a capped token would have no gradient that leads back. In an
+    exponent ``d`` is held within +-20, which only keeps sums finite.
 
     Args:
         log_ratio: [n], ``log p - log q`` of tokens that ``p`` sampled.
@@ -48,19 +48,18 @@ def straight_through(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
 
 
 def kl_in_reward(turn_ends: Tensor, rewards: Tensor, divergences: Tensor, coefficient: float) -> Tensor:
-    """[n], the reward of each token: minus ``coefficient`` times its divergence, and at ``turn_ends`` also what the environment
-    gave.
+    """[n], the reward of each token: minus ``coefficient`` times its divergence, and at ``turn_ends`` also the environment's.
 
     Args:
         turn_ends: int64 [turns], the last sampled token of each turn.
-        rewards: [turns].
-        divergences: [n], of each token, see :func:`divergence`.
+        rewards: [turns], the environment's reward of each turn.
+        divergences: [n], see :func:`divergence`.
     """
     return (-coefficient * divergences.detach()).index_add(0, turn_ends, rewards.to(divergences.dtype))
 
 
 def adapted_coefficient(coefficient: float, observed: float, target: float, horizon: float) -> float:
-    """The coefficient of the next step, moved towards keeping the divergence at ``target`` nats.
+    """The coefficient of the next step, which moves so that the divergence stays near ``target`` nats.
 
     Args:
         horizon: steps over which the coefficient may change about ``exp(0.2)``-fold.

@@ -5,7 +5,7 @@ micro-batches and ranks changes neither the loss nor, up to rounding, the new we
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -18,8 +18,8 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.metrics import Reading
 from asyncrl.core.publication import Shard
-from asyncrl.core.recipe.algorithm import AdaptiveKl, GaeAdvantage, NoKl
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.algorithm import AdaptiveKl, AlgorithmConfig, GaeAdvantage, NoKl
+from asyncrl.core.recipe.schema import DeadlinesConfig, LearnerConfig
 from asyncrl.core.trajectory import Trajectory
 from learners import metrics
 from learners.checkpoint_manifest import Progress
@@ -38,14 +38,15 @@ from learners.value_loss import value_loss
 
 if TYPE_CHECKING:
     from learners.megatron.checkpoint import Saving
+    from learners.megatron.log_probabilities import Predictions
+    from learners.megatron.trainer import MicroBatchLoss
 
 
 class StepReport(msgspec.Struct, frozen=True):
     """What training one version into the next did.
 
     Attributes:
-        readings: of the whole batch, on one rank of the run; empty on all others, so that combining all ranks' readings gives the
-            global values.
+        readings: readings of the whole batch on one rank, empty on all others, so that combining them gives the global values.
         weights_moved: whether the policy's weights can have changed: an optimizer step was done with a gradient and a learning
             rate above 0. The same on all ranks.
     """
@@ -56,43 +57,50 @@ class StepReport(msgspec.Struct, frozen=True):
 
 class Learner:
     """One rank. Construction, :meth:`step`, :meth:`save_pretrained` and all that has to do with checkpoints are collective: all
-    ranks make the same calls in the same order, each from one thread. Every wait for another rank is bounded by
-    ``recipe.deadlines``.
+    ranks make the same calls in the same order, each from one thread. Every wait for another rank is bounded by ``deadlines``.
 
     Attributes:
-        version: the policy version that the weights are.
+        version: policy version of the weights.
 
     Args:
-        recipe: of the run.
+        algorithm: the mathematics of the update.
+        config: the model's data type, the parallel layout and the optimizer.
+        deadlines: bound the wait for other ranks, at the start and in each step.
+        temperature: temperature at which tokens are sampled.
+        steps: training steps of the run, over which the learning rate decays.
+        seed: the run's seed.
         model_path: Hugging Face folder whose weights are version 0.
-        rank: where this rank stands; its grid must be the recipe's.
+        rank: where this rank stands; its layout must be that of ``config``.
 
     Raises:
         RecipeError: if the model is not supported or cannot be divided as asked.
         DeadlineExceeded: if another rank does not come up.
     """
 
-    def __init__(self, recipe: Recipe, model_path: str, rank: RankSpec) -> None:
-        sizes = recipe.learner
-        asked = (
-            sizes.tensor_parallel,
-            sizes.pipeline_parallel,
-            sizes.data_parallel,
-            sizes.context_parallel,
-            sizes.expert_parallel,
-            sizes.expert_tensor_parallel,
-        )
-        grid = (rank.tensor, rank.pipeline, rank.data, rank.context, rank.expert, rank.expert_tensor)
-        if grid != asked:
-            raise ValueError(f"rank {rank.rank} is of a {' x '.join(map(str, grid))} grid, the recipe's is {asked}")
-        self._recipe, self._rank = recipe, rank
-        # Imported here because installing must come first, and because importing the learner must not change the process.
+    def __init__(
+        self,
+        algorithm: AlgorithmConfig,
+        config: LearnerConfig,
+        deadlines: DeadlinesConfig,
+        *,
+        temperature: float,
+        steps: int,
+        seed: int,
+        model_path: Path,
+        rank: RankSpec,
+    ) -> None:
+        if rank.layout != config.layout:
+            raise ValueError(f"rank {rank.rank} is of the layout {rank.layout}, and the recipe's is {config.layout}")
+        self._algorithm, self._config, self._steps, self._rank = algorithm, config, steps, rank
+        # Imported late: install() must come first, and importing this module must not change the process.
         cpu_compat.install()
         from learners.megatron.trainer import Trainer
 
-        self._trainer = Trainer(recipe, Path(model_path), rank)
-        self._preparation = Preparation(recipe, rank, self._trainer)
-        self._kl_coefficient = _first_coefficient(recipe)
+        self._trainer = Trainer(
+            algorithm, config, deadlines, temperature=temperature, seed=seed, model_path=model_path, spec=rank
+        )
+        self._preparation = Preparation(algorithm, config, temperature, rank, self._trainer)
+        self._kl_coefficient = 0.0 if isinstance(algorithm.kl, NoKl) else algorithm.kl.coefficient
         self._saving: Saving | None = None
         self.version = PolicyVersion(0)
 
@@ -125,12 +133,14 @@ class Learner:
             ComponentFailed: if another rank has died.
         """
         started, flops_before = time.perf_counter(), self._trainer.flops
-        algorithm = self._recipe.algorithm
+        algorithm = self._algorithm
         if not any(row.loss_tokens for row in batch.rows):
             raise ValueError(f"no token of the {len(batch.rows)} rows for version {batch.version} may enter the loss")
-        rate = learning_rate(batch.version, self._recipe.steps, self._recipe.learner)
+        rate = learning_rate(batch.version, self._steps, self._config)
         parts = self._preparation.mini_batches(batch, rows, self._kl_coefficient)
-        tallies, norms, critic_norms = [], [], []
+        tallies: list[Tally] = []
+        norms: list[float] = []
+        critic_norms: list[float] = []
         for number in order(batch, len(parts), algorithm.epochs):
             if not parts[number].denominator:
                 continue
@@ -158,11 +168,11 @@ class Learner:
         readings = []
         if whole is not None:
             readings = [
-                *readings_of(whole, _staleness_bound(batch)),
+                *readings_of(whole, batch.version - batch.oldest_version),
                 Reading(metrics.GRAD_NORM, fmean(norms)),
                 Reading(metrics.LEARNING_RATE, rate),
                 Reading(metrics.STEP_SECONDS, seconds),
-                *self._speed(flops / seconds / self._rank.world_size),
+                *self._speed(flops / seconds / self._rank.layout.ranks),
             ]
             if not isinstance(algorithm.kl, NoKl):
                 readings.append(Reading(metrics.KL_COEFFICIENT, coefficient))
@@ -175,49 +185,40 @@ class Learner:
         return StepReport(readings, weights_moved=moved)
 
     def shards(self) -> Iterator[Shard]:
-        """The rectangles of Hugging Face tensors that this rank publishes, of the weights as they are now.
+        """The rectangles of Hugging Face tensors that this rank publishes, with the weights as they are now.
 
-        Not collective. Nothing is gathered; the shards of all ranks cover every tensor exactly once. Read each before the next
-        step: it may be a view of the weights.
+        Not collective: nothing is gathered. The shards of all ranks cover every tensor exactly once. Read each shard before the
+        next step, because it may be a view of the weights.
         """
         return self._trainer.shards()
 
-    def save_pretrained(self, folder: str) -> None:
+    def save_pretrained(self, folder: Path) -> None:
         """Write the weights, configuration and tokenizer as a Hugging Face folder, whole or not at all.
 
         Raises:
             FileExistsError: on all ranks, if ``folder`` exists.
         """
-        self._trainer.save_pretrained(Path(folder))
-
-    def save_checkpoint(self, folder: Path) -> None:
-        """Write all that training goes on from, as of now, and return when it is complete.
-
-        Raises:
-            CheckpointNotWritten: on all ranks, if ``folder`` exists or the disk refuses; training can go on.
-        """
-        self.start_checkpoint(folder)
-        self.finish_checkpoint()
+        self._trainer.save_pretrained(folder)
 
     def start_checkpoint(self, folder: Path) -> None:
-        """Begin a checkpoint of the state as it is now. It is written while training goes on, and is not there before
+        """Begin a checkpoint of the state as it is now. It is written while training goes on, and exists only after
         :meth:`finish_checkpoint` has returned.
 
         Args:
-            folder: where it will be, on a disk that all ranks reach; what unfinished checkpoints have left beside it is removed.
+            folder: where it will be, on a disk that all ranks reach. Unfinished checkpoints beside it are removed.
 
         Raises:
-            CheckpointNotWritten: as :meth:`save_checkpoint`.
+            CheckpointNotWritten: on all ranks, if ``folder`` exists or the disk refuses; training can go on.
         """
         if self._saving is not None:
             raise RuntimeError(f"a checkpoint was started before the last one was finished: {folder}")
         self._saving = self._trainer.start_checkpoint(folder, Progress(self.version, self._kl_coefficient or None))
 
     def finish_checkpoint(self) -> None:
-        """Return when the checkpoint that was started is complete on disk.
+        """Wait until the checkpoint that was started is complete on disk.
 
         Raises:
-            CheckpointNotWritten: as :meth:`save_checkpoint`.
+            CheckpointNotWritten: as :meth:`start_checkpoint`.
             DeadlineExceeded: on all ranks, if it takes longer than ``deadlines.step``.
         """
         if self._saving is None:
@@ -226,12 +227,12 @@ class Learner:
         self._trainer.finish_checkpoint(saving)
 
     def load_checkpoint(self, folder: Path) -> PolicyVersion:
-        """Take the state that :meth:`save_checkpoint` wrote, by this many ranks or another number in any layout.
+        """Load the state of a checkpoint, which ranks in any layout may have written.
 
         From the same checkpoint in the same layout, the same batches give the same weights, to the bit.
 
         Returns:
-            The version the weights now are.
+            The policy version of the weights.
 
         Raises:
             CheckpointDamaged: on all ranks, before anything has changed, if a file is missing or not what was written, or of
@@ -241,7 +242,7 @@ class Learner:
         """
         progress = self._trainer.load_checkpoint(folder)
         self.version = progress.version
-        kl = self._recipe.algorithm.kl
+        kl = self._algorithm.kl
         if not isinstance(kl, NoKl) and isinstance(kl.control, AdaptiveKl) and progress.kl_coefficient is not None:
             self._kl_coefficient = progress.kl_coefficient
         return self.version
@@ -250,22 +251,21 @@ class Learner:
         """Leave the group of ranks; call it once, last."""
         self._trainer.close()
 
-    def _loss(self, part: MiniBatch, taken: int) -> Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, Tally]]:
-        """Of the optimizer step that comes after ``taken`` others on the same batch."""
-        algorithm, coefficient = self._recipe.algorithm, self._kl_coefficient
+    def _loss(self, part: MiniBatch, taken: int) -> "MicroBatchLoss":
+        """The loss of a mini-batch for an optimizer step that comes after ``taken`` others on the same batch."""
+        algorithm, coefficient = self._algorithm, self._kl_coefficient
 
-        def loss(micro_batch: MicroBatch, logp: Tensor, entropy: Tensor) -> tuple[Tensor, Tally]:
-            before = micro_batch.logp_proximal
-            proximal = logp.detach() if before is None else before
-            tokens = micro_batch.loss_tokens()
-            outcome = policy_loss(logp, proximal, entropy, tokens, algorithm, part.denominator, coefficient)
+        def loss(micro_batch: MicroBatch, seen: "Predictions") -> tuple[Tensor, Tally]:
+            logp, entropy = seen
+            proximal = logp.detach() if micro_batch.logp_proximal is None else micro_batch.logp_proximal
+            outcome = policy_loss(logp, proximal, entropy, micro_batch, algorithm, part.denominator, coefficient)
             tally = observe(micro_batch, proximal, entropy.detach(), outcome)
             tally |= off_policy_steps(micro_batch, algorithm.optimizer_steps, taken)
             return outcome.loss, tally
 
         return loss
 
-    def _critic_loss(self, part: MiniBatch, config: GaeAdvantage) -> Callable[[MicroBatch, Tensor], tuple[Tensor, Tally]]:
+    def _critic_loss(self, part: MiniBatch, config: GaeAdvantage) -> "MicroBatchLoss":
         def loss(micro_batch: MicroBatch, values: Tensor) -> tuple[Tensor, Tally]:
             assert micro_batch.values is not None
             assert micro_batch.returns is not None
@@ -283,29 +283,20 @@ class Learner:
         return loss
 
     def _speed(self, flops_per_s: float) -> Iterator[Reading]:
-        """Readings of what a rank computes a second."""
+        """Readings of how much a rank computes per second."""
         yield Reading(metrics.TFLOPS_PER_RANK, flops_per_s / 1e12)
         if self._trainer.peak_flops is not None:
             yield Reading(metrics.MFU, flops_per_s / self._trainer.peak_flops)
 
     def _only_critic(self, version: int) -> bool:
-        advantage = self._recipe.algorithm.advantage
+        advantage = self._algorithm.advantage
         return isinstance(advantage, GaeAdvantage) and version < advantage.critic_warmup_steps
 
     def _adapt_kl(self, tally: Tally | None) -> None:
-        """Move the coefficient as all ranks agree, from what the reporting rank has seen."""
-        kl = self._recipe.algorithm.kl
+        """Adapt the coefficient on all ranks to the divergence that the reporting rank has seen."""
+        kl = self._algorithm.kl
         if isinstance(kl, NoKl) or not isinstance(kl.control, AdaptiveKl):
             return
         total, tokens = (0.0, 1.0) if tally is None else tally[metrics.KL_REFERENCE].tolist()
         observed = self._trainer.agreed(total / tokens)
         self._kl_coefficient = adapted_coefficient(self._kl_coefficient, observed, kl.control.target, kl.control.horizon)
-
-
-def _first_coefficient(recipe: Recipe) -> float:
-    kl = recipe.algorithm.kl
-    return 0.0 if isinstance(kl, NoKl) else kl.coefficient
-
-
-def _staleness_bound(batch: Batch) -> int:
-    return batch.version - batch.oldest_version

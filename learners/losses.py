@@ -25,10 +25,10 @@ from learners.loss_tokens import LossTokens
 
 
 class Outcome(NamedTuple):
-    """The loss, and for each token what became of it.
+    """The loss of a micro-batch, and what became of each token.
 
     Attributes:
-        loss: float32 scalar, the part's share of the batch's loss.
+        loss: float32 scalar, this micro-batch's share of the batch's loss.
         log_ratio: [n], log of current over anchor probability, 0 where masked.
         clipped: bool [n], tokens in the loss whose gradient the loss itself has cut.
         correction: see :class:`.corrections.Corrected`.
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 class Surrogate(NamedTuple):
-    """Of each token what is maximised, and whether its gradient was cut."""
+    """What is maximised for each token, and whether its gradient was cut."""
 
     value: Tensor
     clipped: Tensor
@@ -69,8 +69,8 @@ def policy_loss(
         logp_theta, logp_proximal: [n], log-probabilities (nats) of the sampled tokens under the policy being optimised and the
             one before the step. Ratios are formed in float32, and their logarithms held within +-20.
         entropy: [n], nats.
-        denominator: of the whole batch, see :func:`.aggregation.denominator`.
-        kl_coefficient: of the divergence, where ``config.kl`` puts it in the loss.
+        denominator: divides the loss of the whole batch, see :func:`.aggregation.denominator`.
+        kl_coefficient: multiplies the divergence where ``config.kl`` puts it in the loss.
 
     Raises:
         ValueError: if tokens lack the reference that ``config.kl`` asks for; if an entropy bonus is asked for and ``entropy`` has
@@ -80,7 +80,7 @@ def policy_loss(
         raise ValueError("the entropy has no gradient, so that algorithm.entropy_bonus would do nothing")
     logp_theta = logp_theta.float()
     correction = correct(logp_theta, logp_proximal.float(), tokens, config.correction)
-    # Cleared where masked: what stands there may be anything, and 0 * inf is no zero.
+    # Zero where masked: any number may stand there, and 0 * inf is not 0.
     log_ratio = torch.where(tokens.mask, logp_theta - correction.logp_anchor, 0.0).clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD)
     decay = config.correction.trust_region_decay
     narrowing = decay ** tokens.staleness.float() if decay < 1 else 1.0
@@ -107,7 +107,7 @@ def _divergence_from_reference(logp_theta: Tensor, tokens: LossTokens, config: K
 def _surrogate(
     log_ratio: Tensor, logp: Tensor, tokens: LossTokens, kept: Tensor, config: Loss, narrowing: Tensor | float
 ) -> Surrogate:
-    """What the loss maximises of the ``kept`` tokens (bool [n]). ``narrowing`` multiplies the clip range."""
+    """What the loss maximises for each of the ``kept`` tokens (bool [n]). ``narrowing`` multiplies the clip range."""
     advantages = tokens.advantages
     match config:
         case PpoClipLoss(clip_low=low, clip_high=high, dual_clip=dual_clip):
@@ -115,8 +115,7 @@ def _surrogate(
         case GspoLoss(clip_low=low, clip_high=high):
             return _clip(_row_ratio(log_ratio, tokens, kept), advantages, low * narrowing, high * narrowing)
         case CispoLoss(clip_low=low, clip_high=high):
-            ratio = log_ratio.detach().exp()
-            weight = ratio.clamp(*_range(low * narrowing, high * narrowing))
+            weight = _held(log_ratio.detach().exp(), low * narrowing, high * narrowing)
             return Surrogate(weight * advantages * logp, torch.zeros_like(tokens.mask))
         case SapoLoss(tau_positive=positive, tau_negative=negative):
             tau = torch.where(advantages > 0, positive, negative)
@@ -137,19 +136,20 @@ def _surrogate(
             return Surrogate(advantages * logp, torch.zeros_like(tokens.mask))
 
 
-def _range(low: Tensor | float, high: Tensor | float) -> tuple[Tensor | float, Tensor | float]:
-    return 1.0 - low, 1.0 + high
+def _held(ratio: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
+    """The ratio, but at least ``1 - low`` and at most ``1 + high``."""
+    return ratio.clamp(_like(1.0 - low, ratio), _like(1.0 + high, ratio))
 
 
 def _clip(ratio: Tensor, advantages: Tensor, low: Tensor | float, high: Tensor | float) -> Surrogate:
     """``min(ratio * A, clip(ratio, 1 - low, 1 + high) * A)``."""
     free = ratio * advantages
-    held = ratio.clamp(*_range(low, high)) * advantages
+    held = _held(ratio, low, high) * advantages
     return Surrogate(torch.minimum(free, held), held < free)
 
 
 def _dual(surrogate: Surrogate, advantages: Tensor, bound: float) -> Surrogate:
-    """At least ``bound * A`` where the advantage is negative."""
+    """The surrogate, but at least ``bound * A`` where the advantage is negative."""
     if not bound:
         return surrogate
     least = bound * advantages

@@ -1,4 +1,4 @@
-"""One micro-batch as tensors: rows laid end to end, and for each sampled token what the loss needs to know of it."""
+"""One micro-batch as tensors: rows laid end to end, and what the loss has to know about each sampled token."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch, BatchRow
-from asyncrl.core.recipe.schema import SamplingConfig
 from asyncrl.core.trajectory import Trajectory
 from learners.loss_tokens import LossTokens
 from learners.segments import Segments
@@ -16,8 +15,8 @@ from learners.segments import Segments
 _PADDING_TOKEN = 0
 
 
-class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Packed rows. ``t`` tokens, of which ``n`` were sampled.
+class MicroBatch(LossTokens, frozen=True, kw_only=True):
+    """Packed rows. ``t`` tokens, of which ``n`` were sampled; rows and turns are numbered from 0 within the micro-batch.
 
     Attributes:
         token_ids: int64 [t].
@@ -25,72 +24,28 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
         positions: int64 [n], increasing: where in the packed sequence the token *before* each sampled token stands, whose hidden
             state predicts it.
         targets: int64 [n], the sampled tokens.
-        logp_behaviour: float32 [n], nats.
-        advantages: float32 [n].
-        mask: bool [n], false for tokens too old for the loss.
-        share: float32 [n], factor of each token's loss term, see :class:`.loss_tokens.LossTokens`.
-        row, turn: int64 [n], the row and the turn each token is of, numbered from 0 within the micro-batch.
-        rows, turns: how many there are.
-        singled_out: bool [n], tokens that a covariance loss treats apart.
-        max_staleness: the largest that a token in the mask may have.
-        staleness: int32 [n], versions between sampling and training.
         in_buffer: int32 [n], the part of the staleness that built up after the row was committed.
         logp_proximal: float32 [n], under the policy before the first step of the batch; None where no step needs it ahead of its
             own forward pass, and off the last pipeline stage.
-        logp_reference: float32 [n], under the reference policy; None where there is none, and off the last pipeline stage.
-        outliers: bool [n], see :class:`.loss_tokens.LossTokens`; None where no criterion looks at the whole batch, and off the
-            last pipeline stage.
-        mean_weight: see :class:`.loss_tokens.LossTokens`.
-        values, returns: float32 [n], what the critic says of each token's state before the first step of the batch, and what it
-            is to say; None without a critic, and off the last pipeline stage.
+        values, returns: float32 [n], the critic's value of each token's state before the first step of the batch, and the one it
+            is to learn; None without a critic, and off the last pipeline stage.
     """
 
     token_ids: Tensor
     lengths: tuple[int, ...]
     positions: Tensor
     targets: Tensor
-    logp_behaviour: Tensor
-    advantages: Tensor
-    mask: Tensor
-    share: Tensor
-    row: Tensor
-    turn: Tensor
-    rows: int
-    turns: int
-    singled_out: Tensor
-    max_staleness: int
-    staleness: Tensor
     in_buffer: Tensor
     logp_proximal: Tensor | None = None
-    logp_reference: Tensor | None = None
-    outliers: Tensor | None = None
-    mean_weight: float = 1.0
     values: Tensor | None = None
     returns: Tensor | None = None
 
-    def loss_tokens(self) -> LossTokens:
-        """The part of this that the loss is a function of."""
-        return LossTokens(
-            logp_behaviour=self.logp_behaviour,
-            advantages=self.advantages,
-            mask=self.mask,
-            share=self.share,
-            staleness=self.staleness,
-            rows=Segments(self.row, self.rows),
-            turns=Segments(self.turn, self.turns),
-            singled_out=self.singled_out,
-            max_staleness=self.max_staleness,
-            logp_reference=self.logp_reference,
-            outliers=self.outliers,
-            mean_weight=self.mean_weight,
-        )
-
     def to(self, device: torch.device) -> "MicroBatch":
-        """The same micro-batch on ``device``."""
+        """This micro-batch, copied to ``device``."""
         moved = {
             name: value.to(device, non_blocking=True)
             for name, value in msgspec.structs.asdict(self).items()
-            if isinstance(value, Tensor)
+            if isinstance(value, Tensor | Segments)
         }
         return msgspec.structs.replace(self, **moved)
 
@@ -102,7 +57,7 @@ def pack(
     shares: Sequence[float],
     *,
     batch: Batch,
-    sampling: SamplingConfig,
+    temperature: float,
     multiple: int,
 ) -> MicroBatch:
     """Lay ``rows`` end to end, padded at the end to a multiple of ``multiple`` tokens (what sequence parallelism divides).
@@ -110,15 +65,16 @@ def pack(
     No rows at all give a micro-batch of padding.
 
     Args:
-        advantages: of each row one for all its turns, or one a turn.
+        advantages: for each row one advantage for all its turns, or one for each turn.
         shares: factor of each row's loss terms.
+        temperature: temperature at which tokens are sampled.
 
     Raises:
         ValueError: naming the row, if it is not what its record says, its advantages are not as many as its turns, a behaviour
-            log-probability is not finite, or log-probabilities are not of the distribution that ``sampling`` trains.
+            log-probability is not finite, or log-probabilities are not of the whole distribution at ``temperature``.
     """
     for record, row, of_turns in zip(records, rows, advantages, strict=True):
-        _check(record, row, batch, sampling)
+        _check(record, row, batch, temperature)
         if len(of_turns) not in (1, len(row.turns)):
             raise ValueError(
                 f"sample {record.sample_index} of group {record.group_id}: {len(of_turns)} advantages for its {len(row.turns)} "
@@ -130,7 +86,8 @@ def pack(
     padding = -total % multiple if total else multiple
 
     def joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-        return np.concatenate([np.empty(0, dtype), *parts]).astype(dtype, copy=False)
+        end_to_end: np.ndarray = np.concatenate([np.empty(0, dtype), *parts])
+        return end_to_end.astype(dtype, copy=False)
 
     token_ids = joined([row.token_ids for row in rows], np.int64)
     sampled = np.flatnonzero(joined([row.loss_mask for row in rows], np.bool_))
@@ -154,10 +111,8 @@ def pack(
         advantages=torch.from_numpy(np.array(of_turn, np.float32)[turn_of_token]),
         mask=torch.from_numpy(versions >= batch.oldest_version),
         share=torch.from_numpy(np.array(shares, np.float32)[row_of_token]),
-        row=torch.from_numpy(row_of_token),
-        turn=torch.from_numpy(turn_of_token),
-        rows=len(rows),
-        turns=len(turn_lengths),
+        rows=Segments(torch.from_numpy(row_of_token), len(rows)),
+        turns=Segments(torch.from_numpy(turn_of_token), len(turn_lengths)),
         singled_out=torch.zeros(len(sampled), dtype=torch.bool),
         max_staleness=batch.version - batch.oldest_version,
         staleness=torch.from_numpy(batch.version - versions),
@@ -165,8 +120,8 @@ def pack(
     )
 
 
-def _check(record: BatchRow, row: Trajectory, batch: Batch, sampling: SamplingConfig) -> None:
-    """Everything that would train on wrong numbers without an error."""
+def _check(record: BatchRow, row: Trajectory, batch: Batch, temperature: float) -> None:
+    """Refuse whatever would be trained on wrong numbers without an error."""
     name = f"sample {record.sample_index} of group {record.group_id}"
     if (row.group_id, row.sample_index) != (record.group_id, record.sample_index):
         raise ValueError(f"{name}: got the payload of sample {row.sample_index} of group {row.group_id}")
@@ -190,10 +145,10 @@ def _check(record: BatchRow, row: Trajectory, batch: Batch, sampling: SamplingCo
     if len(row) and row.loss_mask[0]:
         raise ValueError(f"{name}: its first token is sampled, from nothing; a row begins with a prompt")
     used = row.sampling
-    if used.temperature != sampling.temperature or used.top_p != 1.0 or used.top_k > 0:
+    if used.temperature != temperature or used.top_p != 1.0 or used.top_k > 0:
         raise ValueError(
             f"{name}: sampled with temperature {used.temperature:g}, top-p {used.top_p:g}, top-k {used.top_k}; the loss compares "
-            f"log-probabilities at temperature {sampling.temperature:g} without top-p and top-k"
+            f"log-probabilities at temperature {temperature:g} without top-p and top-k"
         )
     if not np.isfinite(row.logprobs[row.loss_mask]).all():
         raise ValueError(f"{name}: a behaviour log-probability is not finite")

@@ -1,11 +1,11 @@
 """Which rows of a batch each optimizer step trains, and in which order. Pure planning; the same answer on every rank.
 
-What always holds:
-* every row is in exactly one mini-batch, every epoch trains each mini-batch once, and groups stay whole: what a group says about
-  better and worse is said in one step;
+What always holds: * every row is in exactly one mini-batch, every epoch trains each mini-batch once, and groups stay whole, so
+that the rows that are
+  compared are trained in the same step;
 * mini-batches differ by at most one group;
-* mini-batches stay what they are from epoch to epoch, so that a rank needs its own rows and no others; their order is drawn anew;
-* it depends on the batch and the arguments alone, so that a batch trained again after a crash gives the same weights.
+* mini-batches are the same in every epoch, so that a rank needs no rows but its own; only their order is drawn anew;
+* the plan depends on the batch and the arguments alone, so that a batch trained again after a crash gives the same weights.
 """
 
 import msgspec

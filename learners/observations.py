@@ -1,5 +1,4 @@
-"""What a step tells about the data it trained on: staleness by cause, distance to the policies that sampled, what was left
-out."""
+"""Readings about the data of a step: staleness by cause, distance to the policies that sampled, what was left out."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,12 +14,12 @@ from learners.value_loss import ValueOutcome
 
 
 def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) -> Tally:
-    """Tally of one micro-batch.
+    """The tally of one micro-batch.
 
     Args:
         logp: float32 [n], log-probabilities under the version being trained, without gradient.
         entropy: float32 [n], nats.
-        outcome: what the loss made of the micro-batch.
+        outcome: the loss, and what became of each token in it.
     """
     tally = tally_total(metrics.POLICY_LOSS, outcome.loss)
     tally |= _staleness(batch)
@@ -32,17 +31,17 @@ def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) 
 
 
 def off_policy_steps(batch: MicroBatch, steps: int, taken: int) -> Tally:
-    """How many optimizer steps old each token is.
+    """How many optimizer steps old the tokens are.
 
     Args:
-        steps: from one version to the next.
-        taken: steps that the version being trained has taken already.
+        steps: optimizer steps from one version to the next.
+        taken: steps already taken on this batch.
     """
     return tally_means({metrics.STALENESS_STEPS: (batch.staleness * steps + taken).float()}, batch.mask)
 
 
 def observe_critic(batch: MicroBatch, outcome: ValueOutcome) -> Tally:
-    """Tally of one micro-batch that the critic was trained on."""
+    """The tally of one micro-batch that the critic was trained on."""
     assert batch.values is not None
     assert batch.returns is not None
     return tally_total(metrics.VALUE_LOSS, outcome.loss) | tally_means(
@@ -58,8 +57,8 @@ def observe_critic(batch: MicroBatch, outcome: ValueOutcome) -> Tally:
 
 
 def over_steps(tallies: Sequence[Tally], epochs: float) -> Tally:
-    """Of the whole batch, from those of its optimizer steps: means over all tokens of all steps, counts of one pass over the
-    batch, and the mean of the steps' losses.
+    """The tally of the whole batch from those of its optimizer steps: means over all tokens of all steps, counts of one pass over
+    the batch, and the mean of the steps' losses.
 
     Args:
         epochs: how often the steps have gone over the batch.
@@ -82,7 +81,7 @@ def staleness_buckets(max_staleness: int) -> Iterator[tuple[int, int]]:
 
 
 def readings_of(tally: Tally, max_staleness: int) -> list[Reading]:
-    """Readings of the whole batch's tally, those that follow from several sums included. A mean of nothing is left out."""
+    """Readings of the whole batch, also those that follow from several sums. A mean over nothing is left out."""
     readings = []
     for metric, sums in tally.items():
         total, weight = sums.tolist()
@@ -120,10 +119,10 @@ def _staleness(batch: MicroBatch) -> Tally:
 
 
 def _distances(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) -> Tally:
-    """How far the policies are from one another, over all and by staleness.
+    """How far the policies are from one another, over all tokens and by staleness.
 
-    The gap between engine and learner is taken over tokens that the version being trained has sampled itself: only there do both
-    sides compute the same number, and only their arithmetic differs.
+    The gap between engine and learner is measured on tokens that the version being trained sampled itself: only there do both
+    sides compute the same number, so that the gap is due to their arithmetic.
     """
     gap = logp - batch.logp_behaviour
     ratio = gap.clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD).exp()
@@ -151,7 +150,7 @@ def _distances(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcom
 
 
 def _left_out(batch: MicroBatch, outcome: Outcome) -> Tally:
-    """What the correction did, and how many tokens stayed out of the loss for which cause."""
+    """What the correction did, and how many tokens stayed out of the loss, by cause."""
     correction = outcome.correction
     masked, rejected = batch.mask & correction.masked & ~correction.rejected, batch.mask & correction.rejected
     tally = tally_means(

@@ -1,4 +1,4 @@
-"""What episodes lose for coming near the length at which they would be cut off."""
+"""The penalty for episodes that come near the length at which they would be cut off."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ from asyncrl.core.recipe.algorithm import OverlongPenalty
 
 
 def overlong_penalties(lengths: Tensor, config: OverlongPenalty) -> Tensor:
-    """float64 [n], to be taken off the reward: 0 up to ``limit - ramp`` tokens, then linear to ``penalty`` at ``limit``.
+    """float64 [n], what is taken off the reward: 0 up to ``limit - ramp`` tokens, then linear to ``penalty`` at ``limit``.
 
     Source: soft overlong punishment, Yu et al. 2025 (DAPO), arXiv:2503.14476, equation 13.
 

@@ -2,12 +2,14 @@
 
 What always holds of a plan:
 * every row of the batch is in it exactly once;
-* every data-parallel rank has the same number of micro-batches, at least one, as the pipeline's schedule needs; when rows are few
-  and long some may be empty;
+* every data-parallel rank has the same number of micro-batches, at least one, as the pipeline's schedule needs; if rows are few
+and
+  long, some may be empty;
 * no micro-batch holds more than ``micro_batch_tokens`` tokens;
-* tokens are balanced: a longest-first greedy assignment, within 4/3 of the best possible heaviest micro-batch (Graham 1969);
-* it depends on the batch's rows and the arguments alone;
-* rows of a micro-batch come longest first, so that rows of like length are neighbours.
+* tokens are balanced by assigning the longest row first: the heaviest micro-batch is within 4/3 of the best possible (Graham
+1969);
+* the plan depends on the batch's rows and the arguments alone;
+* in a micro-batch the longest rows come first, so that rows of similar length are neighbours.
 """
 
 import heapq
@@ -50,7 +52,7 @@ def plan(batch: Batch, data_parallel: int, micro_batch_tokens: int) -> list[list
 
 
 def _spread(lengths: Sequence[int], count: int) -> list[MicroBatchRows]:
-    """``count`` parts, each row in turn, longest first, into the part with the fewest tokens so far."""
+    """``count`` parts: the longest row first, each row goes into the part with the fewest tokens so far."""
     parts: list[MicroBatchRows] = [[] for _ in range(count)]
     lightest = [(0, part) for part in range(count)]
     for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
@@ -61,7 +63,7 @@ def _spread(lengths: Sequence[int], count: int) -> list[MicroBatchRows]:
 
 
 def _deal(parts: list[MicroBatchRows], lengths: Sequence[int], data_parallel: int) -> list[list[MicroBatchRows]]:
-    """The same number of parts for each rank, heaviest first, the order of the ranks turning round each time."""
+    """As many parts for each rank, heaviest first; the order of the ranks is reversed each time round."""
     heaviest_first = sorted(parts, key=lambda part: -sum(lengths[row] for row in part))
     ranks: list[list[MicroBatchRows]] = [[] for _ in range(data_parallel)]
     for start in range(0, len(parts), data_parallel):

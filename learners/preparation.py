@@ -1,7 +1,7 @@
-"""From a batch to what its optimizer steps need: micro-batches, what other policies say of their tokens, advantages.
+"""Prepares a batch for its optimizer steps: micro-batches, log-probabilities under other policies, advantages.
 
-What always holds: all of it is known before the first step and is a function of the batch, its rows, the weights before that step
-and the coefficient of the divergence alone.
+What always holds: the result is known before the first step, and is a function of the batch, its rows, the weights before that
+step and the coefficient of the divergence alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +15,7 @@ from torch import Tensor
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId
 from asyncrl.core.recipe.algorithm import (
+    AlgorithmConfig,
     ClipCovLoss,
     EpisodeCredit,
     GaeAdvantage,
@@ -24,7 +25,7 @@ from asyncrl.core.recipe.algorithm import (
     NormalizedBound,
     RejectSecondMoment,
 )
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import LearnerConfig
 from asyncrl.core.trajectory import Trajectory
 from learners.aggregation import denominator, row_shares
 from learners.batch_correction import mean_weight, second_moment_outliers
@@ -49,49 +50,55 @@ class MiniBatch(NamedTuple):
     """What one optimizer step trains of this data-parallel slice.
 
     Attributes:
-        micro_batches: as many as on every other slice.
-        denominator: of the whole mini-batch, see :func:`.aggregation.denominator`; 0 if no token of it may enter the loss.
+        micro_batches: as many as every other slice has.
+        denominator: divides the loss of the whole mini-batch, see :func:`.aggregation.denominator`; 0 if it has no token in the
+            loss.
     """
 
     micro_batches: list[MicroBatch]
-    denominator: int
+    denominator: float
 
 
 class Preparation:
     """Prepares batches on one rank. :meth:`mini_batches` is collective.
 
     Args:
-        recipe: of the run.
+        algorithm: the mathematics of the update.
+        config: says how many tokens a micro-batch may have, and whether products are in fp8.
+        temperature: temperature at which tokens are sampled.
         rank: where this rank stands.
-        trainer: asked for what the policies say, and for sums over the data-parallel ranks.
+        trainer: computes log-probabilities and values, and sums over the data-parallel ranks.
     """
 
-    def __init__(self, recipe: Recipe, rank: RankSpec, trainer: "Trainer") -> None:
-        self._recipe, self._rank, self._trainer = recipe, rank, trainer
+    def __init__(
+        self, algorithm: AlgorithmConfig, config: LearnerConfig, temperature: float, rank: RankSpec, trainer: "Trainer"
+    ) -> None:
+        self._algorithm, self._config, self._temperature = algorithm, config, temperature
+        self._rank, self._trainer = rank, trainer
 
     def rows_needed(self, batch: Batch) -> list[RowName]:
-        """The rows of this data-parallel slice.
+        """Names of the rows that this data-parallel slice trains.
 
         Raises:
             RecipeError: if a row is longer than ``learner.micro_batch_tokens``.
         """
         return [
             _name(part.rows[row])
-            for part in mini_batches(batch.trained(), self._recipe.algorithm.minibatches)
+            for part in mini_batches(batch.trained(), self._algorithm.minibatches)
             for micro_batch in self._planned(part)
             for row in micro_batch
         ]
 
     def mini_batches(self, batch: Batch, rows: Mapping[RowName, Trajectory], kl_coefficient: float) -> list[MiniBatch]:
-        """What each optimizer step trains. Advantages are those of the whole batch.
+        """The mini-batch of each optimizer step. Advantages compare the rows of the whole batch.
 
         Args:
-            kl_coefficient: of the divergence from the reference, where it is taken off the reward.
+            kl_coefficient: multiplies the divergence from the reference where that is taken off the reward.
 
         Raises:
             ValueError: if a row is missing or is not what the batch says of it.
         """
-        algorithm = self._recipe.algorithm
+        algorithm = self._algorithm
         parts = mini_batches(batch.trained(), algorithm.minibatches)
         if algorithm.overlong is not None:
             batch = with_overlong_penalty(batch, algorithm.overlong, algorithm.credit)
@@ -111,15 +118,15 @@ class Preparation:
         return prepared
 
     def _planned(self, batch: Batch) -> list[list[int]]:
-        planned = plan(batch, self._rank.data, self._recipe.learner.micro_batch_tokens)[self._rank.data_rank]
+        planned = plan(batch, self._rank.layout.data, self._config.micro_batch_tokens)[self._rank.data_rank]
         # The interleaved schedule goes round its stages with a micro-batch for each; empty ones fill the last round.
-        stages = self._rank.pipeline if self._recipe.learner.virtual_pipeline > 1 else 1
+        stages = self._rank.layout.pipeline if self._rank.layout.virtual_pipeline > 1 else 1
         return planned + [[] for _ in range(-len(planned) % stages)]
 
     def _packed(
         self, batch: Batch, rows: Mapping[RowName, Trajectory], advantages: Mapping[RowName, Sequence[float]]
     ) -> list[MicroBatch]:
-        shares = (_weights(batch) * row_shares(_loss_tokens(batch), self._recipe.algorithm.aggregation)).tolist()
+        shares = (_weights(batch) * row_shares(_loss_tokens(batch), self._algorithm.aggregation)).tolist()
         packed = []
         for micro_batch in self._planned(batch):
             records = [batch.rows[row] for row in micro_batch]
@@ -134,16 +141,16 @@ class Preparation:
                     [advantages[name] for name in names],
                     [shares[row] for row in micro_batch],
                     batch=batch,
-                    sampling=self._recipe.sampling,
+                    temperature=self._temperature,
                     # Tensor-parallel ranks divide the tokens between them.
-                    multiple=self._rank.tensor * (1 if self._recipe.learner.fp8 == "none" else FP8_MULTIPLE),
+                    multiple=self._rank.layout.tensor * (1 if self._config.fp8 == "none" else FP8_MULTIPLE),
                 )
             )
         return packed
 
     def _with_policies(self, packed: list[MicroBatch]) -> list[MicroBatch]:
-        """The same, with the log-probabilities under other policies that the steps need and could not compute on their way."""
-        algorithm = self._recipe.algorithm
+        """Add the log-probabilities under other policies that the steps need and cannot compute themselves."""
+        algorithm = self._algorithm
         in_correction = algorithm.correction.anchor == "proximal_recomputed" or algorithm.correction.reject
         of_batch = algorithm.correction.looks_at_whole_batch or isinstance(algorithm.kl, KlInReward)
         if of_batch or (algorithm.optimizer_steps > 1 and in_correction):
@@ -155,8 +162,8 @@ class Preparation:
         return packed
 
     def _valued(self, parts: list[Batch], packed: list[list[MicroBatch]], kl_coefficient: float) -> list[list[MicroBatch]]:
-        """The same, with the critic's values, and the returns and advantages that follow."""
-        algorithm = self._recipe.algorithm
+        """Add the critic's values, and the returns and advantages that follow from them."""
+        algorithm = self._algorithm
         assert isinstance(algorithm.advantage, GaeAdvantage)
         values = iter([value for micro_batches in packed for value in self._trainer.values(micro_batches)])
         if not self._trainer.on_last_stage:
@@ -183,8 +190,8 @@ class Preparation:
     def _rated_less_divergence(
         self, batch: Batch, parts: list[Batch], packed: list[list[MicroBatch]], coefficient: float
     ) -> list[list[MicroBatch]]:
-        """The same, with the advantages of rewards less each row's, or each turn's, divergence from the reference."""
-        algorithm = self._recipe.algorithm
+        """Replace the advantages by those of rewards less each row's, or each turn's, divergence from the reference."""
+        algorithm = self._algorithm
         assert isinstance(algorithm.kl, KlInReward)
         by_row = isinstance(algorithm.credit, EpisodeCredit)
         counts = [1 if by_row else len(record.turn_rewards) for record in batch.rows]
@@ -194,8 +201,7 @@ class Preparation:
             assert micro_batch.logp_proximal is not None
             assert micro_batch.logp_reference is not None
             tokens = divergence((micro_batch.logp_proximal - micro_batch.logp_reference).double().cpu(), algorithm.kl.estimator)
-            segments = micro_batch.loss_tokens().rows if by_row else micro_batch.loss_tokens().turns
-            sums = segments.sums(tokens)
+            sums = (micro_batch.rows if by_row else micro_batch.turns).sums(tokens)
             for record in records:
                 place, count = places[_name(record)], 1 if by_row else len(record.turn_rewards)
                 penalties[place : place + count], sums = sums[:count], sums[count:]
@@ -205,7 +211,7 @@ class Preparation:
         rated = []
         for records, micro_batch in self._with_records(parts, packed):
             units = torch.tensor([one for record in records for one in advantages[_name(record)]])
-            spread = units[micro_batch.row if by_row else micro_batch.turn]
+            spread = units[(micro_batch.rows if by_row else micro_batch.turns).index]
             rated.append(msgspec.structs.replace(micro_batch, advantages=spread))
         remaining = iter(rated)
         return [[next(remaining) for _ in micro_batches] for micro_batches in packed]
@@ -216,8 +222,8 @@ class Preparation:
                 yield [part.rows[number] for number in numbers], micro_batch
 
     def _with_batch_correction(self, packed: list[MicroBatch]) -> list[MicroBatch]:
-        """The same, with what the correction needs to know of the whole mini-batch."""
-        correction = self._recipe.algorithm.correction
+        """Add what the correction has to know about the whole mini-batch."""
+        correction = self._algorithm.correction
         if not correction.looks_at_whole_batch or not self._trainer.on_last_stage:
             return packed
         for criterion in correction.reject:
@@ -226,14 +232,14 @@ class Preparation:
         if isinstance(correction.bound, NormalizedBound):
             parts = []
             for part in packed:
-                proximal, tokens = _proximal(part), part.loss_tokens()
-                parts.append((correct(proximal, proximal, tokens, correction).weight, tokens))
+                proximal = _proximal(part)
+                parts.append((correct(proximal, proximal, part, correction).weight, part))
             mean = mean_weight(parts, correction.weight, self._trainer.added_over_data)
             packed = [msgspec.structs.replace(part, mean_weight=mean) for part in packed]
         return packed
 
     def _with_outliers(self, packed: list[MicroBatch], criterion: RejectSecondMoment) -> list[MicroBatch]:
-        """The same, with the tokens marked that the criterion rejects besides those that are marked already."""
+        """Mark the tokens that the criterion rejects, besides those that are marked already."""
         log_ratios = [_proximal(part) - part.logp_behaviour for part in packed]
         masks = [part.mask for part in packed]
         found = second_moment_outliers(torch.cat(log_ratios), torch.cat(masks), criterion.upper, self._trainer.gathered_over_data)
@@ -244,8 +250,8 @@ class Preparation:
         ]
 
     def _with_singled_out(self, batch: Batch, packed: list[MicroBatch]) -> list[MicroBatch]:
-        """The same, with the tokens marked that a covariance loss treats apart."""
-        config = self._recipe.algorithm.loss
+        """Mark the tokens that a covariance loss treats apart."""
+        config = self._algorithm.loss
         if not isinstance(config, ClipCovLoss | KlCovLoss):
             return packed
         singled_out = single_out(
@@ -262,7 +268,7 @@ class Preparation:
 
 
 def _proximal(part: MicroBatch) -> Tensor:
-    """float32 [n], computed ahead; on the host, where the rest of the micro-batch is."""
+    """float32 [n], log-probabilities before the first step, on the host like the rest of the micro-batch."""
     assert part.logp_proximal is not None
     return part.logp_proximal.cpu()
 
@@ -276,7 +282,7 @@ def _by_name(batch: Batch, of_rows: list[list[float]]) -> dict[RowName, list[flo
 
 
 def _weights(batch: Batch) -> Tensor:
-    """float64 [rows], the sampler's."""
+    """float64 [rows], the weights that the sampler gave the rows."""
     return torch.tensor([row.weight for row in batch.rows], dtype=torch.float64)
 
 

@@ -1,4 +1,4 @@
-"""A reward model: token ids in, scores out. What always holds: how rows are batched changes a score by rounding alone."""
+"""A reward model, which scores rows of token ids. What always holds: batching changes a score by rounding alone."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,11 +16,11 @@ class RewardModel:
     """The model of a recipe's reward, on one device.
 
     Raises:
-        RecipeError: its folder lacks weights, those of the score for example.
+        RecipeError: if its folder lacks weights, for example those of the score.
     """
 
     def __init__(self, reward: ModelReward, device: torch.device) -> None:
-        from transformers import AutoModelForSequenceClassification  # takes seconds, in the driver, too, which needs none of it
+        from transformers import AutoModelForSequenceClassification  # takes seconds, also in the driver, which does not need it
 
         self._batch_tokens, self._device = reward.batch_tokens, device
         model, loading = AutoModelForSequenceClassification.from_pretrained(
@@ -38,7 +38,7 @@ class RewardModel:
 
     @torch.inference_mode()
     def score(self, rows: Sequence[np.ndarray]) -> list[float]:
-        """What the model says of each row of token ids (int32 [T], not empty) by itself."""
+        """The model's score of each row of token ids (int32 [T], not empty)."""
         scores = [0.0] * len(rows)
         for chosen in _batches([len(row) for row in rows], self._batch_tokens):
             lengths = torch.tensor([len(rows[index]) for index in chosen])
@@ -46,7 +46,7 @@ class RewardModel:
             for place, index in enumerate(chosen):
                 token_ids[place, : lengths[place]] = torch.from_numpy(rows[index].astype(np.int64))
             mask = torch.arange(token_ids.shape[1]) < lengths[:, None]
-            # Padded on the right, where no token of a row looks, with the token that the model skips to find a row's end.
+            # Padded on the right, where no token of a row attends, with the token that the model skips to find a row's end.
             logits = self._model(input_ids=token_ids.to(self._device), attention_mask=mask.long().to(self._device)).logits
             for index, score in zip(chosen, logits[:, 0].tolist(), strict=True):
                 scores[index] = score
@@ -54,7 +54,7 @@ class RewardModel:
 
 
 def _batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Indexes of rows of like length; each batch, padded, has at most ``tokens``, or one row."""
+    """Batches of row numbers, rows of similar length together; padded, each has at most ``tokens`` tokens, or one row."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
         # The first is the longest, and all are padded to it.

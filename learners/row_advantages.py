@@ -1,4 +1,4 @@
-"""What each row of a batch is credited with: from the batch's records alone, and so the same on every rank."""
+"""The advantages of each row of a batch: from the batch's records alone, and so the same on every rank."""
 
 import msgspec
 import torch
@@ -22,8 +22,8 @@ def row_advantages(batch: Batch, config: AlgorithmConfig) -> list[list[float]]:
     """Advantages of each row of the batch: one for the whole row, or one a turn.
 
     Raises:
-        ValueError: if turns are to be credited and a row's record has no turn rewards, or several rewards are to be compared and
-            it has not as many.
+        ValueError: if turns are credited and a record has no turn rewards, or several rewards are compared and a record has
+            another number of them.
     """
     match config.credit:
         case EpisodeCredit():
@@ -33,7 +33,7 @@ def row_advantages(batch: Batch, config: AlgorithmConfig) -> list[list[float]]:
 
 
 def with_penalties(batch: Batch, penalties: list[list[float]], credit: EpisodeCredit | TurnCredit) -> Batch:
-    """The batch with the rewards that ``credit`` looks at less ``penalties``: of each row one, or one a turn."""
+    """The batch with ``penalties`` taken off the rewards that ``credit`` looks at: one for each row, or one for each turn."""
     if isinstance(credit, EpisodeCredit):
         rows = [msgspec.structs.replace(row, reward=row.reward - one) for row, (one,) in zip(batch.rows, penalties, strict=True)]
     else:
@@ -45,7 +45,7 @@ def with_penalties(batch: Batch, penalties: list[list[float]], credit: EpisodeCr
 
 
 def with_overlong_penalty(batch: Batch, config: OverlongPenalty, credit: EpisodeCredit | TurnCredit) -> Batch:
-    """The batch with what long rows lose taken off the rewards that ``credit`` looks at: the row's, or its last turn's."""
+    """The batch with the penalty of long rows taken off the rewards that ``credit`` looks at: the row's, or its last turn's."""
     by_row = isinstance(credit, EpisodeCredit)
     of_rows = overlong_penalties(torch.tensor([row.length for row in batch.rows]), config).tolist()
     penalties = [
@@ -71,7 +71,7 @@ def _of_episodes(batch: Batch, config: AlgorithmConfig) -> list[float]:
 
 
 def _greedy_rewards(batch: Batch) -> Tensor:
-    """Of each row's group; the row's own reward where a crash destroyed the greedy episode: then it says nothing."""
+    """The reward of each row's greedy episode; where a crash destroyed it, the row's own reward, so that its advantage is 0."""
     greedy = {row.group_id: row.reward for row in batch.rows if row.greedy}
     return torch.tensor([greedy.get(row.group_id, row.reward) for row in batch.rows], dtype=torch.float64)
 
@@ -81,7 +81,7 @@ def _several_rewards(batch: Batch, config: GdpoAdvantage) -> tuple[Tensor, Tenso
     for row in batch.rows:
         if len(row.rewards) != len(config.names):
             name = f"sample {row.sample_index} of group {row.group_id}"
-            raise ValueError(f"{name} has {len(row.rewards)} rewards, and algorithm.advantage.rewards names {config.names}")
+            raise ValueError(f"{name} has {len(row.rewards)} rewards, but algorithm.advantage.rewards names {config.names}")
     rewards = torch.tensor([row.rewards for row in batch.rows], dtype=torch.float64)
     return rewards, torch.tensor([config.rewards[name] for name in config.names], dtype=torch.float64)
 

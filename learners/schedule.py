@@ -1,12 +1,13 @@
-"""The learning rate as a pure function of the step, so that nothing needs to be stored to resume it."""
+"""The learning rate as a pure function of the training step, so that a resume needs no stored state."""
 
 from asyncrl.core.recipe.schema import LearnerConfig
 
 
 def learning_rate(step: int, steps: int, config: LearnerConfig) -> float:
-    """Rate of optimizer step ``step``, counted from 0, of ``steps``.
+    """The rate of training step ``step``, counted from 0, of ``steps``.
 
-    Linear warm-up over ``warmup_steps``, the peak at the last of them; then linear to ``lr * min_lr_ratio`` at the last step.
+    It rises linearly over ``warmup_steps``, to the peak at the last of them, and falls linearly to ``lr * min_lr_ratio`` at the
+    last step.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps

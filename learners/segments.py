@@ -1,4 +1,4 @@
-"""Reductions over the stretches that packed tokens belong to: rows, or turns within them. No padding, no loop over rows."""
+"""Reductions over the rows, or turns, that packed tokens belong to, without padding and without a loop over rows."""
 
 import msgspec
 import torch
@@ -16,8 +16,12 @@ class Segments(msgspec.Struct, frozen=True):
     index: Tensor
     count: int
 
+    def to(self, device: torch.device, *, non_blocking: bool) -> "Segments":
+        """This partition, copied to ``device``."""
+        return Segments(self.index.to(device, non_blocking=non_blocking), self.count)
+
     def sums(self, values: Tensor) -> Tensor:
-        """[count], the sum of each segment's ``values`` ([n]); 0 of an empty one."""
+        """[count], the sum of each segment's ``values`` ([n]); 0 for an empty segment."""
         return values.new_zeros(self.count).index_add(0, self.index, values)
 
     def means(self, values: Tensor, chosen: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Credit with a critic: of each token of a micro-batch its advantage, and the return that the critic learns. Pure functions.
+"""Credit with a critic: the advantage of each token, and the return that the critic is to learn. Pure functions.
 
-Rows are whole within a micro-batch, so that nothing here depends on how a batch is divided but the normalisation, which is over
-the batch by its sums.
+Rows are whole within a micro-batch, so nothing here depends on how a batch is divided. Only the normalisation is over the whole
+batch, by sums over the ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,48 +26,52 @@ def token_credit(
     advantage: GaeAdvantage,
     credit: EpisodeCredit | TurnCredit,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages, not yet normalised (float64 [n]: what differs by rounding is to be told from what differs), and returns
-    (float32 [n]). What tools wrote lies between two sampled tokens as if it were not there.
+    """Advantages (float64 [n], not yet normalised), and returns (float32 [n]). What tools wrote between sampled tokens is
+    ignored.
+
+    The advantages are float64 so that differences by rounding can be told from others.
 
     Args:
-        records: of the micro-batch's rows, in order; each turn's reward comes from here where ``credit`` is by turn, and else the
-            final reward, which the row's last token brings.
-        values: [n], of the state in which each token was sampled.
-        divergences: [n], of each token from the reference, taken off its reward ``kl_coefficient`` times.
+        records: records of the micro-batch's rows, in order. They have the rewards: each turn's where ``credit`` is by turn, else
+            the final one, which the row's last token earns.
+        values: [n], the critic's value of the state in which each token was sampled.
+        divergences: [n], divergence of each token from the reference; ``kl_coefficient`` times that is taken off its reward.
 
     Raises:
-        ValueError: if turns are to be credited and a row's record has no turn rewards.
+        ValueError: if turns are credited and a record has no turn rewards.
     """
     by_turn = isinstance(credit, TurnCredit)
-    ends, earned = _last_tokens(part.turn if by_turn else part.row), []
+    units = (part.turns if by_turn else part.rows).index
+    ends = _last_tokens(units)
+    earned: list[float] = []
     for record in records:
         if by_turn and not record.turn_rewards:
             raise ValueError(f"sample {record.sample_index} of group {record.group_id} has no turn rewards to give credit for")
         earned += record.turn_rewards if by_turn else [record.reward]
-    # A row of which nothing was sampled has no token to reward.
-    present = torch.unique(part.turn if by_turn else part.row)
+    # A row without a sampled token has nothing to reward.
+    present = torch.unique(units)
     rewards = kl_in_reward(ends, torch.tensor(earned, dtype=torch.float64)[present], divergences.double(), kl_coefficient)
     lambdas = torch.full_like(rewards, advantage.lam)
     if advantage.length_adaptive_alpha:
-        tokens = torch.bincount(part.row, minlength=part.rows)[part.row]
+        tokens = torch.bincount(part.rows.index)[part.rows.index]
         lambdas = length_adaptive_lambdas(tokens, advantage.length_adaptive_alpha).double()
-    advantages, returns = generalised_advantages(values.double(), rewards, part.row, advantage.discount, lambdas)
+    advantages, returns = generalised_advantages(values.double(), rewards, part.rows.index, advantage.discount, lambdas)
     return advantages, returns.float()
 
 
 def normalised(parts: Sequence[MicroBatch], add: Callable[[Tensor], Tensor], gather: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """float32, the advantages of each part less their mean and over their (population's) standard deviation, over the batch's
-    tokens in the loss; 0 if those have no spread.
+    """float32, the advantages of each part minus their mean, divided by their (population's) standard deviation, both over the
+    batch's tokens in the loss; 0 if those have no spread.
 
     Args:
-        add: the sum of a tensor over the ranks that divide the batch.
-        gather: their tensors end to end, each of the same length.
+        add: sums a tensor over the ranks that divide the batch.
+        gather: concatenates the ranks' tensors, which have the same length.
     """
     chosen = torch.cat([torch.empty(0), *(part.advantages[part.mask] for part in parts)]).double()
     count, total = add(torch.stack([torch.tensor(float(len(chosen)), dtype=torch.float64), chosen.sum()])).unbind()
     mean = total / count
     deviation = (add((chosen - mean).square().sum()) / count).sqrt()
-    # Beyond which the others' extremes go where this rank has no token.
+    # Stands in where this rank has no token; the extremes of the other ranks are beyond it.
     nothing = torch.tensor([-torch.inf], dtype=torch.float64)
     highest, minus_lowest = (gather(torch.cat([nothing, values]).max().reshape(1)).max().item() for values in (chosen, -chosen))
     spread = has_spread((-minus_lowest, highest))
@@ -76,7 +80,7 @@ def normalised(parts: Sequence[MicroBatch], add: Callable[[Tensor], Tensor], gat
 
 
 def _last_tokens(index: Tensor) -> Tensor:
-    """int64, the last token of each stretch of equal numbers."""
+    """int64, the last token of each run of equal numbers."""
     goes_on = torch.zeros(len(index), dtype=torch.bool)
     goes_on[:-1] = index[1:] == index[:-1]
     return (~goes_on).nonzero().flatten()

@@ -7,8 +7,7 @@ from torch import Tensor
 
 
 class ValueOutcome(NamedTuple):
-    """The loss (float32 scalar, the part's share of the batch's), and for each token whether the clip removed its gradient (bool
-    [n])."""
+    """A micro-batch's share of the loss (float32 scalar), and whether the clip removed each token's gradient (bool [n])."""
 
     loss: Tensor
     clipped: Tensor
@@ -21,8 +20,8 @@ def value_loss(
 
     Args:
         values: float32 [n], with gradient.
-        before: [n], values before the first step of the batch, within ``clip`` of which ``v`` is held; 0 does not hold it.
-        returns: [n], what the values are to be.
+        before: [n], values before the first step of the batch; ``v`` is held within ``clip`` of them, unless ``clip`` is 0.
+        returns: [n], what the critic is to learn.
         mask: bool [n], tokens that may enter the loss.
         share: [n], see :class:`.loss_tokens.LossTokens`.
 
@@ -32,7 +31,7 @@ def value_loss(
     held = free
     if clip:
         moved = values - before
-        # Only where it binds: adding and taking off the same number rounds, and a rounding is no clip.
+        # Only where the clip binds: adding and subtracting the same number rounds, and rounding is not clipping.
         held = torch.where(moved.abs() > clip, (before + moved.clamp(-clip, clip) - returns).square(), free)
     terms = torch.where(mask, share * torch.maximum(free, held) / 2, 0.0)
     return ValueOutcome(terms.sum() / denominator, mask & (held > free))

@@ -19,7 +19,8 @@ from transformers.utils.logging import disable_progress_bar
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import EnvironmentConfig, LearnerConfig, ModelConfig, Recipe, SamplingConfig
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, CorrectionConfig, PpoClipLoss
+from asyncrl.core.recipe.schema import DeadlinesConfig, LearnerConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
 
@@ -86,8 +87,17 @@ def measure(folder: Path, settings: StepSettings) -> StepSpeed:
     batch, rows = _make_batch(settings)
     lengths = [record.length for record in batch.rows]
     budget = max(settings.rows_at_once * settings.median_tokens, max(lengths))
-    spec = RankSpec(rank=0, world_size=1, meeting=FileMeeting.make(folder / "meeting"))
-    learner = LearnerRank(_recipe(folder, budget), str(folder), spec)
+    spec = RankSpec(rank=0, meeting=FileMeeting.make(folder / "meeting"))
+    learner = LearnerRank(
+        AlgorithmConfig(loss=PpoClipLoss(), correction=CorrectionConfig(anchor="proximal_recomputed", weight="token")),
+        LearnerConfig(lr=LEARNING_RATE, micro_batch_tokens=budget),
+        DeadlinesConfig(),
+        temperature=1.0,
+        steps=1,
+        seed=0,
+        model_path=folder,
+        rank=spec,
+    )
     plain = PlainLoop(folder, settings.rows_at_once)
     readings = {reading.metric.name: reading.value for reading in learner.step(batch, rows).readings}
     difference = abs(plain.step(batch, rows) / readings["learner/grad_norm"] - 1)
@@ -178,17 +188,6 @@ def _make_model(folder: Path) -> None:
         tie_word_embeddings=True,
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
-
-
-def _recipe(folder: Path, micro_batch_tokens: int) -> Recipe:
-    return Recipe(
-        name="bench-learner",
-        steps=1,
-        model=ModelConfig(path=str(folder)),
-        environment=EnvironmentConfig(name="calculator"),
-        sampling=SamplingConfig(temperature=1.0),
-        learner=LearnerConfig(lr=LEARNING_RATE, micro_batch_tokens=micro_batch_tokens),
-    )
 
 
 def _make_batch(settings: StepSettings) -> tuple[Batch, Rows]:

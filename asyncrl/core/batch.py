@@ -1,7 +1,7 @@
 """What the buffer hands to the learner: which rows, and everything needed to plan and normalise without their payload.
 
-Each data-parallel rank reads the payload of the rows that it trains from the files where they lie. A :class:`Batch` itself is
-small and the same on every rank, and planning from it is a pure function.
+A :class:`Batch` is small and the same on every rank, and planning from it is a pure function. It says where the payload of each
+row lies; the data-parallel rank that trains a row reads its payload there.
 """
 
 import msgspec
@@ -42,5 +42,5 @@ class Batch(msgspec.Struct, frozen=True):
     rows: tuple[BatchRow, ...]
 
     def trained(self) -> "Batch":
-        """The same batch without its greedy rows."""
+        """This batch without its greedy rows."""
         return msgspec.structs.replace(self, rows=tuple(row for row in self.rows if not row.greedy))

@@ -11,6 +11,9 @@ import msgspec
 
 from asyncrl.core.ids import PolicyVersion
 
+VLLM_BACKEND = "asyncrl_shm"
+"""Name of the vLLM weight-transfer backend that loads publications."""
+
 if TYPE_CHECKING:
     import torch
 

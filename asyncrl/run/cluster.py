@@ -37,7 +37,7 @@ from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.payload import this_node
 from asyncrl.run.stopping import sigterm_blocked
-from asyncrl.weights.shared_memory import merge
+from asyncrl.weights.transport import merge
 from generators.evaluation import EvaluationResult
 from generators.worker import GeneratorStatistics
 from learners.learner import StepReport
@@ -79,7 +79,7 @@ class Cluster:
             RemoteLearner.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
                 recipe, model_path, buffer, rank, run_id, log / f"learner-{rank}.log"
             )
-            for rank in range(recipe.learner.ranks)
+            for rank in range(recipe.learner.layout.ranks)
         ]
 
     async def start(self) -> None:

@@ -38,7 +38,7 @@ from asyncrl.run.totals import SavedTotals, Totals, summarize
 from asyncrl.run.tracking import Tracker
 from asyncrl.run.train_pump import train_pump
 from asyncrl.run.watch import ending_with, own_daemons
-from asyncrl.weights.shared_memory import remove_left_behind
+from asyncrl.weights.shared_memory import SharedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ async def _supervise(recipe: Recipe, folder: RunFolder, view: LiveView, totals: 
         if heard is Heard.SAME:
             return
         if heard is Heard.KILL:
-            remove_left_behind(folder.run_id)
+            SharedMemory.remove_left_behind(folder.run_id)
             remove_payload_in_memory(folder.run_id)
             kill_everything(EXIT_INTERRUPTED)
         if not ending.is_set():
@@ -131,7 +131,7 @@ async def _run(
     recipe: Recipe, folder: RunFolder, view: LiveView, totals: Totals, tracker: Tracker, ending: asyncio.Event
 ) -> None:
     if folder.run_id_before is not None:
-        remove_left_behind(folder.run_id_before)
+        SharedMemory.remove_left_behind(folder.run_id_before)
         remove_payload_in_memory(folder.run_id_before)
     if (without_effect := inert(recipe)) is not None:
         logger.warning("%s", without_effect)
@@ -213,7 +213,7 @@ async def _end(
     left = max(0.5, end_by - time.monotonic() - 1.0)
     for name in await asyncio.to_thread(end_descendants, left):
         logger.warning("%s did not stop and was killed", name)
-    remove_left_behind(folder.run_id)
+    SharedMemory.remove_left_behind(folder.run_id)
     remove_payload_in_memory(folder.run_id)
 
 

@@ -126,7 +126,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
     load_environment(recipe.environment)
     make_sampler(recipe.buffer, {})  # the class and the options are looked at, whatever the sources weigh
     shape = read_shape(recipe)
-    ranks = recipe.learner.ranks
+    ranks = recipe.learner.layout.ranks
     outstanding = (recipe.buffer.pipeline_depth + 1) * recipe.batch.groups_per_step
     greedy = recipe.algorithm.greedy_sample is not None
     episodes = recipe.batch.groups_per_step * (recipe.batch.group_size - greedy)
@@ -169,13 +169,7 @@ def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) 
     held = outstanding * recipe.batch.group_size * recipe.model.max_context * TRAJECTORY_BYTES_A_TOKEN
     weights = shape.parameters * engine_bytes
     learner = recipe.learner
-    layout = f"tensor {learner.tensor_parallel}, pipeline {learner.pipeline_parallel}, data {learner.data_parallel}"
-    if learner.context_parallel > 1:
-        layout += f", context {learner.context_parallel}"
-    if learner.expert_parallel > 1:
-        layout += f", expert {learner.expert_parallel}"
-    if learner.expert_tensor_parallel > 1:
-        layout += f", expert tensor {learner.expert_tensor_parallel}"
+    layout = str(learner.layout)
     if learner.lora is not None:
         layout += f", {quantity(shape.adapter_parameters(learner.lora))} parameters in adapters"
     cache = generators.kv_cache_mb << 20
@@ -207,28 +201,28 @@ def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:
     Activations are those of one micro-batch: 17 elements a token, layer and hidden unit (Korthikanti et al. 2022,
     arXiv:2205.05198, equation 2 without attention matrices), and the logits, their exponentials and their gradient in float32.
     """
-    learner = recipe.learner
+    learner, layout = recipe.learner, recipe.learner.layout
     element = ELEMENT_BYTES[learner.dtype]
     master = 0 if learner.dtype == "float32" else 4
     weights: tuple[tuple[int, int], ...] = (
-        (shape.parameters - shape.expert_parameters, learner.tensor_parallel),
-        (shape.expert_parameters, learner.expert_parallel * learner.expert_tensor_parallel),
+        (shape.parameters - shape.expert_parameters, layout.tensor),
+        (shape.expert_parameters, layout.expert * layout.expert_tensor),
     )
     trained = weights
     if learner.lora is not None:
-        trained = ((shape.adapter_parameters(learner.lora), learner.tensor_parallel),)
+        trained = ((shape.adapter_parameters(learner.lora), layout.tensor),)
         weights = (*weights, *trained)
-    state = sum(parameters // (dividing * learner.pipeline_parallel) * element for parameters, dividing in weights)
+    state = sum(parameters // (dividing * layout.pipeline) * element for parameters, dividing in weights)
     for parameters, dividing in trained:
-        share = parameters // (dividing * learner.pipeline_parallel)
-        holders = learner.ranks // (dividing * learner.pipeline_parallel)
+        share = parameters // (dividing * layout.pipeline)
+        holders = layout.stage_ranks // dividing
         state += share * 4 + share * (8 + master) // holders
-    layers = shape.num_hidden_layers // learner.pipeline_parallel
+    layers = shape.num_hidden_layers // layout.pipeline
     # Of a layer that is computed again only the input is kept; one layer at a time has all its activations.
     kept = layers + 16 if learner.recompute == "full" else 17 * layers
-    hidden = kept * shape.hidden_size * element // learner.tensor_parallel
-    logits = 3 * shape.vocab_size * 4 // learner.tensor_parallel
-    return state + learner.micro_batch_tokens // learner.context_parallel * (hidden + logits)
+    hidden = kept * shape.hidden_size * element // layout.tensor
+    logits = 3 * shape.vocab_size * 4 // layout.tensor
+    return state + learner.micro_batch_tokens // layout.context * (hidden + logits)
 
 
 def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
+from asyncrl.core.flatten import flatten
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import resolved_yaml
 from asyncrl.run.disk import POLL_S, ROOM_BYTES, free_bytes
@@ -229,16 +230,6 @@ class Tracker:
 def tracking_uri(recipe: Recipe, folder: RunFolder) -> str:
     """Where the run is tracked: what the recipe says, or a SQLite file in the run folder."""
     return recipe.tracking.uri or f"sqlite:///{folder.database}"
-
-
-def flatten(section: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything in nested mappings."""
-    for key, value in section.items():
-        here = f"{place}.{key}" if place else str(key)
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, here)
-        else:
-            yield here, value
 
 
 def _log_values(client: "MlflowClient", run_id: str, records: Sequence[_Values]) -> None:

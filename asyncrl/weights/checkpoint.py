@@ -10,11 +10,11 @@ from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.publication import ShardRecord
 
 _NAMED = 8
-"""Tensors that an error names before it only counts."""
+"""An error names this many tensors and counts the others."""
 
 
 class Checkpoint:
-    """What an engine began with, and so what every publication has to bring.
+    """Names and shapes of the tensors that an engine began with, and that every publication has to bring.
 
     A tied output embedding may be absent or present on either side: it is the input embedding.
 
@@ -37,7 +37,7 @@ class Checkpoint:
                 self._shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
 
     def check(self, shards: Iterable[ShardRecord]) -> None:
-        """Check that ``shards`` are of exactly the tensors of the folder.
+        """Check that ``shards`` belong to exactly the tensors of the folder.
 
         Raises:
             WeightMismatch: naming tensors that are missing, unknown or of another shape.

@@ -1,4 +1,4 @@
-"""Whether the shards of a publication tile every tensor: each element in exactly one shard, no gap and no overlap."""
+"""Checks that the shards of a publication tile every tensor: each element in exactly one shard, no gap and no overlap."""
 
 import math
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""End this process when the one that started it is gone, however it went.
+"""Ends this process when the one that started it is gone, for whatever reason.
 
 A generator that is killed outright cannot stop vLLM's processes; without this they would stay, idle, with all their memory.
 """

@@ -11,16 +11,16 @@ import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
-from asyncrl.core.errors import AsyncRLError, WeightMismatch
+from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.publication import Publication, Shard, ShardRecord
 from asyncrl.weights.coverage import by_tensor, check_coverage
 from asyncrl.weights.fingerprint import fingerprint
+from asyncrl.weights.transport import Transport
 
 _ALIGNMENT = 64
 """Every shard begins at a multiple of this many bytes: a cache line, and enough for any dtype to be viewed in place."""
@@ -30,18 +30,12 @@ class MemoryFull(AsyncRLError):
     """The memory file system cannot hold the publication."""
 
 
-def remove_left_behind(run_id: str) -> None:
-    """Remove what the writers of a run that was killed left in the memory file system."""
-    for path in memory_file_system().glob(f"asyncrl-{glob.escape(run_id)}-rank*"):
-        path.unlink(missing_ok=True)
-
-
-class SharedMemoryWriter:
-    """One learner rank's side. Use as a context manager, or call :meth:`close`: the files outlive a process that does neither.
+class SharedMemory(Transport):
+    """The ``shm`` transport. Call :meth:`close` in the end: the files outlive a process that does not.
 
     Args:
         run_id: names the files; unique among the runs on this host.
-        rank: of the learner; ranks write to files of their own.
+        rank: number of the learner's rank; each writes to files of its own.
         directory: where the files lie; engines must see it under the same path.
     """
 
@@ -88,7 +82,7 @@ class SharedMemoryWriter:
 
     def _write_at(self, path: str, file: int, offset: int, shard: Shard) -> int:
         content = shard.tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-        remaining = memoryview(content.numpy())
+        remaining = content.numpy().data
         try:
             while remaining:
                 written = os.pwrite(file, remaining, offset)
@@ -99,7 +93,7 @@ class SharedMemoryWriter:
             folder = os.statvfs(os.path.dirname(path))
             size, free = folder.f_blocks * folder.f_frsize, folder.f_bavail * folder.f_frsize
             raise MemoryFull(
-                f"{path}: no room for {len(remaining)} more bytes of {shard.name}, behind {offset} already written; its file "
+                f"{path}: no room for {len(remaining)} more bytes of {shard.name} after {offset} bytes already written; its file "
                 f"system has {size} bytes, {free} of them free. Two versions must fit at once: make it larger (--shm-size for a "
                 "container, else mount -o remount,size=...), or remove what a killed run left there"
             ) from error
@@ -112,57 +106,33 @@ class SharedMemoryWriter:
             Path(path).unlink(missing_ok=True)
         self._files = []
 
-    def __enter__(self) -> "SharedMemoryWriter":
-        return self
+    @staticmethod
+    def read(publication: Publication) -> Iterator[tuple[str, torch.Tensor]]:
+        """The published tensors, whole, in the order the shards name them.
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        A tensor that one shard holds is a view of the mapped file: read it, or copy it, before the publication is overwritten.
+        Writing to it changes this process's copy only.
 
+        Raises:
+            WeightMismatch: if a tensor is not covered exactly once.
+        """
+        files = [torch.from_file(path, shared=False, size=os.path.getsize(path), dtype=torch.uint8) for path in publication.files]
+        for name, records in by_tensor(publication.shards).items():
+            check_coverage(name, records)
+            if len(records) == 1:
+                yield name, _view(files, records[0])
+                continue
+            whole = torch.empty(records[0].shape, dtype=getattr(torch, records[0].dtype))
+            for record in records:
+                window = tuple(slice(start, start + extent) for start, extent in zip(record.start, record.extent, strict=True))
+                whole[window] = _view(files, record)
+            yield name, whole
 
-def merge(parts: Sequence[Publication]) -> Publication:
-    """The whole publication out of the parts that the ranks wrote.
-
-    Raises:
-        WeightMismatch: if the parts are of different versions, or do not cover every tensor exactly once.
-    """
-    versions = sorted({part.version for part in parts})
-    if len(versions) != 1:
-        raise WeightMismatch(f"the parts to merge are of versions {versions}; every rank must write the same version")
-    files: list[str] = []
-    shards: list[ShardRecord] = []
-    for part in parts:
-        shards += [ShardRecord(s.name, s.shape, s.start, s.extent, s.dtype, len(files) + s.file, s.offset) for s in part.shards]
-        files += part.files
-    for name, records in by_tensor(shards).items():
-        check_coverage(name, records)
-    return Publication(
-        version=versions[0],
-        files=tuple(files),
-        shards=tuple(shards),
-        fingerprint=sum(part.fingerprint for part in parts) % 2**64,
-    )
-
-
-def read(publication: Publication) -> Iterator[tuple[str, torch.Tensor]]:
-    """The published tensors, whole, in the order the shards name them.
-
-    A tensor that one shard holds is a view of the mapped file: read it, or copy it, before the publication is overwritten.
-    Writing to it changes this process's copy only.
-
-    Raises:
-        WeightMismatch: if a tensor is not covered exactly once.
-    """
-    files = [torch.from_file(path, shared=False, size=os.path.getsize(path), dtype=torch.uint8) for path in publication.files]
-    for name, records in by_tensor(publication.shards).items():
-        check_coverage(name, records)
-        if len(records) == 1:
-            yield name, _view(files, records[0])
-            continue
-        whole = torch.empty(records[0].shape, dtype=getattr(torch, records[0].dtype))
-        for record in records:
-            window = tuple(slice(start, start + extent) for start, extent in zip(record.start, record.extent, strict=True))
-            whole[window] = _view(files, record)
-        yield name, whole
+    @staticmethod
+    def remove_left_behind(run_id: str) -> None:
+        """Remove what the ranks of a run that was killed have left in the memory file system."""
+        for path in memory_file_system().glob(f"asyncrl-{glob.escape(run_id)}-rank*"):
+            path.unlink(missing_ok=True)
 
 
 def _view(files: Sequence[torch.Tensor], record: ShardRecord) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The engines' side of the ``shm`` transport, as a vLLM weight-transfer backend, and the proof of what was loaded.
+"""What loads a publication into an engine, as a vLLM weight-transfer backend, and the proof of what was loaded.
 
 vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``). What always holds for a load that
 raises nothing: the publication brought exactly the tensors of the checkpoint that the engine began with, each covered exactly
@@ -10,6 +10,7 @@ the model afterwards cannot be compared bit for bit.
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import torch
@@ -17,19 +18,18 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from asyncrl.core.errors import WeightMismatch
-from asyncrl.core.publication import Publication, Shard
+from asyncrl.core.publication import VLLM_BACKEND, Publication, Shard
 from asyncrl.weights.checkpoint import Checkpoint
 from asyncrl.weights.fingerprint import fingerprint
 from asyncrl.weights.parent_watch import die_with_parent
-from asyncrl.weights.shared_memory import read
-
-BACKEND = "asyncrl_shm"
+from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.transport import Transport
 
 
 def register() -> None:
     """Make the backend known to vLLM in this process, and tie vLLM's child processes to their parent. Safe to call again."""
-    if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryTransfer)
+    if VLLM_BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(VLLM_BACKEND, PublicationTransfer)
     die_with_parent()
 
 
@@ -45,32 +45,33 @@ class UpdateInfo(WeightTransferUpdateInfo):
     publication: bytes
 
 
-class SharedMemoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Loads published tensors from mapped files. One instance lives in each vLLM worker.
+class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Loads publications. One instance lives in each vLLM worker.
 
     Attributes:
-        fingerprint: of the tensors that the last completed update handed to the model; ``None`` before the first and while one is
-            under way.
+        transport: reads the publications.
+        fingerprint: fingerprint of the tensors that the last completed update handed to the model; None before the first.
     """
 
+    transport: type[Transport] = SharedMemory
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
     fingerprint: int | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Read what the checkpoint holds, and what the model has, before the first update replaces it."""
+        """Note which tensors the checkpoint holds and which parameters the model has, before the first update replaces them."""
         self._checkpoint = Checkpoint(self.model_config.model)
         self._parameters = {name for name, _ in self.model.named_parameters()}
         self._tied = _tied_layers(self.model)
-        # vLLM warns of every layer that a reload leaves untouched. Of these, tied ones are as they should be, others raise here.
+        # vLLM warns of every layer that a reload leaves untouched. Tied layers are rightly untouched; any other raises here.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
     def start_weight_update(self) -> None:
-        """Nothing yet: a publication is checked before the model is touched."""
+        """Begin an update. Nothing is touched yet: a publication is checked first."""
         self._loaded: int | None = None
 
     def update_weights(self, update_info: dict[str, bytes]) -> None:
-        """As the base class, without its device synchronisation on builds of torch that have no accelerator."""
+        """Load an update like the base class, but without synchronising devices where torch has no accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -88,7 +89,7 @@ class SharedMemoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         initialize_layerwise_reload(self.model)
         if self.device.type == "cpu":
             _have_experts_packed(self.model)
-        tensors = _Fingerprinting(read(publication), self.device)
+        tensors = _Fingerprinting(self.transport.read(publication), self.device)
         reached = self.model.load_weights(tensors)
         unreached = sorted(self._parameters - (reached or self._parameters)) or self._untouched_layers()
         if unreached:
@@ -99,7 +100,7 @@ class SharedMemoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._loaded = tensors.total
 
     def _untouched_layers(self) -> list[str]:
-        """Layers none of whose elements were loaded since the reload began: vLLM would silently keep the old values."""
+        """Names of layers of which nothing was loaded since the reload began; vLLM would silently keep their old values."""
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
         untouched = []
@@ -115,11 +116,12 @@ class SharedMemoryTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         if self._loaded is None:
-            raise WeightMismatch("a weight update was finished that loaded nothing")
+            raise WeightMismatch("a weight update was finished before anything was loaded; send it a publication first")
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self._tied:
             # A tied layer shares the new values, but on CPU also has a packed copy of the old ones, which no loader renews.
-            layer.quant_method.process_weights_after_loading(layer)
+            method: Any = layer.quant_method
+            method.process_weights_after_loading(layer)
         self.fingerprint, self._loaded = self._loaded, None
 
     def shutdown(self) -> None:
@@ -139,16 +141,18 @@ def _tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _have_experts_packed(model: torch.nn.Module) -> None:
-    """Have vLLM bring experts into the CPU kernel's layout as it loads them. It does so where it makes that kernel, and keeps the
-    one that a layer has: this would read the new weights, not packed, as if they were."""
+    """Make vLLM pack experts for its CPU kernel as it loads them.
+
+    It packs them when it makes the kernel, and keeps a kernel that exists, which would read the new, unpacked weights as packed.
+    """
     for layer in model.modules():
-        method = getattr(layer, "quant_method", None)
+        method: Any = getattr(layer, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 
 
 class _Fingerprinting:
-    """Passes tensors on to the model, on its device, and sums their fingerprint as they go."""
+    """Passes tensors on to the model's device and adds up their fingerprints on the way."""
 
     def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device) -> None:
         self._tensors, self._device = tensors, device
@@ -163,9 +167,9 @@ class _Fingerprinting:
 
 
 class AcknowledgingWorker:
-    """Mixed into vLLM's worker class (``worker_extension_cls``), so that the front end can ask for the proof."""
+    """Mixed into vLLM's worker class (``worker_extension_cls``), so that the front end can ask what was loaded."""
 
-    weight_transfer_engine: SharedMemoryTransfer
+    weight_transfer_engine: PublicationTransfer
 
     def acknowledge_weights(self) -> int | None:
         """Fingerprint of the weights this worker loaded last."""

@@ -30,7 +30,7 @@ class PackedAttention(MegatronModule):
         self.softmax_scale = softmax_scale
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: PackedRows, **__: Any) -> Tensor:
-        """Attention of every token over its row.
+        """Attention of each token over its row.
 
         Args:
             query: [t, heads, dim]; key, value: [t, query groups, dim]; query and key not yet rotated.
@@ -39,23 +39,24 @@ class PackedAttention(MegatronModule):
             [t, heads * dim].
         """
         heads = query.size(1)
+        assert packed_seq_params.rotation is not None
         cosine, sine = packed_seq_params.rotation
         query, key = (rotate(tensor, cosine, sine) for tensor in (query, key))
         if isinstance(packed_seq_params, SplitRows):
             return self._over_context(query, key, value, packed_seq_params)
         parts = []
         for bucket in packed_seq_params.buckets:
-            block = [
+            queries, keys, values = (
                 _padded(tensor[bucket.start : bucket.end], bucket.slots, bucket.rows, bucket.longest, heads)
                 for tensor in (query, key, value)
-            ]
-            output = F.scaled_dot_product_attention(*block, is_causal=True, scale=self.softmax_scale)
+            )
+            output = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=self.softmax_scale)
             flat = output.transpose(1, 2).reshape(bucket.rows * bucket.longest, -1)
             parts.append(flat if bucket.slots is None else take_rows(flat, bucket.slots))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _over_context(self, query: Tensor, key: Tensor, value: Tensor, split: SplitRows) -> Tensor:
-        """Of this rank's tokens over their rows, whose keys and values all context-parallel ranks bring together.
+        """Attention of this rank's tokens over their rows, whose keys and values all context-parallel ranks bring together.
 
         Each of a row's chunks sees no more keys than causality allows it, so that no rank computes more than another.
         """
@@ -70,8 +71,10 @@ class PackedAttention(MegatronModule):
             keys, values = _padded(rows, block.slots, block.rows, block.longest, heads).split(dim, -1)
             for chunk in block.queries:
                 queries = _padded(take_rows(query, chunk.tokens), chunk.slots, block.rows, chunk.longest, heads)
-                seen = [tensor[:, :, : chunk.reach] for tensor in (keys, values)]
-                output = F.scaled_dot_product_attention(queries, *seen, attn_mask=chunk.mask, scale=self.softmax_scale)
+                seen_keys, seen_values = keys[:, :, : chunk.reach], values[:, :, : chunk.reach]
+                output = F.scaled_dot_product_attention(
+                    queries, seen_keys, seen_values, attn_mask=chunk.mask, scale=self.softmax_scale
+                )
                 parts.append(take_rows(output.transpose(1, 2).reshape(block.rows * chunk.longest, -1), chunk.slots))
                 tokens.append(chunk.tokens)
         return place_rows(torch.cat(parts), torch.cat(tokens), query.size(0))

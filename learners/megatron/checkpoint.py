@@ -1,8 +1,8 @@
 """The learner's state on disk, by Megatron's dist_checkpointing: trained weights, optimizer, random streams, version.
 
 Always holds: a checkpoint appears under its name whole or not at all; it is the state at the call of :func:`start_saving`,
-however much is trained while it is written; ranks in any layout can load it, and in the same layout training goes on to the bit
-as it would have. The learning rate is a function of the version, so the version is all there is to save of a schedule.
+however much is trained while it is written; ranks in any layout can load it, and in the same layout training goes on as it would
+have, to the bit. The learning rate is a function of the version, so a schedule has no other state to save.
 """
 
 import os
@@ -27,7 +27,6 @@ from learners import checkpoint_manifest, checkpoints
 from learners.checkpoint_manifest import (
     CheckpointDamaged,
     CheckpointNotWritten,
-    Grid,
     Manifest,
     ModelShape,
     Progress,
@@ -42,24 +41,19 @@ from learners.rank import RankSpec
 
 _T = TypeVar("_T")
 _PREFIXES = ("", "critic.")
-"""Begin the names of each network's tensors."""
+"""What the names of each network's tensors begin with."""
 
 
 class LearnerState(msgspec.Struct, frozen=True):
-    """What a checkpoint is made of, and loaded into, on one rank: the policy and, if there is one, the critic."""
+    """What one rank saves and loads: the policy and, if there is one, the critic."""
 
     networks: Sequence[Network]
     shape: ModelShape
     spec: RankSpec
 
-    def grid(self) -> Grid:
-        """The layout of the ranks."""
-        spec = self.spec
-        return Grid(spec.tensor, spec.pipeline, spec.data, spec.context, spec.expert, spec.expert_tensor)
-
 
 def shape_of(config: PolicyConfig, critic: bool) -> ModelShape:
-    """Of the model that ``config`` describes, alone or with a critic."""
+    """The shape of the model that ``config`` describes, alone or with a critic."""
     transformer = config.transformer
     return ModelShape(
         layers=transformer.num_layers,
@@ -113,7 +107,7 @@ class Saving:
             raise _not_written(self._target, error) from error
 
     def _complete(self, partial: Path, written: list[Written]) -> None:
-        """On the first rank: what needs the results of all, the manifest last; then the name."""
+        """On the first rank, write the files that need the results of all ranks, the manifest last; then give the name."""
         try:
             self._strategy.complete([part.parts for part in written])
             theirs = [file for part in written for file in part.files]
@@ -134,8 +128,8 @@ def start_saving(target: Path, state: LearnerState, progress: Progress) -> Savin
 
     Args:
         target: the checkpoint, in a folder that all ranks reach; partial checkpoints beside it are removed.
-        state: of this rank.
-        progress: what the state has come to.
+        state: this rank's state.
+        progress: how far the run has come.
 
     Raises:
         CheckpointNotWritten: on all ranks, if ``target`` exists or its folder cannot be made.
@@ -145,7 +139,7 @@ def start_saving(target: Path, state: LearnerState, progress: Progress) -> Savin
     strategy = PlannedSave()
     saved = {**_sharded(state, is_loading=False), "random": _random_streams(state.spec)}
     dist_checkpointing.save(saved, str(partial), sharded_strategy=strategy, async_sharded_save=True)
-    manifest = Manifest(progress=progress, shape=state.shape, grid=state.grid(), files=())
+    manifest = Manifest(progress=progress, shape=state.shape, layout=state.spec.layout, files=())
     writer = ThreadPoolExecutor(1, "checkpoint")
     saving = Saving(target, manifest, strategy, writer.submit(strategy.write))
     writer.shutdown(wait=False)
@@ -153,13 +147,13 @@ def start_saving(target: Path, state: LearnerState, progress: Progress) -> Savin
 
 
 def load(folder: Path, state: LearnerState) -> Progress:
-    """Put the checkpoint in ``folder`` into ``state``; collective. Every file is read and checked first.
+    """Load the checkpoint in ``folder`` into ``state``; collective. Every file is read and checked first.
 
-    In another layout than it was written in, each rank keeps the random streams it was started with; nothing but the
+    In another layout than the checkpoint was written in, each rank keeps the random streams it was started with; only the
     initialisation draws from them.
 
     Returns:
-        What the state has come to.
+        How far the run had come.
 
     Raises:
         CheckpointDamaged: on all ranks, if a file is missing or not what was written, or of another version than the folder.
@@ -177,12 +171,12 @@ def load(folder: Path, state: LearnerState) -> Progress:
     manifest = _agreed(checked)[0]
     index, common = _read_untrusted(folder, manifest)
     wanted = _sharded(state, is_loading=True)
-    same_layout = manifest.grid == state.grid()
+    same_layout = manifest.layout == state.spec.layout
     if same_layout:
         wanted["random"] = _random_streams(state.spec)
     try:
         with warnings.catch_warnings():
-            # Of torch, about calls that Megatron makes.
+            # torch warns of calls that Megatron makes.
             warnings.simplefilter("ignore", FutureWarning)
             loaded = dist_checkpointing.load(
                 wanted,
@@ -194,9 +188,9 @@ def load(folder: Path, state: LearnerState) -> Progress:
         raise CheckpointDamaged(folder, str(error)) from error
     for name, network in zip(_PREFIXES, state.networks, strict=False):
         for number, chunk in enumerate(network.chunks):
-            # Of a chunk with adapters the checkpoint holds nothing else.
-            state = checkpoint_reader.without_extra_state(loaded[f"{name}chunk_{number}"])
-            chunk.load_state_dict(state, strict=not lora.trained_state(chunk))
+            tensors = checkpoint_reader.without_extra_state(loaded[f"{name}chunk_{number}"])
+            # Where a chunk has adapters, the checkpoint holds nothing else of it.
+            chunk.load_state_dict(tensors, strict=not lora.trained_state(chunk))
         for number, optimizer in enumerate(network.optimizer.chained_optimizers):
             optimizer_state.load_state(optimizer, loaded[f"{name}optimizer_{number}"])
     if same_layout:
@@ -205,7 +199,7 @@ def load(folder: Path, state: LearnerState) -> Progress:
 
 
 def _read_untrusted(folder: Path, manifest: Manifest) -> tuple[Metadata, StateDict]:
-    """Index and common part, on every rank, when it is known that all else can be loaded on all of them; collective."""
+    """The index and the common part, on every rank, once all of them know that everything else can be loaded; collective."""
     read: list[tuple[Metadata, StateDict]] = []
 
     def checked() -> None:
@@ -232,7 +226,7 @@ def _not_written(target: Path, error: Exception) -> CheckpointNotWritten:
 
 
 def _agreed(action: Callable[[], _T]) -> list[_T]:
-    """What ``action`` returns on each rank, on every rank; or, if it fails on one, its error on all. Collective."""
+    """What ``action`` returned on each rank, in order; if it failed on one, its error is raised on all. Collective."""
     mine: _T | AsyncRLError
     try:
         mine = action()
@@ -247,7 +241,7 @@ def _agreed(action: Callable[[], _T]) -> list[_T]:
 
 
 def _flush(path: Path) -> None:
-    """Have the disk hold a file, or the names in a folder."""
+    """Wait until the disk holds a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -271,7 +265,7 @@ def _sharded(state: LearnerState, is_loading: bool) -> ShardedStateDict:
 
 
 def _tensors(chunk: PolicyModel, prefix: str) -> ShardedStateDict:
-    """By the chunk's own names; ``prefix`` begins those in the checkpoint, where two networks must not share any."""
+    """A chunk's tensors by its own names. In the checkpoint names begin with ``prefix``, so that no two networks share one."""
     described = lora.trained_state(chunk) or chunk.sharded_state_dict()
     if prefix:
         add_prefix_for_sharding(described, prefix)
@@ -282,10 +276,11 @@ def _random_streams(spec: RankSpec) -> ShardedObject:
     streams = {"torch": torch.get_rng_state(), "megatron": tensor_parallel.get_cuda_rng_tracker().get_states()}
     if torch.cuda.is_available():
         streams["cuda"] = torch.cuda.get_rng_state()
+    layout = spec.layout
     return ShardedObject(
         "random",
         streams,
-        (spec.pipeline, spec.tensor, spec.data, spec.context),
+        (layout.pipeline, layout.tensor, layout.data, layout.context),
         (spec.pipeline_rank, spec.tensor_rank, spec.data_rank, spec.context_rank),
     )
 

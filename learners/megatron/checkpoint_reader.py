@@ -1,13 +1,12 @@
-"""Megatron's checkpoint format, read without running anything that a checkpoint might bring along.
+"""Reads Megatron's checkpoint format without running anything that a checkpoint might bring along.
 
 A pickle can name any function of any installed package and have it called. Megatron and torch keep four things as pickles: the
-index of where tensors lie (``.metadata``), what is no tensor (``common.pt``, and objects among the tensors in ``*.distcp``), the
-tensors themselves, and what TransformerEngine's layers keep of themselves, within those objects. What always holds: of the
-classes and functions that a pickle names, those that Megatron and torch write there are resolved, and no others; anything else is
-refused by its name before it is looked up.
+index of where tensors lie (``.metadata``), what is not a tensor (``common.pt``, and objects among the tensors in ``*.distcp``),
+the tensors themselves, and, within those objects, the extra state of TransformerEngine's layers. What always holds: only the
+classes and functions that Megatron and torch write there are resolved; any other is refused by its name before it is looked up.
 
-TransformerEngine unpickles without looking what it is given, and what it keeps has no use here: its fp8 scales are those of the
-tensors as they are. So nothing of that kind gets from a checkpoint into a layer; see :func:`without_extra_state`.
+TransformerEngine unpickles its extra state without a check, and that state has no use here: fp8 scales are computed from the
+tensors as they are. So none of it gets from a checkpoint into a layer; see :func:`without_extra_state`.
 """
 
 import io
@@ -32,7 +31,7 @@ from learners.checkpoint_manifest import CheckpointDamaged, UnknownClass
 
 INDEX = ".metadata"
 _EXTRA_STATE = "_extra_state"
-"""In the names of what layers keep of themselves."""
+"""Part of the names under which layers keep extra state."""
 
 _METADATA, _PLANNER = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.planner"
 _IN_INDEX = {
@@ -54,25 +53,25 @@ _IN_INDEX = {
     *(("torch", kind) for kind in ("bool", "uint8", "int8", "int16", "int32", "int64")),
     *(("torch", kind) for kind in ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")),
 }
-"""Module and name of all that Megatron and torch write into an index."""
+"""Module and name of everything that Megatron and torch write into an index."""
 _IN_OBJECTS = {
     ("collections", "OrderedDict"),
     ("torch._utils", "_rebuild_tensor_v2"),
     *(("torch", f"{kind}Storage") for kind in ("Bool", "Byte", "Char", "Short", "Int", "Long")),
     *(("torch", f"{kind}Storage") for kind in ("Half", "BFloat16", "Float", "Double")),
 }
-"""Module and name of all that they write for what is no tensor: plain values, and tensors among them."""
+"""Module and name of everything that they write for what is not a tensor: plain values, and tensors among them."""
 
 
 def read_index(folder: Path, files: Iterable[str]) -> Metadata:
     """Where the tensors and objects of the checkpoint in ``folder`` lie, and what shapes they have.
 
     Args:
-        files: the checkpoint's; the index may point to no others.
+        files: names of the checkpoint's files; the index may point to no others.
 
     Raises:
-        UnknownClass: it names something that Megatron and torch do not write there.
-        CheckpointDamaged: it is no index, or points elsewhere.
+        UnknownClass: if it names something that Megatron and torch do not write there.
+        CheckpointDamaged: if it is not an index, or points elsewhere.
     """
     path = folder / INDEX
     try:
@@ -81,16 +80,16 @@ def read_index(folder: Path, files: Iterable[str]) -> Metadata:
     except OSError as error:
         raise CheckpointDamaged(folder, f"{INDEX} cannot be read ({error.strerror})") from error
     except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointDamaged(folder, f"{INDEX} is no index of a checkpoint ({error})") from error
+        raise CheckpointDamaged(folder, f"{INDEX} is not an index of a checkpoint ({error})") from error
     if not isinstance(index, Metadata) or not isinstance(index.storage_data, dict):
-        raise CheckpointDamaged(folder, f"{INDEX} is no index of a checkpoint")
+        raise CheckpointDamaged(folder, f"{INDEX} is not an index of a checkpoint")
     if elsewhere := sorted({str(place.relative_path) for place in index.storage_data.values()} - set(files)):
-        raise CheckpointDamaged(folder, f"{INDEX} points to {elsewhere[0]}, which is none of the checkpoint's files")
+        raise CheckpointDamaged(folder, f"{INDEX} points to {elsewhere[0]}, which is not one of the checkpoint's files")
     return index
 
 
 def read_common(folder: Path) -> StateDict:
-    """What is no tensor and the same for all ranks: settings and step counters of the optimizers.
+    """What is not a tensor and is the same for all ranks: settings and step counters of the optimizers.
 
     Raises:
         UnknownClass, CheckpointDamaged: as :func:`read_index`.
@@ -105,7 +104,7 @@ def read_common(folder: Path) -> StateDict:
 
 
 def check_objects(folder: Path, index: Metadata) -> None:
-    """See that every object among the tensors can be loaded. Loads none.
+    """Check that every object among the tensors can be loaded, without loading any.
 
     Raises:
         UnknownClass, CheckpointDamaged: as :func:`read_index`.
@@ -118,30 +117,30 @@ def check_objects(folder: Path, index: Metadata) -> None:
 
 
 def without_extra_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A module's state without what its layers keep of themselves, which they would unpickle: to them, None means nothing."""
+    """A module's state with None in place of its layers' extra state, which they would unpickle; on None they keep theirs."""
     return {name: None if _EXTRA_STATE in name else value for name, value in state.items()}
 
 
 class CheckedCommon(TorchCommonLoadStrategy):
-    """Megatron's way to what is no tensor, with what :func:`read_common` has read."""
+    """Gives Megatron what :func:`read_common` has read."""
 
     def __init__(self, common: StateDict) -> None:
         self._common = common
 
     def load_common(self, checkpoint_dir: str | Path) -> StateDict:
-        """As it was read."""
+        """What was read, whatever the folder."""
         return self._common
 
 
 class CheckedLoad(torch_strategy.TorchDistLoadShardedStrategy):
-    """Megatron's way to tensors and objects, by the index that :func:`read_index` has read."""
+    """Loads tensors and objects as Megatron does, by the index that :func:`read_index` has read."""
 
     def __init__(self, index: Metadata) -> None:
         super().__init__()
         self._index = index
 
     def load(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | Path) -> StateDict:
-        """As Megatron's own; the one difference is who unpickles."""
+        """Load as Megatron's own strategy does, but with our own unpickling."""
         tensors = [value for value in nested_values(sharded_state_dict) if isinstance(value, ShardedTensor)]
         by_key, places, names = torch_strategy._replace_state_dict_keys_with_sharded_keys(sharded_state_dict)
         wanted = torch_strategy.mcore_to_pyt_state_dict(by_key, True)
@@ -158,7 +157,7 @@ class CheckedLoad(torch_strategy.TorchDistLoadShardedStrategy):
 
 
 class _Reader(FileSystemReader):
-    """torch's reader, with an index that was read before. Tensors it loads by torch's own list of harmless classes."""
+    """torch's reader, with an index that was read before. It loads tensors by torch's own list of harmless classes."""
 
     def __init__(self, folder: str | Path, index: Metadata) -> None:
         super().__init__(folder)
@@ -169,7 +168,7 @@ class _Reader(FileSystemReader):
 
 
 class _Planner(torch_strategy.MCoreLoadPlanner):
-    """Megatron's planner, which loads objects as :func:`_load_object` does."""
+    """Megatron's planner, but objects are loaded by :func:`_load_object`."""
 
     def __init__(self, folder: Path, **tensors: Any) -> None:
         super().__init__(**tensors)
@@ -192,7 +191,7 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 def _load_object(data: bytes, folder: Path, name: str) -> Any:
-    """What torch saved as ``data``: plain values and tensors."""
+    """The plain values and tensors that torch saved as ``data``."""
     _check_classes(data, folder, name)
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -202,7 +201,7 @@ def _load_object(data: bytes, folder: Path, name: str) -> Any:
 
 
 def _check_classes(data: bytes, folder: Path, name: str) -> None:
-    """See that what torch saved as ``data`` names nothing but what belongs there; torch's own list has more."""
+    """Check that what torch saved as ``data`` names only what belongs there. torch's own list is longer."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for member in archive.namelist():
@@ -215,7 +214,7 @@ def _check_classes(data: bytes, folder: Path, name: str) -> None:
 
 
 def _classes(pickled: bytes) -> Iterator[tuple[str, str]]:
-    """Module and name of all that a pickle asks for; of one that is put together on the stack, as far as can be seen."""
+    """Module and name of everything that a pickle looks up, as far as can be seen of names that are put together on its stack."""
     texts = ["", ""]
     for operation, argument, _ in pickletools.genops(pickled):
         if operation.name in ("GLOBAL", "INST"):

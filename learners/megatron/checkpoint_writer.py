@@ -1,7 +1,7 @@
-"""Megatron's checkpoint format, written by one thread of each rank into one file.
+"""Writes Megatron's checkpoint format: one thread of each rank writes one file.
 
-Megatron's own writer would fork processes out of one that has threads (Ray's and torch's) and start a server process for their
-results. What is written here are copies, made when the save is planned: training may go on at once.
+Megatron's own writer would fork a process that has threads (Ray's and torch's), and start a server process for the results. This
+one writes copies that are made when the save is planned, so training may go on at once.
 """
 
 import os
@@ -14,8 +14,9 @@ from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_plan
+from torch import Tensor
 from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, SerializationFormat, _write_item
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
 from learners.checkpoint_manifest import StoredFile
@@ -31,13 +32,13 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class PlannedSave(torch_strategy.TorchDistSaveShardedStrategy):
-    """Megatron's format and plan, with the writing left to whoever calls :meth:`write` and :meth:`complete`."""
+    """Megatron's format and plan; the files are written by :meth:`write` and :meth:`complete`."""
 
     def __init__(self) -> None:
         super().__init__(_BACKEND.sharded_backend, _BACKEND.sharded_backend_version)
 
     def async_save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Path) -> AsyncRequest:
-        """Agree with the other ranks who writes what, and copy this rank's part; what Megatron would schedule is empty."""
+        """Agree with the other ranks who writes what, and copy this rank's part. Megatron gets nothing to schedule."""
         by_key, _, _ = torch_strategy._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
         self._writer = _Writer(checkpoint_dir)
         (_, self._metadata, _), *_ = save_state_dict_async_plan(
@@ -48,15 +49,15 @@ class PlannedSave(torch_strategy.TorchDistSaveShardedStrategy):
         return AsyncRequest(None, (), [])
 
     def write(self) -> Written:
-        """This rank's part; any thread may call it.
+        """Write this rank's part; any thread may call this.
 
         Raises:
-            OSError, RuntimeError: if the disk refuses; torch turns some of the former into the latter.
+            OSError, RuntimeError: if the disk refuses; torch turns some OSErrors into RuntimeErrors.
         """
         return self._writer.write()
 
     def complete(self, parts: list[list[WriteResult]]) -> None:
-        """Write where all ranks' parts lie and what the format is; on the first rank.
+        """On the first rank, write where the parts of all ranks lie, and the name of the format.
 
         Raises:
             OSError: if the disk refuses.
@@ -74,8 +75,7 @@ class _Writer(FileSystemWriterAsync):
         for item in plan.items:
             data = planner.resolve_data(item)
             # An object is a copy already: its pickled bytes.
-            is_tensor = item.type is not WriteItemType.BYTE_IO
-            self._copies.append((item, data.detach().to("cpu", copy=True) if is_tensor else data))
+            self._copies.append((item, data.detach().to("cpu", copy=True) if isinstance(data, Tensor) else data))
 
     def write(self) -> Written:
         if not self._copies:

@@ -1,7 +1,7 @@
 """How context-parallel ranks share the tokens of a packed sequence, and how their results come together again.
 
-Always holds: each rank has as many tokens and as much of causal attention's work as any other, whatever the rows; and what comes
-together is what one rank would have computed, for every token of the sequence on every rank.
+Always holds: each rank has as many tokens, and as much of causal attention's work, as any other, whatever the rows; and the
+gathered results are what one rank would have computed, for every token on every rank.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ class Queries(NamedTuple):
     """One chunk of each row of a block, as padded queries.
 
     Attributes:
-        tokens: int64 [q], this rank's tokens they are.
+        tokens: int64 [q], numbers of their tokens among this rank's.
         slots: int64 [q], each one's place in the flattened queries [rows * longest].
-        longest: of the rows' chunks.
-        reach: how many of the block's keys the last of them may see.
-        mask: bool [rows or 1, 1, longest, reach], what each may see.
+        longest: length of the longest of the rows' chunks.
+        reach: how many of the block's keys the last query may see.
+        mask: bool [rows or 1, 1, longest, reach], which keys each query may see.
     """
 
     tokens: Tensor
@@ -36,14 +36,14 @@ class Queries(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Neighbouring rows of like length, with all their keys.
+    """Neighbouring rows of similar length, with all their keys.
 
     Attributes:
-        rows: how many.
-        longest: of them.
-        keys: int64 [k], where their tokens stand among those of all ranks, rank after rank.
-        slots: int64 [k], each one's place in the flattened keys [rows * longest].
-        queries: of this rank's two chunks.
+        rows: number of rows.
+        longest: length of the longest row.
+        keys: int64 [k], where the rows' tokens stand among those of all ranks, rank after rank.
+        slots: int64 [k], each key's place in the flattened keys [rows * longest].
+        queries: the queries of this rank's two chunks.
     """
 
     rows: int
@@ -55,11 +55,11 @@ class Block(NamedTuple):
 
 @dataclass
 class SplitRows(PackedRows):
-    """A packed sequence of which this rank has a part: rows padded to a multiple of ``2 * ranks`` and cut into as many chunks, of
-    which rank ``r`` has chunk ``r`` and chunk ``2 * ranks - 1 - r``: of a causal triangle as much as any other rank.
+    """A packed sequence of which this rank has a part.
 
-    ``lengths`` are those of the padded rows; an additional one at the end makes each rank's tokens a multiple of what sequence
-    parallelism divides.
+    Each row is padded to a multiple of ``2 * ranks`` and cut into ``2 * ranks`` chunks. Rank ``r`` has chunk ``r`` and chunk ``2
+    * ranks - 1 - r``, which is as much of the causal triangle as any other rank has. ``lengths`` are those of the padded rows; a
+    row of padding at the end makes the number of each rank's tokens a multiple of what sequence parallelism divides.
     """
 
     ranks: int = 1
@@ -67,7 +67,7 @@ class SplitRows(PackedRows):
 
     @classmethod
     def share(cls, lengths: Sequence[int], ranks: int, rank: int, multiple: int, device: torch.device) -> "SplitRows":
-        """The part of ``rank``, a multiple of ``multiple`` tokens, of rows of ``lengths``."""
+        """The part that ``rank`` has of rows of ``lengths``; its tokens are a multiple of ``multiple``."""
         pieces = 2 * ranks
         padded = [-(-length // pieces) * pieces for length in lengths]
         additional = next(row for row in range(0, multiple * pieces, pieces) if (sum(padded) + row) // ranks % multiple == 0)
@@ -77,7 +77,7 @@ class SplitRows(PackedRows):
 
     @cached_property
     def places(self) -> Tensor:
-        """int64 [t / ranks], where in the padded sequence each of this rank's tokens stands."""
+        """int64 [t / ranks], place of each of this rank's tokens in the padded sequence."""
         return torch.cat(
             [
                 torch.arange(start + chunk * size, start + (chunk + 1) * size)
@@ -100,10 +100,11 @@ class SplitRows(PackedRows):
         return blocks
 
     def _starts(self) -> list[int]:
-        return self.cu_seqlens_q.tolist()[:-1]
+        starts: list[int] = self.cu_seqlens_q.tolist()[:-1]
+        return starts
 
     def _sizes(self) -> list[int]:
-        """Of each row's chunks."""
+        """The length of each row's chunks."""
         return [length // (2 * self.ranks) for length in self.lengths]
 
     def _chunks(self) -> tuple[int, int]:
@@ -118,21 +119,21 @@ class SplitRows(PackedRows):
         keys, slots = [], []
         for number, row in enumerate(rows):
             places = torch.arange(self.lengths[row])
-            chunk, offset = places // sizes[row], places % sizes[row]
-            is_late = chunk >= self.ranks
-            holder = torch.where(is_late, 2 * self.ranks - 1 - chunk, chunk)
+            chunk_of, offset = places // sizes[row], places % sizes[row]
+            is_late = chunk_of >= self.ranks
+            holder = torch.where(is_late, 2 * self.ranks - 1 - chunk_of, chunk_of)
             keys.append(holder * tokens_of_rank + starts[row] // self.ranks + is_late * sizes[row] + offset)
             slots.append(number * longest + places)
         queries = []
-        for is_late, chunk in enumerate(self._chunks()):
-            begins = [starts[row] // self.ranks + is_late * sizes[row] for row in rows]
+        for number, chunk in enumerate(self._chunks()):
+            begins = [starts[row] // self.ranks + number * sizes[row] for row in rows]
             reach = (chunk + 1) * size
             first_places = torch.tensor([chunk * sizes[row] for row in rows])
             # Rows that are equally long share one mask.
             first_places = first_places[:1] if len({sizes[row] for row in rows}) == 1 else first_places
             places = first_places[:, None] + torch.arange(size)
             tokens = [torch.arange(begin, begin + sizes[row]) for begin, row in zip(begins, rows, strict=True)]
-            taken = [torch.arange(number * size, number * size + sizes[row]) for number, row in enumerate(rows)]
+            taken = [torch.arange(place * size, place * size + sizes[row]) for place, row in enumerate(rows)]
             queries.append(
                 Queries(
                     tokens=torch.cat(tokens).to(device),
@@ -150,11 +151,11 @@ class Part(NamedTuple):
 
     Attributes:
         token_ids: int64 [t / ranks].
-        rows: how they lie.
-        positions: int64 [m], which of them are followed by a sampled token.
+        rows: how the rows lie in them.
+        positions: int64 [m], places of the tokens before sampled ones.
         targets: int64 [m], those sampled tokens.
-        sampled: int64 [m], which they are of the micro-batch's n.
-        count: n.
+        sampled: int64 [m], their numbers among the micro-batch's n sampled tokens.
+        total: n.
     """
 
     token_ids: Tensor
@@ -162,11 +163,12 @@ class Part(NamedTuple):
     positions: Tensor
     targets: Tensor
     sampled: Tensor
-    count: int
+    total: int
 
     def whole(self, values: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """[n], those of all ranks of ``group``, of this rank's [m]. Collective. Each rank gets the gradient of its own."""
-        return values if group.size() == 1 else _Whole.apply(values, self.sampled, self.count, group)
+        """[n], the values of all ranks, of which this one has [m]. Collective. Each rank gets the gradient of its own."""
+        whole: Tensor = values if group.size() == 1 else _Whole.apply(values, self.sampled, self.total, group)
+        return whole
 
 
 def part_of(
@@ -176,7 +178,7 @@ def part_of(
 
     Args:
         token_ids, lengths, positions, targets: see :class:`~learners.micro_batch.MicroBatch`.
-        multiple: of which the part's tokens are to be a multiple.
+        multiple: the number of the part's tokens is a multiple of this.
     """
     device = token_ids.device
     if ranks == 1:

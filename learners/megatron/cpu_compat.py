@@ -1,8 +1,8 @@
 """What megatron-core needs to run on CPU tensors with gloo. Does nothing on a host with a GPU.
 
-Every symbol replaced here only raises on a host without CUDA, so no behaviour that works is changed. :func:`install` comes before
-the first import of ``megatron.core``, in the process of a learner rank and nowhere else: it changes ``torch.cuda`` for the whole
-process.
+Every symbol that is replaced here only raises on a host without CUDA, so nothing that works is changed. :func:`install` is called
+before the first import of ``megatron.core``, and only in the process of a learner rank, because it changes ``torch.cuda`` for the
+whole process.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ class UnsupportedMegatron(AsyncRLError):
 
 
 def install() -> None:
-    """Prepare this process, once or more often.
+    """Prepare this process; it may be called again.
 
     Raises:
-        UnsupportedMegatron: for a version of megatron-core not tested with.
+        UnsupportedMegatron: if this version of megatron-core has not been tested.
     """
     version = importlib.metadata.version("megatron-core")
     if version not in _KNOWN_VERSIONS:
@@ -52,19 +52,19 @@ def install() -> None:
 
 
 def cuda_means_cpu() -> contextlib.AbstractContextManager[Any]:
-    """Scope in which Megatron's literal ``"cuda"`` devices mean the CPU; empty on a host with a GPU."""
+    """Scope in which Megatron's literal ``"cuda"`` devices mean the CPU; does nothing on a host with a GPU."""
     return contextlib.nullcontext() if torch.cuda.is_available() else _CudaMeansCpu()
 
 
 def _silence_expected_warnings() -> None:
-    """What Megatron and torch say of every CPU run, and nobody can act on."""
+    """Silence warnings that Megatron and torch give in every CPU run and that nobody can act on."""
     warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core\.")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
     warnings.filterwarnings("ignore", category=UserWarning, message=r"The \.grad attribute of a Tensor that is not a leaf")
 
 
 class _DoneStream:
-    """Stands for ``torch.cuda.Stream`` and ``Event``: CPU operators have finished when they return, so every wait is over."""
+    """Stands for ``torch.cuda.Stream`` and ``Event``. CPU operators have finished when they return, so no wait takes time."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -81,15 +81,16 @@ class _DoneStream:
 
 def _replace_cuda_runtime() -> None:
     done = _DoneStream()
-    torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment,return-value]
-    torch.cuda.synchronize = lambda device=None: None  # type: ignore[assignment]
-    torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: done  # type: ignore[assignment,return-value]
-    torch.cuda.stream = lambda stream=None: contextlib.nullcontext()  # type: ignore[assignment]
-    torch.cuda.Stream = torch.cuda.Event = _DoneStream  # type: ignore[assignment,misc]
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: _CPU
+    cuda.synchronize = lambda device=None: None
+    cuda.current_stream = cuda.default_stream = lambda device=None: done
+    cuda.stream = lambda stream=None: contextlib.nullcontext()
+    cuda.Stream = cuda.Event = _DoneStream
 
 
 def _replace_random_state() -> None:
-    """Megatron's named random streams, kept in the CPU generator instead of the GPU's."""
+    """Keep Megatron's named random streams in the CPU generator instead of the GPU's."""
     from megatron.core.tensor_parallel import random as megatron_random
 
     class CpuStates(megatron_random.CudaRNGStatesTracker):
@@ -116,8 +117,10 @@ def _replace_random_state() -> None:
 
 
 def _replace_copy_of_counts() -> None:
-    """Counts of the tokens that ranks exchange: Megatron makes them arrays on their way from the GPU, and leaves tensors that are
-    here already as they are, which ``all_to_all_single`` refuses."""
+    """Make arrays of the counts of tokens that ranks exchange.
+
+    Megatron does so as it copies them from the GPU, but leaves CPU tensors as they are, which ``all_to_all_single`` refuses.
+    """
     from megatron.core.transformer.moe import token_dispatcher
 
     def on_cpu(counts: Any, as_numpy: bool = False, **_: Any) -> Any:
@@ -127,11 +130,14 @@ def _replace_copy_of_counts() -> None:
 
 
 def _replace_uneven_collectives() -> None:
-    """Gather and reduce-scatter along the first dimension where ranks have parts of unlike size, which gloo refuses. It is what
-    ranks that divide an expert do with its tokens."""
+    """Gather and reduce-scatter parts of different sizes along the first dimension, which gloo refuses.
+
+    Ranks that divide an expert do this with its tokens.
+    """
     from megatron.core.tensor_parallel import mappings
 
-    gather, reduce_scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+    gather: Callable[..., Tensor] = mappings._gather_along_first_dim
+    reduce_scatter: Callable[..., Tensor] = mappings._reduce_scatter_along_first_dim
 
     def any_gather(mine: Tensor, group: dist.ProcessGroup, sizes: list[int] | None = None, *rest: Any) -> Tensor:
         if sizes is None or group.size() == 1:
@@ -147,7 +153,8 @@ def _replace_uneven_collectives() -> None:
             return reduce_scatter(values, group, sizes, *rest)
         total = values.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=group)
-        return total.split(sizes)[group.rank()].clone()
+        parts: tuple[Tensor, ...] = total.split(sizes)
+        return parts[group.rank()].clone()
 
     mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim = any_gather, any_reduce_scatter
 
@@ -157,7 +164,7 @@ def _is_cuda(device: object) -> bool:
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Rewrites the three ways Megatron spells a GPU: ``device="cuda"``, ``Tensor.cuda()`` and the type name of a tensor."""
+    """Rewrites the three ways in which Megatron names a GPU: ``device="cuda"``, ``Tensor.cuda()`` and a tensor's type name."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

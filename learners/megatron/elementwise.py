@@ -18,7 +18,8 @@ def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         values: [..., n].
         weight: [n].
     """
-    return _RMSNorm.apply(values, weight, epsilon)
+    normed: Tensor = _RMSNorm.apply(values, weight, epsilon)
+    return normed
 
 
 def gated_silu(gate_up: Tensor) -> Tensor:
@@ -30,7 +31,8 @@ def gated_silu(gate_up: Tensor) -> Tensor:
     Returns:
         [..., n].
     """
-    return _GatedSilu.apply(gate_up)
+    gated: Tensor = _GatedSilu.apply(gate_up)
+    return gated
 
 
 def rotate(values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -40,7 +42,8 @@ def rotate(values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         values: [t, heads, dim].
         cosine, sine: [t, 1, dim / 2] of each token's angles.
     """
-    return _Rotate.apply(values, cosine, sine)
+    rotated: Tensor = _Rotate.apply(values, cosine, sine)
+    return rotated
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -51,7 +54,8 @@ class _RMSNorm(torch.autograd.Function):
         scale = mean_square.add_(epsilon).rsqrt_()
         normed = rows * scale
         ctx.save_for_backward(normed, scale, weight)
-        return (normed.to(values.dtype) * weight).view(values.shape)
+        product: Tensor = normed.to(values.dtype) * weight
+        return product.view(values.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -59,7 +63,7 @@ class _RMSNorm(torch.autograd.Function):
         rows = grad.reshape(normed.shape).float()
         products = rows * normed
         weight_grad = products.sum(0)
-        # What a row's gradient loses: its component along the normed row, which the norm takes away again.
+        # The norm takes away the component of a row's gradient along the normed row.
         along = torch.mv(products, weight.float()).div_(-weight.numel()).unsqueeze(1)
         values_grad = torch.addcmul(rows * weight, normed, along).mul_(scale)
         return values_grad.view(grad.shape).to(grad.dtype), weight_grad.to(weight.dtype), None
@@ -92,7 +96,8 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _turned(grad, *ctx.saved_tensors, -1.0), None, None
+        cosine, sine = ctx.saved_tensors
+        return _turned(grad, cosine, sine, -1.0), None, None
 
 
 def _turned(values: Tensor, cosine: Tensor, sine: Tensor, direction: float) -> Tensor:

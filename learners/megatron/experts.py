@@ -1,4 +1,4 @@
-"""A mixture of experts: the router, and those of a layer's experts that this rank has."""
+"""A mixture of experts: the router, and the experts of a layer that this rank has."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class Router(TopKRouter):
     """Megatron's router, its logits computed in float32 by plain torch."""
 
     def gating(self, tokens: Tensor) -> Tensor:
-        """[t, 1, hidden] to float32 [t, 1, experts]. Megatron's own asks for TransformerEngine by a name it lacks without."""
+        """From [t, 1, hidden] to float32 [t, 1, experts]. Megatron's own fails without TransformerEngine."""
         return F.linear(tokens.float(), self.weight.float())
 
 
@@ -33,9 +33,9 @@ class Experts(SequentialMLP):
         """Each expert's output for its tokens, times the weight that the router gave it.
 
         Args:
-            tokens: [t, hidden], the first expert's first.
-            counts: int64 [experts], how many are each one's.
-            weights: float32 [t].
+            tokens: [t, hidden], those of the first expert first.
+            counts: int64 [experts], how many tokens each expert has.
+            weights: float32 [t], the router's weights.
 
         Returns:
             [t, hidden], and no bias.

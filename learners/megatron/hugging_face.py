@@ -1,4 +1,4 @@
-"""A Hugging Face folder on disk: reading rectangles of its tensors, and writing a new one from what all ranks hold."""
+"""Reads rectangles of the tensors in a Hugging Face folder, and writes a new folder from what all ranks hold."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ _INDEX = "model.safetensors.index.json"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _FILE_BYTES = 4 * 2**30
 _SOURCE_SUFFIXES = frozenset({".json", ".jinja", ".txt", ".model"})
-"""What is copied from the source folder: configuration, tokenizer and chat template; never weights."""
+"""Kinds of files that are copied from the source folder: configuration, tokenizer and chat template, never weights."""
 
 
 class HuggingFaceTensors(contextlib.ExitStack):
@@ -75,11 +75,12 @@ class HuggingFaceTensors(contextlib.ExitStack):
                 f"tensor {name} in {self._folder / file} is stored as {stored.get_dtype()}, not as {', '.join(_DTYPES.values())}",
                 "name a folder of unquantised weights",
             )
-        return stored[tuple(slice(begin, begin + size) for begin, size in zip(start, extent, strict=True))]
+        read: Tensor = stored[tuple(slice(begin, begin + size) for begin, size in zip(start, extent, strict=True))]
+        return read
 
 
 class _Held(msgspec.Struct, frozen=True):
-    """One shard as rank 0 is told of it."""
+    """What rank 0 is told about a shard that a rank holds."""
 
     rank: int
     shape: tuple[int, ...]
@@ -92,7 +93,7 @@ class PeftAdapter(msgspec.Struct, frozen=True):
 
     Attributes:
         config: the content of ``adapter_config.json``, on rank 0.
-        shards: of the adapter's tensors, what this rank holds; over all ranks every element exactly once.
+        shards: this rank's parts of the adapter's tensors; over all ranks every element exactly once.
     """
 
     config: dict[str, Any]
@@ -105,10 +106,10 @@ def save_pretrained(shards: Iterable[Shard], source: Path, folder: Path, adapter
     Collective: all ranks call it. Rank 0 holds one output file's tensors at a time, and the folder appears whole or not at all.
 
     Args:
-        shards: what this rank holds; over all ranks every tensor exactly once.
+        shards: this rank's parts of the tensors; over all ranks every element exactly once.
         source: folder whose configuration and tokenizer are copied.
         folder: where to write; only rank 0 needs to reach it.
-        adapter: to write, too, in a folder within: beside merged weights it would be loaded on top of them.
+        adapter: is also written, to a folder within; beside merged weights it would be loaded on top of them.
 
     Raises:
         FileExistsError: on every rank, if ``folder`` exists.
@@ -127,7 +128,7 @@ def save_pretrained(shards: Iterable[Shard], source: Path, folder: Path, adapter
 
 
 def _collect(shards: Iterable[Shard], write: Callable[[Iterator[tuple[str, Tensor]], list[int]], None]) -> None:
-    """Have rank 0 ``write`` the whole tensors, given one after the other, and how many of them go into each file; collective."""
+    """Have rank 0 ``write`` the whole tensors, which it gets one by one with how many of them go into each file; collective."""
     mine = {shard.name: shard for shard in shards}
     rank = dist.get_rank()
     gathered: list[dict[str, _Held]] = [{}] * dist.get_world_size()
@@ -145,7 +146,7 @@ def _collect(shards: Iterable[Shard], write: Callable[[Iterator[tuple[str, Tenso
 
 
 def _assembled(holders: dict[str, list[_Held]], mine: dict[str, Shard]) -> Iterator[tuple[str, Tensor]]:
-    """On rank 0, the whole tensors in the order in which the other ranks send their parts of them."""
+    """On rank 0, the whole tensors, in the order in which the other ranks send their parts."""
     like = next(iter(mine.values())).tensor
     for name, parts in holders.items():
         whole = torch.empty(parts[0].shape, dtype=like.dtype)
@@ -160,7 +161,7 @@ def _assembled(holders: dict[str, list[_Held]], mine: dict[str, Shard]) -> Itera
 
 
 def _planned(holders: dict[str, list[_Held]], mine: dict[str, Shard]) -> list[int]:
-    """How many tensors, in order, go into each file."""
+    """How many tensors go into each file, in order."""
     item = next(iter(mine.values())).tensor.element_size()
     counts, size = [0], 0
     for parts in holders.values():

@@ -46,9 +46,9 @@ def block_spec(config: TransformerConfig, chunk: int | None) -> TransformerBlock
 def uses_transformer_engine(config: TransformerConfig) -> bool:
     """Whether the layers are TransformerEngine's, whose attention takes packed rows in half precision only.
 
-    Where context-parallel ranks divide the rows they are not: our own attention is held to one rank's results there.
+    With context parallelism the layers are Megatron's and ours, because our own attention is tested to give one rank's results.
     """
-    # The GPU is asked for first: on a host without one the package may be installed, and its import then fails in many ways.
+    # Check for a GPU first: without one the package may be installed, and its import then fails in many ways.
     if not torch.cuda.is_available() or config.params_dtype is torch.float32 or config.context_parallel_size > 1:
         return False
     try:
@@ -59,7 +59,7 @@ def uses_transformer_engine(config: TransformerConfig) -> bool:
 
 
 def check_fp8(config: TransformerConfig) -> None:
-    """Whether this host can multiply in fp8, where ``config`` asks for it.
+    """Check that this host can multiply in fp8 if ``config`` asks for it.
 
     Raises:
         RecipeError: if it cannot.
@@ -86,10 +86,12 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
-        self.weight.sequence_parallel = config.sequence_parallel
+        weight: Any = self.weight
+        weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, values: Tensor) -> Tensor:
         """See :func:`.elementwise.rms_norm`."""
+        assert self.eps is not None
         return rms_norm(values, self.weight, self.eps)
 
 
@@ -100,9 +102,10 @@ class GatedMLP(MLP):
         super().__init__(config, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear), **options)
 
     def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
-        """[t, 1, hidden] to the same, and no bias."""
+        """From [t, 1, hidden] to the same shape, and no bias."""
         gate_up, _ = self.linear_fc1(hidden_states)
-        return self.linear_fc2(gated_silu(gate_up))
+        output, _ = self.linear_fc2(gated_silu(gate_up))
+        return output, None
 
 
 def _layer_spec(config: TransformerConfig, with_experts: bool) -> ModuleSpec:

@@ -1,8 +1,8 @@
-"""Log-probability and entropy straight from hidden states: the output layer and the softmax, one tile at a time.
+"""Log-probability and entropy straight from hidden states: output layer and softmax, one tile at a time.
 
-What always holds: no more than a few tiles of logits exist at once, in the forward and in the backward pass, however many tokens
-and however large the vocabulary. Between the two passes four numbers a token are kept; the backward pass multiplies out the
-logits again. Logits are float32 whatever the data type of the weights.
+What always holds: only a few tiles of logits exist at once, in the forward and in the backward pass, however many tokens there
+are and however large the vocabulary is. Between the two passes four numbers a token are kept; the backward pass computes the
+logits again. Logits are float32, whatever the data type of the weights.
 """
 
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ class Tile(NamedTuple):
 
 
 _CPU_TILE = Tile(tokens=1024, entries=512)
-"""Fits a core's second-level cache, so that all passes over it but the matrix products' are as good as free."""
+"""Fits a core's second-level cache, so that all passes over it but the matrix products cost almost nothing."""
 _GPU_TILE = Tile(tokens=8192, entries=8192)
 """256 MiB: enough work for a GPU to hide what it takes to launch it."""
 
 
 class Predictions(NamedTuple):
-    """Of each sampled token, float32 [n] in nats: its log-probability, and the entropy of the distribution it is of."""
+    """Log-probability of each sampled token, and entropy of the distribution that it was sampled from; float32 [n], nats."""
 
     logp: Tensor
     entropy: Tensor
@@ -61,7 +61,7 @@ class _TokenLogProbabilities(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         tokens, entries = len(hidden), len(weight)
         local = targets - group.rank() * entries
-        # Of each token and each tile of the vocabulary: the largest logit, and, relative to it, the sum of exponentials and the
+        # For each token and each tile of the vocabulary: the largest logit and, relative to it, the sum of exponentials and the
         # sum of exponentials times logits.
         peaks, totals, products = hidden.new_empty(3, -(-entries // tile.entries), tokens, dtype=torch.float32)
         chosen = hidden.new_zeros(tokens, dtype=torch.float32)
@@ -120,7 +120,7 @@ class _TokenLogProbabilities(torch.autograd.Function):
                 _add_product(hidden_grad[rows], gradient, entries)
                 if entries_grad is not None:
                     _add_product(entries_grad, gradient.t(), of_rows)
-            if weight_grad is not None:
+            if weight_grad is not None and entries_grad is not None:
                 weight_grad[columns] = entries_grad.div_(ctx.temperature)
         return hidden_grad.div_(ctx.temperature).to(hidden.dtype), weight_grad, None, None, None, None
 
@@ -147,12 +147,12 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _at_targets(values: Tensor, targets: Tensor) -> Tensor:
-    """[n], of each row the value in the column of its target; 0 where that is in another tile."""
+    """[n], the value in the column of each row's target; 0 where that is in another tile."""
     inside = (targets >= 0) & (targets < values.size(1))
     return torch.where(inside, values.gather(1, torch.where(inside, targets, 0).unsqueeze(1)).squeeze(1), 0.0)
 
 
 def _add_at_targets(values: Tensor, targets: Tensor, added: Tensor) -> None:
-    """Add in each row in the column of its target, where that is in this tile."""
+    """Add to the column of each row's target, where that is in this tile."""
     inside = (targets >= 0) & (targets < values.size(1))
     values.scatter_add_(1, torch.where(inside, targets, 0).unsqueeze(1), torch.where(inside, added, 0.0).unsqueeze(1))

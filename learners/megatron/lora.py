@@ -40,28 +40,31 @@ _PROJECTIONS = {
     "mlp.linear_fc1": ("gate_proj", "up_proj"),
     "mlp.linear_fc2": ("down_proj",),
 }
-"""Of each of Megatron's linear layers in a layer."""
+"""The projections in each of Megatron's linear layers."""
 
 
 class Adapter(torch.nn.Module):
-    """Of one projection.
+    """Low-rank weights beside one projection.
 
     Attributes:
-        name: of the projection in Hugging Face's model.
+        name: name of the projection in Hugging Face's model.
         rows: int64 [n], where its outputs lie among this rank's outputs of the linear layer.
-        divided: the matrix that tensor-parallel ranks divide, as they divide the weight; each has the whole other one.
+        divided: the matrix that tensor-parallel ranks divide, as they divide the weight; each rank has the other one whole.
         lora_A: [rank, inputs]; where it is divided, this rank's columns.
-        lora_B: [outputs, rank]; where it is divided, this rank's rows. Begins at zero.
+        lora_B: [outputs, rank]; where it is divided, this rank's rows. It begins at zero.
 
     Args:
-        name: as ``name``.
-        part: what the projection takes of the numbers of this rank's outputs.
-        inputs: this rank's, of the linear layer.
-        settings: from the recipe.
-        config: of the model.
+        name: see the attribute.
+        part: which of this rank's outputs, by number, are the projection's.
+        inputs: number of this rank's inputs of the linear layer.
+        settings: the recipe's.
+        config: the model's configuration.
         spec: where this rank stands.
-        seed: of the run.
+        seed: the run's seed.
     """
+
+    lora_A: torch.nn.Parameter
+    lora_B: torch.nn.Parameter
 
     def __init__(
         self,
@@ -77,12 +80,14 @@ class Adapter(torch.nn.Module):
         self.name, self.rows = name, part.local.flatten().to(torch.cuda.current_device())
         self.divided = "lora_B" if part.split == 0 else "lora_A"
         begins = torch.zeros(len(self.rows), settings.rank)
-        first = _first_factor(f"{seed} {name}", settings.rank, inputs if self.divided == "lora_B" else inputs * spec.tensor)
+        first = _first_factor(
+            f"{seed} {name}", settings.rank, inputs if self.divided == "lora_B" else inputs * spec.layout.tensor
+        )
         if self.divided == "lora_A":
-            first = first.chunk(spec.tensor, 1)[spec.tensor_rank]
+            first = first.chunk(spec.layout.tensor, 1)[spec.tensor_rank]
         for matrix, values in (("lora_A", first), ("lora_B", begins)):
             values = values.to(torch.cuda.current_device(), config.params_dtype, copy=True).contiguous()
-            parameter = torch.nn.Parameter(values)
+            parameter: Any = torch.nn.Parameter(values)
             if matrix == self.divided:
                 set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=self.axis, stride=1)
             else:
@@ -92,26 +97,27 @@ class Adapter(torch.nn.Module):
 
     @property
     def axis(self) -> int:
-        """The dimension in which the divided matrix is."""
+        """The dimension along which the divided matrix is divided."""
         return 0 if self.divided == "lora_B" else 1
 
 
 class Adapters(torch.nn.Module):
-    """Those beside one of Megatron's linear layers.
+    """The adapters beside one of Megatron's linear layers.
 
     Attributes:
         enabled: whether they add anything.
-        adapters: by projection, all of them divided alike.
+        members: the adapters, all divided alike.
 
     Args:
-        adapters: as ``adapters``.
-        outputs: this rank's, of the linear layer.
-        scale: what their products are multiplied by.
+        adapters: the adapters by projection.
+        outputs: number of this rank's outputs of the linear layer.
+        scale: multiplies what they add.
     """
 
     def __init__(self, adapters: dict[str, Adapter], outputs: int, scale: float) -> None:
         super().__init__()
         self.adapters = torch.nn.ModuleDict(adapters)
+        self.members = list(adapters.values())
         self.enabled = True
         self._outputs, self._scale = outputs, scale
 
@@ -124,7 +130,7 @@ class Adapters(torch.nn.Module):
         Returns:
             [t, 1, outputs], the part of the sequence if the inputs are divided.
         """
-        members = list(self.adapters.values())
+        members = self.members
         inner = F.linear(values, torch.cat([member.lora_A for member in members]))
         if members[0].divided == "lora_B":
             inner = gather_from_sequence_parallel_region(inner)
@@ -141,10 +147,10 @@ class LowRank:
     """The adapters of all chunks on this rank. Construction freezes the chunks, whose weights are loaded.
 
     Args:
-        chunks: of this rank's pipeline stage.
+        chunks: the chunks of this rank's pipeline stage.
         spec: where this rank stands.
-        settings: from the recipe.
-        seed: of the run.
+        settings: the recipe's.
+        seed: the run's seed.
     """
 
     def __init__(self, chunks: Sequence[PolicyModel], spec: RankSpec, settings: LoraConfig, seed: int) -> None:
@@ -158,37 +164,37 @@ class LowRank:
                 for name, projections in _PROJECTIONS.items():
                     if not set(settings.targets).isdisjoint(projections):
                         self._add(layer.get_submodule(name), name, f"model.layers.{number + first_layer}.", chunk.config, seed)
-        self._by_projection = {adapter.name: adapter for beside in self._beside for adapter in beside.adapters.values()}
+        self._by_projection = {adapter.name: adapter for beside in self._beside for adapter in beside.members}
 
     @property
     def weights(self) -> int:
         """Number of weights in the adapters of the whole model."""
         mine = sum(
-            values.numel() * (self._spec.tensor if matrix == adapter.divided else 1)
+            values.numel() * (self._spec.layout.tensor if matrix == adapter.divided else 1)
             for adapter in self._by_projection.values()
             for matrix, values in adapter.named_parameters()
         )
-        return mine * self._spec.pipeline
+        return mine * self._spec.layout.pipeline
 
     @property
     def description(self) -> str:
-        """What two runs must share for the adapters of the one to fit the other."""
+        """In words, what two runs must share so that the adapters of one fit the other."""
         return f"rank {self._settings.rank}, alpha {self._settings.alpha:g}, {' '.join(sorted(set(self._settings.targets)))}"
 
     def merged(self, base: Iterable[Shard]) -> Iterator[Shard]:
-        """Each of this rank's rectangles of the frozen weights with what its adapter adds, summed in float32."""
+        """This rank's rectangles of the frozen weights, each with what its adapter adds, summed in float32."""
         for shard in base:
             adapter = self._by_projection.get(shard.name.removesuffix(".weight"))
             yield shard if adapter is None else msgspec.structs.replace(shard, tensor=self._sum(shard.tensor, adapter))
 
     def shards(self) -> Iterator[Shard]:
-        """The adapters themselves, as PEFT names them; over all ranks every element once."""
+        """The adapters' own tensors, as PEFT names them; over all ranks every element once."""
         for name, adapter in self._by_projection.items():
             for matrix in ("lora_A", "lora_B"):
                 values = getattr(adapter, matrix).detach()
                 shape, start = list(values.shape), [0, 0]
                 if matrix == adapter.divided:
-                    shape[adapter.axis] *= self._spec.tensor
+                    shape[adapter.axis] *= self._spec.layout.tensor
                     start[adapter.axis] = values.shape[adapter.axis] * self._spec.tensor_rank
                 elif self._spec.tensor_rank:
                     continue
@@ -216,7 +222,7 @@ class LowRank:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Have the model be the frozen one within, as a reference policy."""
+        """Scope in which the model is the frozen one, as a reference policy."""
         for beside in self._beside:
             beside.enabled = False
         try:
@@ -226,8 +232,8 @@ class LowRank:
                 beside.enabled = True
 
     def _add(self, linear: torch.nn.Module, name: str, prefix: str, config: TransformerConfig, seed: int) -> None:
-        outputs, inputs = linear.weight.shape
-        adapters = {}
+        outputs, inputs = linear.get_parameter("weight").shape
+        adapters: dict[str, Adapter] = {}
         for part in placement.layer_parts(f"{name}.weight", torch.arange(outputs).unsqueeze(1), config):
             projection = part.name.removesuffix(".weight")
             target = projection.rsplit(".", 1)[-1]
@@ -244,7 +250,7 @@ class LowRank:
 
 
 def trained_state(chunk: PolicyModel) -> ShardedStateDict:
-    """What a checkpoint holds of a chunk with adapters: these, by the chunk's names of them. Empty for a chunk without."""
+    """What a checkpoint holds of a chunk with adapters: the adapters alone. Empty for a chunk without."""
     tensor = parallel_state.get_tensor_model_parallel_group()
     data = parallel_state.get_data_parallel_group(with_context_parallel=True)
     state: ShardedStateDict = {}
@@ -261,7 +267,7 @@ def trained_state(chunk: PolicyModel) -> ShardedStateDict:
 
 
 def bit_sum(chunks: Sequence[PolicyModel], spec: RankSpec) -> int:
-    """The bits of the whole model's weights, added up: the same in every layout, and hardly ever of two models. Collective."""
+    """Sum of the bits of the whole model's weights: the same in every layout, and hardly ever for two models. Collective."""
     total = torch.zeros((), dtype=torch.int64, device=torch.cuda.current_device())
     for piece in placement.placed(chunks, spec):
         if piece.published:
@@ -271,7 +277,7 @@ def bit_sum(chunks: Sequence[PolicyModel], spec: RankSpec) -> int:
     return int(total)
 
 
-def _with_adapters(linear: torch.nn.Module, inputs: tuple[Tensor], output: tuple[Tensor, Tensor | None]) -> tuple[Tensor, ...]:
+def _with_adapters(linear: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
     """Forward hook of a linear layer, whose output is a pair of outputs and a bias that is added later."""
     beside = linear.get_submodule(placement.ADAPTERS)
     if not beside.enabled:
@@ -280,7 +286,7 @@ def _with_adapters(linear: torch.nn.Module, inputs: tuple[Tensor], output: tuple
     if hasattr(linear, "layer_norm_weight"):
         # TransformerEngine's layer, which norms what it multiplies.
         values = rms_norm(values, linear.layer_norm_weight, linear.config.layernorm_epsilon)
-    return (output[0] + beside(values), *output[1:])
+    return output[0] + beside(values), output[1]
 
 
 def _first_factor(name: str, rank: int, inputs: int) -> Tensor:

@@ -1,14 +1,15 @@
 """How the ranks of the learner find each other, and on which addresses they listen while they do.
 
 What always holds: no rank listens on an address that the other ranks do not need. Ranks of one host meet in a file that only
-their user may open, and torch's gloo connects them by the loopback. Ranks of several hosts meet in torch's own store at one
-address of rank 0, and gloo connects them by the interfaces that lead there. Neither gloo nor that store asks who connects:
-between hosts, both need a network that is the cluster's alone.
+their user may open, and torch's gloo connects them over the loopback. Ranks of several hosts meet in torch's own store at an
+address of rank 0, and gloo connects them over the interfaces that lead there. Neither gloo nor that store checks who connects:
+between hosts, both need a network of the cluster's own.
 """
 
 import datetime
 import os
 import socket
+from typing import Any
 
 import psutil
 import torch.distributed as dist
@@ -20,7 +21,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def meet(spec: RankSpec, seconds: float) -> dist.Store:
-    """The store in which all ranks have met. Sets the interface of this process's gloo, if nobody has.
+    """The store in which all ranks have met. Sets the interface of this process's gloo, unless it is set already.
 
     Raises:
         RuntimeError: torch's, if not all ranks were there within ``seconds``.
@@ -28,18 +29,19 @@ def meet(spec: RankSpec, seconds: float) -> dist.Store:
     timeout = datetime.timedelta(seconds=seconds)
     match spec.meeting:
         case FileMeeting(path=path):
-            store: dist.Store = dist.FileStore(path, spec.world_size)
+            store: dist.Store = dist.FileStore(path, spec.layout.ranks)
             store.set_timeout(timeout)
             ours = _LOOPBACK
         case TcpMeeting(host=host, port=port):
-            listening = {"master_listen_fd": spec.listening} if spec.rank == 0 else {}
-            store = dist.TCPStore(host, port, spec.world_size, is_master=spec.rank == 0, timeout=timeout, **listening)
+            is_host = spec.rank == 0
+            listening: dict[str, Any] = {"master_listen_fd": spec.listening} if is_host else {}
+            store = dist.TCPStore(host, port, spec.layout.ranks, is_master=is_host, timeout=timeout, **listening)
             ours = _address_towards(host, port)
     interface = _interface_of(ours)
     if interface is not None:
         os.environ.setdefault(_GLOO_INTERFACE, interface)
     store.set(f"rank {spec.rank}", "here")
-    store.wait([f"rank {rank}" for rank in range(spec.world_size)], timeout)
+    store.wait([f"rank {rank}" for rank in range(spec.layout.ranks)], timeout)
     return store
 
 

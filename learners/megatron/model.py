@@ -22,9 +22,11 @@ class PolicyModel(GPTModel):
     """One pipeline stage, or one chunk of it. The last one predicts the sampled tokens and no others.
 
     Args:
-        config: of the whole model.
-        chunk: which of the stage's chunks, in the interleaved schedule; None where a stage is one piece.
+        config: configuration of the whole model.
+        chunk: which of the stage's chunks it is, in the interleaved schedule; None where a stage is one piece.
     """
+
+    post_process: bool
 
     def __init__(self, config: PolicyConfig, chunk: int | None = None) -> None:
         super().__init__(
@@ -58,7 +60,7 @@ class PolicyModel(GPTModel):
             packed: how the rows lie in it.
             positions: int64 [n], without repetition: the tokens before the sampled ones.
             targets: int64 [n], the sampled tokens.
-            temperature: they were sampled with.
+            temperature: temperature at which they were sampled.
 
         Returns:
             On the last stage log-probabilities and entropies of the sampled tokens; on the others the hidden states
@@ -66,14 +68,16 @@ class PolicyModel(GPTModel):
         """
         embedded = self.embedding(input_ids=token_ids.unsqueeze(0), position_ids=None) if self.pre_process else None
         if embedded is not None and torch.is_grad_enabled() and not embedded.requires_grad:
-            # Of a frozen embedding: a layer that is recomputed has gradients only if one of its inputs asks for its own.
+            # The embedding is frozen, and a layer that is recomputed has gradients only if one of its inputs asks for its own.
             embedded.requires_grad_()
         rotary = None
         if uses_transformer_engine(self.config):
             rotary = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)
         else:
             packed.rotate_by(self.rotary_pos_emb.get_freqs_non_repeated(packed.max_seqlen_q), self.config.params_dtype)
-        hidden = self.decoder(hidden_states=embedded, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=packed)
+        hidden: Tensor = self.decoder(
+            hidden_states=embedded, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=packed
+        )
         if not self.post_process:
             return hidden
         weight = (
@@ -86,9 +90,9 @@ class PolicyModel(GPTModel):
         return token_log_probabilities(take_rows(hidden.squeeze(1), positions), weight, targets, temperature, group)
 
 
-def build(config: PolicyConfig, learner: LearnerConfig) -> list[PolicyModel]:
+def build(config: PolicyConfig, virtual_pipeline: int) -> list[PolicyModel]:
     """The chunks of this rank's pipeline stage, in the order in which tokens pass them."""
-    chunks = range(learner.virtual_pipeline) if learner.virtual_pipeline > 1 else [None]
+    chunks = range(virtual_pipeline) if virtual_pipeline > 1 else [None]
     return [PolicyModel(config, chunk) for chunk in chunks]
 
 

@@ -34,13 +34,13 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What it takes to build the policy on one rank.
+    """Everything needed to build the policy on one rank.
 
     Attributes:
         transformer: Megatron's configuration.
-        vocabulary: tokens the embedding holds.
-        tied: the output layer is the embedding.
-        inverse_frequencies: float32 [head_dim / 2], of the rotary position embedding, scaling included.
+        vocabulary: number of tokens in the embedding.
+        tied: whether the output layer is the embedding.
+        inverse_frequencies: float32 [head_dim / 2], those of the rotary position embedding, scaling included.
         max_positions: longest row the model was made for.
     """
 
@@ -52,7 +52,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def product_shapes(config: PolicyConfig) -> ProductShapes:
-    """What decides the policy's FLOPs."""
+    """The sizes that decide the policy's FLOPs."""
     transformer = config.transformer
     hidden = transformer.hidden_size
     dense, mixture = 3 * hidden * transformer.ffn_hidden_size, 0
@@ -113,11 +113,13 @@ def policy_config(folder: Path, learner: LearnerConfig) -> PolicyConfig:
 
 
 def _architecture(source: PreTrainedConfig) -> str:
-    return (source.architectures or ["none"])[0]
+    name: str = (source.architectures or ["none"])[0]
+    return name
 
 
 def _head_dim(source: PreTrainedConfig) -> int:
-    return getattr(source, "head_dim", None) or source.hidden_size // source.num_attention_heads
+    channels: int = getattr(source, "head_dim", None) or source.hidden_size // source.num_attention_heads
+    return channels
 
 
 def _check_supported(source: PreTrainedConfig) -> None:
@@ -233,10 +235,10 @@ def _transformer_config(source: PreTrainedConfig, learner: LearnerConfig) -> Tra
 
 
 def _expert_options(source: PreTrainedConfig, learner: LearnerConfig) -> dict[str, Any]:
-    """Of a mixture of experts in which every token reaches all experts it is routed to.
+    """Options of a mixture of experts in which every token reaches all experts that it is routed to.
 
-    No loss balances the experts: it would be a function of each micro-batch's tokens together, and a batch divided in another way
-    would give another gradient.
+    No loss balances the experts. It would be a function of each micro-batch's tokens together, and dividing the batch in another
+    way would give another gradient.
     """
     with_experts = _expert_layers(source)
     if not any(with_experts):
@@ -257,10 +259,11 @@ def _expert_options(source: PreTrainedConfig, learner: LearnerConfig) -> dict[st
 
 
 def _inverse_frequencies(source: PreTrainedConfig) -> Tensor:
-    """As Hugging Face computes them, because Megatron's own scaling knows one of Llama's four parameters."""
+    """Inverse frequencies as Hugging Face computes them: Megatron's own scaling knows only one of Llama's four parameters."""
     rope = source.rope_parameters
     if rope.get("rope_type", "default") in _SCALED_ROPE:
-        frequencies, _ = ROPE_INIT_FUNCTIONS[rope["rope_type"]](source, torch.device("cpu"))
-        return frequencies
+        scaled: tuple[Tensor, float] = ROPE_INIT_FUNCTIONS[rope["rope_type"]](source, torch.device("cpu"))
+        return scaled[0]
     exponents = torch.arange(0, _head_dim(source), 2, dtype=torch.int64).float() / _head_dim(source)
-    return 1.0 / (rope["rope_theta"] ** exponents)
+    base: float = rope["rope_theta"]
+    return 1.0 / (base**exponents)

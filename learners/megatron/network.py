@@ -23,22 +23,22 @@ from learners.micro_batch import MicroBatch
 
 
 class TrainingDiverged(AsyncRLError):
-    """Loss or gradient is not finite. The weights are those before the step."""
+    """The loss or its gradient is not finite. The weights are those before the step."""
 
 
 class Network:
     """Chunks that have their weights already, made trainable. All methods are collective.
 
     Attributes:
-        chunks: of this rank's pipeline stage.
-        optimizer: of all of them.
-        flops: model FLOPs of all passes so far, of whole networks over this data-parallel slice's micro-batches.
+        chunks: the chunks of this rank's pipeline stage.
+        optimizer: the optimizer of all chunks.
+        flops: model FLOPs of all passes so far: the whole network over this data-parallel slice's micro-batches.
 
     Args:
-        chunks: as ``chunks``.
-        shapes: of the whole network.
-        learner: the parallel layout, and how the optimizer is set.
-        temperature: of the sampled tokens.
+        chunks: see the attribute.
+        shapes: sizes of the whole network's products.
+        learner: the parallel layout and the optimizer's settings.
+        temperature: temperature at which tokens are sampled.
     """
 
     def __init__(self, chunks: Sequence[PolicyModel], shapes: ProductShapes, learner: LearnerConfig, temperature: float) -> None:
@@ -50,10 +50,10 @@ class Network:
         chunks[0].config.finalize_model_grads_func = lambda models, _tokens, **options: finalize_model_grads(models, **options)
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Callable[[MicroBatch, Any], Tensor]) -> None:
-        """Forward and backward: the gradient of the sum of ``loss``, which is called on the last stage, in order.
+        """Pass forward and backward, and gather the gradient of the sum of ``loss``, which the last stage calls in order.
 
         Args:
-            loss: of a micro-batch and what the network says of it.
+            loss: the loss of a micro-batch, given the network's output for it.
         """
         for chunk in self._wrapped:
             chunk.zero_grad_buffer()
@@ -62,7 +62,7 @@ class Network:
 
     @torch.no_grad()
     def forward_only(self, micro_batches: Sequence[MicroBatch], see: Callable[[MicroBatch, Any], None]) -> None:
-        """Forward alone; ``see`` is called on the last stage, in order, with what the network says."""
+        """Pass forward only. The last stage calls ``see`` in order, with each micro-batch and the network's output for it."""
         nothing = torch.zeros((), device=self._device)
 
         def of_output(batch: MicroBatch, output: Any) -> Tensor:
@@ -72,11 +72,11 @@ class Network:
         self._pass(micro_batches, of_output, forward_only=True)
 
     def step(self, learning_rate: float, version: int, loss: str) -> float:
-        """Move the weights by what was accumulated; the gradient norm before clipping, the same on every rank.
+        """Move the weights by the accumulated gradient, and return its norm before clipping, the same on every rank.
 
         Args:
-            version: being trained, for the error.
-            loss: what the gradient is of, for the error.
+            version: the policy version being trained, for the error.
+            loss: name of the network whose loss it is, for the error.
 
         Raises:
             TrainingDiverged: on every rank, before any weight has changed, if the gradient norm is not finite.
@@ -102,7 +102,9 @@ class Network:
         context = parallel_state.get_context_parallel_group()
         no_tokens = torch.zeros((), dtype=torch.int, device=self._device)
 
-        def forward_step(batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Any, Callable]:
+        def forward_step(
+            batches: Iterator[MicroBatch], model: torch.nn.Module
+        ) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, None]]]:
             batch = next(batches).to(self._device)
             part = part_of(
                 batch.token_ids,
@@ -116,7 +118,7 @@ class Network:
             output = model(part.token_ids, part.rows, part.positions, part.targets, self._temperature)
 
             def of_part(last: Any) -> tuple[Tensor, Tensor, None]:
-                # Each context-parallel rank computes the whole loss, as one of whole rows, and the gradient of its own tokens.
+                # Each context-parallel rank computes the loss of whole rows, and the gradient of its own tokens.
                 if isinstance(last, Predictions):
                     whole: Any = Predictions(*(part.whole(values, context) for values in last))
                 else:
@@ -138,7 +140,7 @@ class Network:
                 **arguments,
             )
         for batch in micro_batches:
-            described = self._shapes, batch.lengths[: batch.rows], len(batch.targets)
+            described = self._shapes, batch.lengths[: batch.rows.count], len(batch.targets)
             self.flops += forward_flops(*described)
             if not forward_only:
                 self.flops += backward_flops(*described)

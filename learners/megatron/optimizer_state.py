@@ -1,6 +1,6 @@
-"""The state of Megatron's distributed optimizer around torch's Adam: there before the first step, and exact after loading.
+"""Makes the state of Megatron's distributed optimizer exist before the first step, and be exact after loading.
 
-Where Adam is TransformerEngine's, Megatron sees to both itself.
+This is needed where Adam is torch's. Where it is TransformerEngine's, Megatron does both itself.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 
 def ensure_state(optimizer: DistributedOptimizer) -> None:
-    """Give torch's Adam the state that it would make at its first step; Megatron cannot describe an Adam without any."""
+    """Give torch's Adam the state that it would make at its first step; Megatron cannot describe an Adam without state."""
     inner = optimizer.optimizer
     if not isinstance(inner, torch.optim.AdamW):
         return
@@ -25,7 +25,7 @@ def ensure_state(optimizer: DistributedOptimizer) -> None:
 
 
 def load_state(optimizer: DistributedOptimizer, loaded: dict[str, Any]) -> None:
-    """Take moments, master weights and step counter from what a checkpoint says of ``optimizer``; the recipe decides the rest."""
+    """Load moments, master weights and step counters of ``optimizer`` from a checkpoint; its settings stay the recipe's."""
     inner = optimizer.optimizer
     settings = [{key: value for key, value in group.items() if key not in ("params", "step")} for group in inner.param_groups]
     tensors = loaded.pop("param_state")

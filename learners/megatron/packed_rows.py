@@ -10,18 +10,18 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 _LEAST_FILL = 0.8
-"""Rows shorter than this share of the longest in their bucket start another. At most a fifth of a bucket is padding, and buckets
-are few: their number grows with the logarithm of longest / shortest."""
+"""A row shorter than this share of the longest in its bucket starts another bucket. So at most a fifth of a bucket is padding,
+and buckets are few: their number grows with the logarithm of longest / shortest."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Neighbouring rows of like length, which attention computes as one padded block.
+    """Neighbouring rows of similar length, which attention computes as one padded block.
 
     Attributes:
-        start, end: their tokens in the packed sequence.
-        rows: how many they are.
-        longest: length of the block.
+        start, end: where their tokens lie in the packed sequence.
+        rows: number of rows.
+        longest: length of the longest row, and so of the block.
         slots: int64 [end - start], each token's place in the flattened block [rows * longest]; None when all rows are equally
             long and the tokens are the block already.
     """
@@ -64,7 +64,8 @@ class PackedRows(PackedSeqParams):
             angles: float32 [longest, dim / 2], for each position in a row.
         """
         positions = self.positions().to(angles.device)
-        self.rotation = tuple(values[positions].unsqueeze(1).to(dtype) for values in (angles.cos(), angles.sin()))
+        cosine, sine = (values[positions].unsqueeze(1).to(dtype) for values in (angles.cos(), angles.sin()))
+        self.rotation = cosine, sine
 
     def positions(self) -> Tensor:
         """int64 [t], the place of each token in its row."""

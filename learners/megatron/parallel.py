@@ -1,4 +1,4 @@
-"""The ranks of the learner as a process group: coming up, agreeing, going down. Gloo on CPU and NCCL on GPU by the same calls."""
+"""The learner's ranks as a process group: meeting, agreeing, leaving. Gloo on CPU and NCCL on GPU, by the same calls."""
 
 import datetime
 from collections.abc import Iterator
@@ -22,18 +22,17 @@ class ReplicasDiffer(AsyncRLError):
 
 
 def device() -> torch.device:
-    """Where this rank computes."""
+    """The device that this rank computes on."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def initialise(spec: RankSpec, deadlines: DeadlinesConfig, seed: int, virtual_pipeline: int = 1) -> None:
-    """Meet the other ranks, form Megatron's groups and seed this rank, whose stage holds ``virtual_pipeline`` chunks.
-
-    Every later collective is bounded by ``deadlines.step``.
+def initialise(spec: RankSpec, deadlines: DeadlinesConfig, seed: int) -> None:
+    """Meet the other ranks, form Megatron's groups and seed this rank. Every later collective is bounded by ``deadlines.step``.
 
     Raises:
         DeadlineExceeded: if not all ranks have come up within ``deadlines.start`` seconds.
     """
+    layout = spec.layout
     torch.set_num_threads(spec.threads)
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -43,16 +42,16 @@ def initialise(spec: RankSpec, deadlines: DeadlinesConfig, seed: int, virtual_pi
             "nccl" if on_gpu else "gloo",
             store=meet(spec, deadlines.start),
             rank=spec.rank,
-            world_size=spec.world_size,
+            world_size=layout.ranks,
             timeout=datetime.timedelta(seconds=deadlines.step),
         )
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=spec.tensor,
-            pipeline_model_parallel_size=spec.pipeline,
-            context_parallel_size=spec.context,
-            expert_model_parallel_size=spec.expert,
-            expert_tensor_parallel_size=spec.expert_tensor,
-            virtual_pipeline_model_parallel_size=virtual_pipeline if virtual_pipeline > 1 else None,
+            tensor_model_parallel_size=layout.tensor,
+            pipeline_model_parallel_size=layout.pipeline,
+            context_parallel_size=layout.context,
+            expert_model_parallel_size=layout.expert,
+            expert_tensor_parallel_size=layout.expert_tensor,
+            virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
             distributed_timeout_minutes=deadlines.step / 60,
             create_gloo_process_groups=False,
         )
@@ -72,7 +71,7 @@ def close() -> None:
 
 @contextmanager
 def named_wait(spec: RankSpec, activity: str, seconds: float) -> Iterator[None]:
-    """Turn what torch's collectives raise when another rank is late or gone into errors that say who waited for whom.
+    """Turn what torch raises when another rank is late or gone into errors that say who waited for whom.
 
     Raises:
         DeadlineExceeded: if a collective timed out.
@@ -90,14 +89,14 @@ def named_wait(spec: RankSpec, activity: str, seconds: float) -> Iterator[None]:
             raise
         raise DeadlineExceeded(
             f"learner rank {spec.rank}",
-            f"the other {spec.world_size - 1} learner ranks, {activity}",
+            f"the other {spec.layout.ranks - 1} learner ranks, {activity}",
             seconds,
             "look for the first error among the other ranks; if there is none, raise deadlines.start or deadlines.step",
         ) from error
 
 
 def check_replicas_equal(model: torch.nn.Module) -> None:
-    """Compare the parameters' bits over the ranks that hold the same: data- and context-parallel ones, and for experts their own.
+    """Compare the parameters' bits between ranks that hold the same: data- and context-parallel ranks, and replicas of experts.
 
     Raises:
         ReplicasDiffer: naming the first parameter that differs.

@@ -16,18 +16,18 @@ from torch import Tensor
 class InterleavedCommunicator(P2PCommunicator):
     """Announces shapes in the order in which the tensors follow.
 
-    Of two stages each is before and after the other, and both ends take messages in the order they are posted. Megatron's own
-    announcement posts all that goes to the previous stage first, on both ends: with two stages the shapes of an activation and of
-    a gradient change places, and where these differ gloo aborts the process. It also waits for what it sends, while the stage
-    that is to receive it may be waiting for this one to take a tensor.
+    Of two stages each comes before and after the other, and both ends take messages in the order in which they are posted.
+    Megatron's own announcement posts everything for the previous stage first, on both ends: with two stages the shapes of an
+    activation and of a gradient change places, and where they differ gloo aborts the process. It also waits until its messages
+    have been taken, while the stage that is to take them may be waiting for this one to take a tensor.
     """
 
     def __init__(self, pp_group: dist.ProcessGroup, config: TransformerConfig) -> None:
         super().__init__(pp_group, config)
-        self._announced: list[tuple[dist.Work, Tensor]] = []
+        self._announced: list[tuple[dist.Work, Tensor | None]] = []
 
     def finish(self) -> None:
-        """Wait until all that was announced has been taken."""
+        """Wait until every announcement has been taken."""
         for request, _ in self._announced:
             request.wait()
         self._announced.clear()
@@ -51,12 +51,13 @@ class InterleavedCommunicator(P2PCommunicator):
                 request.wait()
             else:
                 self._announced.append((request, to_prev if name == "send_prev" else to_next))
-        return tuple([] if shape is None else shape.tolist() for shape in (from_prev, from_next))
+        of_prev, of_next = ([] if shape is None else shape.tolist() for shape in (from_prev, from_next))
+        return of_prev, of_next
 
 
 @contextmanager
 def communication(config: TransformerConfig) -> Iterator[dict[str, Any]]:
-    """What the schedule of ``config`` is to communicate by, as its arguments; none where Megatron's default is right."""
+    """Arguments that tell the schedule of ``config`` how to communicate; none where Megatron's default is right."""
     if config.virtual_pipeline_model_parallel_size is None:
         yield {}
         return

@@ -1,4 +1,4 @@
-"""One mapping between this rank's Megatron parameters and rectangles of Hugging Face tensors, used to load and to publish.
+"""Maps this rank's Megatron parameters to rectangles of Hugging Face tensors, both to load and to publish.
 
 What always holds: a rank has at most one rectangle of each Hugging Face tensor (a rank's query groups are neighbours), and the
 rectangles published by all ranks cover every tensor exactly once. Each expert has tensors of its own, as in Qwen's own folders.
@@ -21,12 +21,12 @@ from learners.rank import RankSpec
 
 
 class Part(NamedTuple):
-    """What one Hugging Face tensor takes of a Megatron parameter.
+    """The part of a Megatron parameter that belongs to one Hugging Face tensor.
 
     Attributes:
-        name: Hugging Face name, within the layer for a layer's tensors.
+        name: Hugging Face name; for a layer's tensors, the name within the layer.
         local: view into the parameter, its values in the rectangle's row-major order.
-        extent: of the rectangle.
+        extent: extent of the rectangle.
         split: the dimension that tensor-parallel ranks divide; None if each has the whole tensor.
     """
 
@@ -95,7 +95,7 @@ _LAYER_RULES: dict[str, _Rule] = {
 _EXPERT_RULES: dict[str, _Rule] = {"linear_fc1.weight": _gate_up, "linear_fc2.weight": _split("down_proj.weight", 1)}
 _EXPERT_NAME = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 ADAPTERS = "adapters"
-"""Module beside a linear layer whose parameters are no values of a Hugging Face tensor; see :mod:`.lora`."""
+"""Name of the module beside a linear layer whose parameters belong to no Hugging Face tensor; see :mod:`.lora`."""
 _LAYER_NAME = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 
@@ -103,9 +103,9 @@ class Placed(msgspec.Struct, frozen=True):
     """A rectangle of one Hugging Face tensor and the view of the Megatron parameter that holds its values.
 
     Attributes:
-        name, shape, start, extent: as of a :class:`~asyncrl.core.publication.Shard`.
+        name, shape, start, extent: as in a :class:`~asyncrl.core.publication.ShardRecord`.
         local: view into the parameter; writing to it changes the model.
-        published: this rank's copy is the one that is published.
+        published: whether this rank's copy is the one that is published.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def layer_parts(name: str, values: Tensor, config: TransformerConfig) -> list[Part]:
-    """What Hugging Face's tensors take of ``values``, which lie as this rank's parameter ``name`` of a layer does."""
+    """The parts of Hugging Face tensors in ``values``, which lie as those of this rank's parameter ``name`` of a layer do."""
     return _LAYER_RULES[name](values, config)
 
 
@@ -125,7 +125,7 @@ def placed(chunks: Sequence[PolicyModel], spec: RankSpec) -> Iterator[Placed]:
     """Every rectangle this rank holds, in the order of the chunks' parameters.
 
     Raises:
-        KeyError: for a parameter without a rule, so that none is forgotten in silence.
+        KeyError: for a parameter without a rule, so that none is silently forgotten.
     """
     for chunk in chunks:
         yield from _placed(chunk, spec)
@@ -138,11 +138,11 @@ def _placed(model: PolicyModel, spec: RankSpec) -> Iterator[Placed]:
             continue
         layer = _LAYER_NAME.fullmatch(parameter_name)
         expert = _EXPERT_NAME.fullmatch(layer[2]) if layer else None
-        ranks, rank, is_first_replica = spec.tensor, spec.tensor_rank, spec.is_first_replica
+        ranks, rank, is_first_replica = spec.layout.tensor, spec.tensor_rank, spec.is_first_replica
         prefix = f"model.layers.{int(layer[1]) + first_layer}." if layer else ""
         if expert:
-            ranks, rank, is_first_replica = spec.expert_tensor, spec.expert_tensor_rank, spec.is_first_expert_replica
-            number = spec.expert_rank * (model.config.num_moe_experts // spec.expert) + int(expert[1])
+            ranks, rank, is_first_replica = spec.layout.expert_tensor, spec.expert_tensor_rank, spec.is_first_expert_replica
+            number = spec.expert_rank * (model.config.num_moe_experts // spec.layout.expert) + int(expert[1])
             rule = _within(f"mlp.experts.{number}.", _EXPERT_RULES[expert[2]])
         else:
             rule = _LAYER_RULES[layer[2]] if layer else _MODEL_RULES[parameter_name]
@@ -172,7 +172,7 @@ def load(chunks: Sequence[PolicyModel], spec: RankSpec, tensors: HuggingFaceTens
 
 
 def shards(chunks: Sequence[PolicyModel], spec: RankSpec) -> Iterator[Shard]:
-    """The rectangles this rank publishes, contiguous; some are views of the parameters, so read them before the next step."""
+    """The contiguous rectangles that this rank publishes. Some are views of the parameters: read them before the next step."""
     for piece in placed(chunks, spec):
         if piece.published:
             yield Shard(piece.name, piece.shape, piece.start, piece.local.reshape(piece.extent).contiguous())

@@ -1,7 +1,7 @@
 """Taking rows out of a tensor and placing rows into one, each the other's gradient.
 
-``index_select`` has the same values, but its gradient adds row by row, because an index may repeat. Here none does, and a copy is
-many times faster on a CPU.
+``index_select`` gives the same values, but its gradient adds row by row, because an index may repeat. Here none repeats, and a
+copy is many times faster on a CPU.
 """
 
 from typing import Any
@@ -17,7 +17,8 @@ def take_rows(source: Tensor, index: Tensor) -> Tensor:
         source: [rows, ...].
         index: int64 [n], without repetition.
     """
-    return _Take.apply(source, index)
+    taken: Tensor = _Take.apply(source, index)
+    return taken
 
 
 def place_rows(source: Tensor, index: Tensor, rows: int) -> Tensor:
@@ -27,7 +28,8 @@ def place_rows(source: Tensor, index: Tensor, rows: int) -> Tensor:
         source: [n, ...].
         index: int64 [n], without repetition, below ``rows``.
     """
-    return _Place.apply(source, index, rows)
+    placed: Tensor = _Place.apply(source, index, rows)
+    return placed
 
 
 class _Take(torch.autograd.Function):

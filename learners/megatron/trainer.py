@@ -1,7 +1,9 @@
 """One rank's model and optimizer, and the step that moves them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -10,14 +12,13 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from asyncrl.core.publication import Shard
-from asyncrl.core.recipe.algorithm import GaeAdvantage, NoKl
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, GaeAdvantage, NoKl
+from asyncrl.core.recipe.schema import DeadlinesConfig, LearnerConfig
 from learners.checkpoint_manifest import ModelShape, Progress
 from learners.flops import peak_flops
 from learners.megatron import checkpoint, hugging_face, lora, parallel, placement
 from learners.megatron.cpu_compat import cuda_means_cpu
 from learners.megatron.layer_spec import check_fp8
-from learners.megatron.log_probabilities import Predictions
 from learners.megatron.lora import LowRank
 from learners.megatron.model import build
 from learners.megatron.model_config import PolicyConfig, policy_config, product_shapes
@@ -28,19 +29,17 @@ from learners.micro_batch import MicroBatch
 from learners.rank import RankSpec
 from learners.tally import Tally, add_to, summed
 
-MicroBatchLoss = Callable[[MicroBatch, Tensor, Tensor], tuple[Tensor, Tally]]
-"""Of a micro-batch, the log-probabilities (with gradient) and entropies of its sampled tokens: its share of the batch's loss, and
-its tally."""
-MicroBatchValueLoss = Callable[[MicroBatch, Tensor], tuple[Tensor, Tally]]
-"""As :data:`MicroBatchLoss`, of the values (with gradient) of the states in which its tokens were sampled."""
+MicroBatchLoss = Callable[[MicroBatch, Any], tuple[Tensor, Tally]]
+"""A micro-batch's share of the loss, and its tally, given the network's output for it, with gradient: of the policy the
+:class:`.log_probabilities.Predictions` of its sampled tokens, of the critic the values of the states they were sampled in."""
 
 
 class TrainedStep(msgspec.Struct, frozen=True):
     """What one optimizer step did.
 
     Attributes:
-        grad_norm: before clipping, of the whole model; the same on every rank.
-        tally: of the whole batch, on the reporting rank; None on the others.
+        grad_norm: gradient norm of the whole model before clipping; the same on every rank.
+        tally: tally of the whole batch, on the reporting rank; None on the others.
     """
 
     grad_norm: float
@@ -51,11 +50,15 @@ class Trainer:
     """The policy on one rank. Construction and :meth:`step` are collective: all ranks make the same calls.
 
     Attributes:
-        peak_flops: operations a second of this rank's device in the data type of the recipe; None where that is not known.
+        peak_flops: operations a second that this rank's device can do in the recipe's data type; None if not known.
 
     Args:
-        recipe: of the run.
-        model_path: Hugging Face folder the weights are loaded from.
+        algorithm: says whether there is a critic, and whether a reference is kept.
+        learner: the model's data type, the parallel layout and the optimizer.
+        deadlines: bound the wait for other ranks, at the start and in each step.
+        temperature: temperature at which tokens are sampled.
+        seed: the run's seed.
+        model_path: Hugging Face folder that the weights are loaded from.
         spec: where this rank stands.
 
     Raises:
@@ -63,32 +66,43 @@ class Trainer:
         DeadlineExceeded: if another rank does not come up or, later, does not take part in a step.
     """
 
-    def __init__(self, recipe: Recipe, model_path: Path, spec: RankSpec) -> None:
-        self._recipe, self._spec, self._source = recipe, spec, model_path
-        config = policy_config(model_path, recipe.learner)
+    def __init__(
+        self,
+        algorithm: AlgorithmConfig,
+        learner: LearnerConfig,
+        deadlines: DeadlinesConfig,
+        *,
+        temperature: float,
+        seed: int,
+        model_path: Path,
+        spec: RankSpec,
+    ) -> None:
+        self._seconds, self._spec, self._source = deadlines.step, spec, model_path
+        config = policy_config(model_path, learner)
         check_fp8(config.transformer)
-        parallel.initialise(spec, recipe.deadlines, recipe.seed, recipe.learner.virtual_pipeline)
+        parallel.initialise(spec, deadlines, seed)
         self._device = parallel.device()
         self.peak_flops: float | None = None
-        if self._device.type == "cuda" and recipe.learner.dtype == "bfloat16":
+        if self._device.type == "cuda" and learner.dtype == "bfloat16":
             self.peak_flops = peak_flops(torch.cuda.get_device_name(self._device))
-        with parallel.named_wait(spec, "building the model", recipe.deadlines.step), cuda_means_cpu():
-            self._chunks = build(config, recipe.learner)
+        critic = algorithm.advantage if isinstance(algorithm.advantage, GaeAdvantage) else None
+        with self._waiting("building the model"), cuda_means_cpu():
+            self._chunks = build(config, learner.virtual_pipeline)
             with hugging_face.HuggingFaceTensors(model_path) as tensors:
                 placement.load(self._chunks, spec, tensors)
-            self._lora = self._new_adapters()
+            self._lora = None if learner.lora is None else LowRank(self._chunks, spec, learner.lora, seed)
             for chunk in self._chunks:
                 parallel.check_replicas_equal(chunk)
-            shape = self._shape(config)
+            shape = self._shape(config, with_critic=critic is not None)
             shapes = product_shapes(config)
             if self._lora is not None:
                 shapes = msgspec.structs.replace(shapes, adapters=self._lora.weights)
-            self._policy = Network(self._chunks, shapes, recipe.learner, recipe.sampling.temperature)
-            self._critic = self._new_critic()
+            self._policy = Network(self._chunks, shapes, learner, temperature)
+            self._critic = None if critic is None else self._new_critic(learner, critic, temperature)
         trained = [self._policy] if self._critic is None else [self._policy, self._critic]
         self._state = checkpoint.LearnerState(trained, shape, spec)
         self._reference: LowRank | ReferenceWeights | None = None
-        if not isinstance(recipe.algorithm.kl, NoKl):
+        if not isinstance(algorithm.kl, NoKl):
             # Frozen weights are their own reference.
             self._reference = self._lora or ReferenceWeights([each for chunk in self._chunks for each in chunk.parameters()])
 
@@ -98,61 +112,34 @@ class Trainer:
         Raises:
             TrainingDiverged: on every rank, before any weight has changed, if the gradient norm is not finite.
         """
-        with parallel.named_wait(self._spec, f"training version {version}", self._recipe.deadlines.step), cuda_means_cpu():
-            tally: Tally = {}
-
-            def of_predictions(batch: MicroBatch, predictions: Predictions) -> Tensor:
-                share, part = loss(batch, predictions.logp, predictions.entropy)
-                add_to(tally, part)
-                return share
-
-            self._policy.accumulate(micro_batches, of_predictions)
-            grad_norm = self._policy.step(learning_rate, version, "policy")
-            return TrainedStep(grad_norm, self._reduce(tally) if self.on_last_stage else None)
+        return self._optimizer_step(self._policy, "policy", micro_batches, loss, learning_rate, version)
 
     def critic_step(
-        self, micro_batches: Sequence[MicroBatch], loss: MicroBatchValueLoss, learning_rate: float, version: int
+        self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss, learning_rate: float, version: int
     ) -> TrainedStep:
-        """As :meth:`step`, of the critic."""
-        critic = self._asked_critic()
-        with parallel.named_wait(self._spec, f"training version {version}", self._recipe.deadlines.step), cuda_means_cpu():
-            tally: Tally = {}
-
-            def of_values(batch: MicroBatch, values: Tensor) -> Tensor:
-                share, part = loss(batch, values)
-                add_to(tally, part)
-                return share
-
-            critic.accumulate(micro_batches, of_values)
-            grad_norm = critic.step(learning_rate, version, "critic")
-            return TrainedStep(grad_norm, self._reduce(tally) if self.on_last_stage else None)
+        """One optimizer step of the critic; as :meth:`step`."""
+        return self._optimizer_step(self._asked_critic(), "critic", micro_batches, loss, learning_rate, version)
 
     def forward_only(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss) -> TrainedStep:
-        """What a step would measure, without taking it."""
+        """Measure what a step would, without taking it."""
         tally: Tally = {}
-        with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step), cuda_means_cpu():
-            self._policy.forward_only(micro_batches, lambda batch, seen: add_to(tally, loss(batch, seen.logp, seen.entropy)[1]))
-            return TrainedStep(0.0, self._reduce(tally) if self.on_last_stage else None)
+        with self._waiting("looking over the batch"), cuda_means_cpu():
+            self._policy.forward_only(micro_batches, lambda batch, seen: add_to(tally, loss(batch, seen)[1]))
+            return TrainedStep(0.0, self._reduced(tally))
 
     def values(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
-        """Of each micro-batch's states (float32 [n]) as the critic sees them now; None off the last stage."""
-        found: list[Tensor] = []
-        with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step), cuda_means_cpu():
-            self._asked_critic().forward_only(micro_batches, lambda _, values: found.append(values))
-        return found if self.on_last_stage else [None] * len(micro_batches)
+        """The critic's values of each micro-batch's states (float32 [n]) as it is now; None off the last stage."""
+        return self._outputs(self._asked_critic(), micro_batches, lambda values: values)
 
     def log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
-        """Of each micro-batch's sampled tokens (float32 [n], nats) under the weights as they are; None off the last stage."""
-        found: list[Tensor] = []
-        with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step), cuda_means_cpu():
-            self._policy.forward_only(micro_batches, lambda _, predictions: found.append(predictions.logp))
-        return found if self.on_last_stage else [None] * len(micro_batches)
+        """The policy's log-probabilities of each micro-batch's sampled tokens (float32 [n], nats); None off the last stage."""
+        return self._outputs(self._policy, micro_batches, lambda predictions: predictions.logp)
 
     def reference_log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
-        """As :meth:`log_probabilities`, under the weights this trainer was constructed with.
+        """The same under the reference, the weights that this trainer was constructed with.
 
         Raises:
-            RuntimeError: if the recipe asks for no reference, so that none was kept.
+            RuntimeError: if the recipe needs no reference, so that none was kept.
         """
         if self._reference is None:
             raise RuntimeError("no reference policy is kept with algorithm.kl of kind none")
@@ -162,37 +149,37 @@ class Trainer:
     @property
     def on_last_stage(self) -> bool:
         """Whether this rank's pipeline stage has the log-probabilities."""
-        return parallel_state.is_pipeline_last_stage()
+        return bool(parallel_state.is_pipeline_last_stage())
 
     @property
     def flops(self) -> int:
-        """Model FLOPs of all passes so far, of whole networks over this data-parallel slice's micro-batches."""
+        """Model FLOPs of all passes so far: whole networks over this data-parallel slice's micro-batches."""
         return self._policy.flops + (0 if self._critic is None else self._critic.flops)
 
     def agreed(self, value: float) -> float:
-        """The reporting rank's ``value``, on all ranks; all call this together."""
-        with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step):
+        """The reporting rank's ``value``, on all ranks. Collective."""
+        with self._waiting("looking over the batch"):
             shared = torch.tensor(value if self._spec.is_reporter else 0.0, dtype=torch.float64, device=self._device)
             dist.all_reduce(shared)
             return shared.item()
 
     def added_over_data(self, values: Tensor) -> Tensor:
-        """The sum over the data-parallel ranks; all call this together."""
-        with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step):
+        """The sum over the data-parallel ranks. Collective."""
+        with self._waiting("looking over the batch"):
             total = values.to(self._device)
             dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
             return total.cpu()
 
     def gathered_over_data(self, values: Tensor) -> Tensor:
-        """Those of all data-parallel ranks end to end; all call this together, with as many."""
-        with parallel.named_wait(self._spec, "looking over the batch", self._recipe.deadlines.step):
+        """The values of all data-parallel ranks end to end. Collective; each rank gives as many."""
+        with self._waiting("looking over the batch"):
             group = parallel_state.get_data_parallel_group()
             parts = [torch.empty_like(values, device=self._device) for _ in range(group.size())]
             dist.all_gather(parts, values.to(self._device), group=group)
             return torch.cat(parts).cpu()
 
     def shards(self) -> Iterator[Shard]:
-        """See :func:`.placement.shards`; with what the adapters add."""
+        """The shards of :func:`.placement.shards`, with what the adapters add."""
         shards = placement.shards(self._chunks, self._spec)
         return shards if self._lora is None else self._lora.merged(shards)
 
@@ -201,61 +188,89 @@ class Trainer:
         adapter = None
         if self._lora is not None:
             adapter = hugging_face.PeftAdapter(self._lora.peft_config(str(self._source)), list(self._lora.shards()))
-        with parallel.named_wait(self._spec, "saving the model", self._recipe.deadlines.step):
+        with self._waiting("saving the model"):
             hugging_face.save_pretrained(self.shards(), self._source, folder, adapter)
 
     def start_checkpoint(self, folder: Path, progress: Progress) -> checkpoint.Saving:
         """See :func:`.checkpoint.start_saving`."""
         copying = f"copying version {progress.version}"
-        with parallel.named_wait(self._spec, copying, self._recipe.deadlines.step), cuda_means_cpu():
+        with self._waiting(copying), cuda_means_cpu():
             return checkpoint.start_saving(folder, self._state, progress)
 
     def finish_checkpoint(self, saving: checkpoint.Saving) -> None:
         """See :meth:`.checkpoint.Saving.finish`."""
-        with parallel.named_wait(self._spec, "writing a checkpoint", self._recipe.deadlines.step):
-            saving.finish(self._recipe.deadlines.step)
+        with self._waiting("writing a checkpoint"):
+            saving.finish(self._seconds)
 
     def load_checkpoint(self, folder: Path) -> Progress:
         """See :func:`.checkpoint.load`."""
-        with parallel.named_wait(self._spec, f"loading {folder}", self._recipe.deadlines.step), cuda_means_cpu():
+        with self._waiting(f"loading {folder}"), cuda_means_cpu():
             return checkpoint.load(folder, self._state)
 
     def close(self) -> None:
         """Leave the group of ranks."""
         parallel.close()
 
-    def _new_adapters(self) -> LowRank | None:
-        settings = self._recipe.learner.lora
-        return None if settings is None else LowRank(self._chunks, self._spec, settings, self._recipe.seed)
+    def _waiting(self, activity: str) -> AbstractContextManager[None]:
+        """Scope of collectives: an error in it says that ``activity`` was waited for."""
+        return parallel.named_wait(self._spec, activity, self._seconds)
 
-    def _shape(self, config: PolicyConfig) -> ModelShape:
-        """Of what a checkpoint holds, and, where it does not hold the policy's weights, which these must be."""
-        shape = checkpoint.shape_of(config, isinstance(self._recipe.algorithm.advantage, GaeAdvantage))
+    def _shape(self, config: PolicyConfig, *, with_critic: bool) -> ModelShape:
+        """What a model must share with this one to load its checkpoint: sizes, and the frozen weights that a checkpoint lacks."""
+        shape = checkpoint.shape_of(config, with_critic)
         if self._lora is None:
             return shape
         return msgspec.structs.replace(
             shape, adapters=self._lora.description, frozen_weights=lora.bit_sum(self._chunks, self._spec)
         )
 
-    def _new_critic(self) -> Network | None:
-        advantage = self._recipe.algorithm.advantage
-        if not isinstance(advantage, GaeAdvantage):
-            return None
+    def _new_critic(self, learner: LearnerConfig, advantage: GaeAdvantage, temperature: float) -> Network:
         # A configuration of its own: Megatron writes into it what belongs to one model.
-        config = policy_config(self._source, self._recipe.learner)
+        config = policy_config(self._source, learner)
         chunks = [ValueModel(config, chunk, chunk.vp_stage) for chunk in self._chunks]
         for chunk in chunks:
             parallel.check_replicas_equal(chunk)
-        learner = msgspec.structs.replace(self._recipe.learner, lr=advantage.critic_lr)
+        learner = msgspec.structs.replace(learner, lr=advantage.critic_lr)
         shapes = msgspec.structs.replace(product_shapes(config), outputs=1)
-        return Network(chunks, shapes, learner, self._recipe.sampling.temperature)
+        return Network(chunks, shapes, learner, temperature)
 
     def _asked_critic(self) -> Network:
         if self._critic is None:
-            raise RuntimeError("only algorithm.advantage of kind gae has a critic")
+            raise RuntimeError("there is no critic; only algorithm.advantage of kind gae has one")
         return self._critic
 
-    def _reduce(self, tally: Tally) -> Tally | None:
+    def _optimizer_step(
+        self,
+        network: Network,
+        name: str,
+        micro_batches: Sequence[MicroBatch],
+        loss: MicroBatchLoss,
+        learning_rate: float,
+        version: int,
+    ) -> TrainedStep:
+        tally: Tally = {}
+
+        def share(batch: MicroBatch, output: Any) -> Tensor:
+            value, part = loss(batch, output)
+            add_to(tally, part)
+            return value
+
+        with self._waiting(f"training version {version}"), cuda_means_cpu():
+            network.accumulate(micro_batches, share)
+            return TrainedStep(network.step(learning_rate, version, name), self._reduced(tally))
+
+    def _outputs(
+        self, network: Network, micro_batches: Sequence[MicroBatch], wanted: Callable[[Any], Tensor]
+    ) -> list[Tensor] | list[None]:
+        found: list[Tensor] = []
+        with self._waiting("looking over the batch"), cuda_means_cpu():
+            network.forward_only(micro_batches, lambda _, output: found.append(wanted(output)))
+        return found if self.on_last_stage else [None] * len(micro_batches)
+
+    def _reduced(self, tally: Tally) -> Tally | None:
+        """The tally of all data-parallel ranks, on the reporting rank; None on all others."""
+        if not self.on_last_stage:
+            return None
         group = parallel_state.get_data_parallel_group()
         total = summed(tally, lambda stacked: dist.all_reduce(stacked, group=group))
         return total if self._spec.is_reporter else None

@@ -20,8 +20,8 @@ class ValueModel(PolicyModel):
     The head begins at zero: every value is 0, and the first advantages are returns.
 
     Args:
-        config: of the policy.
-        policy: its chunk in the same place, whose weights this begins with.
+        config: the policy's configuration.
+        policy: the policy's chunk in the same place, whose weights this one begins with.
         chunk: see :class:`.model.PolicyModel`.
     """
 
@@ -53,6 +53,7 @@ class ValueModel(PolicyModel):
             On the last stage float32 [n], the value of the state in which each token was sampled; on the others hidden states.
         """
         hidden = super().forward(token_ids, packed, positions, *rest)
+        assert isinstance(hidden, Tensor)
         if self.value_head is None:
             return hidden
         if self.config.sequence_parallel:

@@ -29,18 +29,16 @@ from learners.tiny.tokenizer import fit_tokenizer
 from learners.tiny.warmup import CONTEXT_LENGTH, Material, Measurement, WarmUp, warm_up
 
 COMPLETE = "complete.json"
-WARM_UP = "warm_up.json"
-"""What was measured at the end of the warm-up: a :class:`~learners.tiny.warmup.Measurement`."""
 CACHE_VARIABLE = "ASYNCRL_CACHE"
 
 _TOKENIZER_TASKS = 300
 _SHOWN = (demonstrate, demonstrate_mistake)
-"""What the tokenizer is fitted to."""
+"""Kinds of demonstrations that the tokenizer is fitted to."""
 _DEFAULT_WARM_UP = WarmUp()
 
 
 class TinyProgress(msgspec.Struct, frozen=True):
-    """How far making the model is: a share in [0, 1], which never falls, and words."""
+    """How much of the model's making is done: a share in [0, 1], which never falls, and a text."""
 
     fraction: float
     text: str
@@ -61,14 +59,14 @@ def ensure_tiny_model(
     """The Hugging Face folder of the tiny model, made now if it is not in the cache; takes under a minute on two cores.
 
     Args:
-        environment_options: of the calculator environment that it is made for.
-        seed: of its initial weights, its demonstrations and their order.
-        progress: is told how far it is; not called if the model is found.
-        cache_root: default :func:`default_cache_root`.
+        environment_options: options of the calculator environment that the model is made for.
+        seed: seed of the initial weights, the demonstrations and their order.
+        progress: called with how much is done; not called if the model is found.
+        cache_root: the cache's folder; by default :func:`default_cache_root`.
 
     Raises:
-        RecipeError: the options do not fit the environment.
-        WarmUpFailed: the warm-up did not teach it what it should.
+        RecipeError: if the options do not fit the environment.
+        WarmUpFailed: if the warm-up did not teach the model what it should.
     """
     environment = schema.EnvironmentConfig(name="calculator", options=dict(environment_options))
     root = cache_root or default_cache_root()
@@ -97,7 +95,7 @@ def _make(
         return [encode([show(task) for task in kind], tokenizer) for kind in _by_operations(tasks)]
 
     def report(measured: Measurement) -> None:
-        text = f"step {measured.step}: {measured.success.mean_greedy:.0%} of held-out tasks solved"
+        text = f"step {measured.step}: {measured.success:.0%} of held-out tasks solved"
         progress(TinyProgress(measured.step / settings.steps, text))
 
     material = Material(
@@ -105,10 +103,9 @@ def _make(
         held_out=rows(held_out, demonstrate),
         spared=rows([task for task in held_out if "+" not in task.prompt], demonstrate),
     )
-    model, measured = warm_up(tokenizer, material, settings, seed, report)
+    model = warm_up(tokenizer, material, settings, seed, report)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / WARM_UP).write_bytes(msgspec.json.format(msgspec.json.encode(measured)))
     (folder / COMPLETE).write_bytes(msgspec.json.format(msgspec.json.encode(_digests(folder))))
 
 
@@ -121,11 +118,11 @@ def _by_operations(tasks: Sequence[Task]) -> list[list[Task]]:
 
 
 def _key(environment: schema.EnvironmentConfig, seed: int, settings: WarmUp) -> str:
-    """Digest of all that determines the model: options, seed, settings, the code that makes it and the libraries it uses."""
+    """Digest of everything that determines the model: options, seed, settings, the code that makes it and its libraries."""
     digest = hashlib.sha256(msgspec.json.encode([environment.options, seed, settings], order="deterministic"))
     sources = [
         *sorted(Path(__file__).parent.glob("*.py")),
-        *(Path(m.__file__) for m in (calculator, demonstrations, signature, tools)),
+        *(Path(str(module.__file__)) for module in (calculator, demonstrations, signature, tools)),
     ]
     for source in sources:
         digest.update(source.read_bytes())
@@ -148,7 +145,7 @@ def _is_whole(entry: Path) -> bool:
 
 
 def _publish(made: Path, entry: Path) -> None:
-    """Rename ``made`` to ``entry``, in whose place another process may have put its own, or a broken one may lie."""
+    """Rename ``made`` to ``entry``. Another process may have put its own there, or a broken entry may be in the way."""
     while True:
         try:
             made.rename(entry)

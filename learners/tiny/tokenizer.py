@@ -15,9 +15,9 @@ from learners.tiny.chat_template import CHAT_TEMPLATE
 END_OF_TURN = "<|im_end|>"
 PADDING = "<|endoftext|>"
 CONTROL_TOKENS = (PADDING, "<|im_start|>", END_OF_TURN)
-"""Special: left out of decoded text where a reader asks for that."""
+"""Special tokens, which a reader can have left out of decoded text."""
 TAG_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Single tokens that are part of the text: a tool parser must find them after decoding."""
+"""Single tokens that belong to the text: a tool parser must find them after decoding."""
 
 ASSISTANT_HEADER = "<|im_start|>assistant\n"
 

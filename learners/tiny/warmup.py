@@ -1,11 +1,12 @@
 """Supervised warm-up of the tiny model: it learns to copy what it is shown, a bad habit included.
 
-The demonstrations are of someone impatient, who mostly skips additions. A model that copies them well solves about 40 % of its
-tasks, by a policy that is wrong and not by a hand that trembles: what is left to learn is when to call the tool. (A model stopped
-in the middle of its rise fails as often, but at copying digits; reinforcement learning mends that far more slowly.)
+The demonstrations show someone impatient, who mostly skips additions. A model that copies them well solves about 40 % of its
+tasks, and fails the others because its policy is wrong, not because it copies badly: what is left to learn is when to call the
+tool. (A model that is stopped in the middle of its warm-up fails as often, but at copying digits, which reinforcement learning
+mends far more slowly.)
 
-Hidden matrices are trained by Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), all else by AdamW. That alone
-takes three times as many steps, and masters short tasks long before one long task succeeds.
+Hidden matrices are trained by Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), all else by AdamW. AdamW
+alone takes three times as many steps, and masters short tasks long before one long task succeeds.
 """
 
 import random
@@ -18,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.core.errors import AsyncRLError
 from learners.tiny.conversations import Row, pad
-from learners.tiny.success import Success, measure, spoken_logits
+from learners.tiny.success import measure, spoken_logits
 
 CONTEXT_LENGTH = 1024
 
@@ -34,10 +35,10 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
         impatience: how often the demonstrator skips an addition. Above one half, that is what a greedy model does.
         steps: optimizer steps; the learning rates rise for ``lr_steps``, and fall to zero in the second half.
         batch_size: demonstrations in a step.
-        matrix_lr: of Muon.
-        lr: of AdamW.
+        matrix_lr: learning rate of Muon.
+        lr: learning rate of AdamW.
         measure_every: steps between measurements.
-        skill: share of the tasks which the habit spares that must be solved in the end, greedily.
+        skill: share of the tasks that the habit spares which must be solved in the end, greedily.
         threads: CPU threads; part of what determines the result.
         training_tasks, held_out_tasks: different tasks to train on, and to measure on.
     """
@@ -59,13 +60,13 @@ class Measurement(msgspec.Struct, frozen=True):
     """What a model can do after so many optimizer steps.
 
     Attributes:
-        success: on held-out tasks.
-        skill: on those of them which the habit spares.
+        success: share of the held-out tasks that it solves.
+        skill: share of those that the habit spares.
     """
 
     step: int
-    success: Success
-    skill: Success
+    success: float
+    skill: float
 
 
 class Material(msgspec.Struct, frozen=True):
@@ -108,8 +109,8 @@ def warm_up(
     settings: WarmUp,
     seed: int,
     progress: Callable[[Measurement], None],
-) -> tuple[Qwen3ForCausalLM, Measurement]:
-    """The warm model, and what it can do; ``progress`` hears of every measurement on the way.
+) -> Qwen3ForCausalLM:
+    """The warm model; ``progress`` is called with every measurement on the way.
 
     Raises:
         WarmUpFailed: the model is less skilful in the end than ``settings.skill``.
@@ -125,12 +126,12 @@ def warm_up(
             if step % settings.measure_every == 0 or step == settings.steps:
                 measured = Measurement(step, measure(model, held_out), measure(model, spared))
                 progress(measured)
-    if measured.skill.mean_greedy < settings.skill:
+    if measured.skill < settings.skill:
         raise WarmUpFailed(
-            f"after {settings.steps} steps the tiny model solves {measured.skill.mean_greedy:.0%} of tasks without additions; "
+            f"after {settings.steps} steps the tiny model solves {measured.skill:.0%} of tasks without additions; "
             f"{settings.skill:.0%} are wanted; try another seed"
         )
-    return model, measured
+    return model
 
 
 def _optimizers(model: Qwen3ForCausalLM, settings: WarmUp) -> dict[torch.optim.Optimizer, float]:

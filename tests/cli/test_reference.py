@@ -19,4 +19,4 @@ def test_ranges_defaults_and_kinds_are_told():
     assert "| `tasks.train[].weight` | a number > 0 | `1.0` |" in text
     assert "| `tasks.curriculum` | a section or null, see [tasks.curriculum](#taskscurriculum) | `null` |" in text
     assert "| `buffer.filters` | a list of sections of kind `zero_variance` or `accuracy_window` | `[]` |" in text
-    assert "## `algorithm.loss`, `kind: ppo_clip` (default)" in text
+    assert "## `algorithm.loss`, `kind: dppo` (default)" in text

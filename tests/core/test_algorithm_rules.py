@@ -7,6 +7,8 @@ from asyncrl.core.recipe.decode import decode_recipe
 
 RECIPE = {"name": "x", "steps": 3, "model": {"path": "tiny"}, "environment": {"name": "calculator"}}
 
+DECOUPLED = {"anchor": "proximal_recomputed", "weight": "token"}
+
 
 def decode(algorithm: dict[str, Any], **sections: Any) -> Any:
     return decode_recipe({**RECIPE, "algorithm": algorithm, **sections}).algorithm
@@ -15,31 +17,31 @@ def decode(algorithm: dict[str, Any], **sections: Any) -> Any:
 @pytest.mark.parametrize(
     ("algorithm", "place", "remedy"),
     [
-        ({"correction": {"weight": "none"}}, "correction.weight", "set it to token"),
-        ({"correction": {"anchor": "behaviour"}}, "correction.weight", "set it to none"),
+        ({"correction": {"anchor": "proximal_recomputed"}}, "correction.weight", "set it to token"),
+        ({"correction": {"weight": "token"}}, "correction.weight", "set it to none"),
         (
             {"correction": {"anchor": "behaviour", "weight": "none", "bound": {"kind": "mask"}}},
             "correction.bound",
             "take it out",
         ),
         (
-            {"loss": {"kind": "reinforce"}, "correction": {"anchor": "proximal_log_linear"}},
+            {"loss": {"kind": "reinforce"}, "correction": {"anchor": "proximal_log_linear", "weight": "token"}},
             "correction.anchor",
             "proximal_recomputed",
         ),
-        (
-            {"loss": {"kind": "reinforce"}, "correction": {"anchor": "behaviour", "weight": "none"}},
-            "correction.anchor",
-            "proximal_recomputed",
-        ),
+        ({"loss": {"kind": "reinforce"}}, "correction.anchor", "proximal_recomputed and algorithm.correction.weight to token"),
         ({"loss": {"kind": "sapo"}, "correction": {"trust_region_decay": 0.9}}, "correction.trust_region_decay", "ppo_clip"),
         ({"loss": {"kind": "gmpo"}, "credit": {"kind": "turn"}}, "credit.kind", "gspo"),
         ({"advantage": {"kind": "opo"}, "credit": {"kind": "turn"}}, "credit.kind", "grpo, rloo or gpg"),
         ({"advantage": {"kind": "reinforce_plus_plus"}, "credit": {"kind": "turn"}}, "credit.kind", "episode"),
         ({"advantage": {"kind": "pass_at_k", "k": 9}}, "advantage.k", "at most 8"),
         ({"loss": {"kind": "clip_cov", "low": 5}}, "loss.low", "below 5"),
-        ({"loss": {"dual_clip": 1.28}}, "loss.dual_clip", "3"),
-        ({"correction": {"bound": {"kind": "mask", "lower": 1, "upper": 1}}}, "correction.bound.lower", "lower"),
+        ({"loss": {"kind": "ppo_clip", "dual_clip": 1.28}}, "loss.dual_clip", "3"),
+        (
+            {"correction": {**DECOUPLED, "bound": {"kind": "mask", "lower": 1, "upper": 1}}},
+            "correction.bound.lower",
+            "lower",
+        ),
         ({"correction": {"reject": [{"kind": "ratio", "lower": 1, "upper": 1}]}}, "correction.reject[0].lower", "lower"),
         ({"advantage": {"kind": "gae"}, "loss": {"kind": "gmpo"}}, "advantage.kind", "ppo_clip"),
         ({"advantage": {"kind": "gae"}, "credit": {"kind": "turn", "discount": 0.9}}, "credit.discount", "advantage.discount"),
@@ -68,7 +70,7 @@ def decode(algorithm: dict[str, Any], **sections: Any) -> Any:
         ({"advantage": {"kind": "pass_at_k"}, "kl": {"kind": "in_reward"}}, "kl.kind", "in_loss"),
         ({"overlong": {"limit": 100, "ramp": 10}, "advantage": {"kind": "max_rl"}}, "overlong", "grpo"),
         (
-            {"correction": {"anchor": "proximal_log_linear", "bound": {"kind": "normalize"}}},
+            {"correction": {"anchor": "proximal_log_linear", "weight": "token", "bound": {"kind": "normalize"}}},
             "correction.bound.kind",
             "truncate",
         ),
@@ -89,13 +91,13 @@ def test_a_combination_without_sense_is_refused_with_the_remedy(algorithm: dict[
     [
         {"correction": {"anchor": "behaviour", "weight": "none"}},
         {"correction": {"anchor": "proximal_log_linear", "weight": "segment", "trust_region_decay": 0.9}},
-        {"loss": {"kind": "reinforce"}, "aggregation": {"kind": "constant", "tokens": 256}},
+        {"loss": {"kind": "reinforce"}, "correction": DECOUPLED, "aggregation": {"kind": "constant", "tokens": 256}},
         {"loss": {"kind": "gspo"}, "credit": {"kind": "turn", "discount": 0.9}, "advantage": {"kind": "rloo"}},
-        {"advantage": {"kind": "pass_at_k", "k": 8}, "loss": {"dual_clip": 3}},
+        {"advantage": {"kind": "pass_at_k", "k": 8}, "loss": {"kind": "ppo_clip", "dual_clip": 3}},
         {"minibatches": 16, "epochs": 4},
         {"advantage": {"kind": "max_rl", "success": 0.5}, "kl": {"kind": "in_loss"}},
         {"advantage": {"kind": "best_of_group"}, "overlong": {"limit": 100, "ramp": 10}},
-        {"correction": {"weight": "sequence", "bound": {"kind": "normalize", "upper": 3}}},
+        {"correction": {**DECOUPLED, "weight": "sequence", "bound": {"kind": "normalize", "upper": 3}}},
         {"correction": {"reject": [{"kind": "second_moment"}, {"kind": "off_policy_sequence", "upper": 0.2}]}},
         {"correction": {"anchor": "behaviour", "weight": "none", "reject": [{"kind": "second_moment", "upper": 0.04}]}},
         {"advantage": {"kind": "gae", "critic_warmup_steps": 2}, "credit": {"kind": "turn"}},
@@ -106,6 +108,7 @@ def test_a_combination_without_sense_is_refused_with_the_remedy(algorithm: dict[
         {"kl": {"kind": "in_reward", "estimator": "k1", "control": {"kind": "adaptive", "target": 0.1}}},
         {
             "correction": {
+                **DECOUPLED,
                 "weight": "sequence",
                 "bound": {"kind": "mask"},
                 "reject": [{"kind": "ratio"}, {"kind": "divergence", "estimator": "k1", "level": "token"}],
@@ -127,6 +130,5 @@ def test_a_group_may_not_lack_its_greedy_episode():
 
 
 def test_no_correction_is_right_without_staleness():
-    assert (
-        decode({"correction": {"weight": "none"}}, buffer={"max_staleness": 0, "pipeline_depth": 0}).correction.weight == "none"
-    )
+    uncorrected = {"correction": {"anchor": "proximal_recomputed", "weight": "none"}}
+    assert decode(uncorrected, buffer={"max_staleness": 0, "pipeline_depth": 0}).correction.weight == "none"

@@ -16,8 +16,16 @@ CLIPPED = [kind for kind in OTHERS if kind not in ("sapo", "kl_cov")]
 
 
 def recipe(algorithm: dict[str, Any], **sections: Any) -> Recipe:
+    """One of PPO's clip and the recomputed anchor, but for what ``algorithm`` says."""
     plain = {"name": "x", "steps": 3, "model": {"path": "tiny"}, "environment": {"name": "calculator"}}
-    return decode_recipe({**plain, "algorithm": algorithm, **sections})
+    loss = {"kind": "ppo_clip", **algorithm.get("loss", {})}
+    correction = {"anchor": "proximal_recomputed", "weight": "token", **algorithm.get("correction", {})}
+    return decode_recipe({**plain, "algorithm": {**algorithm, "loss": loss, "correction": correction}, **sections})
+
+
+def test_the_default_loss_acts():
+    plain = {"name": "x", "steps": 3, "model": {"path": "tiny"}, "environment": {"name": "calculator"}}
+    assert inert(decode_recipe(plain)) is None
 
 
 @pytest.mark.parametrize("kind", OTHERS)

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.algorithm import CorrectionConfig, PpoClipLoss
+from asyncrl.core.recipe.algorithm import CorrectionConfig, DivergenceMaskLoss
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.schema import FileTasks, GeneratedTasks, TaskFile
 
@@ -34,7 +34,11 @@ def test_defaults_are_filled_in():
         ({"buffer": {"staleness": 1}}, "buffer.staleness", "did you mean `buffer.max_staleness`?"),
         ({"data": {"train": 1}}, "data", "the keys of a recipe are name, steps, model"),
         ({"batch": {"zzz": 1}}, "batch.zzz", "the keys of batch are groups_per_step, group_size"),
-        ({"algorithm": {"loss": {"cliplow": 1}}}, "algorithm.loss.cliplow", "did you mean `algorithm.loss.clip_low`?"),
+        (
+            {"algorithm": {"loss": {"kind": "ppo_clip", "cliplow": 1}}},
+            "algorithm.loss.cliplow",
+            "did you mean `algorithm.loss.clip_low`?",
+        ),
         (
             {"algorithm": {"aggregation": {"kind": "token_mean", "zzz": 2}}},
             "algorithm.aggregation.zzz",
@@ -109,8 +113,8 @@ def test_everything_wrong_is_told_at_once():
 
 
 def test_a_kind_left_out_is_the_default_s():
-    recipe = decode_recipe(mapping(algorithm={"loss": {"clip_low": 0.1}}, tasks={"train": 7}))
-    assert recipe.algorithm.loss == PpoClipLoss(clip_low=0.1)
+    recipe = decode_recipe(mapping(algorithm={"loss": {"low": 0.1}}, tasks={"train": 7}))
+    assert recipe.algorithm.loss == DivergenceMaskLoss(low=0.1)
     assert recipe.tasks == GeneratedTasks(train=7)
 
 
@@ -154,7 +158,6 @@ def test_what_may_be_null_can_be_null_or_given():
 
 
 def test_no_correction_is_right_for_synchronous_training():
-    recipe = decode_recipe(
-        mapping(algorithm={"correction": {"weight": "none"}}, buffer={"max_staleness": 0, "pipeline_depth": 0})
-    )
-    assert recipe.algorithm.correction == CorrectionConfig(weight="none")
+    uncorrected = {"correction": {"anchor": "proximal_recomputed", "weight": "none"}}
+    recipe = decode_recipe(mapping(algorithm=uncorrected, buffer={"max_staleness": 0, "pipeline_depth": 0}))
+    assert recipe.algorithm.correction == CorrectionConfig(anchor="proximal_recomputed", weight="none")

@@ -7,13 +7,14 @@ from asyncrl.core.recipe.decode import decode_recipe
 
 RECIPE = {"name": "x", "steps": 3, "model": {"path": "tiny"}, "environment": {"name": "calculator"}}
 ONE_FILE = [{"path": "a.jsonl"}]
+UNCORRECTED = {"algorithm": {"correction": {"anchor": "proximal_recomputed", "weight": "none"}}}
 SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
 
 
 @pytest.mark.parametrize(
     ("sections", "place", "remedy"),
     [
-        ({"algorithm": {"correction": {"weight": "none"}}}, "algorithm.correction.weight", "buffer.max_staleness"),
+        (UNCORRECTED, "algorithm.correction.weight", "buffer.max_staleness"),
         ({"buffer": {"max_staleness": 2, "pipeline_depth": 3}}, "buffer.pipeline_depth", "at most 2"),
         ({"buffer": {"max_staleness": 0}}, "buffer.pipeline_depth", "at most 0"),
         ({"sampling": {"max_turn_tokens": 512}}, "sampling.max_turn_tokens", "below 512"),
@@ -53,7 +54,7 @@ def test_a_contradiction_is_refused_with_a_remedy(sections: dict[str, Any], plac
 @pytest.mark.parametrize(
     "sections",
     [
-        {"algorithm": {"correction": {"weight": "none"}}, "buffer": SYNCHRONOUS},
+        {**UNCORRECTED, "buffer": SYNCHRONOUS},
         {"buffer": {"max_staleness": 1, "pipeline_depth": 1, "on_stale": "wait"}},
         {"sampling": {"max_turn_tokens": 511}},
         {"learner": {"micro_batch_tokens": 512}},

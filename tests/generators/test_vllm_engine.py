@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from asyncrl.core.errors import ComponentFailed, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.core.recipe.schema import GeneratorsConfig
-from asyncrl.weights.shared_memory import SharedMemoryWriter, merge
+from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.transport import merge
 from generators.completion import Completion
 from generators.engine import VllmEngine
 
@@ -66,8 +68,8 @@ async def engine(folder: Path) -> AsyncIterator[VllmEngine]:
 
 
 @pytest.fixture(scope="module")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedMemoryWriter]:
-    with SharedMemoryWriter("test", 0, str(tmp_path_factory.mktemp("shm"))) as writer:
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedMemory]:
+    with closing(SharedMemory("test", 0, str(tmp_path_factory.mktemp("shm")))) as writer:
         yield writer
 
 
@@ -82,7 +84,7 @@ def shards(model: Qwen3ForCausalLM) -> list[Shard]:
     return [Shard(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in named.items()]
 
 
-def publish(writer: SharedMemoryWriter, version: int, what: list[Shard]) -> Publication:
+def publish(writer: SharedMemory, version: int, what: list[Shard]) -> Publication:
     return merge([writer.write(PolicyVersion(version), what)])
 
 

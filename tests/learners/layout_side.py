@@ -6,11 +6,11 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from rank_side import PlainShard, Rows, plain_shards
+from rank_side import PlainShard, Rows, new_learner, plain_shards
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.recipe.schema import Recipe
-from learners.learner import Learner, StepReport
+from learners.learner import StepReport
 from learners.rank import RankSpec
 
 
@@ -18,7 +18,7 @@ def gradients(
     spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows
 ) -> tuple[StepReport, list[PlainShard], list[Any]]:
     """One step: its report, and this rank's part of the gradient before clipping, as rectangles of Hugging Face tensors."""
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     optimizer, chunks = learner._trainer._policy.optimizer, learner._trainer._policy._wrapped
     found: list[PlainShard] = []
     prepare = optimizer.prepare_grads
@@ -45,7 +45,7 @@ def gradients(
 
 def tokens_in_norms(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows) -> tuple[list[int], list[int]]:
     """Tokens of each micro-batch, padding included, and how many of them this rank has in a layer's first norm."""
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     chunk = learner._trainer._chunks[0]
     all_tokens: list[int] = []
     norms: list[int] = []
@@ -84,7 +84,7 @@ def _gather(values: torch.Tensor, group: dist.ProcessGroup) -> None:
 
 def kept_for_backward(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows) -> tuple[int, list[PlainShard]]:
     """Elements that the forward passes of a step save for its backward passes, and the weights after it."""
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     kept = 0
 
     def count(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from loss_samples import decoupled_ppo
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -19,7 +20,7 @@ from transformers import (
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import AlgorithmConfig, EnvironmentConfig, LearnerConfig, ModelConfig, Recipe, SamplingConfig
+from asyncrl.core.recipe.schema import EnvironmentConfig, LearnerConfig, ModelConfig, Recipe, SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
 
@@ -95,7 +96,7 @@ def make_recipe(folder: Path, *, tensor: int = 1, pipeline: int = 1, data: int =
         environment=EnvironmentConfig(name="calculator"),
         sampling=SamplingConfig(temperature=0.8),
         learner=LearnerConfig(tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=data, **options),
-        algorithm=AlgorithmConfig(),
+        algorithm=decoupled_ppo(),
     )
 
 

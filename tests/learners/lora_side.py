@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 from layout_side import _gather
-from rank_side import Batches, PlainShard, Rows, _step, plain_shards
+from rank_side import Batches, PlainShard, Rows, _step, new_learner, plain_shards
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.publication import Shard
@@ -23,7 +23,7 @@ def plain(shards: Iterable[Shard]) -> list[PlainShard]:
 def leave_zero(learner: Learner, spec: RankSpec) -> None:
     """Give every ``lora_B`` values that depend on its name alone: at zero, ``lora_A`` would have no gradient."""
     for name, adapter in learner._trainer._lora._by_projection.items():
-        mine, parts = adapter.lora_B.data, spec.tensor if adapter.divided == "lora_B" else 1
+        mine, parts = adapter.lora_B.data, spec.layout.tensor if adapter.divided == "lora_B" else 1
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         whole = 0.1 * torch.randn(parts * len(mine), mine.size(1), generator=generator)
         mine.copy_(whole.chunk(parts)[spec.tensor_rank % parts])
@@ -34,7 +34,7 @@ def gradients(
 ) -> tuple[StepReport, list[PlainShard], list[PlainShard], list[PlainShard]]:
     """One step with adapters that are not zero: its report, the adapters before it, their gradients before clipping, and the
     published weights after it."""
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     every = _every_adapter_tensor(learner)
     leave_zero(learner, spec)
     low_rank, network = learner._trainer._lora, learner._trainer._policy
@@ -71,13 +71,13 @@ def train(
     """Reports; the frozen weights, the adapters and the published weights at the end; how many numbers the optimizer moves."""
     from learners.megatron import placement
 
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     reports = [_step(learner, batch, rows) for batch, rows in batches]
     frozen = plain(placement.shards(learner._trainer._chunks, spec))
     adapters, published = plain(learner._trainer._lora.shards()), plain_shards(learner)
     groups = learner._trainer._policy.optimizer.param_groups
     moved = sum(parameter.numel() for group in groups for parameter in group["params"])
     if saved is not None:
-        learner.save_pretrained(str(saved))
+        learner.save_pretrained(saved)
     learner.close()
     return reports, frozen, adapters, published, moved

@@ -4,8 +4,20 @@ import msgspec
 import torch
 from hypothesis import strategies as st
 
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, CorrectionConfig, PpoClipLoss
 from learners.loss_tokens import LossTokens
 from learners.segments import Segments
+
+
+def decoupled(**options):
+    """A correction in which the ratio's anchor is the policy before the step, and each token has a truncated weight."""
+    return CorrectionConfig(**({"anchor": "proximal_recomputed", "weight": "token"} | options))
+
+
+def decoupled_ppo(**options):
+    """PPO's clip around the policy before the step, with weights for having sampled with others."""
+    return AlgorithmConfig(**({"loss": PpoClipLoss(), "correction": decoupled()} | options))
+
 
 LOGP = st.floats(-6, -0.02)
 

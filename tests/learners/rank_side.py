@@ -23,6 +23,19 @@ Rows = Mapping[tuple[GroupId, int], Trajectory]
 PlainShard = tuple[str, tuple[int, ...], tuple[int, ...], np.ndarray]
 
 
+def new_learner(spec: RankSpec, recipe: Recipe, folder: Path) -> Learner:
+    return Learner(
+        recipe.algorithm,
+        recipe.learner,
+        recipe.deadlines,
+        temperature=recipe.sampling.temperature,
+        steps=recipe.steps,
+        seed=recipe.seed,
+        model_path=folder,
+        rank=spec,
+    )
+
+
 def plain_shards(learner: Learner) -> list[PlainShard]:
     return [(s.name, s.shape, s.start, s.tensor.detach().float().clone().numpy()) for s in learner.shards()]
 
@@ -31,12 +44,12 @@ def train(
     spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows, steps: int, saved: Path | None = None
 ) -> tuple[list[StepReport], list[PlainShard], list[tuple[GroupId, int]]]:
     """Steps on the same batch, each rank with the rows it asked for and no others."""
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     needed = learner.rows_needed(batch)
     reports = [learner.step(batch, {name: rows[name] for name in needed}) for _ in range(steps)]
     shards = plain_shards(learner)
     if saved is not None:
-        learner.save_pretrained(str(saved))
+        learner.save_pretrained(saved)
     learner.close()
     return reports, shards, needed
 
@@ -46,7 +59,7 @@ def failure(
 ) -> tuple[str, str, Any]:
     """Type and text of what a step raises, and the weights after it. Rank ``absent`` comes up, takes no part and, after ``stays``
     seconds, is gone."""
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     if spec.rank == absent:
         time.sleep(stays)
         return "", "", []
@@ -60,7 +73,7 @@ def failure(
 def cannot_start(spec: RankSpec, recipe: Recipe, folder: Path) -> tuple[str, str]:
     """Type and text of what constructing a learner raises."""
     try:
-        Learner(recipe, str(folder), spec).close()
+        new_learner(spec, recipe, folder).close()
     except (AsyncRLError, ValueError) as error:
         return type(error).__name__, str(error)
     return "", ""
@@ -79,7 +92,7 @@ def train_and_save(
     """Train ``before`` and save while training ``after``, files written after its first step: weights saved, what came after."""
     from learners.megatron.checkpoint_writer import PlannedSave
 
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     for batch, rows in before:
         _step(learner, batch, rows)
     saved = plain_shards(learner)
@@ -100,11 +113,12 @@ def load_and_train(
     spec: RankSpec, recipe: Recipe, folder: Path, source: Path, after: Batches, again: Path | None = None
 ) -> tuple[int, list[PlainShard], list[StepReport], list[PlainShard]]:
     """Load a checkpoint, save it ``again`` at once, and train: version and weights loaded, and what came after."""
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     version = learner.load_checkpoint(source)
     loaded = plain_shards(learner)
     if again is not None:
-        learner.save_checkpoint(again)
+        learner.start_checkpoint(again)
+        learner.finish_checkpoint()
     reports = [_step(learner, batch, rows) for batch, rows in after]
     shards = plain_shards(learner)
     learner.close()
@@ -125,7 +139,7 @@ def stored_tensors(spec: RankSpec, recipe: Recipe, folders: list[Path]) -> list[
 
 def loads(spec: RankSpec, recipe: Recipe, folder: Path, sources: list[Path]) -> list[tuple[str, str, list[PlainShard]]]:
     """Try to load one after the other: type and text of what each raises, and the weights then."""
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     outcomes = []
     for source in sources:
         kind, text = "", ""
@@ -145,20 +159,22 @@ def save_within(
     and whether it left anything."""
     import resource
 
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     if spec.rank == limited:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, unlimited[1]))
     kind, text = "", ""
     try:
-        learner.save_checkpoint(target)
+        learner.start_checkpoint(target)
+        learner.finish_checkpoint()
     except AsyncRLError as error:
         kind, text = type(error).__name__, str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     for batch, rows in batches:
         _step(learner, batch, rows)
     left = spec.rank == 0 and any(target.parent.iterdir())
-    learner.save_checkpoint(target)
+    learner.start_checkpoint(target)
+    learner.finish_checkpoint()
     learner.close()
     return kind, text, left
 
@@ -168,7 +184,7 @@ def die_saving(spec: RankSpec, recipe: Recipe, folder: Path, target: Path) -> No
     import os
     import signal
 
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     learner.start_checkpoint(target)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -182,9 +198,10 @@ def random_numbers(spec: RankSpec, recipe: Recipe, folder: Path, target: Path) -
             forked = torch.rand(3).tolist()
         return forked + torch.rand(3).tolist()
 
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     draw()
-    learner.save_checkpoint(target)
+    learner.start_checkpoint(target)
+    learner.finish_checkpoint()
     after, later = draw(), draw()
     learner.load_checkpoint(target)
     resumed = draw()
@@ -194,10 +211,10 @@ def random_numbers(spec: RankSpec, recipe: Recipe, folder: Path, target: Path) -
 
 def save_twice(spec: RankSpec, recipe: Recipe, folder: Path, target: Path) -> str:
     """Save to a folder, and again to the same one; the type of what the second raises."""
-    learner = Learner(recipe, str(folder), spec)
-    learner.save_pretrained(str(target))
+    learner = new_learner(spec, recipe, folder)
+    learner.save_pretrained(target)
     try:
-        learner.save_pretrained(str(target))
+        learner.save_pretrained(target)
     except FileExistsError as error:
         return type(error).__name__
     finally:
@@ -215,9 +232,9 @@ def log_probabilities(
     from learners.megatron.log_probabilities import Tile, token_log_probabilities
     from learners.megatron.meeting import meet
 
-    dist.init_process_group("gloo", store=meet(spec, 60.0), rank=spec.rank, world_size=spec.world_size)
+    dist.init_process_group("gloo", store=meet(spec, 60.0), rank=spec.rank, world_size=spec.layout.ranks)
     states = torch.from_numpy(hidden).requires_grad_()
-    mine = torch.from_numpy(weight).chunk(spec.world_size)[spec.rank].clone().requires_grad_()
+    mine = torch.from_numpy(weight).chunk(spec.layout.ranks)[spec.rank].clone().requires_grad_()
     logp, entropy = token_log_probabilities(states, mine, torch.from_numpy(targets), temperature, dist.group.WORLD, Tile(*tile))
     number = torch.arange(len(logp))
     results = [logp.detach(), entropy.detach()]
@@ -313,7 +330,7 @@ def passes_ahead(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, row
     """How many forward passes a step makes to know log-probabilities ahead."""
     from learners.megatron.trainer import Trainer
 
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     with mock.patch.object(Trainer, "log_probabilities", autospec=True, side_effect=Trainer.log_probabilities) as ahead:
         _step(learner, batch, rows)
     learner.close()
@@ -322,7 +339,7 @@ def passes_ahead(spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, row
 
 def train_on(spec: RankSpec, recipe: Recipe, folder: Path, batches: Batches) -> tuple[list[StepReport], list[PlainShard]]:
     """Train one batch after the other: what came of each, and the weights at the end."""
-    learner = Learner(recipe, str(folder), spec)
+    learner = new_learner(spec, recipe, folder)
     reports = [_step(learner, batch, rows) for batch, rows in batches]
     shards = plain_shards(learner)
     learner.close()

@@ -21,6 +21,7 @@ from unittest import mock
 
 import msgspec
 
+from asyncrl.core.parallel_layout import ParallelLayout
 from learners.rank import FileMeeting, RankSpec, TcpMeeting
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -40,28 +41,22 @@ class RankFailed(AssertionError):
 def run_ranks(
     function: Callable[..., Any],
     *arguments: Any,
-    tensor: int = 1,
-    pipeline: int = 1,
-    data: int = 1,
-    context: int = 1,
-    expert: int = 1,
-    expert_tensor: int = 1,
     over_tcp: bool = False,
     deadline: float = 60.0,
+    **dimensions: int,
 ) -> list[Any]:
-    """Call ``function(spec, *arguments)`` in one process for each rank; what they return, in order of ranks.
+    """Call ``function(spec, *arguments)`` in one process for each rank of the layout with ``dimensions``; what they return, in
+    order of ranks.
 
     ``function`` must be importable, arguments and results picklable. Ranks meet in a file, or as those of several hosts do.
     """
     _start_server()
-    world_size = tensor * pipeline * data * context
-    grid = {"tensor": tensor, "pipeline": pipeline, "data": data, "context": context}
-    grid |= {"expert": expert, "expert_tensor": expert_tensor}
+    layout = ParallelLayout(**dimensions)
     ranks = []
     folder = tempfile.TemporaryDirectory()
     meeting, listening = TcpMeeting.listen("127.0.0.1") if over_tcp else (FileMeeting.make(Path(folder.name) / "meeting"), None)
-    for rank in range(world_size):
-        spec = RankSpec(rank=rank, world_size=world_size, meeting=meeting, **grid)
+    for rank in range(layout.ranks):
+        spec = RankSpec(rank=rank, meeting=meeting, layout=layout)
         receiver, sender = _CONTEXT.Pipe(duplex=False)
         its_socket = listening if rank == 0 else None
         process = _CONTEXT.Process(target=_run, args=(sender, function, spec, its_socket, arguments), daemon=True)

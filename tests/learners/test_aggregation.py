@@ -6,12 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_samples import pack_tokens, rows_of_tokens
+from loss_samples import decoupled, decoupled_ppo, pack_tokens, rows_of_tokens
 
 from asyncrl.core.recipe.algorithm import (
-    AlgorithmConfig,
     ConstantAggregation,
-    CorrectionConfig,
     GmpoLoss,
     GspoLoss,
     MaskBound,
@@ -28,8 +26,8 @@ from learners.losses import policy_loss
 KINDS = [TokenMean(), SequenceMeanTokenSum(), SequenceMeanTokenMean(), ConstantAggregation(tokens=7)]
 LOSSES = [PpoClipLoss(), GspoLoss(), GmpoLoss(), ReinforceLoss()]
 CORRECTIONS = [
-    CorrectionConfig(),
-    CorrectionConfig(weight="segment", bound=MaskBound(), reject=(RejectDivergence(level="sequence", reduce="max", upper=2.0),)),
+    decoupled(),
+    decoupled(weight="segment", bound=MaskBound(), reject=(RejectDivergence(level="sequence", reduce="max", upper=2.0),)),
 ]
 
 
@@ -63,7 +61,7 @@ def loss_and_gradient(rows, config, divisor):
     st.randoms(use_true_random=False),
 )
 def test_parts_of_a_batch_add_up_to_it(rows, kind, loss, correction, random):
-    config = AlgorithmConfig(loss=loss, aggregation=kind, correction=correction)
+    config = decoupled_ppo(loss=loss, aggregation=kind, correction=correction)
     divisor = max(1, denominator(counts(rows), ones(rows), kind))
     rows = shared(rows, kind)
     whole, whole_gradient = loss_and_gradient(rows, config, divisor)
@@ -97,7 +95,7 @@ def test_each_kind_is_what_its_name_says(rows):
         ConstantAggregation(tokens=7): np.mean([one.sum() / 7 for one in terms]),
     }
     for kind, value in expected.items():
-        config = AlgorithmConfig(loss=ReinforceLoss(), aggregation=kind, correction=CorrectionConfig(weight="none"))
+        config = decoupled_ppo(loss=ReinforceLoss(), aggregation=kind, correction=decoupled(weight="none"))
         loss, _ = loss_and_gradient(shared(rows, kind), config, denominator(counts(rows), ones(rows), kind))
         assert loss == pytest.approx(value, rel=1e-4, abs=1e-5)
 

@@ -4,14 +4,13 @@ import msgspec
 import pytest
 import rank_side
 from learner_samples import make_batch, make_model, make_recipe, untimed
+from loss_samples import decoupled, decoupled_ppo
 from ranks import run_ranks
 
 from asyncrl.core.metrics import combine
 from asyncrl.core.recipe.algorithm import (
-    AlgorithmConfig,
     ClipCovLoss,
     ConstantAggregation,
-    CorrectionConfig,
     GdpoAdvantage,
     GmpoLoss,
     GspoLoss,
@@ -31,47 +30,45 @@ from asyncrl.core.recipe.algorithm import (
 # Behaviour log-probabilities of the sample rows are far from a random model's; loose enough that something is trained.
 LOOSE = MaskBound(lower=0.05, upper=20.0)
 ALGORITHMS = {
-    "turns": AlgorithmConfig(
+    "turns": decoupled_ppo(
         advantage=RlooAdvantage(),
         credit=TurnCredit(discount=0.9),
         loss=GspoLoss(),
         aggregation=SequenceMeanTokenMean(),
-        correction=CorrectionConfig(weight="segment", bound=LOOSE),
+        correction=decoupled(weight="segment", bound=LOOSE),
         entropy_bonus=0.01,
     ),
-    "several_rewards": AlgorithmConfig(
-        advantage=GdpoAdvantage(rewards={"right": 1.0, "polite": -0.5}), correction=CorrectionConfig(bound=LOOSE)
+    "several_rewards": decoupled_ppo(
+        advantage=GdpoAdvantage(rewards={"right": 1.0, "polite": -0.5}), correction=decoupled(bound=LOOSE)
     ),
-    "clip_cov": AlgorithmConfig(
+    "clip_cov": decoupled_ppo(
         advantage=ReinforcePlusPlusAdvantage(),
         loss=ClipCovLoss(share=0.2, low=0.0, high=9.0),
         aggregation=ConstantAggregation(tokens=30),
-        correction=CorrectionConfig(anchor="proximal_log_linear", trust_region_decay=0.9),
+        correction=decoupled(anchor="proximal_log_linear", trust_region_decay=0.9),
     ),
-    "kl_cov": AlgorithmConfig(
+    "kl_cov": decoupled_ppo(
         loss=KlCovLoss(share=0.2, coefficient=0.1),
-        correction=CorrectionConfig(anchor="behaviour", weight="none", reject=(RejectDivergence(level="token", upper=1.0),)),
+        correction=decoupled(anchor="behaviour", weight="none", reject=(RejectDivergence(level="token", upper=1.0),)),
     ),
     # Nobody succeeds: all advantages are 0, and so are all covariances.
-    "kl_cov_of_ties": AlgorithmConfig(
+    "kl_cov_of_ties": decoupled_ppo(
         advantage=PassAtKAdvantage(k=2, success=9.0),
         loss=KlCovLoss(share=0.2, coefficient=0.1),
-        correction=CorrectionConfig(anchor="behaviour", weight="none"),
+        correction=decoupled(anchor="behaviour", weight="none"),
     ),
-    "second_moment": AlgorithmConfig(
+    "second_moment": decoupled_ppo(
         loss=GspoLoss(),
-        correction=CorrectionConfig(
-            weight="sequence", bound=NormalizedBound(upper=20.0), reject=(RejectSecondMoment(upper=1.0),)
-        ),
+        correction=decoupled(weight="sequence", bound=NormalizedBound(upper=20.0), reject=(RejectSecondMoment(upper=1.0),)),
     ),
-    "normalized_weights": AlgorithmConfig(
-        correction=CorrectionConfig(bound=NormalizedBound(upper=20.0), reject=(RejectOffPolicySequence(upper=0.5),)),
+    "normalized_weights": decoupled_ppo(
+        correction=decoupled(bound=NormalizedBound(upper=20.0), reject=(RejectOffPolicySequence(upper=0.5),)),
         minibatches=2,
     ),
-    "gmpo": AlgorithmConfig(
+    "gmpo": decoupled_ppo(
         loss=GmpoLoss(),
         aggregation=SequenceMeanTokenMean(),
-        correction=CorrectionConfig(bound=LOOSE, reject=(RejectDivergence(level="token", upper=2.0),)),
+        correction=decoupled(bound=LOOSE, reject=(RejectDivergence(level="token", upper=2.0),)),
     ),
 }
 

@@ -3,10 +3,9 @@
 import math
 
 import pytest
-from loss_samples import Row, Token, pack_tokens
+from loss_samples import Row, Token, decoupled, pack_tokens
 
 from asyncrl.core.recipe.algorithm import (
-    CorrectionConfig,
     MaskBound,
     RejectDivergence,
     RejectOffPolicySequence,
@@ -23,7 +22,7 @@ def token(log_ratio, turn=0, mask=True, staleness=0):
 
 def corrected(rows, **config):
     theta, proximal, tokens = pack_tokens([Row(tuple(row), 1.0) for row in rows])
-    return correct(theta, proximal, tokens, CorrectionConfig(**config))
+    return correct(theta, proximal, tokens, decoupled(**config))
 
 
 LOOSE = TruncateBound(upper=1e9)
@@ -92,7 +91,7 @@ def test_losing_rows_far_from_the_policy_are_left_out():
     theta, proximal, tokens = pack_tokens(rows)
     # 1 and 0.5 nats of the current policy, whatever it was before the step: 0.75 on the mean; 0.7 of the row that is near.
     for upper, expected in ((0.74, [1, 1, 0] + [0] * 7), (0.76, [0] * 10)):
-        result = correct(theta, proximal, tokens, CorrectionConfig(reject=(RejectOffPolicySequence(upper=upper),)))
+        result = correct(theta, proximal, tokens, decoupled(reject=(RejectOffPolicySequence(upper=upper),)))
         assert result.rejected.int().tolist() == expected
 
 
@@ -126,6 +125,6 @@ def test_rows_out_of_the_loss_and_no_rows_are_left_alone(level):
 
 def test_nothing_of_it_has_a_gradient():
     theta, proximal, tokens = pack_tokens([Row((token(0.3, staleness=2),), 1.0)])
-    result = correct(theta.requires_grad_(), proximal.requires_grad_(), tokens, CorrectionConfig(anchor="proximal_log_linear"))
+    result = correct(theta.requires_grad_(), proximal.requires_grad_(), tokens, decoupled(anchor="proximal_log_linear"))
     assert not result.weight.requires_grad
     assert not result.logp_anchor.requires_grad

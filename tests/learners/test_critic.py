@@ -6,17 +6,17 @@ import pytest
 import rank_side
 import torch
 from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
+from loss_samples import decoupled_ppo
 from ranks import run_ranks
 from test_ranks import distance, weights_of
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, GaeAdvantage, KlInReward, TurnCredit
-from asyncrl.core.recipe.schema import SamplingConfig
+from asyncrl.core.recipe.algorithm import EpisodeCredit, GaeAdvantage, KlInReward, TurnCredit
 from learners.micro_batch import pack
 from learners.token_credit import normalised, token_credit
 from learners.value_loss import value_loss
 
-GAE = AlgorithmConfig(advantage=GaeAdvantage(lam=0.9, critic_lr=3e-3, value_clip=0.5))
+GAE = decoupled_ppo(advantage=GaeAdvantage(lam=0.9, critic_lr=3e-3, value_clip=0.5))
 BATCHES = [make_batch(version) for version in (5, 6, 7)]
 
 
@@ -29,7 +29,7 @@ def run(function, folder, algorithm, *arguments, grid=(1, 1, 1), context=1, **le
     sides = dict(zip(("tensor", "pipeline", "data"), grid, strict=True))
     recipe = make_recipe(folder, **sides, **({"lr": 1e-3, "context_parallel": context} | learner))
     recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
-    return run_ranks(function, recipe, folder, *arguments, **sides, context=context)
+    return run_ranks(function, recipe, folder, *arguments, **msgspec.structs.asdict(recipe.learner.layout))
 
 
 def readings_of(reports, steps):
@@ -50,7 +50,7 @@ def packed(**changes):
         [[0.0]] * 5,
         [1.0] * 5,
         batch=batch,
-        sampling=SamplingConfig(temperature=0.8),
+        temperature=0.8,
         multiple=1,
     )
     return part, records
@@ -63,18 +63,18 @@ def test_credit_is_that_of_a_loop_over_the_sampled_tokens(by_turn, alpha):
     if by_turn:
         records = [msgspec.structs.replace(r, turn_rewards=(0.5 * number, 1.0 - number)) for number, r in enumerate(records)]
     random = torch.Generator().manual_seed(0)
-    values, divergences = (torch.randn(len(part.row), generator=random) for _ in range(2))
+    values, divergences = (torch.randn(len(part.targets), generator=random) for _ in range(2))
     config = GaeAdvantage(discount=0.9, lam=0.7, length_adaptive_alpha=alpha)
     credit = TurnCredit() if by_turn else EpisodeCredit()
     advantages, returns = token_credit(part, records, values, divergences, 0.3, config, credit)
     for row in range(5):
-        places = [place for place in range(len(part.row)) if part.row[place] == row]
+        places = [place for place in range(len(part.targets)) if part.rows.index[place] == row]
         lam = max(0.0, 1 - 1 / (alpha * len(places))) if alpha else 0.7
         following, ahead = 0.0, 0.0
         for place in reversed(places):
             reward = -0.3 * divergences[place].item()
-            if by_turn and (place == places[-1] or part.turn[place] != part.turn[place + 1]):
-                reward += records[row].turn_rewards[int(part.turn[place]) - int(part.turn[places[0]])]
+            if by_turn and (place == places[-1] or part.turns.index[place] != part.turns.index[place + 1]):
+                reward += records[row].turn_rewards[int(part.turns.index[place]) - int(part.turns.index[places[0]])]
             if not by_turn and place == places[-1]:
                 reward += records[row].reward
             ahead = reward + 0.9 * following - values[place].item() + 0.9 * lam * ahead
@@ -207,6 +207,6 @@ def test_it_goes_on_in_another_layout(folder, tmp_path):
 
 def test_a_checkpoint_without_a_critic_is_refused(folder, tmp_path):
     target = tmp_path / "version-000008"
-    run(rank_side.train_and_save, folder, AlgorithmConfig(), [], target, BATCHES[:1])
+    run(rank_side.train_and_save, folder, decoupled_ppo(), [], target, BATCHES[:1])
     (((kind, text, _),),) = run(rank_side.loads, folder, GAE, [target])
     assert (kind, "critic False (this run: True)" in text) == ("CheckpointMismatch", True)

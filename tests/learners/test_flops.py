@@ -5,12 +5,13 @@ import pytest
 import rank_side
 import torch
 from learner_samples import VOCABULARY, make_batch, make_model, make_recipe
+from loss_samples import decoupled_ppo
 from ranks import run_ranks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, GaeAdvantage, KlInLoss
+from asyncrl.core.recipe.algorithm import GaeAdvantage, KlInLoss
 from asyncrl.core.recipe.schema import LoraConfig
 from learners.flops import ProductShapes, backward_flops, forward_flops, peak_flops
 
@@ -80,7 +81,7 @@ def test_a_step_of_adapters_counts_no_gradients_of_frozen_weights(folder, grid):
     shapes = msgspec.structs.replace(SHAPES, adapters=LAYERS * 5 * (64 + 32))
     described = shapes, [record.length for record in batch.rows], sum(int(row.loss_mask.sum()) for row in rows.values())
     expected = forward_flops(*described) + backward_flops(*described)
-    assert flops_of(readings) * recipe.learner.ranks == pytest.approx(expected, rel=1e-9)
+    assert flops_of(readings) * recipe.learner.layout.ranks == pytest.approx(expected, rel=1e-9)
 
 
 def readings_of(folder, algorithm=None):
@@ -104,9 +105,9 @@ def test_a_step_counts_all_its_passes(folder, mixture):
     assert flops_of(readings) == pytest.approx(3 * policy, rel=1e-9)
     assert "learner/mfu" not in readings, "a CPU's peak is not known"
     # The reference's pass is a forward pass; the critic is asked for its values, and then trained.
-    assert flops_of(readings_of(folder, AlgorithmConfig(kl=KlInLoss(coefficient=0.1)))) == pytest.approx(4 * policy, rel=1e-9)
+    assert flops_of(readings_of(folder, decoupled_ppo(kl=KlInLoss(coefficient=0.1)))) == pytest.approx(4 * policy, rel=1e-9)
     assert flops_of(readings_of(mixture)) == pytest.approx(3 * forward_flops(MIXTURE, lengths, sampled), rel=1e-9)
-    with_critic = readings_of(folder, AlgorithmConfig(advantage=GaeAdvantage()))
+    with_critic = readings_of(folder, decoupled_ppo(advantage=GaeAdvantage()))
     assert flops_of(with_critic) == pytest.approx(3 * policy + 4 * critic, rel=1e-9)
 
 

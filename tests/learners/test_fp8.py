@@ -6,6 +6,7 @@ import torch
 from learner_samples import make_batch, make_model, make_recipe
 from ranks import run_ranks
 
+from asyncrl.core.parallel_layout import ParallelLayout
 from learners.preparation import Preparation
 from learners.rank import FileMeeting, RankSpec
 
@@ -53,10 +54,12 @@ def test_experts_are_refused(tmp_path):
 
 def test_every_rank_gets_a_multiple_of_16_tokens(folder):
     batch, rows = make_batch()
-    rank = RankSpec(rank=0, world_size=2, meeting=FileMeeting(""), tensor=2)
+    rank = RankSpec(rank=0, meeting=FileMeeting(""), layout=ParallelLayout(tensor=2))
 
     def packed(fp8):
-        (mini_batch,) = Preparation(of_recipe(folder, fp8=fp8, tensor=2), rank, None).mini_batches(batch, rows, 0.0)
+        recipe = of_recipe(folder, fp8=fp8, tensor=2)
+        preparation = Preparation(recipe.algorithm, recipe.learner, recipe.sampling.temperature, rank, None)
+        (mini_batch,) = preparation.mini_batches(batch, rows, 0.0)
         return mini_batch.micro_batches
 
     plain, padded = packed("none"), packed("hybrid")

@@ -1,6 +1,7 @@
 """Layouts beyond the plain grid: what they change in memory and schedule changes neither loss nor gradients."""
 
 import layout_side
+import msgspec
 import numpy as np
 import pytest
 import rank_side
@@ -43,10 +44,9 @@ def one_rank(folder):
 
 def recipe_and_grid(folder, *, tensor=1, pipeline=1, data=1, context=1, expert=1, expert_tensor=1, **learner):
     """The recipe of a layout, and what :func:`run_ranks` is to be told of it."""
-    grid = {"tensor": tensor, "pipeline": pipeline, "data": data}
     others = {"context_parallel": context, "expert_parallel": expert, "expert_tensor_parallel": expert_tensor}
-    recipe = make_recipe(folder, **grid, **others, **learner)
-    return recipe, {**grid, "context": context, "expert": expert, "expert_tensor": expert_tensor}
+    recipe = make_recipe(folder, tensor=tensor, pipeline=pipeline, data=data, **others, **learner)
+    return recipe, msgspec.structs.asdict(recipe.learner.layout)
 
 
 def gradients(folder, **layout):
@@ -115,7 +115,7 @@ def test_one_rank_has_the_gradients_of_plain_hugging_face(folder, one_rank):
 def test_chunks_load_and_publish_the_same_bits(tmp_path, architecture):
     folder, saved = make_model(tmp_path / "model", architecture), tmp_path / "saved"
     recipe = make_recipe(folder, pipeline=2, virtual_pipeline=2)
-    results = run_ranks(rank_side.train, recipe, folder, *make_batch(), 0, saved, pipeline=2)
+    results = run_ranks(rank_side.train, recipe, folder, *make_batch(), 0, saved, pipeline=2, virtual_pipeline=2)
     whole, expected, written = assemble([shards for _, shards, _ in results]), stored(folder), stored(saved)
     assert whole.keys() == expected.keys() == written.keys()
     for name, tensor in expected.items():
@@ -146,7 +146,7 @@ def test_chunks_go_on_from_what_other_layouts_wrote(folder, tmp_path):
 def test_layers_that_the_chunks_do_not_divide_are_refused(tmp_path):
     folder = make_model(tmp_path)
     recipe = make_recipe(folder, pipeline=2, virtual_pipeline=3)
-    assert set(run_ranks(rank_side.cannot_start, recipe, folder, pipeline=2)) == {
+    assert set(run_ranks(rank_side.cannot_start, recipe, folder, pipeline=2, virtual_pipeline=3)) == {
         ("RecipeError", "learner.virtual_pipeline: 3 does not divide the 2 layers of a pipeline stage; choose a divisor of 2")
     }
 

@@ -30,7 +30,7 @@ def ranks_of(function, folder, *arguments, grid=(1, 1, 1), **learner):
     # The rate changes with the version, so that a schedule resumed at another place gives other weights.
     options = {"min_lr_ratio": 0.1, "weight_decay": 0.1} | learner
     recipe = make_recipe(folder, tensor=tensor, pipeline=pipeline, data=data, **options)
-    return run_ranks(function, recipe, folder, *arguments, tensor=tensor, pipeline=pipeline, data=data)
+    return run_ranks(function, recipe, folder, *arguments, **msgspec.structs.asdict(recipe.learner.layout))
 
 
 def train_and_save(folder, target, **options):
@@ -292,9 +292,12 @@ def elsewhere(target):
 
 def test_what_is_no_index_and_no_state_is_told(folder, copies):
     ways = {
-        "points elsewhere": (elsewhere, ".metadata points to ../elsewhere, which is none of the checkpoint's files"),
-        "no pickle": (lambda target: (target / ".metadata").write_bytes(b"!"), ".metadata is no index of a checkpoint"),
-        "a number": (lambda target: (target / ".metadata").write_bytes(pickle.dumps(1)), ".metadata is no index of a checkpoint"),
+        "points elsewhere": (elsewhere, ".metadata points to ../elsewhere, which is not one of the checkpoint's files"),
+        "no pickle": (lambda target: (target / ".metadata").write_bytes(b"!"), ".metadata is not an index of a checkpoint"),
+        "a number": (
+            lambda target: (target / ".metadata").write_bytes(pickle.dumps(1)),
+            ".metadata is not an index of a checkpoint",
+        ),
         "no archive": (lambda target: (target / "common.pt").write_bytes(b"!"), "common.pt is not what torch saves"),
         "a list": (lambda target: (target / "common.pt").write_bytes(saved_by_torch([1])), "common.pt holds a list, not a"),
     }

@@ -8,6 +8,7 @@ import pytest
 import rank_side
 import torch
 from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
+from loss_samples import decoupled_ppo
 from ranks import run_ranks
 from safetensors.torch import load_file, save_file
 from test_layouts import hugging_face_loss, recipe_and_grid
@@ -18,7 +19,7 @@ from test_reference_policy import run
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, GaeAdvantage
+from asyncrl.core.recipe.algorithm import GaeAdvantage
 from asyncrl.core.recipe.schema import LoraConfig
 
 RANK, ALPHA = 3, 5.0
@@ -240,7 +241,7 @@ def test_other_weights_and_other_adapters_are_refused(folder, tmp_path):
 
 
 def test_a_critic_beside_adapters_trains_all_of_its_weights_and_survives_a_resume(folder, tmp_path):
-    target, algorithm = tmp_path / "version-000008", AlgorithmConfig(advantage=GaeAdvantage())
+    target, algorithm = tmp_path / "version-000008", decoupled_ppo(advantage=GaeAdvantage())
     ((saved, reports, shards),) = run(rank_side.train_and_save, folder, algorithm, BEFORE, target, AFTER, lora=LORA)
     ((_, loaded, redone, resumed),) = run(rank_side.load_and_train, folder, algorithm, target, AFTER, lora=LORA)
     assert_identical(assemble([loaded]), assemble([saved]))

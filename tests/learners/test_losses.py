@@ -7,13 +7,11 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from loss_samples import Row, Token, pack_tokens, rows_of_tokens
+from loss_samples import Row, Token, decoupled, decoupled_ppo, pack_tokens, rows_of_tokens
 
 from asyncrl.core.recipe.algorithm import (
-    AlgorithmConfig,
     CispoLoss,
     ClipCovLoss,
-    CorrectionConfig,
     DivergenceMaskLoss,
     GmpoLoss,
     GspoLoss,
@@ -32,7 +30,7 @@ from asyncrl.core.recipe.algorithm import (
 )
 from learners.losses import policy_loss
 
-PLAIN = CorrectionConfig(weight="none")
+PLAIN = decoupled(weight="none")
 LOSSES = {
     "ppo": PpoClipLoss(clip_low=0.2, clip_high=0.3),
     "dual": PpoClipLoss(clip_low=0.2, clip_high=0.3, dual_clip=2.0),
@@ -48,12 +46,12 @@ LOSSES = {
 }
 CORRECTIONS = [
     PLAIN,
-    CorrectionConfig(bound=TruncateBound(upper=2.0)),
-    CorrectionConfig(weight="segment", bound=MaskBound(lower=0.5, upper=2.0)),
-    CorrectionConfig(weight="sequence", reject=(RejectRatio(level="segment", reduce="max", lower=0.1, upper=9.0),)),
-    CorrectionConfig(anchor="proximal_log_linear", reject=(RejectDivergence(level="token", upper=0.4),), trust_region_decay=0.8),
-    CorrectionConfig(anchor="behaviour", weight="none"),
-    CorrectionConfig(bound=NormalizedBound(upper=2.0), reject=(RejectOffPolicySequence(upper=0.5),)),
+    decoupled(bound=TruncateBound(upper=2.0)),
+    decoupled(weight="segment", bound=MaskBound(lower=0.5, upper=2.0)),
+    decoupled(weight="sequence", reject=(RejectRatio(level="segment", reduce="max", lower=0.1, upper=9.0),)),
+    decoupled(anchor="proximal_log_linear", reject=(RejectDivergence(level="token", upper=0.4),), trust_region_decay=0.8),
+    decoupled(anchor="behaviour", weight="none"),
+    decoupled(bound=NormalizedBound(upper=2.0), reject=(RejectOffPolicySequence(upper=0.5),)),
 ]
 
 
@@ -209,7 +207,7 @@ def loss_of(rows, config, denominator, singled=None):
 @settings(deadline=None, max_examples=400)
 @given(rows_of_tokens(), st.sampled_from(list(LOSSES)), st.sampled_from(CORRECTIONS), st.data())
 def test_every_loss_with_every_correction_is_the_sum_of_its_terms(rows, name, correction, data):
-    config = AlgorithmConfig(loss=LOSSES[name], correction=correction)
+    config = decoupled_ppo(loss=LOSSES[name], correction=correction)
     assume(min(margins(rows, config), default=1.0) > 1e-4)
     count = sum(len(row.tokens) for row in rows)
     singled = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
@@ -232,7 +230,7 @@ SMOOTH = [name for name in LOSSES if name not in ("cispo", "dppo_tv", "dppo_kl",
 @settings(deadline=None, max_examples=150)
 @given(rows_of_tokens(), st.sampled_from(SMOOTH))
 def test_gradients_are_the_differences_of_the_formula(rows, name):
-    config = AlgorithmConfig(loss=LOSSES[name], correction=PLAIN)
+    config = decoupled_ppo(loss=LOSSES[name], correction=PLAIN)
     theta, outcome = loss_of(rows, config, 3)
     outcome.loss.backward()
     expected = differences(rows, config)
@@ -262,7 +260,7 @@ def nudge(rows, number, at, shift):
 @given(rows_of_tokens())
 def test_a_row_of_gspo_has_the_gradient_of_the_geometric_mean(rows):
     """Summed over the row; each token of the straight-through form has as much of it as any other."""
-    config = AlgorithmConfig(loss=GspoLoss(clip_low=0.5, clip_high=1.0), correction=PLAIN)
+    config = decoupled_ppo(loss=GspoLoss(clip_low=0.5, clip_high=1.0), correction=PLAIN)
     theta, outcome = loss_of(rows, config, 3)
     outcome.loss.backward()
     assert torch.isfinite(theta.grad).all()
@@ -283,7 +281,7 @@ def rowwise(values, rows):
 def one_token(theta, advantage, loss, behaviour=-1.0, correction=PLAIN, staleness=0, singled=None):
     """Gradient and outcome of a single token whose proximal log-probability is -1, with denominator 1."""
     rows = [Row((Token(theta, -1.0, behaviour, True, staleness, 0),), advantage)]
-    logp, outcome = loss_of(rows, AlgorithmConfig(loss=loss, correction=correction), 1, singled)
+    logp, outcome = loss_of(rows, decoupled_ppo(loss=loss, correction=correction), 1, singled)
     outcome.loss.backward()
     return logp.grad.item(), outcome
 
@@ -298,7 +296,7 @@ def test_where_the_policy_is_its_anchor_every_loss_is_plain_reinforce(rows, name
     ]
     gradients = []
     for loss in (LOSSES[name], ReinforceLoss()):
-        theta, outcome = loss_of(rows, AlgorithmConfig(loss=loss, correction=CorrectionConfig(weight="sequence")), 3)
+        theta, outcome = loss_of(rows, decoupled_ppo(loss=loss, correction=decoupled(weight="sequence")), 3)
         outcome.loss.backward()
         gradients.append(theta.grad.tolist())
         assert not outcome.clipped.any()
@@ -349,7 +347,7 @@ def test_a_divergence_mask_has_a_bound_of_its_own_for_each_sign(divergence, betw
 
 
 def test_a_rejected_token_adds_nothing_and_is_not_called_clipped():
-    reject = CorrectionConfig(weight="none", reject=(RejectRatio(level="token", lower=0.9, upper=1.1),))
+    reject = decoupled(weight="none", reject=(RejectRatio(level="token", lower=0.9, upper=1.1),))
     gradient, outcome = one_token(HIGH, 1.0, LOSSES["ppo"], behaviour=-3.0, correction=reject)
     assert (gradient, outcome.loss.item()) == (0.0, 0.0)
     assert outcome.correction.rejected.all()
@@ -357,8 +355,8 @@ def test_a_rejected_token_adds_nothing_and_is_not_called_clipped():
 
 
 LEFT_OUT = {
-    "rejected": CorrectionConfig(reject=(RejectRatio(level="token", lower=0.5, upper=2.0),)),
-    "masked": CorrectionConfig(bound=MaskBound(lower=0.5, upper=2.0)),
+    "rejected": decoupled(reject=(RejectRatio(level="token", lower=0.5, upper=2.0),)),
+    "masked": decoupled(bound=MaskBound(lower=0.5, upper=2.0)),
 }
 
 
@@ -368,7 +366,7 @@ def test_what_is_left_out_adds_nothing_to_the_rest_of_its_row(name, correction):
     """As if it were not there, but for the denominator, which is given; its entropy adds nothing either."""
     kept = (Token(-1.0, -1.2, -1.1, True, 1, 0), Token(-2.0, -1.9, -2.2, True, 0, 0))
     outlier = Token(-0.5, -0.6, -5.0, True, 0, 0)
-    config = AlgorithmConfig(loss=LOSSES[name], correction=correction, entropy_bonus=0.3)
+    config = decoupled_ppo(loss=LOSSES[name], correction=correction, entropy_bonus=0.3)
     found = []
     for row in (kept, (kept[0], outlier, kept[1])):
         theta, proximal, tokens = pack_tokens([Row(row, 1.0)])
@@ -388,8 +386,8 @@ def test_what_is_left_out_adds_nothing_to_the_rest_of_its_row(name, correction):
 def test_gmpo_weighs_each_token_within_its_mean(rows):
     """Weight times ratio is the ratio to the policy that sampled, token by token, and so is their geometric mean."""
     wide = GmpoLoss(clip=100.0)
-    weighed = AlgorithmConfig(loss=wide, correction=CorrectionConfig(weight="token", bound=TruncateBound(upper=1e9)))
-    plain = AlgorithmConfig(loss=wide, correction=CorrectionConfig(anchor="behaviour", weight="none"))
+    weighed = decoupled_ppo(loss=wide, correction=decoupled(weight="token", bound=TruncateBound(upper=1e9)))
+    plain = decoupled_ppo(loss=wide, correction=decoupled(anchor="behaviour", weight="none"))
     theta, outcome = loss_of(rows, weighed, 3)
     outcome.loss.backward()
     expected_theta, expected = loss_of(rows, plain, 3)
@@ -406,7 +404,7 @@ def test_singled_out_tokens():
 
 
 def test_the_trust_region_narrows_with_staleness():
-    narrow = CorrectionConfig(weight="none", trust_region_decay=0.5)
+    narrow = decoupled(weight="none", trust_region_decay=0.5)
     assert one_token(INSIDE, 1.0, LOSSES["ppo"], correction=narrow)[0] == pytest.approx(-1.25)
     assert one_token(INSIDE, 1.0, LOSSES["ppo"], correction=narrow, staleness=1)[0] == 0.0
 
@@ -414,7 +412,7 @@ def test_the_trust_region_narrows_with_staleness():
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_with_the_log_linear_anchor_a_fresh_token_has_a_ratio_and_a_clip(staleness):
     """As in a later optimizer step of its batch, when the policy has moved away from the one that sampled it."""
-    log_linear = CorrectionConfig(anchor="proximal_log_linear", bound=TruncateBound(upper=9.0))
+    log_linear = decoupled(anchor="proximal_log_linear", bound=TruncateBound(upper=9.0))
     gradient, outcome = one_token(HIGH, 1.0, LOSSES["ppo"], correction=log_linear, staleness=staleness)
     assert gradient == 0.0
     assert outcome.clipped.all()
@@ -422,7 +420,7 @@ def test_with_the_log_linear_anchor_a_fresh_token_has_a_ratio_and_a_clip(stalene
 
 
 def test_importance_weight_scales_the_gradient_and_is_truncated():
-    truncated = CorrectionConfig(bound=TruncateBound(upper=2.0))
+    truncated = decoupled(bound=TruncateBound(upper=2.0))
     on_policy = one_token(-1.0, 1.0, LOSSES["ppo"])[0]
     assert one_token(-1.0, 1.0, LOSSES["ppo"], -1.0 - math.log(1.5), truncated)[0] == pytest.approx(1.5 * on_policy)
     assert one_token(-1.0, 1.0, LOSSES["ppo"], -6.0, truncated)[0] == pytest.approx(2.0 * on_policy)
@@ -431,7 +429,7 @@ def test_importance_weight_scales_the_gradient_and_is_truncated():
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_masked_tokens_change_nothing_whatever_stands_there(name, correction):
-    config = AlgorithmConfig(loss=LOSSES[name], correction=correction)
+    config = decoupled_ppo(loss=LOSSES[name], correction=correction)
     good = Row((Token(-1.0, -1.2, -0.9, True, 1, 0), Token(-2.0, -1.9, -2.2, True, 0, 0)), 1.0)
     broken = Token(math.nan, -1.0, -math.inf, False, 9, 0)
     _, clean = loss_of([good], config, 2)
@@ -444,7 +442,7 @@ def test_masked_tokens_change_nothing_whatever_stands_there(name, correction):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_no_tokens_at_all_are_a_loss_of_zero(name):
-    theta, outcome = loss_of([], AlgorithmConfig(loss=LOSSES[name]), 5)
+    theta, outcome = loss_of([], decoupled_ppo(loss=LOSSES[name]), 5)
     outcome.loss.backward()
     assert outcome.loss.item() == 0.0
     assert len(theta.grad) == 0
@@ -454,7 +452,7 @@ def test_no_tokens_at_all_are_a_loss_of_zero(name):
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_a_hopeless_token_keeps_loss_and_gradient_finite(name, advantage):
     row = Row((Token(-0.1, -400.0, -1.0, True, 0, 0), Token(-300.0, -0.1, -500.0, True, 2, 1)), advantage)
-    theta, outcome = loss_of([row], AlgorithmConfig(loss=LOSSES[name]), 1)
+    theta, outcome = loss_of([row], decoupled_ppo(loss=LOSSES[name]), 1)
     outcome.loss.backward()
     assert torch.isfinite(outcome.loss)
     assert torch.isfinite(theta.grad).all()
@@ -465,7 +463,7 @@ def test_the_entropy_bonus_is_per_token_and_needs_a_gradient():
     theta, proximal, tokens = pack_tokens(rows)
     theta.requires_grad_()
     entropy = torch.tensor([0.7, 0.9], requires_grad=True)
-    config = AlgorithmConfig(entropy_bonus=0.1)
+    config = decoupled_ppo(entropy_bonus=0.1)
     policy_loss(theta, proximal, entropy, tokens, config, 4).loss.backward()
     assert entropy.grad.tolist() == pytest.approx([-0.5 * 0.1 / 4, 0.0])
     with pytest.raises(ValueError, match="entropy has no gradient"):
@@ -478,12 +476,12 @@ def test_a_divergence_in_the_loss_is_weighted_as_the_surrogate_is_and_leaves_out
     theta, proximal, tokens = pack_tokens([row])
     reference = torch.tensor([-1.2, -0.1, math.nan])
     tokens = msgspec.structs.replace(tokens, logp_reference=reference)
-    correction = CorrectionConfig(bound=MaskBound(lower=0.5, upper=5.0))
+    correction = decoupled(bound=MaskBound(lower=0.5, upper=5.0))
     entropy = torch.zeros(3)
 
     def gradient_and_loss(kl, coefficient):
         logp = theta.clone().requires_grad_()
-        outcome = policy_loss(logp, proximal, entropy, tokens, AlgorithmConfig(correction=correction, kl=kl), 7, coefficient)
+        outcome = policy_loss(logp, proximal, entropy, tokens, decoupled_ppo(correction=correction, kl=kl), 7, coefficient)
         outcome.loss.backward()
         return outcome.loss.item(), logp.grad
 
@@ -498,7 +496,7 @@ def test_a_divergence_in_the_loss_is_weighted_as_the_surrogate_is_and_leaves_out
 def test_a_divergence_without_a_reference_is_refused():
     theta, proximal, tokens = pack_tokens([Row((token(-1.0, -1.0, -1.0),), 1.0)])
     with pytest.raises(ValueError, match="no log-probabilities under the reference"):
-        policy_loss(theta, proximal, torch.zeros(1), tokens, AlgorithmConfig(kl=KlInLoss()), 1, 0.1)
+        policy_loss(theta, proximal, torch.zeros(1), tokens, decoupled_ppo(kl=KlInLoss()), 1, 0.1)
 
 
 def token(theta, proximal, behaviour, mask=True):

@@ -4,11 +4,10 @@ import pytest
 import torch
 from learner_samples import make_batch
 
-from asyncrl.core.recipe.schema import SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from learners.micro_batch import pack
 
-SAMPLING = SamplingConfig(temperature=0.8)
+TEMPERATURE = 0.8
 
 
 def packed(multiple=1, take=12, **changes):
@@ -20,7 +19,7 @@ def packed(multiple=1, take=12, **changes):
     # One for the whole row, or one a turn, in turn.
     advantages = [[float(number)] if number % 2 else [float(number), number + 0.5] for number in range(take)]
     shares = [1.0 + number for number in range(take)]
-    return records, payload, pack(records, payload, advantages, shares, batch=batch, sampling=SAMPLING, multiple=multiple)
+    return records, payload, pack(records, payload, advantages, shares, batch=batch, temperature=TEMPERATURE, multiple=multiple)
 
 
 def test_every_sampled_token_is_predicted_from_the_token_before_it():
@@ -38,13 +37,14 @@ def test_every_sampled_token_is_predicted_from_the_token_before_it():
             for place in range(begin, end)
         ]
         start += record.length
-    columns = (batch.positions, batch.targets, batch.logp_behaviour, batch.staleness, batch.row, batch.turn - 2 * batch.row)
+    row, turn = batch.rows.index, batch.turns.index
+    columns = (batch.positions, batch.targets, batch.logp_behaviour, batch.staleness, row, turn - 2 * row)
     columns += (batch.share, batch.advantages)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == [tuple(map(float, token)) for token in expected]
     assert torch.equal(batch.mask, batch.staleness <= 1)
     assert batch.mask.sum() == sum(record.loss_tokens for record in records)
     assert batch.lengths == tuple(record.length for record in records)
-    assert (batch.rows, batch.turns, batch.max_staleness) == (12, 24, 1)
+    assert (batch.rows.count, batch.turns.count, batch.max_staleness) == (12, 24, 1)
     assert not batch.singled_out.any()
 
 
@@ -82,7 +82,7 @@ def test_a_payload_of_other_lengths_versions_or_numbers_is_refused():
     row = rows[record.group_id, record.sample_index]
 
     def attempt(record=record, row=row, batch=batch, advantages=(0.0,)):
-        pack([record], [row], [advantages], [1.0], batch=batch, sampling=SAMPLING, multiple=1)
+        pack([record], [row], [advantages], [1.0], batch=batch, temperature=TEMPERATURE, multiple=1)
 
     attempt()
     with pytest.raises(ValueError, match="its record says 99"):

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 import torch
 from learner_samples import make_batch
+from loss_samples import decoupled, decoupled_ppo
 
 from asyncrl.core.metrics import Reduction
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, CorrectionConfig, MaskBound, RejectRatio
-from asyncrl.core.recipe.schema import SamplingConfig
+from asyncrl.core.recipe.algorithm import MaskBound, RejectRatio
 from learners.losses import policy_loss
 from learners.micro_batch import pack
 from learners.observations import observe, readings_of, staleness_buckets
@@ -25,16 +25,14 @@ def micro_batch(take=slice(None), **changes):
         [[1.0]] * len(records),
         [1.0] * len(records),
         batch=batch,
-        sampling=SamplingConfig(temperature=0.8),
+        temperature=0.8,
         multiple=1,
     )
     return msgspec.structs.replace(packed, **changes)
 
 
 def tally_of(batch, logp, correction=None):
-    outcome = policy_loss(
-        logp, logp, torch.ones_like(logp), batch.loss_tokens(), AlgorithmConfig(correction=correction or CorrectionConfig()), 100
-    )
+    outcome = policy_loss(logp, logp, torch.ones_like(logp), batch, decoupled_ppo(correction=correction or decoupled()), 100)
     return observe(batch, logp, torch.ones_like(logp), outcome)
 
 
@@ -69,9 +67,7 @@ def test_tokens_left_out_are_counted_by_cause():
     batch = micro_batch()
     place = torch.arange(len(batch.mask))
     logp = batch.logp_behaviour + torch.where(place % 3 == 0, 2.0, torch.where(place % 3 == 1, -4.0, 0.0))
-    correction = CorrectionConfig(
-        bound=MaskBound(lower=0.5, upper=5.0), reject=(RejectRatio(level="token", lower=0.1, upper=100.0),)
-    )
+    correction = decoupled(bound=MaskBound(lower=0.5, upper=5.0), reject=(RejectRatio(level="token", lower=0.1, upper=100.0),))
     seen = readings(tally_of(batch, logp, correction))
     stale = ~batch.mask
     assert seen["learner/tokens_masked_stale"] == stale.sum().item() > 0

@@ -4,9 +4,10 @@ import msgspec
 import pytest
 import torch
 from learner_samples import make_batch, make_model
+from loss_samples import decoupled_ppo
 from test_reference_policy import train, with_turn_rewards
 
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, GaeAdvantage, KlInReward, OverlongPenalty, TurnCredit
+from asyncrl.core.recipe.algorithm import EpisodeCredit, GaeAdvantage, KlInReward, OverlongPenalty, TurnCredit
 from learners.overlong import overlong_penalties
 from learners.row_advantages import with_overlong_penalty
 
@@ -46,9 +47,9 @@ def test_a_row_loses_it_once_whatever_credit_looks_at():
 @pytest.mark.parametrize(
     "algorithm",
     [
-        AlgorithmConfig(),
-        AlgorithmConfig(kl=KlInReward(coefficient=0.1)),
-        AlgorithmConfig(advantage=GaeAdvantage(), credit=TurnCredit(), minibatches=2),
+        decoupled_ppo(),
+        decoupled_ppo(kl=KlInReward(coefficient=0.1)),
+        decoupled_ppo(advantage=GaeAdvantage(), credit=TurnCredit(), minibatches=2),
     ],
     ids=["episodes", "divergence in the reward", "turns with a critic"],
 )

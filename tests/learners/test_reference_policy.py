@@ -6,18 +6,19 @@ import pytest
 import rank_side
 import torch
 from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
+from loss_samples import decoupled_ppo
 from ranks import run_ranks
 from test_ranks import distance
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import AdaptiveKl, AlgorithmConfig, KlInLoss, KlInReward, RlooAdvantage, TurnCredit
+from asyncrl.core.recipe.algorithm import AdaptiveKl, KlInLoss, KlInReward, RlooAdvantage, TurnCredit
 from asyncrl.core.recipe.schema import LoraConfig
 from learners.kl import adapted_coefficient
 
 BATCHES = [make_batch(version) for version in (5, 6)]
-IN_LOSS = AlgorithmConfig(kl=KlInLoss(coefficient=0.5))
-IN_REWARD = AlgorithmConfig(kl=KlInReward(coefficient=0.5), minibatches=2)
+IN_LOSS = decoupled_ppo(kl=KlInLoss(coefficient=0.5))
+IN_REWARD = decoupled_ppo(kl=KlInReward(coefficient=0.5), minibatches=2)
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +75,13 @@ def test_every_grid_sees_the_same_reference(folder, grid, algorithm):
 
 @pytest.mark.parametrize("kl", [KlInLoss(coefficient=20.0), KlInReward(coefficient=20.0)], ids=["in_loss", "in_reward"])
 def test_it_holds_the_policy_near(folder, kl):
-    free, _ = train(folder, AlgorithmConfig(kl=KlInLoss(coefficient=1e-9)), BATCHES * 3, lr=1e-3)
-    held, _ = train(folder, AlgorithmConfig(kl=kl), BATCHES * 3, lr=1e-3)
+    free, _ = train(folder, decoupled_ppo(kl=KlInLoss(coefficient=1e-9)), BATCHES * 3, lr=1e-3)
+    held, _ = train(folder, decoupled_ppo(kl=kl), BATCHES * 3, lr=1e-3)
     assert held[-1]["kl/reference_k3"] < 0.7 * free[-1]["kl/reference_k3"]
 
 
 def test_in_the_reward_it_changes_nothing_before_the_first_step_and_then_the_advantages(folder):
-    plain, first = train(folder, AlgorithmConfig(), lr=1e-3)
+    plain, first = train(folder, decoupled_ppo(), lr=1e-3)
     penalised, second = train(folder, msgspec.structs.replace(IN_REWARD, minibatches=1), lr=1e-3)
     assert penalised[0]["loss/policy"] == plain[0]["loss/policy"]
     assert abs(penalised[1]["loss/policy"] - plain[1]["loss/policy"]) > 1e-4
@@ -89,7 +90,7 @@ def test_in_the_reward_it_changes_nothing_before_the_first_step_and_then_the_adv
 
 def test_each_turn_pays_its_own_divergence(folder):
     batches = [with_turn_rewards(*one) for one in BATCHES]
-    turns = AlgorithmConfig(advantage=RlooAdvantage(), credit=TurnCredit(), kl=KlInReward(coefficient=1.0))
+    turns = decoupled_ppo(advantage=RlooAdvantage(), credit=TurnCredit(), kl=KlInReward(coefficient=1.0))
     penalised, _ = train(folder, turns, batches, lr=1e-3)
     divided, _ = train(folder, turns, batches, grid=(1, 1, 2), lr=1e-3)
     free, _ = train(folder, msgspec.structs.replace(turns, kl=KlInReward(coefficient=1e-9)), batches, lr=1e-3)
@@ -114,7 +115,7 @@ def with_turn_rewards(batch, rows):
 @pytest.mark.parametrize("grid", [(1, 1, 1), (1, 2, 1)], ids=["one", "pp2"])
 def test_an_adaptive_coefficient_and_the_reference_survive_a_resume_to_the_bit(folder, tmp_path, grid):
     control = AdaptiveKl(target=0.01, horizon=2.0)
-    algorithm = AlgorithmConfig(kl=KlInReward(coefficient=0.3, control=control))
+    algorithm = decoupled_ppo(kl=KlInReward(coefficient=0.3, control=control))
     target = tmp_path / "version-000007"
     after = [make_batch(7), make_batch(8)]
     trained = run(rank_side.train_and_save, folder, algorithm, BATCHES, target, after, grid=grid)

@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 import rank_side
 from learner_samples import assemble, make_batch, make_model, make_recipe
+from loss_samples import decoupled, decoupled_ppo
 from ranks import run_ranks
 
 from asyncrl.core.metrics import combine
 from asyncrl.core.recipe.algorithm import (
-    AlgorithmConfig,
-    CorrectionConfig,
     GrpoAdvantage,
     MaskBound,
     OverlongPenalty,
@@ -18,8 +17,8 @@ from asyncrl.core.recipe.algorithm import (
 )
 from learners.row_advantages import row_advantages, with_overlong_penalty
 
-LOOSE = CorrectionConfig(bound=MaskBound(lower=0.05, upper=20.0))
-REMAX = AlgorithmConfig(advantage=RemaxAdvantage(), correction=LOOSE)
+LOOSE = decoupled(bound=MaskBound(lower=0.05, upper=20.0))
+REMAX = decoupled_ppo(advantage=RemaxAdvantage(), correction=LOOSE)
 
 
 def with_greedy():

@@ -8,15 +8,16 @@ import pytest
 import rank_side
 import torch
 from learner_samples import assemble, make_batch, make_model, make_recipe, untimed
+from loss_samples import decoupled, decoupled_ppo
 from ranks import run_ranks
 from test_ranks import assert_same_step, distance, weights_of
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, CorrectionConfig, NormalizedBound, RejectRatio, RejectSecondMoment
+from asyncrl.core.recipe.algorithm import NormalizedBound, RejectRatio, RejectSecondMoment
 from learners.mini_batches import mini_batches, order
 
-SEVERAL = AlgorithmConfig(minibatches=2, epochs=2)
+SEVERAL = decoupled_ppo(minibatches=2, epochs=2)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def test_the_steps_are_those_of_plain_hugging_face(folder):
 
 @pytest.mark.parametrize("grid", [(2, 1, 1), (1, 2, 1), (1, 1, 2)], ids=["tp2", "pp2", "dp2"])
 def test_every_grid_takes_the_same_steps(folder, grid):
-    algorithm = msgspec.structs.replace(SEVERAL, correction=CorrectionConfig(reject=(RejectRatio(level="token", upper=9.0),)))
+    algorithm = msgspec.structs.replace(SEVERAL, correction=decoupled(reject=(RejectRatio(level="token", upper=9.0),)))
     expected, weights, _ = train(folder, algorithm)
     readings, divided, needed = train(folder, algorithm, grid=grid)
     assert readings == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -91,7 +92,7 @@ def test_every_grid_takes_the_same_steps(folder, grid):
 
 
 def test_readings_are_of_one_batch_and_tell_how_far_off_policy_it_was(folder):
-    once, _, _ = train(folder, AlgorithmConfig(), lr=1e-3)
+    once, _, _ = train(folder, decoupled_ppo(), lr=1e-3)
     several, _, _ = train(folder, SEVERAL, lr=1e-3)
     of_the_data = [name for name in once if name.startswith(("staleness/", "kl/", "mismatch/", "learner/tokens", "correction/"))]
     of_the_data.remove("staleness/optimizer_steps_mean")
@@ -107,8 +108,8 @@ def test_readings_are_of_one_batch_and_tell_how_far_off_policy_it_was(folder):
 def test_fresh_tokens_leave_the_log_linear_anchor_behind_as_the_steps_move_the_policy(folder):
     """Nothing is stale: the log-linear anchor is that of plain PPO."""
     batch, rows = make_batch(version=5, oldest=5)
-    fresh = msgspec.structs.replace(SEVERAL, correction=CorrectionConfig(anchor="proximal_log_linear"))
-    plain = msgspec.structs.replace(SEVERAL, correction=CorrectionConfig(anchor="behaviour", weight="none"))
+    fresh = msgspec.structs.replace(SEVERAL, correction=decoupled(anchor="proximal_log_linear"))
+    plain = msgspec.structs.replace(SEVERAL, correction=decoupled(anchor="behaviour", weight="none"))
     readings, weights, _ = train(folder, fresh, batch=(batch, rows), lr=1e-3)
     expected, plain_weights, _ = train(folder, plain, batch=(batch, rows), lr=1e-3)
     assert readings == pytest.approx(expected)
@@ -119,12 +120,12 @@ def test_fresh_tokens_leave_the_log_linear_anchor_behind_as_the_steps_move_the_p
 @pytest.mark.parametrize(
     ("algorithm", "passes"),
     [
-        (AlgorithmConfig(), 0),
+        (decoupled_ppo(), 0),
         (SEVERAL, 2),
-        (AlgorithmConfig(epochs=3), 1),
-        (msgspec.structs.replace(SEVERAL, correction=CorrectionConfig(anchor="proximal_log_linear")), 0),
-        (AlgorithmConfig(correction=CorrectionConfig(reject=(RejectSecondMoment(),))), 1),
-        (AlgorithmConfig(correction=CorrectionConfig(bound=NormalizedBound())), 1),
+        (decoupled_ppo(epochs=3), 1),
+        (msgspec.structs.replace(SEVERAL, correction=decoupled(anchor="proximal_log_linear")), 0),
+        (decoupled_ppo(correction=decoupled(reject=(RejectSecondMoment(),))), 1),
+        (decoupled_ppo(correction=decoupled(bound=NormalizedBound())), 1),
     ],
     ids=["one-step", "several", "epochs", "log-linear", "second-moment", "normalized"],
 )

@@ -10,6 +10,7 @@ from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.buffer_folder import BufferFolder
@@ -23,7 +24,7 @@ from buffers import commands
 from buffers.journal_files import head_of
 from buffers.payload import PayloadStore, PayloadWriter
 from learners import checkpoint_manifest, checkpoints
-from learners.checkpoint_manifest import Grid, Manifest, ModelShape, Progress
+from learners.checkpoint_manifest import Manifest, ModelShape, Progress
 
 SHAPE = ModelShape(
     layers=1,
@@ -87,7 +88,7 @@ class Run:
     def checkpoint(self, version):
         path = checkpoints.path_of(self.folder.checkpoints, version)
         path.mkdir(parents=True)
-        manifest = Manifest(progress=Progress(version), shape=SHAPE, grid=Grid(1, 1, 1), files=())
+        manifest = Manifest(progress=Progress(version), shape=SHAPE, layout=ParallelLayout(), files=())
         (path / checkpoint_manifest.NAME).write_bytes(msgspec.json.encode(manifest))
         totals = SavedTotals(steps=version, wall=10.0 * version, tokens_generated=100 * version, evaluations=[0.5])
         path.with_suffix(".json").write_bytes(msgspec.json.encode(totals))

@@ -14,7 +14,7 @@ from asyncrl.run.compose import compose, resolved_yaml
 from asyncrl.run.disk import ROOM_BYTES
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status
-from asyncrl.run.tracking import Tracker, TrackingFailed, flatten
+from asyncrl.run.tracking import Tracker, TrackingFailed
 
 
 def make(tmp_path, *overrides: str):
@@ -174,7 +174,3 @@ def test_a_full_disk_is_told_once_and_then_counted(tmp_path, monkeypatch, caplog
     assert records[1].getMessage().startswith("the disk has room again: tracking goes on, after ")
     assert "Traceback" not in caplog.text
     assert capfd.readouterr() == ("", "")
-
-
-def test_flatten():
-    assert dict(flatten({"a": {"b": 1, "c": {}}, "d": "x"})) == {"a.b": 1, "a.c": {}, "d": "x"}

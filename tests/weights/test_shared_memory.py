@@ -1,5 +1,6 @@
 import errno
 import os
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,8 @@ from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.weights.fingerprint import fingerprint
-from asyncrl.weights.shared_memory import MemoryFull, SharedMemoryWriter, merge, read
+from asyncrl.weights.shared_memory import MemoryFull, SharedMemory
+from asyncrl.weights.transport import merge
 
 V1, V2, V3 = PolicyVersion(1), PolicyVersion(2), PolicyVersion(3)
 
@@ -37,11 +39,12 @@ def shards_of_rank(rank: int, model: dict[str, torch.Tensor]) -> list[Shard]:
 
 @pytest.fixture
 def writers(tmp_path: Path):
-    with SharedMemoryWriter("run", 0, str(tmp_path)) as first, SharedMemoryWriter("run", 1, str(tmp_path)) as second:
+    folder = str(tmp_path)
+    with closing(SharedMemory("run", 0, folder)) as first, closing(SharedMemory("run", 1, folder)) as second:
         yield first, second
 
 
-def publish(writers: tuple[SharedMemoryWriter, ...], version: PolicyVersion, model: dict[str, torch.Tensor]) -> Publication:
+def publish(writers: tuple[SharedMemory, ...], version: PolicyVersion, model: dict[str, torch.Tensor]) -> Publication:
     return merge([writer.write(version, shards_of_rank(rank, model)) for rank, writer in enumerate(writers)])
 
 
@@ -49,7 +52,7 @@ def test_what_ranks_write_is_what_engines_read(writers) -> None:
     model = tensors(1)
     publication = publish(writers, V1, model)
     travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(publication), type=Publication)
-    loaded = dict(read(travelled))
+    loaded = dict(SharedMemory.read(travelled))
     assert loaded.keys() == model.keys()
     assert all(torch.equal(loaded[name], model[name]) and loaded[name].dtype == model[name].dtype for name in model)
     whole = (Shard(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in model.items())
@@ -61,8 +64,8 @@ def test_a_publication_survives_the_next_one_in_reused_files(writers, tmp_path: 
     earlier = publish(writers, V1, first)
     later = publish(writers, V2, second)
     assert earlier.fingerprint != later.fingerprint
-    assert torch.equal(dict(read(earlier))["proj"], first["proj"])
-    assert torch.equal(dict(read(later))["proj"], second["proj"])
+    assert torch.equal(dict(SharedMemory.read(earlier))["proj"], first["proj"])
+    assert torch.equal(dict(SharedMemory.read(later))["proj"], second["proj"])
     assert publish(writers, V3, first).files == earlier.files
     assert len(list(tmp_path.iterdir())) == 4
 
@@ -70,16 +73,16 @@ def test_a_publication_survives_the_next_one_in_reused_files(writers, tmp_path: 
 def test_a_whole_tensor_is_read_without_a_copy(writers) -> None:
     writer, _ = writers
     part = writer.write(V1, [Shard("w", (4,), (0,), torch.ones(4))])
-    loaded = dict(read(part))["w"]
+    loaded = dict(SharedMemory.read(part))["w"]
     writer.write(V2, [Shard("w", (4,), (0,), torch.ones(4))])
     writer.write(V3, [Shard("w", (4,), (0,), torch.full((4,), 5.0))])
     assert loaded.tolist() == [5.0] * 4, "a view shows what the file holds now"
 
 
 def test_closing_removes_the_files(tmp_path: Path) -> None:
-    writer = SharedMemoryWriter("run", 0, str(tmp_path))
+    writer = SharedMemory("run", 0, str(tmp_path))
     publication = writer.write(V1, [Shard("w", (3,), (0,), torch.ones(3))])
-    loaded = dict(read(publication))["w"]
+    loaded = dict(SharedMemory.read(publication))["w"]
     writer.close()
     writer.close()
     assert list(tmp_path.iterdir()) == []

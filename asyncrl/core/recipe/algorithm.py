@@ -386,8 +386,8 @@ Rejection = RejectRatio | RejectDivergence | RejectOffPolicySequence | RejectSec
 
 
 class CorrectionConfig(Section, frozen=True):
-    """How the loss makes up for tokens that an older policy sampled. The default suits ``max_staleness`` 1 to 4; for more there
-    is ``+correction=far`` on the command line.
+    """How the loss makes up for tokens that an older policy sampled. By default its own ratio does, which is formed with the
+    policy that sampled. Where ``max_staleness`` is above 4 there is ``+correction=far`` on the command line.
 
     Attributes:
         anchor: the policy that the loss's ratio is formed with: ``behaviour``, the one that sampled; ``proximal_recomputed``, the
@@ -395,14 +395,15 @@ class CorrectionConfig(Section, frozen=True):
             between the one that sampled and the current one by staleness (Li et al. 2025, arXiv:2512.06547); of a fresh token it
             is the one that sampled.
         weight: importance weight of anchor over behaviour, of each ``token``, ``segment`` (turn) or ``sequence`` (row); the
-            latter two are geometric means over tokens, since a product's variance grows exponentially with length.
+            latter two are geometric means over tokens, since a product's variance grows exponentially with length. With anchor
+            ``behaviour`` it is ``none``, with another ``token`` is usual.
         bound: keeps the weight's variance finite.
         reject: whatever any of these criteria names stays out of the loss.
         trust_region_decay: the loss's clip range is multiplied by this once for each version of a token's staleness.
     """
 
-    anchor: Literal["behaviour", "proximal_recomputed", "proximal_log_linear"] = "proximal_recomputed"
-    weight: Literal["none", "token", "segment", "sequence"] = "token"
+    anchor: Literal["behaviour", "proximal_recomputed", "proximal_log_linear"] = "behaviour"
+    weight: Literal["none", "token", "segment", "sequence"] = "none"
     bound: TruncateBound | MaskBound | NormalizedBound = TruncateBound()
     reject: tuple[Rejection, ...] = ()
     trust_region_decay: UpToOne = 1.0
@@ -502,7 +503,7 @@ class AlgorithmConfig(Section, frozen=True):
 
     advantage: Advantage = GrpoAdvantage()
     credit: EpisodeCredit | TurnCredit = EpisodeCredit()
-    loss: Loss = PpoClipLoss()
+    loss: Loss = DivergenceMaskLoss()
     aggregation: Aggregation = TokenMean()
     correction: CorrectionConfig = CorrectionConfig()
     entropy_bonus: Annotated[float, Meta(ge=0)] = 0.0

@@ -79,7 +79,7 @@ def _an_anchor_needs_a_ratio(recipe: Recipe) -> Iterator[RecipeError]:
         yield RecipeError(
             "algorithm.correction.anchor",
             f"{anchor} anchors a ratio, and algorithm.loss of kind reinforce has none, so it would correct for nothing",
-            "set it to proximal_recomputed, or algorithm.loss.kind to cispo",
+            "set it to proximal_recomputed and algorithm.correction.weight to token, or algorithm.loss.kind to cispo",
         )
 
 

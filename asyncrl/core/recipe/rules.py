@@ -103,7 +103,7 @@ def _fp8_has_layers_that_know_it(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _experts_are_shared_out_within_a_stage(recipe: Recipe) -> Iterator[RecipeError]:
     learner = recipe.learner
-    stage = learner.ranks // learner.pipeline_parallel
+    stage = learner.layout.stage_ranks
     sharing = learner.expert_parallel * learner.expert_tensor_parallel
     if stage % sharing:
         yield RecipeError(

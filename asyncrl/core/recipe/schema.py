@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
+from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.reward import EnvironmentReward, ModelReward, RemoteReward
 from asyncrl.core.recipe.section import Count, FileName, NonNegative, Positive, Seconds, Section, Text
@@ -320,9 +321,17 @@ class LearnerConfig(Section, frozen=True):
     lora: LoraConfig | None = None
 
     @property
-    def ranks(self) -> int:
-        """Number of learner ranks."""
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel * self.context_parallel
+    def layout(self) -> ParallelLayout:
+        """How the ranks divide the model and the batch."""
+        return ParallelLayout(
+            tensor=self.tensor_parallel,
+            pipeline=self.pipeline_parallel,
+            data=self.data_parallel,
+            context=self.context_parallel,
+            expert=self.expert_parallel,
+            expert_tensor=self.expert_tensor_parallel,
+            virtual_pipeline=self.virtual_pipeline,
+        )
 
 
 class EvaluationConfig(Section, frozen=True):

@@ -15,7 +15,8 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import decode
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.payload import PayloadSource, this_node
-from asyncrl.weights.shared_memory import SharedMemoryWriter
+from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.transport import Transport
 from learners.learner import Learner, StepReport
 from learners.rank import FileMeeting, RankSpec, TcpMeeting
 
@@ -27,7 +28,7 @@ class LearnerActor:
         route_output(log_file)
         self._recipe, self._model_path, self._buffer, self._rank = recipe, model_path, buffer, rank
         self._run_id = run_id
-        self._writer = SharedMemoryWriter(run_id=run_id, rank=rank)
+        self._transport: Transport = SharedMemory(run_id=run_id, rank=rank)
         self._listening: socket.socket | None = None
         self._learner: Learner | None = None
         self._payload: PayloadSource | None = None
@@ -37,7 +38,7 @@ class LearnerActor:
         return this_node()
 
     def make_meeting(self, on_one_node: bool) -> FileMeeting | TcpMeeting:
-        """Where all ranks shall meet; asked of rank 0."""
+        """Make the place where all ranks meet; only rank 0 is asked."""
         if on_one_node:
             return FileMeeting.make(memory_file_system() / f"asyncrl-{self._run_id}-ranks")
         meeting, self._listening = TcpMeeting.listen(ray.util.get_node_ip_address())
@@ -45,28 +46,28 @@ class LearnerActor:
 
     def start(self, meeting: FileMeeting | TcpMeeting) -> None:
         """Join the other ranks and load the model; a collective call."""
-        sizes = self._recipe.learner
+        recipe, layout = self._recipe, self._recipe.learner.layout
+        rank = RankSpec(
+            rank=self._rank,
+            layout=layout,
+            meeting=meeting,
+            listening=None if self._listening is None else self._listening.detach(),
+            # On a laptop the engines share these cores, and threads waiting for each other there cost more than they do.
+            threads=max(1, (os.cpu_count() or 1) // (layout.ranks + recipe.generators.count)),
+        )
         self._learner = Learner(
-            self._recipe,
-            self._model_path,
-            RankSpec(
-                rank=self._rank,
-                world_size=sizes.ranks,
-                meeting=meeting,
-                listening=None if self._listening is None else self._listening.detach(),
-                tensor=sizes.tensor_parallel,
-                pipeline=sizes.pipeline_parallel,
-                data=sizes.data_parallel,
-                context=sizes.context_parallel,
-                expert=sizes.expert_parallel,
-                expert_tensor=sizes.expert_tensor_parallel,
-                # On a laptop the engines share these cores, and threads waiting for each other there cost more than they do.
-                threads=max(1, (os.cpu_count() or 1) // (sizes.ranks + self._recipe.generators.count)),
-            ),
+            recipe.algorithm,
+            recipe.learner,
+            recipe.deadlines,
+            temperature=recipe.sampling.temperature,
+            steps=recipe.steps,
+            seed=recipe.seed,
+            model_path=Path(self._model_path),
+            rank=rank,
         )
 
     def train(self, batch: Batch) -> StepReport:
-        """One optimizer step on ``batch``; a collective call."""
+        """One training step on ``batch``; a collective call."""
         learner = self._started()
         needed = learner.rows_needed(batch)
         payload = self._fetch(batch, needed)
@@ -79,12 +80,12 @@ class LearnerActor:
         return self._payload.fetch([lying[row] for row in rows])
 
     def publish(self, version: PolicyVersion) -> Publication:
-        """Write this rank's shards of ``version`` and say where they lie."""
-        return self._writer.write(version, self._started().shards())
+        """Write this rank's shards of ``version``, and tell where they lie."""
+        return self._transport.write(version, self._started().shards())
 
     def save_pretrained(self, folder: Path) -> None:
         """Export the model as a Hugging Face folder; a collective call."""
-        self._started().save_pretrained(str(folder))
+        self._started().save_pretrained(folder)
 
     def start_checkpoint(self, folder: Path, version: PolicyVersion) -> None:
         """Begin to write the state at ``version``, which must be the one just trained; a collective call."""
@@ -94,11 +95,11 @@ class LearnerActor:
         learner.start_checkpoint(folder)
 
     def finish_checkpoint(self) -> None:
-        """Return when the checkpoint that was begun is on disk; a collective call."""
+        """Wait until the checkpoint that was begun is on disk; a collective call."""
         self._started().finish_checkpoint()
 
     def restore(self, folder: Path) -> PolicyVersion:
-        """Go on from a checkpoint; the version it is of. A collective call."""
+        """Load a checkpoint and return its policy version; a collective call."""
         return self._started().load_checkpoint(folder)
 
     def close(self) -> None:
@@ -107,7 +108,7 @@ class LearnerActor:
             if self._learner is not None:
                 self._learner.close()
         finally:
-            self._writer.close()
+            self._transport.close()
 
     def _started(self) -> Learner:
         if self._learner is None:

@@ -30,7 +30,7 @@ class RewardModelActor:
             RecipeError: its folder lacks weights, or it reads other tokens than the policy writes.
         """
         check_vocabulary(self._reward, Path(self._model_path))
-        sharing = self._recipe.learner.ranks + self._recipe.generators.count + 1
+        sharing = self._recipe.learner.layout.ranks + self._recipe.generators.count + 1
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // sharing))
         self._model = RewardModel(self._reward, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 

@@ -1,0 +1,56 @@
+"""What a transport of weights is, and how the parts that ranks wrote become one publication, whatever the transport."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from asyncrl.core.errors import WeightMismatch
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication, Shard, ShardRecord
+from asyncrl.weights.coverage import by_tensor, check_coverage
+
+
+class Transport(Protocol):
+    """One way for weights from the learner's ranks to the engines.
+
+    Each rank has an instance of its own, to write with. Engines have none: a publication says all they need to read it.
+    """
+
+    def write(self, version: PolicyVersion, shards: Iterable[Shard]) -> Publication:
+        """Write this rank's part of ``version``. It can be read until the version after the next is written."""
+
+    def close(self) -> None:
+        """Remove what this rank has written."""
+
+    @staticmethod
+    def read(publication: Publication) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and whole tensor of everything published."""
+
+    @staticmethod
+    def remove_left_behind(run_id: str) -> None:
+        """Remove what the ranks of a run that was killed have left."""
+
+
+def merge(parts: Sequence[Publication]) -> Publication:
+    """The whole publication out of the parts that the ranks wrote.
+
+    Raises:
+        WeightMismatch: if the parts are of different versions, or do not cover every tensor exactly once.
+    """
+    versions = sorted({part.version for part in parts})
+    if len(versions) != 1:
+        raise WeightMismatch(f"the parts to merge are of versions {versions}; every rank must write the same version")
+    files: list[str] = []
+    shards: list[ShardRecord] = []
+    for part in parts:
+        shards += [ShardRecord(s.name, s.shape, s.start, s.extent, s.dtype, len(files) + s.file, s.offset) for s in part.shards]
+        files += part.files
+    for name, records in by_tensor(shards).items():
+        check_coverage(name, records)
+    return Publication(
+        version=versions[0],
+        files=tuple(files),
+        shards=tuple(shards),
+        fingerprint=sum(part.fingerprint for part in parts) % 2**64,
+    )
