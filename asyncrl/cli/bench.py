@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from asyncrl.cli.console import PatientConsole
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import AsyncRLError, RecipeError
 
@@ -64,7 +63,7 @@ def _add(
     name: str,
     summary: str,
     description: str,
-    run: Callable[[argparse.Namespace], ExitCode],
+    run: Callable[[argparse.Namespace, Console], ExitCode],
 ) -> argparse.ArgumentParser:
     parser = kinds.add_parser(name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
@@ -72,7 +71,7 @@ def _add(
     return parser
 
 
-def run_loop(arguments: argparse.Namespace) -> ExitCode:
+def run_loop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Measure the loop."""
     from asyncrl.bench import loop
     from asyncrl.run.folder import RunFolder
@@ -82,50 +81,46 @@ def run_loop(arguments: argparse.Namespace) -> ExitCode:
         folder = RunFolder.create(recipe)
     except RecipeError as error:
         return show_refusal(error)
-    return run_to_end(partial(loop.run, json_file=arguments.json), recipe, folder, PatientConsole())
+    return run_to_end(partial(loop.run, json_file=arguments.json), recipe, folder, console)
 
 
-def run_buffer(arguments: argparse.Namespace) -> ExitCode:
+def run_buffer(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Measure the replay buffer."""
     from asyncrl.bench import buffer
 
-    console = Console()
     result = buffer.run(arguments.json, console, buffer.BenchSettings(tokens=arguments.tokens))
     console.print(buffer.view(result))
     return ExitCode.COMPLETED
 
 
-def run_pool(arguments: argparse.Namespace) -> ExitCode:
+def run_pool(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Simulate a pool."""
     from asyncrl.bench import pool
 
-    console = Console()
     console.print(pool.view(pool.run(arguments.engines, arguments.hours, arguments.json, console)))
     return ExitCode.COMPLETED
 
 
-def run_staleness(arguments: argparse.Namespace) -> ExitCode:
+def run_staleness(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Compare the policies."""
     from asyncrl.bench import staleness
 
-    Console().print(staleness.view(staleness.run(arguments.json)))
+    console.print(staleness.view(staleness.run(arguments.json)))
     return ExitCode.COMPLETED
 
 
-def run_learner(arguments: argparse.Namespace) -> ExitCode:
+def run_learner(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Measure the learner."""
     from asyncrl.bench import learner
 
-    console = Console()
     console.print(learner.view(learner.run(arguments.json, console)))
     return ExitCode.COMPLETED
 
 
-def run_learning(arguments: argparse.Namespace) -> ExitCode:
+def run_learning(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Train with every algorithm."""
     from asyncrl.bench import learning
 
-    console = Console()
     try:
         result = learning.run(arguments.json, console)
     except AsyncRLError as error:

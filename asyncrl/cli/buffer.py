@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from asyncrl.cli.console import error_console
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import AsyncRLError, RecipeError
 
@@ -28,7 +28,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> ExitCode:
+def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Read, and show."""
     import msgspec
 
@@ -38,10 +38,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     try:
         report = inspect_run(arguments.folder)
     except AsyncRLError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(Text(str(error)))
+        error_console().print(Text(str(error)))
         return ExitCode.REFUSED if isinstance(error, RecipeError) else ExitCode.FAILED
     if arguments.json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n")
+        console.out(msgspec.json.format(msgspec.json.encode(report), indent=2).decode(), highlight=False)
     else:
-        Console().print(buffer_view(report))
+        console.print(buffer_view(report))
     return ExitCode.COMPLETED

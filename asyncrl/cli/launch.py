@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.console import PatientConsole
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import RecipeError
 
@@ -60,7 +59,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.set_defaults(run=run, parser=parser)
 
 
-def run(arguments: argparse.Namespace) -> ExitCode:
+def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Compose, check, and launch unless it is a dry run."""
     if (arguments.recipe is None) == (arguments.resume is None):
         arguments.parser.error("give either a RECIPE, or --resume RUN alone: a resumed run has the recipe it was launched with")
@@ -70,7 +69,6 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     from asyncrl.run.plan import make_plan
     from asyncrl.run.resuming import check_resumable
 
-    console = PatientConsole()
     try:
         found = RunFolder.find(arguments.resume) if arguments.resume else None
         recipe = compose(str(found.recipe) if found else arguments.recipe, arguments.overrides)

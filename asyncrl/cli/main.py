@@ -1,7 +1,6 @@
 """The ``asyncrl`` command. One file a subcommand; nothing heavy is imported before the arguments and the recipe are right."""
 
 import argparse
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import NoReturn
 
 import asyncrl
 from asyncrl.cli import bench, buffer, launch
-from asyncrl.cli.console import show_what_can_be_shown
+from asyncrl.cli.console import PatientConsole, not_shown, show_what_can_be_shown
 from asyncrl.cli.outcome import ExitCode, show_system_failure
 from asyncrl.run.stopping import interrupting
 
@@ -31,12 +30,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown arguments: {' '.join(left)}")
     if left:
         arguments.overrides.extend(left)
+    console = PatientConsole()
     try:
-        code: ExitCode = arguments.run(arguments)
+        code: ExitCode = arguments.run(arguments, console)
     except KeyboardInterrupt:  # before there is a run that could end in an orderly way
         return ExitCode.INTERRUPTED
     except (OSError, ImportError, MemoryError) as error:
         return show_system_failure(error)
+    if code is ExitCode.COMPLETED and console.failure is not None:
+        return show_system_failure(console.failure)
     return code
 
 
@@ -45,11 +47,18 @@ def run() -> NoReturn:
     imports apart, for seconds."""
     show_what_can_be_shown()
     with interrupting():
-        code = main()
-    with contextlib.suppress(BrokenPipeError):  # who read along has gone
-        for stream in (sys.stdout, sys.stderr):
+        try:
+            code = main()
+        except SystemExit as end:  # of argparse, which has shown why
+            code = int(end.code or 0)
+    for stream in (sys.stdout, sys.stderr):
+        try:
             if stream is not None:  # closed by who called us
                 stream.flush()
+        except BrokenPipeError:
+            pass  # who read along has gone
+        except OSError as error:
+            code = code or show_system_failure(not_shown(error))
     os._exit(code)
 
 

@@ -11,13 +11,15 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
+from asyncrl.cli.console import error_console
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.run.stopping import stopped_by
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from asyncrl.core.recipe.schema import Recipe
     from asyncrl.run.folder import RunFolder
     from asyncrl.run.live_view import LiveView
@@ -41,7 +43,7 @@ class ExitCode(IntEnum):
 
 def show_refusal(error: RecipeError) -> ExitCode:
     """Tell what is wrong with the recipe, or with what it is asked for, all of it."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = error_console()
     console.print(Text("Refused, nothing was started:", "bold red"))
     for problem in (str(error), *getattr(error, "__notes__", ())):
         console.print(Text(f"  {problem}"))
@@ -57,8 +59,7 @@ def show_system_failure(error: OSError | ImportError | MemoryError) -> ExitCode:
             reason = f"{error}; is the installation whole, and is there memory for it (ulimit -v)?"
         case _:
             reason = f"out of memory {error}".strip() + "; see ulimit -v"
-    with suppress(OSError):  # what it would be told on may be what failed
-        Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(("Failed", "bold red"), f": {reason}"))
+    error_console().print(Text.assemble(("Failed", "bold red"), f": {reason}"))
     return ExitCode.FAILED
 
 

@@ -4,6 +4,7 @@ Making a plan also checks what a recipe alone cannot tell: that its model, its t
 there. Memory is an estimate, meant to tell a run that fits from one that does not.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -123,8 +124,9 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
         RecipeError: the model, the tasks, the environment, the tool parser or a class that the recipe names are not there, or do
             not go together.
     """
-    load_environment(recipe.environment)
-    make_sampler(recipe)
+    with contextlib.chdir("."):  # modules of the user's own may leave the folder that relative paths begin from
+        load_environment(recipe.environment)
+        make_sampler(recipe)
     shape = read_shape(recipe)
     ranks = recipe.learner.ranks
     outstanding = (recipe.buffer.pipeline_depth + 1) * recipe.batch.groups_per_step

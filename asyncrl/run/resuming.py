@@ -11,6 +11,7 @@ from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status, Summary
 from asyncrl.run.tasks import make_task_stream
 from asyncrl.run.totals import SavedTotals, Totals, summarize
+from asyncrl.run.tracking import check_database
 from buffers.journal_files import JournalGone, Recovery, read_journal
 from buffers.payload import SUFFIX, check_there
 from buffers.recovery import rebuild
@@ -39,8 +40,8 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
 
     Raises:
         RecipeError: the run keeps no journal, or one that cannot be read, is gone, or is another recipe's; its trajectories are
-            gone; its newest checkpoint is damaged, of another version than its name says, or does not go with the journal; it
-            has completed and is not to be longer; or a process is driving it.
+            gone; its newest checkpoint is damaged, of another version than its name says, or does not go with the journal; its
+            MLflow database cannot be used; it has completed and is not to be longer; or a process is driving it.
     """
     if not isinstance(recipe.buffer.journal, AppendOnlyJournal):
         raise RecipeError("buffer.journal", f"{folder.path} keeps no journal, so it cannot be resumed", "launch it anew")
@@ -58,6 +59,8 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
         raise
     except AsyncRLError as error:
         raise RecipeError("", str(error), "nothing of the run was changed") from error
+    if not recipe.tracking.uri:
+        check_database(folder)
     totals, _ = totals_at(folder.checkpoints, version)
     return Reached(_told_now(recipe, folder, totals, statistics, ended), totals, statistics, unreadable)
 

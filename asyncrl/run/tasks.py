@@ -1,5 +1,6 @@
 """The tasks a recipe names, from files or from the environment itself."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -27,7 +28,8 @@ def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) 
     if isinstance(recipe.tasks, FileTasks):
         return read_sources(getattr(recipe.tasks, split), f"tasks.{split}", recipe.tasks.on_malformed)
     count = getattr(recipe.tasks, split)
-    tasks = make_tasks(recipe.environment, split, min(count, make_at_most or count), recipe.seed)
+    with contextlib.chdir("."):  # the user's code may leave the folder that the recipe's relative paths begin from
+        tasks = make_tasks(recipe.environment, split, min(count, make_at_most or count), recipe.seed)
     _check_made(tasks, recipe.environment.name, f"tasks.{split}")
     return [TaskSource("generated", tasks)]
 
@@ -49,7 +51,8 @@ def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStr
     """
     sources = load_sources(recipe, "train", make_at_most)
     spec = recipe.tasks.curriculum if isinstance(recipe.tasks, FileTasks) else None
-    curriculum = None if spec is None else load_curriculum(spec, [source.name for source in sources])
+    with contextlib.chdir("."):
+        curriculum = None if spec is None else load_curriculum(spec, [source.name for source in sources])
     return TaskStream(sources, recipe.seed, curriculum)
 
 

@@ -5,9 +5,11 @@ their own, fed by a bounded queue, so that the training loop never waits for the
 they were made; once anything has failed, the next call into the tracker raises it; nothing is dropped in silence.
 """
 
+import contextlib
 import logging
 import os
 import queue
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
+from asyncrl.core.errors import AsyncRLError, DeadlineExceeded, RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import resolved_yaml
 from asyncrl.run.disk import POLL_S, ROOM_BYTES, free_bytes
@@ -229,6 +231,30 @@ class Tracker:
 def tracking_uri(recipe: Recipe, folder: RunFolder) -> str:
     """Where the run is tracked: what the recipe says, or a SQLite file in the run folder."""
     return recipe.tracking.uri or f"sqlite:///{folder.database}"
+
+
+def check_database(folder: RunFolder) -> None:
+    """See that the database in the folder of a run that is resumed, if there is one, can go on taking in the run's metrics.
+
+    Raises:
+        RecipeError: it cannot be read or written, or has no such run.
+    """
+    if not folder.database.is_file():
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(f"{folder.database.as_uri()}?mode=rw", uri=True)) as database:
+            (problem,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            if problem == "ok" and folder.tracked_as.is_file():
+                run_id = folder.tracked_as.read_text(encoding="utf-8")
+                if not database.execute("SELECT 1 FROM runs WHERE run_uuid = ?", (run_id,)).fetchone():
+                    problem = f"it has no run {run_id!r}, which {folder.tracked_as.name} names"
+    except (sqlite3.Error, OSError, ValueError) as error:
+        problem = str(error)
+    if problem == "ok" and not os.access(folder.database, os.W_OK):
+        problem = "it is read-only"
+    if problem != "ok":
+        remedy = "mend it or put it back, or move it away, with which metrics begin anew; then resume"
+        raise RecipeError("", f"the MLflow database {folder.database} cannot be used: {problem}", remedy)
 
 
 def flatten(section: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
