@@ -116,7 +116,7 @@ class ProducerActor:
         Args:
             per_second: how many trajectories; None as fast as they are taken in.
         """
-        sink = await PayloadSink.of(self._recipe, self._buffer, self._worker)
+        sink = await PayloadSink.of(self._recipe.buffer, self._buffer, self._worker)
         buffer = await BufferClient.connect(self._buffer, self._worker, logger.warning)
         ticket_client = RemoteTicketClient(buffer, self._worker, sink)
         pace = None if per_second is None else _Pace(per_second)

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
 def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None) -> Summary:
     from asyncrl.run.launch import launch
 
-    return launch(recipe, folder, view, reached)
+    return launch(recipe, folder, view, reached)[0]
 
 
 def _show(recipe: Recipe, plan: Plan, console: Console) -> None:

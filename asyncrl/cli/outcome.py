@@ -86,7 +86,7 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *,
         if before is not None:
             _count_resume(folder)
         try:
-            with LiveView(console, recipe) as view:
+            with LiveView(console, recipe.name) as view:
                 summary = run(recipe, folder, view)
         except KeyboardInterrupt as interrupt:
             reason = str(interrupt) or stopped_by(signal.SIGINT)

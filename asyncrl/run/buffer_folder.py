@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.memory_files import memory_file_system
-from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
+from asyncrl.core.recipe.schema import AppendOnlyJournal, BufferConfig
 
 
 class BufferFolder(msgspec.Struct, frozen=True):
@@ -26,9 +26,9 @@ class BufferFolder(msgspec.Struct, frozen=True):
     payload: Path
 
     @classmethod
-    def of(cls, recipe: Recipe, run: Path, run_id: str) -> "BufferFolder":
+    def of(cls, buffer: BufferConfig, run: Path, run_id: str) -> "BufferFolder":
         """Of the run in folder ``run``, with a ``run_id`` that is unique among the runs on this host."""
-        if isinstance(recipe.buffer.journal, AppendOnlyJournal):
+        if isinstance(buffer.journal, AppendOnlyJournal):
             return cls(journal_of(run), run / "buffer" / "payload")
         return cls(None, _in_memory(run_id))
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
+from asyncrl.core.recipe.schema import CheckpointConfig
 from asyncrl.run.beginning import begin_from, totals_at, totals_file
 from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.folder import RunFolder
@@ -53,11 +53,24 @@ class PhaseView(Protocol):
 
 
 class Checkpointer:
-    """Saves and finds the checkpoints of one run."""
+    """Saves and finds the checkpoints of one run.
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, cluster: CheckpointingCluster, totals: Totals, view: PhaseView) -> None:
-        self._recipe, self._folder, self._cluster, self._totals, self._view = recipe, folder, cluster, totals, view
-        self._wanted = isinstance(recipe.buffer.journal, AppendOnlyJournal)
+    Args:
+        config: how often one is made and how many are kept; None in a run without a journal.
+        steps: training steps of the whole run.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig | None,
+        steps: int,
+        folder: RunFolder,
+        cluster: CheckpointingCluster,
+        totals: Totals,
+        view: PhaseView,
+    ) -> None:
+        self._config, self._steps = config, steps
+        self._folder, self._cluster, self._totals, self._view = folder, cluster, totals, view
         self._writing: PolicyVersion | None = None
         self._overdue = False
         self._checkpoint_bytes = 0
@@ -95,8 +108,9 @@ class Checkpointer:
 
     async def begin(self, version: PolicyVersion) -> None:
         """Begin the checkpoint of ``version``, which the learner has just reached, if one is due; it may train on meanwhile."""
-        due = version % self._recipe.checkpoint.every == 0 or version == self._recipe.steps
-        if not self._wanted or not (due or self._overdue):
+        if self._config is None:
+            return
+        if not (version % self._config.every == 0 or version == self._steps or self._overdue):
             return
         self._overdue = True
         try:
@@ -109,7 +123,7 @@ class Checkpointer:
 
     async def finish(self) -> None:
         """Wait for the checkpoint that was begun, if any, and let the buffer forget what it has."""
-        if self._writing is None:
+        if self._config is None or self._writing is None:
             return
         version = self._writing
         try:
@@ -120,11 +134,11 @@ class Checkpointer:
         self._writing, self._overdue = None, False
         path = checkpoints.path_of(self._folder.checkpoints, version)
         self._checkpoint_bytes = sum(file.stat().st_size for file in path.rglob("*"))
-        await self._cluster.checkpointed(self._prune())
+        await self._cluster.checkpointed(self._prune(self._config.keep))
 
-    def _prune(self) -> PolicyVersion:
-        """Keep the newest checkpoints and their totals only; the version of the oldest that is left."""
-        checkpoints.prune(self._folder.checkpoints, self._recipe.checkpoint.keep)
+    def _prune(self, keep: int) -> PolicyVersion:
+        """Keep the newest ``keep`` checkpoints and their totals; the version of the oldest that is left."""
+        checkpoints.prune(self._folder.checkpoints, keep)
         for totals in self._folder.checkpoints.glob("version-*.json"):
             if not totals.with_suffix("").is_dir():
                 totals.unlink()
@@ -138,7 +152,7 @@ class Checkpointer:
 
     def note(self) -> None:
         """Add to the newest totals what no resume does again: evaluations, tokens sampled and time."""
-        if self._wanted:
+        if self._config is not None:
             version, saved = self._written
             now = self._totals.now()
             known = {field: getattr(now, field) for field in ("evaluations", "tokens_generated", "wall")}

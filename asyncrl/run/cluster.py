@@ -28,6 +28,7 @@ from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.run.actors.buffer import RemoteBuffer
+from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.actors.learner import RemoteLearner
 from asyncrl.run.actors.reward_model import RemoteRewardModel
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask
@@ -55,40 +56,45 @@ class Cluster:
         note: shows a line to the user.
     """
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, run_id: str, note: Callable[[str], None]) -> None:
-        self._recipe, self._folder, self._note = recipe, folder, note
+    def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, note: Callable[[str], None]) -> None:
+        self._deadlines, self._folder, self._note = recipe.deadlines, folder, note
         on_gpu = ray.cluster_resources().get("GPU", 0) > 0
-        log = folder.logs
+        logs, ranks, generators = folder.logs, recipe.learner.ranks, recipe.generators
         # Beside the run folder, which holds its journal and need not be on a shared file system.
         where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
         options = RemoteBuffer.options(num_cpus=0, scheduling_strategy=where)
-        self._buffer_actor = buffer = options.remote(recipe, folder.path, run_id, log / "buffer.log")
+        self._buffer_actor = buffer = options.remote(recipe, folder.path, folder.run_id, logs / "buffer.log")
         self._buffer: BufferClient | None = None
 
         self._reward_model: Any | None = None
         if isinstance(recipe.reward, ModelReward):
             self._reward_model = RemoteRewardModel.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
-                recipe, recipe.reward, model_path, log / "reward-model.log"
+                recipe.reward, model_path, ranks + generators.count, logs / "reward-model.log"
             )
 
         def generator(number: int) -> GeneratorHandle:
-            return GeneratorHandle(recipe, model_path, buffer, self._reward_model, number, on_gpu=on_gpu, logs=log)
+            worker = WorkerId(f"generator-{number}")
+            log, gpus = logs / f"{worker}.log", generators.tensor_parallel if on_gpu else 0
+            actor = RemoteGenerator.options(num_cpus=0, num_gpus=gpus, max_concurrency=1000).remote(
+                recipe, model_path, buffer, self._reward_model, number, log
+            )
+            return GeneratorHandle(worker, actor, recipe.deadlines, log)
 
-        self._generators = GeneratorPool(recipe.generators.count, generator, self._report_lost, note)
+        self._generators = GeneratorPool(generators.count, generator, self._report_lost, note)
         self._learners: list[Any] = [
             RemoteLearner.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
-                recipe, model_path, buffer, rank, run_id, log / f"learner-{rank}.log"
+                recipe, model_path, buffer, rank, folder.run_id, logs / f"learner-{rank}.log"
             )
-            for rank in range(recipe.learner.ranks)
+            for rank in range(ranks)
         ]
 
     async def start(self) -> None:
         """Bring everything up side by side."""
         # Longer than what the engines and ranks allow themselves, whose errors say more.
-        seconds, remedy = self._recipe.deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
+        seconds, remedy = self._deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
         ready = self._buffer_actor.ready.remote()
         await ask(ready, of="the buffer to get ready", by="the driver", seconds=seconds, remedy=remedy)
-        self._buffer = await BufferClient.connect(self._buffer_actor, "the driver", self._note, self._recipe.deadlines.batch)
+        self._buffer = await BufferClient.connect(self._buffer_actor, "the driver", self._note, self._deadlines.batch)
         async with asyncio.TaskGroup() as starting:
             starting.create_task(self._start_learners(seconds, remedy))
             starting.create_task(self._generators.start())
@@ -139,7 +145,7 @@ class Cluster:
         """One optimizer step on all ranks."""
         what = f"learner rank to train version {batch.version}"
         remedy = "see its log; raise deadlines.step"
-        seconds = self._recipe.deadlines.step + ANSWER_DEADLINE_S
+        seconds = self._deadlines.step + ANSWER_DEADLINE_S
         return await self._all([r.train.remote(batch) for r in self._learners], what, seconds, remedy)
 
     async def trained(self, version: PolicyVersion) -> None:
@@ -151,7 +157,7 @@ class Cluster:
         """All ranks write their shards of ``version``."""
         what, remedy = f"learner rank to write version {version}", "see its log; raise deadlines.publish"
         writing = [r.publish.remote(version) for r in self._learners]
-        return merge(await self._all(writing, what, self._recipe.deadlines.publish, remedy))
+        return merge(await self._all(writing, what, self._deadlines.publish, remedy))
 
     async def install_weights(self, publication: Publication) -> None:
         """All engines load a publication and prove that they did."""
@@ -178,20 +184,18 @@ class Cluster:
     async def start_checkpoint(self, path: Path, version: PolicyVersion) -> None:
         """All ranks begin to write their part of the checkpoint at ``version``, and may train on meanwhile."""
         starting = [r.start_checkpoint.remote(path, version) for r in self._learners]
-        await self._all(starting, f"learner rank to begin {path.name}", self._recipe.deadlines.step, "see its log")
+        await self._all(starting, f"learner rank to begin {path.name}", self._deadlines.step, "see its log")
 
     async def finish_checkpoint(self) -> None:
         """The checkpoint that was begun is on disk, whole."""
         finishing = [r.finish_checkpoint.remote() for r in self._learners]
-        seconds = self._recipe.deadlines.step + ANSWER_DEADLINE_S
+        seconds = self._deadlines.step + ANSWER_DEADLINE_S
         await self._all(finishing, "learner rank to write a checkpoint", seconds, "see its log; raise deadlines.step")
 
     async def load_checkpoint(self, path: Path) -> None:
         """All ranks go on from a checkpoint."""
         loading = [r.restore.remote(path) for r in self._learners]
-        await self._all(
-            loading, f"learner rank to load {path.name}", self._recipe.deadlines.start, "see its log; raise deadlines.start"
-        )
+        await self._all(loading, f"learner rank to load {path.name}", self._deadlines.start, "see its log; raise deadlines.start")
 
     async def checkpointed(self, version: PolicyVersion) -> None:
         """Tell the buffer that the learner will not come back to before ``version``."""
@@ -204,7 +208,7 @@ class Cluster:
         new = model.with_name(f".{model.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         saving = [r.save_pretrained.remote(new) for r in self._learners]
-        await self._all(saving, "learner rank to export the model", self._recipe.deadlines.step, "see its log")
+        await self._all(saving, "learner rank to export the model", self._deadlines.step, "see its log")
         shutil.rmtree(model, ignore_errors=True)
         new.rename(model)
 

@@ -10,9 +10,8 @@ import ray
 from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.task import Task
-from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from generators.evaluation import EvaluationResult
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
@@ -24,32 +23,14 @@ class GeneratorHandle:
     """See :class:`asyncrl.run.generator_slot.Generator`.
 
     Args:
-        recipe: the run's.
-        model_path: a Hugging Face folder; its weights are version 0.
-        buffer: the buffer's actor.
-        reward_model: the reward model's, if the run has one.
-        number: no other generator of the run has it, not even one that is gone.
-        on_gpu: whether the cluster has GPUs for it.
-        logs: folder of log files.
+        worker: the generator's name.
+        actor: its Ray handle.
+        deadlines: the recipe's.
+        log: its log file.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        model_path: str,
-        buffer: Any,
-        reward_model: Any | None,
-        number: int,
-        *,
-        on_gpu: bool,
-        logs: Path,
-    ) -> None:
-        self.worker = WorkerId(f"generator-{number}")
-        self._deadlines, self._log = recipe.deadlines, logs / f"{self.worker}.log"
-        gpus = recipe.generators.tensor_parallel if on_gpu else 0
-        self._actor: Any = RemoteGenerator.options(num_cpus=0, num_gpus=gpus, max_concurrency=1000).remote(
-            recipe, model_path, buffer, reward_model, number, self._log
-        )
+    def __init__(self, worker: WorkerId, actor: Any, deadlines: DeadlinesConfig, log: Path) -> None:
+        self.worker, self._actor, self._deadlines, self._log = worker, actor, deadlines, log
 
     async def start(self) -> None:
         """Bring its engine up."""

@@ -20,7 +20,6 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.progress import Progress
 from asyncrl.run.units import duration, percent, quantity
 
@@ -38,10 +37,10 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class LiveView:
-    """Use as a context manager around the whole run; ``clock`` counts seconds and is there for tests."""
+    """Use as a context manager around the whole run ``name``; ``clock`` counts seconds and is there for tests."""
 
-    def __init__(self, console: Console, recipe: Recipe, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._recipe, self._clock = console, recipe, clock
+    def __init__(self, console: Console, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._name, self._clock = console, name, clock
         self._lock = RLock()
         self._began = self._phase_began = clock()
         self._phase = ""
@@ -123,7 +122,7 @@ class LiveView:
         self._spinner.update(text=Text(self._phase))
         return Panel(
             Group(self._spinner, *self._below_phase()),
-            title=Text.assemble(("asyncrl ", "bold"), self._recipe.name),
+            title=Text.assemble(("asyncrl ", "bold"), self._name),
             title_align="left",
             subtitle=Text(duration(self._clock() - self._began), "dim"),
             subtitle_align="right",

@@ -34,7 +34,9 @@ async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
         ComponentFailed: the tiny model could not be made.
     """
     if recipe.model.path == TINY:
-        return await _make_tiny(recipe, view)
+        # In an environment of the user's own it starts as for the calculator: it knows how to call a tool, and little else.
+        options = recipe.environment.options if recipe.environment.name == "calculator" else {}
+        return await _make_tiny(Request(options, recipe.seed), recipe.deadlines.start, view)
     return _existing_folder(Path(recipe.model.path))
 
 
@@ -55,14 +57,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-async def _make_tiny(recipe: Recipe, view: LiveView) -> Path:
+async def _make_tiny(request: Request, seconds: float, view: LiveView) -> Path:
     view.phase("Making the tiny model")
-    # In an environment of the user's own it starts as it would for the calculator: it knows how to call a tool, and little else.
-    options = recipe.environment.options if recipe.environment.name == "calculator" else {}
-    request = msgspec.json.encode(Request(options, recipe.seed)).decode()
     with sigterm_blocked():  # the driver takes the signals that stop a run, and ends this process in order
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "asyncrl.run.warm_up", request),
+            *(sys.executable, "-m", "asyncrl.run.warm_up", msgspec.json.encode(request).decode()),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             # Threads that spin while they wait for each other multiply the time on a machine that has other work to do.
@@ -75,7 +74,7 @@ async def _make_tiny(recipe: Recipe, view: LiveView) -> Path:
     path: Path | None = None
     try:
         remedy = "raise deadlines.start"
-        async with deadline(recipe.deadlines.start, waiter="the driver", owner="the tiny model to be made", remedy=remedy):
+        async with deadline(seconds, waiter="the driver", owner="the tiny model to be made", remedy=remedy):
             async for line in process.stdout:
                 match msgspec.json.decode(line, type=Step | Made):
                     case Step(fraction=fraction, text=text):

@@ -9,7 +9,7 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import expert_layers
 from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_routing
-from asyncrl.core.recipe.schema import LoraConfig, Recipe
+from asyncrl.core.recipe.schema import GeneratorsConfig, LearnerConfig, LoraConfig, ModelConfig
 
 TINY = "tiny"
 """The ``model.path`` of the model that is made on this machine."""
@@ -111,17 +111,15 @@ TINY_SHAPE = ModelShape(
 """The model that ``tiny`` makes (``learners.tiny.warmup``)."""
 
 
-def read_shape(recipe: Recipe) -> ModelShape:
-    """Shape of the recipe's model.
+def read_shape(path: str) -> ModelShape:
+    """Shape of the model that ``model.path`` names.
 
     Raises:
-        RecipeError: there is no such folder, its config cannot be read, the learner does not take such a model, or the recipe's
-            sizes do not go with the model's.
+        RecipeError: there is no such folder, its config cannot be read, or the learner does not take such a model.
     """
-    if recipe.model.path == TINY:
-        _check_sizes(recipe, TINY_SHAPE)
+    if path == TINY:
         return TINY_SHAPE
-    config = Path(recipe.model.path) / "config.json"
+    config = Path(path) / "config.json"
     try:
         read = json.loads(config.read_bytes())
         shape, kind = msgspec.convert(read, ModelShape), msgspec.convert(read, _Kind)
@@ -132,18 +130,22 @@ def read_shape(recipe: Recipe) -> ModelShape:
         raise RecipeError("model.path", f"cannot read {config}: {error}", "name a folder with a Qwen or Llama model") from error
     if check_architecture(kind.architectures, kind.quantization_config) == WITH_EXPERTS:
         check_routing(shape.experts, shape.moe_intermediate_size, kind.num_experts_per_tok or 0)
-    _check_sizes(recipe, shape)
     return shape
 
 
-def _check_sizes(recipe: Recipe, shape: ModelShape) -> None:
-    context, positions = recipe.model.max_context, shape.max_position_embeddings
+def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, generators: GeneratorsConfig) -> None:
+    """The recipe's sizes go with the model's.
+
+    Raises:
+        RecipeError: they do not.
+    """
+    context, positions = model.max_context, shape.max_position_embeddings
     if context > positions:
         raise RecipeError(
             "model.max_context", f"{context} is more than the model's {positions} positions", f"set it to at most {positions}"
         )
     check_layout(
-        recipe.learner,
+        learner,
         heads=shape.num_attention_heads,
         key_value_heads=shape.key_value_heads,
         vocabulary=shape.vocab_size,
@@ -152,7 +154,7 @@ def _check_sizes(recipe: Recipe, shape: ModelShape) -> None:
         experts=shape.experts,
         channels=shape.moe_intermediate_size,
     )
-    ranks, heads = recipe.generators.tensor_parallel, shape.key_value_heads
+    ranks, heads = generators.tensor_parallel, shape.key_value_heads
     if heads % ranks:
         raise RecipeError(
             "generators.tensor_parallel",

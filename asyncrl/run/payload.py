@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded
 from asyncrl.core.ids import GroupId
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import AppendOnlyJournal, BufferConfig, Recipe
+from asyncrl.core.recipe.schema import AppendOnlyJournal, BufferConfig
 from asyncrl.run.asking import ask, ask_buffer
 from buffers.payload import PayloadReader, PayloadWriter
 
@@ -71,7 +71,7 @@ class PayloadSink:
         self._waits_for_disk = isinstance(buffer.journal, AppendOnlyJournal) and buffer.journal.fsync == "always"
 
     @classmethod
-    async def of(cls, recipe: Recipe, buffer: Any, name: str) -> "PayloadSink":
+    async def of(cls, config: BufferConfig, buffer: Any, name: str) -> "PayloadSink":
         """For a worker in this process, of the run whose buffer is the actor ``buffer``.
 
         Raises:
@@ -80,7 +80,7 @@ class PayloadSink:
         """
         asked, remedy = buffer.shards.remote(), "see logs/buffer.log"
         shards = await ask_buffer(asked, of="the buffer (shards)", by=name, seconds=SHARD_DEADLINE_S, remedy=remedy)
-        return cls(recipe.buffer, shards, this_node(), name)
+        return cls(config, shards, this_node(), name)
 
     async def append(self, group_id: GroupId, payloads: Sequence[bytes]) -> list[PayloadRef]:
         """Keep the encoded trajectories of one group; when this returns they survive this process.

@@ -11,10 +11,10 @@ import msgspec
 import psutil
 
 from asyncrl.core.recipe.inert import inert
-from asyncrl.core.recipe.reward import ModelReward
-from asyncrl.core.recipe.schema import GeneratedTasks, Recipe
+from asyncrl.core.recipe.reward import ModelReward, RewardConfig
+from asyncrl.core.recipe.schema import GeneratedTasks, LearnerConfig, ModelConfig, Recipe
 from asyncrl.envs.load import load_environment
-from asyncrl.run.model_shape import ModelShape, read_shape
+from asyncrl.run.model_shape import ModelShape, check_sizes, read_shape
 from asyncrl.run.reward_folder import read_reward_shape
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.units import memory, quantity
@@ -127,7 +127,8 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
     with contextlib.chdir("."):  # modules of the user's own may leave the folder that relative paths begin from
         load_environment(recipe.environment)
         make_sampler(recipe)
-    shape = read_shape(recipe)
+    shape = read_shape(recipe.model.path)
+    check_sizes(shape, recipe.model, recipe.learner, recipe.generators)
     ranks = recipe.learner.ranks
     outstanding = (recipe.buffer.pipeline_depth + 1) * recipe.batch.groups_per_step
     greedy = recipe.algorithm.greedy_sample is not None
@@ -185,23 +186,22 @@ def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) 
         Processes("driver", 1, DRIVER_BYTES, "the pumps, tracking, this view"),
         Processes("Ray", 1, RAY_BYTES + 2 * weights, "its own processes, object store, published weights"),
         Processes("generator", generators.count, ENGINE_BYTES + weights + cache, f"a vLLM engine ({generators.dtype})"),
-        *_reward_model(recipe),
+        *_reward_model(recipe.reward, recipe.model),
         Processes("buffer", 1, BUFFER_BYTES + held, "the replay buffer"),
-        Processes("learner", ranks, LEARNER_BYTES + _learner_state_bytes(recipe, shape), f"a Megatron rank ({layout})"),
+        Processes("learner", ranks, LEARNER_BYTES + _learner_state_bytes(learner, shape), f"a Megatron rank ({layout})"),
     )
 
 
-def _reward_model(recipe: Recipe) -> Iterator[Processes]:
+def _reward_model(reward: RewardConfig, policy: ModelConfig) -> Iterator[Processes]:
     """Its weights, and the activations of one layer and one forward pass; of a layer before, nothing is kept."""
-    reward = recipe.reward
     if isinstance(reward, ModelReward):
-        shape, element = read_reward_shape(recipe, reward), ELEMENT_BYTES[reward.dtype]
+        shape, element = read_reward_shape(reward, policy), ELEMENT_BYTES[reward.dtype]
         activations = reward.batch_tokens * (6 * shape.hidden_size + 3 * shape.intermediate_size) * element
         size = LEARNER_BYTES + shape.parameters * element + activations
         yield Processes("reward model", 1, size, f"a sequence classifier ({reward.dtype})")
 
 
-def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:
+def _learner_state_bytes(learner: LearnerConfig, shape: ModelShape) -> int:
     """Weights, gradients, Adam's two moments and activations of one rank.
 
     Only what is trained has gradients, moments and master weights. The last two are shared out over the ranks that hold the same
@@ -209,7 +209,6 @@ def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:
     Activations are those of one micro-batch: 17 elements a token, layer and hidden unit (Korthikanti et al. 2022,
     arXiv:2205.05198, equation 2 without attention matrices), and the logits, their exponentials and their gradient in float32.
     """
-    learner = recipe.learner
     element = ELEMENT_BYTES[learner.dtype]
     master = 0 if learner.dtype == "float32" else 4
     weights: tuple[tuple[int, int], ...] = (

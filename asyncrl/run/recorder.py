@@ -9,7 +9,6 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Metric, Reading, combine
-from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.spread import has_spread
 from asyncrl.run import metrics
 from asyncrl.run.progress import Progress
@@ -58,23 +57,27 @@ class Recorder:
     """Records training steps and evaluations. Measuring starts with :meth:`begin`, when everything is up and warm.
 
     Args:
-        recipe: the run's.
         cluster: is asked for counters.
         tracker, view, totals: get what is recorded.
+        steps: training steps of the whole run.
+        max_staleness: the bound that the view shows staleness against.
+        shown: episodes of an evaluation that are kept as text.
         clock: seconds.
     """
 
     def __init__(
         self,
-        recipe: Recipe,
         cluster: StatisticsSource,
         tracker: MetricStore,
         view: ProgressView,
         totals: Totals,
+        steps: int,
+        max_staleness: int,
+        shown: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._recipe, self._cluster, self._tracker, self._view, self._totals = recipe, cluster, tracker, view, totals
-        self._clock = clock
+        self._cluster, self._tracker, self._view, self._totals = cluster, tracker, view, totals
+        self._steps, self._max_staleness, self._shown, self._clock = steps, max_staleness, shown, clock
         self._began = self._step_ended = 0.0
         self._steps_here = 0
         self._generators: list[GeneratorStatistics] = []
@@ -128,8 +131,7 @@ class Recorder:
         self._tracker.log(version, values)
         samples = [f"task {r.task_id}, reward {r.reward:g}, {r.stop_reason}\n{r.text}" for r in results if r.text]
         if samples:
-            shown = samples[: self._recipe.tracking.sample_trajectories]
-            self._tracker.log_text(f"trajectories/version-{version:06d}.txt", "\n\n".join(shown))
+            self._tracker.log_text(f"trajectories/version-{version:06d}.txt", "\n\n".join(samples[: self._shown]))
         self._view.note(f"version {version}: evaluation reward {reward:.3f} over {len(results)} held-out tasks")
         return reward
 
@@ -138,7 +140,7 @@ class Recorder:
         elapsed = self._clock() - self._began
         return Progress(
             step=step,
-            steps=self._recipe.steps,
+            steps=self._steps,
             version=version,
             reward=values[metrics.REWARD.name],
             generator_tokens_per_s=values[metrics.GENERATED_RATE.name],
@@ -146,7 +148,7 @@ class Recorder:
             trajectories_per_s=values[metrics.TRAJECTORY_RATE.name],
             staleness_mean=values.get("staleness/mean", 0.0),
             staleness_max=values.get("staleness/max", 0.0),
-            staleness_bound=self._recipe.buffer.max_staleness,
+            staleness_bound=self._max_staleness,
             running=int(values[metrics.RUNNING.name]),
             committed=int(values[metrics.COMMITTED.name]),
             publish_seconds=values.get(metrics.PUBLISH_INSTALL.name, 0.0),
@@ -154,7 +156,7 @@ class Recorder:
             idle_generators=values[metrics.GENERATORS_IDLE.name],
             idle_learner=values[metrics.LEARNER_IDLE.name],
             evaluation=self._evaluation,
-            eta_s=elapsed / self._steps_here * (self._recipe.steps - step),
+            eta_s=elapsed / self._steps_here * (self._steps - step),
         )
 
 

@@ -80,7 +80,7 @@ def _how_it_ended(folder: RunFolder) -> tuple[Summary | None, str]:
 
 def _read_buffer(recipe: Recipe, folder: RunFolder, ended: Summary | None) -> BufferStatistics:
     """The buffer that the journal tells of, whose trajectories are there as far as can be seen without reading them."""
-    journal, buffer_folder = journal_of(folder.path), BufferFolder.of(recipe, folder.path, folder.run_id)
+    journal, buffer_folder = journal_of(folder.path), BufferFolder.of(recipe.buffer, folder.path, folder.run_id)
     try:
         found = read_journal(journal)
     except FileNotFoundError:
@@ -113,7 +113,7 @@ def _told_now(
     totals = Totals()
     totals.resume(saved, statistics.version)
     totals.buffer = statistics
-    known = summarize(recipe, totals, Status.FAILED, "")
+    known = summarize(totals, Status.FAILED, "", recipe.buffer.max_staleness)
     if ended is not None and ended.steps >= known.steps:
         known = msgspec.structs.replace(ended, ledger=known.ledger, versions_published=known.versions_published)
     resumes = folder.resumes if ended is None else max(folder.resumes, ended.resumes)

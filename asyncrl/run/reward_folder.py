@@ -8,7 +8,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.reward import ModelReward
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.run.model_shape import TINY, ModelShape
 
 PLACE = "reward.path"
@@ -28,8 +28,8 @@ class _Config(msgspec.Struct, frozen=True):
         return 2 if self.id2label is None else len(self.id2label)
 
 
-def read_reward_shape(recipe: Recipe, reward: ModelReward) -> ModelShape:
-    """The shape of the reward model in the recipe.
+def read_reward_shape(reward: ModelReward, policy: ModelConfig) -> ModelShape:
+    """The shape of the reward model of ``policy``.
 
     Raises:
         RecipeError: the folder is not that of a classifier with one label, or it does not go with the policy.
@@ -58,11 +58,11 @@ def read_reward_shape(recipe: Recipe, reward: ModelReward) -> ModelShape:
     if not any(path.parent.glob("*.safetensors")):
         problem = f"{path.parent} holds no *.safetensors"
         raise RecipeError(PLACE, problem, "save the model as safetensors (save_pretrained)")
-    if recipe.model.max_context > shape.max_position_embeddings:
+    if policy.max_context > shape.max_position_embeddings:
         problem = f"its {shape.max_position_embeddings} positions cannot hold an episode of model.max_context"
-        raise RecipeError(PLACE, f"{problem} {recipe.model.max_context} tokens", "lower that, or name another model")
-    if recipe.model.path != TINY:
-        check_vocabulary(reward, Path(recipe.model.path))
+        raise RecipeError(PLACE, f"{problem} {policy.max_context} tokens", "lower that, or name another model")
+    if policy.path != TINY:
+        check_vocabulary(reward, Path(policy.path))
     return shape
 
 

@@ -13,7 +13,6 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading
-from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
 from generators.worker import GeneratorStatistics
 
@@ -166,8 +165,8 @@ class Totals:
         )
 
 
-def summarize(recipe: Recipe, totals: Totals, status: Status, reason: str) -> Summary:
-    """What the totals say of a run that ended like this."""
+def summarize(totals: Totals, status: Status, reason: str, max_staleness: int) -> Summary:
+    """What the totals say of a run of this bound that ended like this."""
     now = totals.now()
     summary = Summary(
         status=status,
@@ -175,7 +174,7 @@ def summarize(recipe: Recipe, totals: Totals, status: Status, reason: str) -> Su
         steps=now.steps,
         wall_s=now.wall,
         evaluation=EvaluationEnds(now.evaluations[0], now.evaluations[-1]) if now.evaluations else EvaluationEnds(),
-        staleness=StalenessTotals(now.staleness_mean, now.staleness_max, recipe.buffer.max_staleness),
+        staleness=StalenessTotals(now.staleness_mean, now.staleness_max, max_staleness),
         tokens=TokenTotals(now.tokens_generated, now.tokens_trained),
         trajectories_per_s=now.trajectories_per_s,
         idle=IdleShares(now.idle_generators, now.idle_learner),

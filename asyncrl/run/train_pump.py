@@ -17,7 +17,6 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.publisher import PublishTimes
 from learners.learner import StepReport
 
@@ -87,8 +86,9 @@ class Recording(Protocol):
 
 
 async def train_pump(
-    recipe: Recipe,
     begin: PolicyVersion,
+    steps: int,
+    evaluate_every: int,
     cluster: TrainingCluster,
     publisher: Publishing,
     evaluator: Evaluating,
@@ -96,17 +96,18 @@ async def train_pump(
     recorder: Recording,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Run the training steps from version ``begin`` to ``recipe.steps``; returns when the last version is delivered.
+    """Run the training steps from version ``begin`` to ``steps``; returns when the last version is delivered.
 
     Args:
-        recipe: gives the number of steps, and how often to evaluate.
         begin: version that the learner is at.
+        steps: training steps of the whole run.
+        evaluate_every: training steps between evaluations.
         clock: seconds, for measuring how long the learner is busy.
     """
     async with asyncio.TaskGroup() as background:
         delivering: asyncio.Task[PublishTimes] | None = None
         evaluating: asyncio.Task[float] | None = None
-        for step in range(begin + 1, recipe.steps + 1):
+        for step in range(begin + 1, steps + 1):
             version = PolicyVersion(step)
             await checkpointer.room()
             batch = await cluster.take(PolicyVersion(version - 1))
@@ -124,7 +125,7 @@ async def train_pump(
             readings = [reading for report in reports for reading in report.readings]
             await recorder.step(step, batch, readings, busy + write_seconds, publish_times)
             await checkpointer.begin(version)
-            due = step % recipe.evaluation.every == 0 and step < recipe.steps and (evaluating is None or evaluating.done())
+            due = step % evaluate_every == 0 and step < steps and (evaluating is None or evaluating.done())
             if due and delivering is not None:
                 evaluating = background.create_task(_evaluate_delivered(delivering, evaluator, version))
         if delivering is not None:

@@ -27,7 +27,7 @@ def launched(tmp_path, *overrides):
 def run(tmp_path):
     """A run that trained its first step on the shorter of its groups, and is still being driven."""
     recipe, folder = launched(tmp_path)
-    where = BufferFolder.of(recipe, folder.path, folder.run_id)
+    where = BufferFolder.of(recipe.buffer, folder.path, folder.run_id)
     taken = recover(recipe, make_task_stream(recipe), where.journal, {})
     taken.begin()
     buffer, journal = taken.buffer, taken.journal

@@ -52,7 +52,7 @@ class Run:
     def __init__(self, parent, steps=7, versions=(4, 6)):
         self.recipe = compose("quickstart", [f"run_dir={parent}", *SMALL])
         self.folder = RunFolder.create(self.recipe)
-        where = BufferFolder.of(self.recipe, self.folder.path, self.folder.run_id)
+        where = BufferFolder.of(self.recipe.buffer, self.folder.path, self.folder.run_id)
         self.journal, self.payload = where.journal, where.shard(0)
         taken = recover(self.recipe, make_task_stream(self.recipe), where.journal, {0: PayloadStore(self.payload)})
         taken.begin()
@@ -191,7 +191,7 @@ def test_a_run_that_died_before_it_began_begins(tmp_path):
     folder = RunFolder.create(recipe)
     reached = check_resumable(recipe, folder)
     assert (reached.summary.steps, reached.summary.ledger.issued, reached.statistics.version) == (0, 0, 0)
-    journal = BufferFolder.of(recipe, folder.path, folder.run_id).journal
+    journal = BufferFolder.of(recipe.buffer, folder.path, folder.run_id).journal
     journal.mkdir(parents=True)
     (journal / "lock").write_text("123")
     assert check_resumable(recipe, folder).summary.steps == 0

@@ -108,7 +108,8 @@ class World:
     async def pump(self, begin: int = 0) -> None:
         task = Task(id=TaskId("t"), prompt="?")
         evaluator = Evaluator(self, [task], 0.0, self, self)
-        await train_pump(self.recipe, PolicyVersion(begin), self, self.publisher, evaluator, self, self, self.now)
+        steps, every = self.recipe.steps, self.recipe.evaluation.every
+        await train_pump(PolicyVersion(begin), steps, every, self, self.publisher, evaluator, self, self, self.now)
 
 
 def recipe(steps: int, every: int = 100) -> Recipe:

@@ -44,3 +44,6 @@ class RemoteReward(Section, frozen=True, tag_field="kind", tag="remote"):
     batch_size: Count = 32
     requests: Count = 4
     timeout_s: Seconds = 60.0
+
+
+RewardConfig = EnvironmentReward | ModelReward | RemoteReward

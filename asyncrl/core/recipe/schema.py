@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta
 
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
-from asyncrl.core.recipe.reward import EnvironmentReward, ModelReward, RemoteReward
+from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
 from asyncrl.core.recipe.section import Count, FileName, NonNegative, Positive, Seconds, Section, Text
 
 
@@ -417,7 +417,7 @@ class Recipe(Section, frozen=True):
     model: ModelConfig
     environment: EnvironmentConfig
     tasks: GeneratedTasks | FileTasks = GeneratedTasks()
-    reward: EnvironmentReward | ModelReward | RemoteReward = EnvironmentReward()
+    reward: RewardConfig = EnvironmentReward()
     batch: BatchConfig = BatchConfig()
     sampling: SamplingConfig = SamplingConfig()
     generators: GeneratorsConfig = GeneratorsConfig()

@@ -37,8 +37,8 @@ class BufferActor(PayloadShardActor):
     """
 
     def __init__(self, recipe: Recipe, run: Path, run_id: str, log_file: Path) -> None:
-        self._folder = BufferFolder.of(recipe, run, run_id)
-        super().__init__(recipe, 0, self._folder.shard(0), log_file)
+        self._folder = BufferFolder.of(recipe.buffer, run, run_id)
+        super().__init__(recipe.buffer, 0, self._folder.shard(0), log_file)
         self._recipe, self._log_file = recipe, log_file
         self._places: list[ShardPlace] = []
         self._takeover: Takeover | None = None
@@ -90,7 +90,7 @@ class BufferActor(PayloadShardActor):
         log_file = self._log_file.with_stem(f"{self._log_file.stem}-shard-{shard}")
         actor = RemotePayloadShard.options(
             num_cpus=0, max_concurrency=100, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-        ).remote(self._recipe, shard, folder, log_file)
+        ).remote(self._recipe.buffer, shard, folder, log_file)
         return ShardPlace(shard, node, folder, actor)
 
     async def _started_shard(self, place: ShardPlace) -> None:

@@ -62,11 +62,12 @@ class GeneratorActor:
     async def _start(self) -> None:
         environment_factory = load_environment(self._recipe.environment)
         chat = ChatFormat.load(self._model_path)  # before the engine, which takes longer: it may refuse the model's template
-        self._sink = await PayloadSink.of(self._recipe, self._buffer, self._id)
+        self._sink = await PayloadSink.of(self._recipe.buffer, self._buffer, self._id)
         self._engine = await VllmEngine.start(self._recipe, self._model_path, index=self._number)
         self._buffer_client = await BufferClient.connect(self._buffer, self._id, logger.warning)
         ticket_client = RemoteTicketClient(self._buffer_client, self._id, self._sink, self._recipe.algorithm.reward_names)
-        scoring = make_scoring(self._recipe, self._reward_model, chat.decode, self._id)
+        reward, seconds = self._recipe.reward, self._recipe.deadlines.reward
+        scoring = make_scoring(reward, seconds, self._reward_model, chat.decode, self._id)
         self._worker = GeneratorWorker(self._id, self._recipe, self._engine, chat, environment_factory, ticket_client, scoring)
         gc.freeze()  # what is loaded stays: looking through it again and again costs more than encoding what is made
 

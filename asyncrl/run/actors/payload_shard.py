@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import BufferConfig
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.payload import ask_shard, open_writer
 from buffers.payload import PayloadReader, PayloadStore
@@ -19,12 +19,12 @@ from buffers.payload import PayloadReader, PayloadStore
 class PayloadShardActor:
     """Shard ``shard`` in ``folder``; each call is done in a thread. Who is on its node uses the files without asking."""
 
-    def __init__(self, recipe: Recipe, shard: int, folder: Path, log_file: Path) -> None:
+    def __init__(self, config: BufferConfig, shard: int, folder: Path, log_file: Path) -> None:
         route_output(log_file)
         self._files = folder
         self._store = PayloadStore(folder)
         self._reader = PayloadReader(folder)
-        self._writer = open_writer(recipe.buffer, shard, folder, "elsewhere")
+        self._writer = open_writer(config, shard, folder, "elsewhere")
 
     async def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
         """The bytes of ``refs``.
