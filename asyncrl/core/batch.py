@@ -41,7 +41,7 @@ class RowRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The rows of one optimizer step, in order, groups contiguous.
+    """The rows of one training step, in order, groups contiguous.
 
     Attributes:
         version: the policy version being trained.

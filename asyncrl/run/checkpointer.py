@@ -93,8 +93,8 @@ class Checkpointer:
             self._resume_totals(version, published_version)
         if published_version > version:
             self._view.note(
-                f"version {published_version} had been reached: steps {version + 1} to {published_version} are done again "
-                "from the journal"
+                f"version {published_version} had been reached: training steps {version + 1} to {published_version} are done "
+                "again from the journal"
             )
         return version
 
@@ -148,7 +148,7 @@ class Checkpointer:
     def _not_written(self, error: CheckpointNotWritten) -> None:
         """The run can do without for now: the buffer keeps what was trained since the last one."""
         self._writing = None
-        self._view.note(f"{error}; it is tried again after the next step")
+        self._view.note(f"{error}; it is tried again after the next training step")
 
     def note(self) -> None:
         """Add to the newest totals what no resume does again: evaluations, tokens sampled and time."""
@@ -162,7 +162,7 @@ class Checkpointer:
                 self._view.note(str(error))
 
     async def room(self) -> None:
-        """Wait until the disk has room for another step; says so, and goes on by itself."""
+        """Wait until the disk has room for another training step; says so, and goes on by itself."""
         await wait_for_room(self._folder.path, ROOM_BYTES + self._checkpoint_bytes, self._view.note)
 
     def _write_totals(self, version: PolicyVersion, totals: SavedTotals) -> None:

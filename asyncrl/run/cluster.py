@@ -142,7 +142,7 @@ class Cluster:
             return await buffer.take(version)
 
     async def train(self, batch: Batch) -> list[StepReport]:
-        """One optimizer step on all ranks."""
+        """Train ``batch`` on all ranks; the report of each."""
         what = f"learner rank to train version {batch.version}"
         remedy = "see its log; raise deadlines.step"
         seconds = self._deadlines.step + ANSWER_DEADLINE_S

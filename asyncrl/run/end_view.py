@@ -52,7 +52,9 @@ def _table(summary: Summary, name: str) -> Table:
     table = Table(title=title, title_justify="left", show_header=False, border_style="dim", box=box.ROUNDED)
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    table.add_row("steps", f"{summary.steps} in {duration(summary.wall_s)}, {summary.versions_published} versions published")
+    table.add_row(
+        "training steps", f"{summary.steps} in {duration(summary.wall_s)}, {summary.versions_published} versions published"
+    )
     table.add_row("evaluation", f"{_reward(summary.evaluation.first)} at first, {_reward(summary.evaluation.last)} at last")
     stale = summary.staleness
     table.add_row("staleness", f"{stale.mean:.2f} on average, at most {stale.max:g} of {stale.bound} policy versions")

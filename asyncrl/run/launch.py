@@ -207,7 +207,7 @@ async def _end(
             async with asyncio.timeout(LAST_WORDS_S):
                 totals.ended(await cluster.generator_statistics(), await cluster.buffer_statistics())
         except (AsyncRLError, TimeoutError) as error:
-            logger.warning("the summary holds the counts of the last step: %s", error)
+            logger.warning("the summary holds the counts of the last training step: %s", error)
         await cluster.close(shutdown_s / 5)
     stopping_ray = asyncio.ensure_future(run_in_daemon_thread(stop_ray, "stop Ray"))
     await wait_hearing(stopping_ray, shutdown_s / 5)

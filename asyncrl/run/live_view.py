@@ -85,7 +85,7 @@ class LiveView:
                 self._line(f"{self._phase}: {percent(fraction)}, {text}")
 
     def update(self, progress: Progress) -> None:
-        """Training got one step further."""
+        """Show the newest training step."""
         with self._lock:
             self._progress = progress
             self._rewards = (*self._rewards, progress.reward)[-REWARDS_SHOWN:]
@@ -204,7 +204,7 @@ def _milliseconds(seconds: float) -> str:
 
 def _progress_line(progress: Progress) -> str:
     parts = [
-        f"step {progress.step}/{progress.steps}",
+        f"training step {progress.step}/{progress.steps}",
         f"reward {progress.reward:.3f}",
         f"staleness {progress.staleness_mean:.2f} (at most {progress.staleness_max:g} of {progress.staleness_bound})",
         f"generators {quantity(progress.generator_tokens_per_s)} tokens/s, idle {percent(progress.idle_generators)}",

@@ -87,7 +87,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         sources: of the tasks, training first.
         ranks: of the learner, all dimensions of parallelism multiplied.
         parameters: of the model.
-        episodes_per_step: what one optimizer step trains on.
+        episodes_per_step: what one training step trains on.
         episodes_in_all: what the whole run trains on.
         outstanding_groups: groups that may be generated or waiting at any time.
         running_episodes: episodes that all engines together have room for.

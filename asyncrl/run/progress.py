@@ -4,10 +4,10 @@ import msgspec
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the run after an optimizer step. Rates and idle shares are over the time since the step before.
+    """State of the run after a training step. Rates and idle shares are over the time since the step before.
 
     Attributes:
-        step, steps: optimizer steps done, and in all.
+        step, steps: training steps done, and in all.
         version: the published version.
         reward: mean final reward of the last batch.
         generator_tokens_per_s: tokens sampled by all engines together.

@@ -48,7 +48,7 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
     folder.check_not_driven()
     ended, unreadable = _how_it_ended(folder)
     if ended is not None and ended.status is Status.COMPLETED and recipe.steps <= ended.steps:
-        problem = f"{folder.path} has completed its {ended.steps} steps, there is nothing to resume"
+        problem = f"{folder.path} has completed its {ended.steps} training steps, there is nothing to resume"
         raise RecipeError("", problem, f"raise steps in {folder.recipe} to go on with it, or launch a new run")
     try:
         statistics = _read_buffer(recipe, folder, ended)

@@ -52,7 +52,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         reason: why it was interrupted or failed; empty if it completed.
-        steps: optimizer steps done.
+        steps: training steps done.
         wall_s: from start to end, coming up and going down included.
         trajectories_per_s: episodes trained over the training time.
         ledger: what became of every group issued.

@@ -119,7 +119,7 @@ class Totals:
         generators: Sequence[GeneratorStatistics],
         buffer: BufferStatistics,
     ) -> None:
-        """One optimizer step is done."""
+        """One training step is done."""
         counts = self._counts
         counts.steps = step
         counts.trajectories += len(batch.trained().rows)

@@ -78,7 +78,7 @@ class Tracker:
         self._thread.start()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record metrics of a step; returns at once.
+        """Record metrics of a training step; returns at once.
 
         Raises:
             TrackingFailed: this or an earlier record could not be kept.

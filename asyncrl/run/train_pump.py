@@ -63,7 +63,7 @@ class Checkpointing(Protocol):
     """Saves the learner's state; see :class:`asyncrl.run.checkpointer.Checkpointer`."""
 
     async def room(self) -> None:
-        """Wait until the disk has room for another step."""
+        """Wait until the disk has room for another training step."""
         ...
 
     async def begin(self, version: PolicyVersion) -> None:

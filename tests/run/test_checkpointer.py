@@ -80,7 +80,7 @@ def test_a_resume_goes_on_from_what_the_checkpoint_had_and_writes_nothing(folder
         again, _, notes = make(folder, totals)
         assert asyncio.run(again.resume(PolicyVersion(5), PolicyVersion(0))) == 4
         assert totals.versions_published == 5
-        assert notes.lines == ["version 5 had been reached: steps 5 to 5 are done again from the journal"]
+        assert notes.lines == ["version 5 had been reached: training steps 5 to 5 are done again from the journal"]
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 

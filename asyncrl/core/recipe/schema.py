@@ -139,10 +139,10 @@ class GeneratorsConfig(Section, frozen=True):
 
 
 class BatchConfig(Section, frozen=True):
-    """What one optimizer step trains on.
+    """What one training step trains on.
 
     Attributes:
-        groups_per_step: groups in a step.
+        groups_per_step: groups in a training step.
         group_size: episodes of one task in a group.
         min_group: a group that lost episodes is trained if at least this many finished, else the missing ones are issued again;
             null means all of them.
@@ -229,10 +229,10 @@ class BufferConfig(Section, frozen=True):
 
     Attributes:
         max_staleness: no token older than this enters a loss. 0 is synchronous training.
-        pipeline_depth: how many steps of experience may be outstanding ahead of the learner; where staleness sits.
+        pipeline_depth: how many training steps of experience may be outstanding ahead of the learner; where staleness sits.
         on_stale: what happens to groups that would cross the bound: ``mask`` their old tokens, ``wait`` for them before the next
             version is published, or ``drop`` them.
-        max_reuse: how many optimizer steps may train the same group, within the bound.
+        max_reuse: how many training steps may train the same group, within the bound.
         sampler: which of the ready groups are trained next.
         filters: groups left out when they are finished, and replaced by new ones.
         capacity_mb: trajectories held at once; beyond it no tickets are issued. Nothing is ever evicted.
@@ -278,8 +278,8 @@ class LearnerConfig(Section, frozen=True):
 
     Attributes:
         lr: peak learning rate of Adam.
-        warmup_steps: linear warm-up of the learning rate.
-        min_lr_ratio: the learning rate decays linearly to this share of ``lr`` at the last step; 1 keeps it constant.
+        warmup_steps: training steps over which the learning rate rises linearly to ``lr``.
+        min_lr_ratio: the learning rate decays linearly to this share of ``lr`` at the last training step; 1 keeps it constant.
         weight_decay: decoupled weight decay.
         clip_grad: gradient norm is clipped to this.
         dtype: of the parameters used in the forward pass; bfloat16 keeps fp32 master weights.
@@ -329,7 +329,7 @@ class EvaluationConfig(Section, frozen=True):
     """Evaluation on held-out tasks, beside training.
 
     Attributes:
-        every: optimizer steps between evaluations; the first and the last version are always evaluated.
+        every: training steps between evaluations; the first and the last version are always evaluated.
         temperature: of sampling; 0 is greedy.
     """
 
@@ -338,10 +338,10 @@ class EvaluationConfig(Section, frozen=True):
 
 
 class CheckpointConfig(Section, frozen=True):
-    """What ``asyncrl launch --resume RUN`` begins from. Steps after the last checkpoint are done again from the journal.
+    """What ``asyncrl launch --resume RUN`` begins from. Training steps after the last checkpoint are done again from the journal.
 
     Attributes:
-        every: optimizer steps between checkpoints of the learner.
+        every: training steps between checkpoints of the learner.
         keep: how many of the newest are kept.
     """
 
@@ -369,7 +369,7 @@ class DeadlinesConfig(Section, frozen=True):
     Attributes:
         start: engines and learner coming up, just-in-time warm-up included.
         batch: the learner waiting for a full batch.
-        step: one optimizer step.
+        step: the learner training one batch.
         publish: one weight publication, all engines acknowledged.
         evaluation: one evaluation.
         reward: the score of an episode that is finished, where ``reward`` asks a model for it.
@@ -393,12 +393,13 @@ class Recipe(Section, frozen=True):
 
     Attributes:
         name: of the run; begins the name of its folder.
-        steps: optimizer steps. A run that is resumed may be given more; a decaying learning rate then follows the new length.
+        steps: training steps, each of one batch and one published version. A run that is resumed may be given more; a decaying
+            learning rate then follows the new length.
         model: the policy.
         environment: the world its episodes happen in.
         tasks: what it is trained and evaluated on.
         reward: what a finished training episode is worth; evaluation goes by the environment's own.
-        batch: what one optimizer step trains on.
+        batch: what one training step trains on.
         sampling: how tokens are sampled while training.
         generators: the pool of vLLM engines.
         buffer: the replay buffer and its staleness contract.

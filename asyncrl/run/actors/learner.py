@@ -66,7 +66,7 @@ class LearnerActor:
         )
 
     def train(self, batch: Batch) -> StepReport:
-        """One optimizer step on ``batch``; a collective call."""
+        """Train ``batch``, as the learner's part of one training step; a collective call."""
         learner = self._started()
         needed = learner.rows_needed(batch)
         payload = self._fetch(batch, needed)
