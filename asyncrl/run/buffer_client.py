@@ -31,8 +31,8 @@ class BufferClient:
     """The buffer, asked by one client over one connection. Made by :meth:`connect`; lives within one event loop.
 
     Every call raises ``DeadlineExceeded`` when the buffer, not paused, has not answered in time; ``ComponentFailed`` when it
-    died, which no other process can make up for; and ``ProcessDied`` when the buffer lives and this client lost its connection to
-    it: another client in its place may do its work.
+    died, which no other process can make up for; and ``loss`` when the buffer lives and this client lost its connection to it:
+    ``ProcessDied`` if another client in its place may do its work.
 
     A connection is not made a second time: whether the buffer heard a call that was under way is not known, and tickets on their
     way would be lost to everybody. So a client that loses it ends, and its tickets are issued again.
@@ -45,14 +45,29 @@ class BufferClient:
         batch_seconds: how long the buffer may wait for a batch (``deadlines.batch``); needed by clients that take batches.
     """
 
-    def __init__(self, actor: Any, rpc: RpcClient, client: str, note: Callable[[str], None], batch_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        actor: Any,
+        rpc: RpcClient,
+        client: str,
+        note: Callable[[str], None],
+        batch_seconds: float = 0.0,
+        loss: type[ComponentFailed] = ProcessDied,
+    ) -> None:
         self._actor, self._rpc, self._client, self._note = actor, rpc, client, note
-        self._batch_seconds = batch_seconds
+        self._batch_seconds, self._loss = batch_seconds, loss
         self._pause = ""
         self._closed = False
 
     @classmethod
-    async def connect(cls, actor: Any, client: str, note: Callable[[str], None], batch_seconds: float = 0.0) -> "BufferClient":
+    async def connect(
+        cls,
+        actor: Any,
+        client: str,
+        note: Callable[[str], None],
+        batch_seconds: float = 0.0,
+        loss: type[ComponentFailed] = ProcessDied,
+    ) -> "BufferClient":
         """A client of the buffer of ``actor``, which is ready.
 
         Raises:
@@ -63,7 +78,7 @@ class BufferClient:
         remedy = "the nodes of the cluster must be able to connect to one another on every port, as Ray needs it, too"
         try:
             async with deadline(ANSWER_DEADLINE_S, waiter=client, owner=f"a connection to {endpoint}", remedy=remedy):
-                return cls(actor, await RpcClient.connect(endpoint, METHODS), client, note, batch_seconds)
+                return cls(actor, await RpcClient.connect(endpoint, METHODS), client, note, batch_seconds, loss)
         except ConnectionLost as error:
             raise ComponentFailed(f"{client} cannot connect to the buffer: {error}; {remedy}") from error
 
@@ -163,7 +178,7 @@ class BufferClient:
             await _endpoint(self._actor, of, self._client)
         except ComponentFailed as death:
             return death
-        return ProcessDied(f"{self._client} lost its connection to the buffer, which lives ({of}: {loss}); see the network")
+        return self._loss(f"{self._client} lost its connection to the buffer, which lives ({of}: {loss}); see the network")
 
     def close(self) -> None:
         """End the connection."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.schema import CheckpointConfig
 from asyncrl.run.beginning import begin_from, totals_at, totals_file
@@ -20,8 +21,8 @@ from learners import checkpoints
 from learners.checkpoint_manifest import CheckpointNotWritten
 
 
-class CheckpointingCluster(Protocol):
-    """The learner's ranks and the buffer, as far as checkpoints need them. Every call has a deadline of its own."""
+class CheckpointingRanks(Protocol):
+    """The learner's ranks, as far as checkpoints need them. Every call has a deadline of its own."""
 
     async def load_checkpoint(self, path: Path) -> None:
         """Have all ranks go on from a checkpoint."""
@@ -33,10 +34,6 @@ class CheckpointingCluster(Protocol):
 
     async def finish_checkpoint(self) -> None:
         """Wait until the checkpoint that was begun is on disk, whole."""
-        ...
-
-    async def checkpointed(self, version: PolicyVersion) -> None:
-        """Tell the buffer that the learner will not come back to before ``version``."""
         ...
 
 
@@ -65,12 +62,13 @@ class Checkpointer:
         config: CheckpointConfig | None,
         steps: int,
         folder: RunFolder,
-        cluster: CheckpointingCluster,
+        ranks: CheckpointingRanks,
+        buffer: BufferApi,
         totals: Totals,
         view: PhaseView,
     ) -> None:
         self._config, self._steps = config, steps
-        self._folder, self._cluster, self._totals, self._view = folder, cluster, totals, view
+        self._folder, self._ranks, self._buffer, self._totals, self._view = folder, ranks, buffer, totals, view
         self._writing: PolicyVersion | None = None
         self._overdue = False
         self._checkpoint_bytes = 0
@@ -80,7 +78,7 @@ class Checkpointer:
         """Bring learner and totals to the newest checkpoint, if there is one; the version to go on from. Writes nothing.
 
         Args:
-            clock, kept_from: as of :func:`begin_from`.
+            published_version, kept_from: as of :func:`begin_from`.
 
         Raises:
             CheckpointOfTheFuture, CheckpointsGone: the buffer and the newest checkpoint do not go together.
@@ -88,7 +86,7 @@ class Checkpointer:
         version, path = begin_from(self._folder.checkpoints, published_version, kept_from)
         if path is not None:
             self._view.phase(f"Resuming from the checkpoint of version {version}")
-            await self._cluster.load_checkpoint(path)
+            await self._ranks.load_checkpoint(path)
         if published_version > 0:
             self._resume_totals(version, published_version)
         if published_version > version:
@@ -117,7 +115,7 @@ class Checkpointer:
             # Before the checkpoint itself: whoever finds that one finds its totals.
             self._write_totals(version, self._totals.now())
             self._writing = version
-            await self._cluster.start_checkpoint(checkpoints.path_of(self._folder.checkpoints, version), version)
+            await self._ranks.start_checkpoint(checkpoints.path_of(self._folder.checkpoints, version), version)
         except CheckpointNotWritten as error:
             self._not_written(error)
 
@@ -127,14 +125,14 @@ class Checkpointer:
             return
         version = self._writing
         try:
-            await self._cluster.finish_checkpoint()
+            await self._ranks.finish_checkpoint()
         except CheckpointNotWritten as error:
             self._not_written(error)
             return
         self._writing, self._overdue = None, False
         path = checkpoints.path_of(self._folder.checkpoints, version)
         self._checkpoint_bytes = sum(file.stat().st_size for file in path.rglob("*"))
-        await self._cluster.checkpointed(self._prune(self._config.keep))
+        await self._buffer.checkpointed(self._prune(self._config.keep))
 
     def _prune(self, keep: int) -> PolicyVersion:
         """Keep the newest ``keep`` checkpoints and their totals; the version of the oldest that is left."""

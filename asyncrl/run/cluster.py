@@ -10,8 +10,7 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.buffer_statistics import BufferStatistics
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
+from asyncrl.core.errors import AsyncRLError, ComponentFailed
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.task import Task
 from asyncrl.run.actors.buffer import RemoteBuffer
 from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.actors.learner import RemoteLearner
@@ -39,8 +36,6 @@ from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.payload import this_node
 from asyncrl.run.stopping import sigterm_blocked
 from asyncrl.weights.shared_memory import merge
-from generators.evaluation import EvaluationResult
-from generators.worker import GeneratorStatistics
 from learners.learner import StepReport
 
 logger = logging.getLogger(__name__)
@@ -50,7 +45,7 @@ OBJECT_STORE_BYTES = 256 << 20
 
 
 class Cluster:
-    """Handles of the run's actors, and the calls the pumps make on them, each with its deadline.
+    """The run's actors: the generators, the buffer, and the learner's ranks, whose calls each have a deadline.
 
     Args:
         note: shows a line to the user.
@@ -80,7 +75,10 @@ class Cluster:
             )
             return GeneratorHandle(worker, actor, recipe.deadlines, log)
 
-        self._generators = GeneratorPool(generators.count, generator, self._report_lost, note)
+        async def report_lost(worker: WorkerId) -> None:
+            await self.buffer.lost(worker)
+
+        self.generators = GeneratorPool(generators.count, generator, report_lost, note)
         self._learners: list[Any] = [
             RemoteLearner.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
                 recipe, model_path, buffer, rank, folder.run_id, logs / f"learner-{rank}.log"
@@ -94,10 +92,13 @@ class Cluster:
         seconds, remedy = self._deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
         ready = self._buffer_actor.ready.remote()
         await ask(ready, of="the buffer to get ready", by="the driver", seconds=seconds, remedy=remedy)
-        self._buffer = await BufferClient.connect(self._buffer_actor, "the driver", self._note, self._deadlines.batch)
+        # No generator is to be replaced for the driver's lost connection: it is the run's end.
+        self._buffer = await BufferClient.connect(
+            self._buffer_actor, "the driver", self._note, self._deadlines.batch, loss=ComponentFailed
+        )
         async with asyncio.TaskGroup() as starting:
             starting.create_task(self._start_learners(seconds, remedy))
-            starting.create_task(self._generators.start())
+            starting.create_task(self.generators.start())
             if self._reward_model is not None:
                 starting.create_task(self._all([self._reward_model.start.remote()], "the reward model to start", seconds, remedy))
 
@@ -114,32 +115,12 @@ class Cluster:
         (meeting,) = await self._all(making, "learner rank to name a meeting place", seconds, remedy)
         await self._all([rank.start.remote(meeting) for rank in self._learners], "learner rank to start", seconds, remedy)
 
-    @asynccontextmanager
-    async def _asked_buffer(self) -> AsyncIterator[BufferClient]:
-        """The buffer's client, whose lost connection is the run's end here: no generator is to be replaced for it."""
+    @property
+    def buffer(self) -> BufferClient:
+        """The buffer, which is up since :meth:`start`."""
         if self._buffer is None:
             raise ComponentFailed("the buffer was asked before it was up")
-        try:
-            yield self._buffer
-        except ProcessDied as loss:
-            raise ComponentFailed(str(loss)) from loss
-
-    async def _report_lost(self, worker: WorkerId) -> None:
-        async with self._asked_buffer() as buffer:
-            await buffer.lost(worker)
-
-    async def generate(self) -> None:
-        """The generation pump: every generator pulls tickets until stopped, and one that dies is replaced."""
-        await self._generators.generate()
-
-    async def stop_generating(self) -> None:
-        """Make :meth:`generate` return."""
-        await self._generators.stop()
-
-    async def take(self, version: PolicyVersion) -> Batch:
-        """The next batch; the buffer itself bounds the wait and says more than we could here."""
-        async with self._asked_buffer() as buffer:
-            return await buffer.take(version)
+        return self._buffer
 
     async def train(self, batch: Batch) -> list[StepReport]:
         """Train ``batch`` on all ranks; the report of each."""
@@ -148,38 +129,11 @@ class Cluster:
         seconds = self._deadlines.step + ANSWER_DEADLINE_S
         return await self._all([r.train.remote(batch) for r in self._learners], what, seconds, remedy)
 
-    async def trained(self, version: PolicyVersion) -> None:
-        """Tell the buffer that the batch of ``version`` was trained."""
-        async with self._asked_buffer() as buffer:
-            await buffer.trained(version)
-
     async def write_weights(self, version: PolicyVersion) -> Publication:
         """All ranks write their shards of ``version``."""
         what, remedy = f"learner rank to write version {version}", "see its log; raise deadlines.publish"
         writing = [r.publish.remote(version) for r in self._learners]
         return merge(await self._all(writing, what, self._deadlines.publish, remedy))
-
-    async def install_weights(self, publication: Publication) -> None:
-        """All engines load a publication and prove that they did."""
-        await self._generators.install(publication)
-
-    async def advance(self, version: PolicyVersion) -> None:
-        """Tell the buffer that ``version`` is published."""
-        async with self._asked_buffer() as buffer:
-            await buffer.advance(version)
-
-    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """One episode of each task, dealt out over the generators."""
-        return await self._generators.evaluate(tasks, temperature)
-
-    async def generator_statistics(self) -> list[GeneratorStatistics]:
-        """Counters of each generator and of those whose place it took."""
-        return await self._generators.statistics()
-
-    async def buffer_statistics(self) -> BufferStatistics:
-        """The buffer's content and ledger."""
-        async with self._asked_buffer() as buffer:
-            return await buffer.statistics()
 
     async def start_checkpoint(self, path: Path, version: PolicyVersion) -> None:
         """All ranks begin to write their part of the checkpoint at ``version``, and may train on meanwhile."""
@@ -197,11 +151,6 @@ class Cluster:
         loading = [r.restore.remote(path) for r in self._learners]
         await self._all(loading, f"learner rank to load {path.name}", self._deadlines.start, "see its log; raise deadlines.start")
 
-    async def checkpointed(self, version: PolicyVersion) -> None:
-        """Tell the buffer that the learner will not come back to before ``version``."""
-        async with self._asked_buffer() as buffer:
-            await buffer.checkpointed(version)
-
     async def save_model(self) -> None:
         """Export the trained model into the run folder, in place of the one of a shorter run."""
         model = self._folder.model
@@ -218,7 +167,7 @@ class Cluster:
             ask(actor.close.remote(), of=f"{name} to close", by="the driver", seconds=seconds, remedy="it is killed")
             for name, actor in [("the buffer", self._buffer_actor), *(("a learner rank", rank) for rank in self._learners)]
         ]
-        outcomes = await asyncio.gather(self._generators.close(seconds), *closing, return_exceptions=True)
+        outcomes = await asyncio.gather(self.generators.close(seconds), *closing, return_exceptions=True)
         if self._buffer is not None:
             self._buffer.close()
         for outcome in outcomes:

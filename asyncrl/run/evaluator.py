@@ -8,8 +8,8 @@ from asyncrl.core.task import Task
 from generators.evaluation import EvaluationResult
 
 
-class EvaluatingCluster(Protocol):
-    """The generators, as far as an evaluation needs them."""
+class EvaluatingGenerators(Protocol):
+    """The generators, as far as an evaluation needs them; see :class:`asyncrl.run.generator_pool.GeneratorPool`."""
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
         """One episode of each task."""
@@ -19,8 +19,8 @@ class EvaluatingCluster(Protocol):
 class EvaluationRecording(Protocol):
     """Takes in the results; see :class:`asyncrl.run.recorder.Recorder`."""
 
-    async def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> float:
-        """Record one evaluation; its mean reward."""
+    def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> None:
+        """Record one evaluation."""
         ...
 
 
@@ -36,7 +36,7 @@ class Evaluator:
     """Runs evaluations and hands their results to the recorder.
 
     Args:
-        cluster: plays the episodes.
+        generators: play the episodes.
         tasks: held out.
         temperature: of the evaluation's sampling; 0 is greedy.
         recorder: takes in the results.
@@ -45,18 +45,16 @@ class Evaluator:
 
     def __init__(
         self,
-        cluster: EvaluatingCluster,
+        generators: EvaluatingGenerators,
         tasks: Sequence[Task],
         temperature: float,
         recorder: EvaluationRecording,
         checkpointer: TotalsNoting,
     ) -> None:
-        self._cluster, self._tasks, self._temperature = cluster, tasks, temperature
+        self._generators, self._tasks, self._temperature = generators, tasks, temperature
         self._recorder, self._checkpointer = recorder, checkpointer
 
-    async def evaluate(self, version: PolicyVersion) -> float:
-        """Mean reward over all held-out tasks. While training goes on, episodes may span a version or two more."""
-        results = await self._cluster.evaluate(self._tasks, self._temperature)
-        reward = await self._recorder.evaluation(version, results)
+    async def evaluate(self, version: PolicyVersion) -> None:
+        """Evaluate on all held-out tasks. While training goes on, episodes may span a version or two more."""
+        self._recorder.evaluation(version, await self._generators.evaluate(self._tasks, self._temperature))
         self._checkpointer.note()
-        return reward

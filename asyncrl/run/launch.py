@@ -137,16 +137,18 @@ async def _run(
     model_path = await resolve_model(recipe, view)
     async with _cluster(recipe, folder, view, str(model_path), totals, ending) as cluster:
         journaled = isinstance(recipe.buffer.journal, AppendOnlyJournal)
-        checkpointer = Checkpointer(recipe.checkpoint if journaled else None, recipe.steps, folder, cluster, totals, view)
-        buffer = await cluster.buffer_statistics()
-        published_version = buffer.version
-        begin = await checkpointer.resume(published_version, buffer.kept_from)
+        config, buffer, generators = recipe.checkpoint if journaled else None, cluster.buffer, cluster.generators
+        checkpointer = Checkpointer(config, recipe.steps, folder, cluster, buffer, totals, view)
+        statistics = await buffer.statistics()
+        published_version = statistics.version
+        begin = await checkpointer.resume(published_version, statistics.kept_from)
         await cluster.take_over()  # all has been read and checked: only from here on is anything of the run changed
         folder.summary.unlink(missing_ok=True)  # of how the run ended before, which is not its end
         shown = recipe.tracking.sample_trajectories
-        recorder = Recorder(cluster, tracker, view, totals, recipe.steps, recipe.buffer.max_staleness, shown)
-        evaluator = Evaluator(cluster, load_tasks(recipe, "evaluation"), recipe.evaluation.temperature, recorder, checkpointer)
-        publisher = Publisher(cluster, totals, published_version)
+        recorder = Recorder(generators, buffer, tracker, view, totals, recipe.steps, recipe.buffer.max_staleness, shown)
+        tasks, temperature = load_tasks(recipe, "evaluation"), recipe.evaluation.temperature
+        evaluator = Evaluator(generators, tasks, temperature, recorder, checkpointer)
+        publisher = Publisher(cluster, generators, buffer, totals, published_version)
         if begin >= published_version:
             view.phase(f"Publishing version {begin}")
             await publisher.deliver(*await publisher.write(begin, must_differ=False))
@@ -157,11 +159,11 @@ async def _run(
         await recorder.begin()
         try:
             async with asyncio.TaskGroup() as pumps:
-                generating = pumps.create_task(cluster.generate(), name="generation pump")
+                generating = pumps.create_task(generators.generate(), name="generation pump")
                 await train_pump(
-                    begin, recipe.steps, recipe.evaluation.every, cluster, publisher, evaluator, checkpointer, recorder
+                    begin, recipe.steps, recipe.evaluation.every, buffer, cluster, publisher, evaluator, checkpointer, recorder
                 )
-                await cluster.stop_generating()
+                await generators.stop()
                 seconds = STOP_S + recipe.environment.tool_timeout_s
                 remedy = "an environment ignores being cancelled; see their logs"
                 async with deadline(seconds, waiter="the driver", owner="the generators to stop", remedy=remedy):
@@ -205,7 +207,7 @@ async def _end(
     if cluster is not None:
         try:
             async with asyncio.timeout(LAST_WORDS_S):
-                totals.ended(await cluster.generator_statistics(), await cluster.buffer_statistics())
+                totals.ended(await cluster.generators.statistics(), await cluster.buffer.statistics())
         except (AsyncRLError, TimeoutError) as error:
             logger.warning("the summary holds the counts of the last training step: %s", error)
         await cluster.close(shutdown_s / 5)

@@ -172,8 +172,8 @@ def _dashboard(progress: Progress, rewards: Sequence[float], width: int) -> Sequ
         f"version {progress.version}",
         f"delivered in {_milliseconds(progress.publish_seconds)}, paused for {_milliseconds(progress.pause_seconds)}",
     )
-    eta = "" if progress.eta_s is None else f", {duration(progress.eta_s)} to go"
-    return _bar(progress.step / progress.steps, f"step {progress.step} of {progress.steps}{eta}"), Text(), table
+    done = f"step {progress.step} of {progress.steps}, {duration(progress.eta_s)} to go"
+    return _bar(progress.step / progress.steps, done), Text(), table
 
 
 def _bar(fraction: float, text: str) -> RenderableType:
@@ -209,7 +209,6 @@ def _progress_line(progress: Progress) -> str:
         f"staleness {progress.staleness_mean:.2f} (at most {progress.staleness_max:g} of {progress.staleness_bound})",
         f"generators {quantity(progress.generator_tokens_per_s)} tokens/s, idle {percent(progress.idle_generators)}",
         f"learner {quantity(progress.learner_tokens_per_s)} tokens/s, idle {percent(progress.idle_learner)}",
+        f"{duration(progress.eta_s)} to go",
     ]
-    if progress.eta_s is not None:
-        parts.append(f"{duration(progress.eta_s)} to go")
     return " · ".join(parts)

@@ -85,28 +85,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         processes: in the order in which experience travels through them.
         sources: of the tasks, training first.
-        ranks: of the learner, all dimensions of parallelism multiplied.
         parameters: of the model.
         episodes_per_step: what one training step trains on.
         episodes_in_all: what the whole run trains on.
         outstanding_groups: groups that may be generated or waiting at any time.
         running_episodes: episodes that all engines together have room for.
-        usual_staleness: how far ahead of the learner generation is paced, in policy versions.
-        worst_staleness: what no trained token exceeds.
         inert: what the recipe sets and yet cannot act, see :func:`asyncrl.core.recipe.inert.inert`.
         remarks: what is allowed and yet probably not meant.
     """
 
     processes: tuple[Processes, ...]
     sources: tuple[Source, ...]
-    ranks: int
     parameters: int
     episodes_per_step: int
     episodes_in_all: int
     outstanding_groups: int
     running_episodes: int
-    usual_staleness: int
-    worst_staleness: int
     machine: Machine
     inert: str | None
     remarks: tuple[str, ...]
@@ -129,21 +123,17 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
         make_sampler(recipe)
     shape = read_shape(recipe.model.path)
     check_sizes(shape, recipe.model, recipe.learner, recipe.generators)
-    ranks = recipe.learner.ranks
     outstanding = (recipe.buffer.pipeline_depth + 1) * recipe.batch.groups_per_step
     greedy = recipe.algorithm.greedy_sample is not None
     episodes = recipe.batch.groups_per_step * (recipe.batch.group_size - greedy)
     plan = Plan(
-        processes=_processes(recipe, shape, ranks, outstanding),
+        processes=_processes(recipe, shape, outstanding),
         sources=tuple(_find_tasks(recipe)),
-        ranks=ranks,
         parameters=shape.parameters,
         episodes_per_step=episodes,
         episodes_in_all=episodes * recipe.steps,
         outstanding_groups=outstanding,
         running_episodes=recipe.generators.count * recipe.generators.max_running,
-        usual_staleness=recipe.buffer.pipeline_depth,
-        worst_staleness=recipe.buffer.max_staleness,
         machine=machine or Machine.here(),
         inert=inert(recipe),
         remarks=(),
@@ -167,7 +157,7 @@ def _find_tasks(recipe: Recipe) -> Iterator[Source]:
                 yield Source(split, source.name, tasks, source.skipped)
 
 
-def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) -> tuple[Processes, ...]:
+def _processes(recipe: Recipe, shape: ModelShape, outstanding: int) -> tuple[Processes, ...]:
     generators, engine_bytes = recipe.generators, ELEMENT_BYTES[recipe.generators.dtype]
     held = outstanding * recipe.batch.group_size * recipe.model.max_context * TRAJECTORY_BYTES_A_TOKEN
     weights = shape.parameters * engine_bytes
@@ -188,7 +178,7 @@ def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) 
         Processes("generator", generators.count, ENGINE_BYTES + weights + cache, f"a vLLM engine ({generators.dtype})"),
         *_reward_model(recipe.reward, recipe.model),
         Processes("buffer", 1, BUFFER_BYTES + held, "the replay buffer"),
-        Processes("learner", ranks, LEARNER_BYTES + _learner_state_bytes(learner, shape), f"a Megatron rank ({layout})"),
+        Processes("learner", learner.ranks, LEARNER_BYTES + _learner_state_bytes(learner, shape), f"a Megatron rank ({layout})"),
     )
 
 

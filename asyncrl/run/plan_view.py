@@ -62,6 +62,6 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
     )
     table.add_row(
         "staleness",
-        f"paced at {plan.usual_staleness}, never over {plan.worst_staleness} policy versions (on_stale: {buffer.on_stale})",
+        f"paced at {buffer.pipeline_depth}, never over {buffer.max_staleness} policy versions (on_stale: {buffer.on_stale})",
     )
     return table

@@ -19,8 +19,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         publish_seconds: from the last published version being written until every engine had it.
         pause_seconds: how long that kept an engine from generating, at worst.
         idle_generators, idle_learner: shares of time in [0, 1].
+        eta_s: seconds to the end of the run as it goes now.
         evaluation: mean reward of the last evaluation that ended; None before the first.
-        eta_s: seconds to the end of the run as it goes now; None while nobody can tell.
     """
 
     step: int
@@ -39,5 +39,5 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     pause_seconds: float
     idle_generators: float
     idle_learner: float
+    eta_s: float
     evaluation: float | None = None
-    eta_s: float | None = None

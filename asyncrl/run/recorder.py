@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from asyncrl.core.batch import Batch
+from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Metric, Reading, combine
@@ -17,15 +18,11 @@ from asyncrl.run.totals import Totals, idle_share
 from generators.worker import EvaluationResult, GeneratorStatistics
 
 
-class StatisticsSource(Protocol):
-    """The generators and the buffer, as far as their counters go."""
+class CountingGenerators(Protocol):
+    """The generators, as far as their counters go; see :class:`asyncrl.run.generator_pool.GeneratorPool`."""
 
-    async def generator_statistics(self) -> list[GeneratorStatistics]:
+    async def statistics(self) -> list[GeneratorStatistics]:
         """Counters of each generator and of those whose place it took."""
-        ...
-
-    async def buffer_statistics(self) -> BufferStatistics:
-        """The buffer's content and ledger."""
         ...
 
 
@@ -57,7 +54,7 @@ class Recorder:
     """Records training steps and evaluations. Measuring starts with :meth:`begin`, when everything is up and warm.
 
     Args:
-        cluster: is asked for counters.
+        generators, buffer: are asked for counters.
         tracker, view, totals: get what is recorded.
         steps: training steps of the whole run.
         max_staleness: the bound that the view shows staleness against.
@@ -67,7 +64,8 @@ class Recorder:
 
     def __init__(
         self,
-        cluster: StatisticsSource,
+        generators: CountingGenerators,
+        buffer: BufferApi,
         tracker: MetricStore,
         view: ProgressView,
         totals: Totals,
@@ -76,7 +74,7 @@ class Recorder:
         shown: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cluster, self._tracker, self._view, self._totals = cluster, tracker, view, totals
+        self._pool, self._buffer, self._tracker, self._view, self._totals = generators, buffer, tracker, view, totals
         self._steps, self._max_staleness, self._shown, self._clock = steps, max_staleness, shown, clock
         self._began = self._step_ended = 0.0
         self._steps_here = 0
@@ -85,7 +83,7 @@ class Recorder:
 
     async def begin(self) -> None:
         """Start measuring."""
-        self._generators = await self._cluster.generator_statistics()
+        self._generators = await self._pool.statistics()
         self._began = self._step_ended = self._clock()
         self._totals.begin(self._step_ended, self._generators)
 
@@ -93,7 +91,7 @@ class Recorder:
         self, step: int, batch: Batch, readings: Sequence[Reading], learner_busy: float, publish: PublishTimes | None
     ) -> None:
         """Record one training step. ``learner_busy``: seconds the learner trained and wrote; ``publish``: the last delivery."""
-        generators, buffer = await self._cluster.generator_statistics(), await self._cluster.buffer_statistics()
+        generators, buffer = await self._pool.statistics(), await self._buffer.statistics()
         now = self._clock()
         seconds, self._step_ended = now - self._step_ended, now
         before, self._generators = self._generators, generators
@@ -121,8 +119,8 @@ class Recorder:
         self._tracker.log(step, values)
         self._view.update(self._progress(step, buffer.version, values))
 
-    async def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> float:
-        """Record one evaluation; its mean reward."""
+    def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> None:
+        """Record one evaluation."""
         reward = statistics.fmean(result.reward for result in results)
         turns = statistics.fmean(result.turns for result in results)
         self._evaluation = reward
@@ -133,7 +131,6 @@ class Recorder:
         if samples:
             self._tracker.log_text(f"trajectories/version-{version:06d}.txt", "\n\n".join(samples[: self._shown]))
         self._view.note(f"version {version}: evaluation reward {reward:.3f} over {len(results)} held-out tasks")
-        return reward
 
     def _progress(self, step: int, version: PolicyVersion, values: dict[str, float]) -> Progress:
         self._steps_here += 1

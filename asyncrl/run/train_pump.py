@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from asyncrl.core.batch import Batch
+from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading
 from asyncrl.core.publication import Publication
@@ -21,19 +22,11 @@ from asyncrl.run.publisher import PublishTimes
 from learners.learner import StepReport
 
 
-class TrainingCluster(Protocol):
-    """The buffer and the learner's ranks, as far as a training step needs them. Every call has a deadline of its own."""
-
-    async def take(self, version: PolicyVersion) -> Batch:
-        """The batch to train at ``version``."""
-        ...
+class Ranks(Protocol):
+    """The learner's ranks, as far as a training step needs them; see :class:`asyncrl.run.cluster.Cluster`."""
 
     async def train(self, batch: Batch) -> list[StepReport]:
-        """Train ``batch`` on all ranks; the report of each."""
-        ...
-
-    async def trained(self, version: PolicyVersion) -> None:
-        """Tell the buffer that the batch of ``version`` was trained."""
+        """Train ``batch`` on all ranks, within a deadline; the report of each."""
         ...
 
 
@@ -54,8 +47,8 @@ class Publishing(Protocol):
 class Evaluating(Protocol):
     """Evaluates a version; see :class:`asyncrl.run.evaluator.Evaluator`."""
 
-    async def evaluate(self, version: PolicyVersion) -> float:
-        """The mean reward over all held-out tasks."""
+    async def evaluate(self, version: PolicyVersion) -> None:
+        """Evaluate ``version`` on all held-out tasks."""
         ...
 
 
@@ -89,7 +82,8 @@ async def train_pump(
     begin: PolicyVersion,
     steps: int,
     evaluate_every: int,
-    cluster: TrainingCluster,
+    buffer: BufferApi,
+    ranks: Ranks,
     publisher: Publishing,
     evaluator: Evaluating,
     checkpointer: Checkpointing,
@@ -106,15 +100,15 @@ async def train_pump(
     """
     async with asyncio.TaskGroup() as background:
         delivering: asyncio.Task[PublishTimes] | None = None
-        evaluating: asyncio.Task[float] | None = None
+        evaluating: asyncio.Task[None] | None = None
         for step in range(begin + 1, steps + 1):
             version = PolicyVersion(step)
             await checkpointer.room()
-            batch = await cluster.take(PolicyVersion(version - 1))
+            batch = await buffer.take(PolicyVersion(version - 1))
             started = clock()
-            reports = await cluster.train(batch)
+            reports = await ranks.train(batch)
             busy = clock() - started
-            await cluster.trained(batch.version)
+            await buffer.trained(batch.version)
             await checkpointer.finish()  # the one begun a step ago, which was written while this step trained
             publish_times = await delivering if delivering is not None else None
             write_seconds = 0.0
@@ -133,7 +127,7 @@ async def train_pump(
         await checkpointer.finish()
 
 
-async def _evaluate_delivered(delivering: "asyncio.Task[PublishTimes]", evaluator: Evaluating, version: PolicyVersion) -> float:
+async def _evaluate_delivered(delivering: "asyncio.Task[PublishTimes]", evaluator: Evaluating, version: PolicyVersion) -> None:
     """Evaluate ``version`` once every engine has it."""
     await delivering
-    return await evaluator.evaluate(version)
+    await evaluator.evaluate(version)

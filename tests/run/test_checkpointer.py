@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def make(folder: RunFolder, totals: Totals, *overrides: str) -> tuple[Checkpointer, Learner, Notes]:
     recipe = compose("quickstart", [f"run_dir={folder.path.parent}", "steps=20", "checkpoint.every=2", *overrides])
     learner, notes = Learner(), Notes()
-    return Checkpointer(recipe.checkpoint, recipe.steps, folder, learner, totals, notes), learner, notes
+    return Checkpointer(recipe.checkpoint, recipe.steps, folder, learner, learner, totals, notes), learner, notes
 
 
 async def run(checkpointer: Checkpointer, steps: int) -> None:
