@@ -13,7 +13,7 @@ A recovery is done in three steps, so that a resume that is refused, for whateve
    backup for example, has not destroyed what the right journal needs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -38,11 +38,11 @@ class Store(Protocol):
         """Whether there is no payload at all."""
         ...
 
-    def verify(self, refs: Iterable[PayloadRef]) -> list[PayloadRef]:
+    def verify(self, refs: Collection[PayloadRef]) -> list[PayloadRef]:
         """Those that are gone or damaged; ``PayloadGone`` if the whole shard is."""
         ...
 
-    def set_aside(self, live: Iterable[PayloadRef]) -> int:
+    def set_aside(self, live: Collection[PayloadRef]) -> int:
         """Remember everything else for :meth:`sweep`, and change nothing; how many bytes of disk it takes."""
         ...
 

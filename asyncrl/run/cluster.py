@@ -12,6 +12,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from learners.learner import StepReport
 logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 256 << 20
-"""Ray's object store of a cluster started by the run itself; batches pass through it, weights do not."""
+"""Size of Ray's object store in a cluster that the run starts itself; batches pass through it, weights do not."""
 
 
 class Cluster:
@@ -58,7 +59,8 @@ class Cluster:
         # Beside the run folder, which holds its journal and need not be on a shared file system.
         where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
         options = RemoteBuffer.options(num_cpus=0, scheduling_strategy=where)
-        self._buffer_actor = buffer = options.remote(recipe, folder.path, folder.run_id, logs / "buffer.log")
+        buffer: Any = options.remote(recipe, folder.path, folder.run_id, logs / "buffer.log")
+        self._buffer_actor = buffer
         self._buffer: BufferClient | None = None
 
         self._reward_model: Any | None = None
@@ -87,7 +89,7 @@ class Cluster:
         ]
 
     async def start(self) -> None:
-        """Bring everything up side by side."""
+        """Start the buffer, then all other processes side by side."""
         # Longer than what the engines and ranks allow themselves, whose errors say more.
         seconds, remedy = self._deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
         ready = self._buffer_actor.ready.remote()
@@ -103,7 +105,7 @@ class Cluster:
                 starting.create_task(self._all([self._reward_model.start.remote()], "the reward model to start", seconds, remedy))
 
     async def take_over(self) -> None:
-        """Have the buffer go on with the run. Until then nothing of it has been changed; what was recovered is noted."""
+        """Let the buffer change the run's files: until now it only read them. The user is told what was recovered."""
         asking, remedy = self._buffer_actor.take_over.remote(), "see logs/buffer.log"
         recovered = await ask(asking, of="the buffer (take_over)", by="the driver", seconds=ANSWER_DEADLINE_S, remedy=remedy)
         if recovered:
@@ -117,7 +119,7 @@ class Cluster:
 
     @property
     def buffer(self) -> BufferClient:
-        """The buffer, which is up since :meth:`start`."""
+        """The client of the buffer, once :meth:`start` has returned."""
         if self._buffer is None:
             raise ComponentFailed("the buffer was asked before it was up")
         return self._buffer
@@ -130,29 +132,29 @@ class Cluster:
         return await self._all([r.train.remote(batch) for r in self._learners], what, seconds, remedy)
 
     async def write_weights(self, version: PolicyVersion) -> Publication:
-        """All ranks write their shards of ``version``."""
+        """Have all ranks write their shards of ``version``."""
         what, remedy = f"learner rank to write version {version}", "see its log; raise deadlines.publish"
         writing = [r.publish.remote(version) for r in self._learners]
         return merge(await self._all(writing, what, self._deadlines.publish, remedy))
 
     async def start_checkpoint(self, path: Path, version: PolicyVersion) -> None:
-        """All ranks begin to write their part of the checkpoint at ``version``, and may train on meanwhile."""
+        """Have all ranks begin to write their part of the checkpoint at ``version``; they may train meanwhile."""
         starting = [r.start_checkpoint.remote(path, version) for r in self._learners]
         await self._all(starting, f"learner rank to begin {path.name}", self._deadlines.step, "see its log")
 
     async def finish_checkpoint(self) -> None:
-        """The checkpoint that was begun is on disk, whole."""
+        """Wait until the checkpoint that was begun is whole on disk."""
         finishing = [r.finish_checkpoint.remote() for r in self._learners]
         seconds = self._deadlines.step + ANSWER_DEADLINE_S
         await self._all(finishing, "learner rank to write a checkpoint", seconds, "see its log; raise deadlines.step")
 
     async def load_checkpoint(self, path: Path) -> None:
-        """All ranks go on from a checkpoint."""
+        """Have all ranks load a checkpoint."""
         loading = [r.restore.remote(path) for r in self._learners]
         await self._all(loading, f"learner rank to load {path.name}", self._deadlines.start, "see its log; raise deadlines.start")
 
     async def save_model(self) -> None:
-        """Export the trained model into the run folder, in place of the one of a shorter run."""
+        """Export the trained model into the run folder, in place of the model of a shorter run."""
         model = self._folder.model
         new = model.with_name(f".{model.name}.new")
         shutil.rmtree(new, ignore_errors=True)
@@ -177,7 +179,7 @@ class Cluster:
                 raise outcome
 
     async def _all(self, answers: Sequence[Any], of: str, seconds: float, remedy: str) -> list[Any]:
-        """All answers, or the first error at once."""
+        """Return all answers, or raise the first error at once."""
         named = [f"{of} ({index})" if len(answers) > 1 else of for index in range(len(answers))]
         asking = [
             asyncio.ensure_future(ask(answer, of=name, by="the driver", seconds=seconds, remedy=remedy))
@@ -194,7 +196,7 @@ def start_ray() -> None:
     """Join the cluster that ``RAY_ADDRESS`` names, or start one of this run's own on this machine.
 
     Raises:
-        ComponentFailed: that cannot be.
+        ComponentFailed: Ray did not start, or the cluster cannot be joined.
     """
     address = os.environ.get("RAY_ADDRESS")
     try:
@@ -210,7 +212,7 @@ def start_ray() -> None:
 
 def _start_own_ray() -> None:
     if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
-        # Who may call Ray may run code. Its own default is a token in the home folder, which need not be writable or private.
+        # Whoever may call Ray may run code. By default its token lies in the home folder, which may be read-only or public.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     ray.init(
         address="local",
@@ -222,10 +224,10 @@ def _start_own_ray() -> None:
 
 
 def stop_ray() -> None:
-    """Leave Ray, and end what :func:`start_ray` started."""
-    node = ray._private.worker._global_node
-    for started in node.all_processes.values() if node is not None else ():
-        for process in started:
+    """Leave Ray, and end the processes that :func:`start_ray` started."""
+    node: Any = ray._private.worker._global_node
+    if node is not None:
+        for process in chain.from_iterable(node.all_processes.values()):
             # They do not take SIGTERM, and Ray would wait a second for each before it kills it.
             process.process.terminate = process.process.kill
     ray.shutdown()

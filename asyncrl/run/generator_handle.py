@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class GeneratorHandle:
-    """See :class:`asyncrl.run.generator_slot.Generator`.
+    """A generator in a process of its own; see :class:`asyncrl.run.generator_slot.Generator`.
 
     Args:
         worker: the generator's name.
@@ -33,7 +33,7 @@ class GeneratorHandle:
         self.worker, self._actor, self._deadlines, self._log = worker, actor, deadlines, log
 
     async def start(self) -> None:
-        """Bring its engine up."""
+        """Start its engine."""
         # Longer than what the engine allows itself, whose error says more.
         seconds = self._deadlines.start + ANSWER_DEADLINE_S
         await self._ask(self._actor.start.remote(), "start", seconds, "raise deadlines.start")
@@ -43,7 +43,7 @@ class GeneratorHandle:
         await self._while_it_answers(watch(self._actor.run.remote(), of=self.worker))
 
     async def _while_it_answers(self, work: Coroutine[Any, Any, T]) -> T:
-        """What ``work`` returns. Meanwhile the process must answer, which takes no work, as often as a lease is renewed."""
+        """What ``work`` returns. Meanwhile the process must answer a call that needs no work as often as it renews a lease."""
         working = asyncio.ensure_future(work)
         answering = asyncio.create_task(self._answer(), name=f"{self.worker} answering")
         try:
@@ -66,19 +66,19 @@ class GeneratorHandle:
             await asyncio.sleep(seconds / RENEWALS_PER_LEASE)
 
     async def install(self, publication: Publication) -> int:
-        """Load a publication; the fingerprint of what was loaded."""
+        """Load a publication; returns the fingerprint of what was loaded."""
         what = f"load version {publication.version}"
         asked = self._actor.install.remote(publication)
         return await self._while_it_answers(self._ask(asked, what, self._deadlines.publish, "raise deadlines.publish"))
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """One episode of each task."""
+        """Play one episode of each task."""
         asked = self._actor.evaluate.remote(tasks, temperature)
         evaluating = self._ask(asked, "evaluate", self._deadlines.evaluation, "raise deadlines.evaluation")
         return await self._while_it_answers(evaluating)
 
     async def statistics(self) -> GeneratorStatistics:
-        """Its counters."""
+        """The generator's counters."""
         return await self._ask(self._actor.statistics.remote(), "count", ANSWER_DEADLINE_S)
 
     async def stop(self) -> None:
@@ -93,6 +93,6 @@ class GeneratorHandle:
         """End its process, if there still is one; the engine's processes end with it."""
         ray.kill(self._actor)
 
-    async def _ask(self, answer: Any, what: str, seconds: float, remedy: str = "it is overloaded") -> Any:
+    async def _ask(self, answer: "ray.ObjectRef[T]", what: str, seconds: float, remedy: str = "it is overloaded") -> T:
         remedy = f"see {self._log}; {remedy}"
         return await ask(answer, of=f"{self.worker} to {what}", by="the driver", seconds=seconds, remedy=remedy)

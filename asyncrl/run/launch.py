@@ -1,7 +1,7 @@
 """One run from recipe to summary.
 
-Always holds: whatever happens, every process of the run is ended and the summary is written; the first Ctrl-C or SIGTERM ends the
-run in an orderly way within ``deadlines.shutdown`` (plus a second for what has to be killed), a second one kills.
+Always holds: whatever happens, every process of the run is ended and the summary is written. The first Ctrl-C or SIGTERM ends the
+run in an orderly way within ``deadlines.shutdown`` (plus a second for processes that must be killed); a second one kills it.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ logger = logging.getLogger(__name__)
 
 EXIT_INTERRUPTED = 130
 STOP_S = 10.0
-"""How long generators may take to cancel their episodes, closing of environments apart."""
+"""How long generators may take to cancel their episodes; closing environments may take longer."""
 LAST_WORDS_S = 1.0
-"""How long the last counters may take when a run ends."""
+"""How long the driver waits for the last counters when a run ends."""
 TRACKING_FLUSH_S = 60.0
-"""How long the last records may take to reach MLflow after a run that completed."""
+"""How long the driver waits for MLflow to store the last records of a run that completed."""
 
 
 def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None = None) -> tuple[Summary, SavedTotals]:
@@ -142,8 +142,8 @@ async def _run(
         statistics = await buffer.statistics()
         published_version = statistics.version
         begin = await checkpointer.resume(published_version, statistics.kept_from)
-        await cluster.take_over()  # all has been read and checked: only from here on is anything of the run changed
-        folder.summary.unlink(missing_ok=True)  # of how the run ended before, which is not its end
+        await cluster.take_over()  # everything was read and checked: only from here on do the run's files change
+        folder.summary.unlink(missing_ok=True)  # it tells how the run ended before
         shown = recipe.tracking.sample_trajectories
         recorder = Recorder(generators, buffer, tracker, view, totals, recipe.steps, recipe.buffer.max_staleness, shown)
         tasks, temperature = load_tasks(recipe, "evaluation"), recipe.evaluation.temperature
@@ -179,7 +179,7 @@ async def _run(
 async def _cluster(
     recipe: Recipe, folder: RunFolder, view: LiveView, model_path: str, totals: Totals, ending: asyncio.Event
 ) -> AsyncIterator[Cluster]:
-    """The run's processes, ended whatever happens."""
+    """Start the run's processes, and end them whatever happens."""
     view.phase("Starting Ray")
     ray_started = starting_ray()
     cluster: Cluster | None = None
@@ -201,7 +201,7 @@ async def _cluster(
 async def _end(
     shutdown_s: float, run_id: str, cluster: Cluster | None, ray_started: "asyncio.Future[None]", totals: Totals
 ) -> None:
-    """Stop everything within four fifths of ``shutdown_s``; raises nothing that could mask why the run ended."""
+    """Stop everything within four fifths of ``shutdown_s``. Raises nothing, which could hide why the run ended."""
     end_by = time.monotonic() + shutdown_s * 4 / 5
     await wait_hearing(ray_started, shutdown_s / 5)
     if cluster is not None:
@@ -221,8 +221,7 @@ async def _end(
 
 
 def _reason(error: BaseException) -> str:
-    """The first cause, in the words of the error that names it."""
+    """The text of the error that caused the others."""
     while isinstance(error, BaseExceptionGroup):
-        own = [e for e in error.exceptions if isinstance(e, AsyncRLError)]
-        error = (own or list(error.exceptions))[0]
+        error = next((own for own in error.exceptions if isinstance(own, AsyncRLError)), error.exceptions[0])
     return str(error) if isinstance(error, AsyncRLError) else f"{type(error).__name__}: {error}"

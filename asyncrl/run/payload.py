@@ -7,7 +7,7 @@ no process in between. Only where writer or reader is on another node, the shard
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import ray
@@ -19,6 +19,8 @@ from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import AppendOnlyJournal, BufferConfig
 from asyncrl.run.asking import ask, ask_buffer
 from buffers.payload import PayloadReader, PayloadWriter
+
+T = TypeVar("T")
 
 SHARD_DEADLINE_S = 60.0
 """For moving the bytes of one batch, or of one trajectory, from node to node."""
@@ -152,7 +154,7 @@ class PayloadSource:
         return found
 
 
-def ask_shard(answer: Any, *, of: str, by: str, seconds: float = SHARD_DEADLINE_S) -> Any:
+def ask_shard(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float = SHARD_DEADLINE_S) -> T:
     """Wait for a payload shard's answer for up to ``seconds``, in a thread.
 
     Raises:

@@ -61,6 +61,6 @@ def _signal(process: psutil.Process, number: int) -> None:
 
 def _name(process: psutil.Process) -> str:
     try:
-        return process.name()
+        return str(process.name())
     except psutil.NoSuchProcess:
         return "ended"

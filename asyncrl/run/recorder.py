@@ -15,7 +15,8 @@ from asyncrl.run import metrics
 from asyncrl.run.progress import Progress
 from asyncrl.run.publisher import PublishTimes
 from asyncrl.run.totals import Totals, idle_share
-from generators.worker import EvaluationResult, GeneratorStatistics
+from generators.evaluation import EvaluationResult
+from generators.worker import GeneratorStatistics
 
 
 class CountingGenerators(Protocol):

@@ -38,7 +38,7 @@ class RequestCoalescer(Generic[T, R]):
     async def send(self, item: T) -> R:
         """The answer to ``item``; raises what the call raised that took it along, or ``ComponentFailed`` if the call did not
         answer each of its items."""
-        answered = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._gathering.append((item, answered))
         self._sending = [sending for sending in self._sending if not sending.done()]
         if len(self._sending) < self._at_once:

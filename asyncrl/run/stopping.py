@@ -61,7 +61,7 @@ def stopped_by(number: int) -> str:
 
 
 @contextmanager
-def hearing(heard: Callable[[int], None]) -> Iterator[None]:
+def hearing(heard: Callable[[int], object]) -> Iterator[None]:
     """Meanwhile the number of each stopping signal is told to ``heard``, between any two steps of the main thread."""
 
     def handle(number: int, frame: FrameType | None) -> None:

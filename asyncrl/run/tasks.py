@@ -76,17 +76,20 @@ def _altered(task: Task) -> str:
     """What of the task would not reach its environment as it is, or not come back from the journal; empty if all does."""
     if not isinstance(task.data, dict):
         return f"data is {_short(task.data)}"
-    parts = {"id": task.id, "prompt": task.prompt} | {f"data[{key!r}]": {key: value} for key, value in task.data.items()}
-    for name, part in parts.items():
+    parts: dict[str, Any] = {f"data[{key!r}]": {key: value} for key, value in task.data.items()}
+    for name, part in {"id": task.id, "prompt": task.prompt, **parts}.items():
         try:
-            arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(part), type=str if isinstance(part, str) else dict[str, Any])
+            arrived: Any = msgspec.msgpack.decode(
+                msgspec.msgpack.encode(part), type=str if isinstance(part, str) else dict[str, Any]
+            )
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
             return f"{name} cannot be sent to it: {error}"
         if repr(arrived) != repr(part):  # == takes True for 1, and an enum's member for its text
             if isinstance(part, dict):
-                (key, arrived), (own_key, part) = *arrived.items(), *part.items()
+                (key,), (own_key,) = arrived, part
                 if repr(key) != repr(own_key):
                     return f"{name}'s key would reach the environment as {key!r}"
+                arrived, part = arrived[key], part[own_key]
             return f"{name} would reach the environment as {_short(arrived)}, where {_short(part)} is meant"
     return ""
 

@@ -190,4 +190,4 @@ def idle_share(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorS
 
 
 def _grown(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics], counter: str) -> float:
-    return sum(getattr(a, counter) - getattr(b, counter) for a, b in zip(after, before, strict=True))
+    return float(sum(getattr(a, counter) - getattr(b, counter) for a, b in zip(after, before, strict=True)))

@@ -50,7 +50,7 @@ class PayloadShardActor:
         """Whether nothing is kept here."""
         return self._store.is_empty()
 
-    async def verify(self, refs: Sequence[PayloadRef]) -> list[PayloadRef]:
+    async def verify(self, refs: Collection[PayloadRef]) -> list[PayloadRef]:
         """Those of ``refs`` whose bytes are not what was written.
 
         Raises:
@@ -91,15 +91,15 @@ class RemoteStore:
 
     def is_empty(self) -> bool:
         """See :meth:`buffers.payload.PayloadStore.is_empty`."""
-        return ask_shard(self._actor.is_empty.remote(), of=self._name, by="the buffer")
+        return bool(ask_shard(self._actor.is_empty.remote(), of=self._name, by="the buffer"))
 
-    def verify(self, refs: Sequence[PayloadRef]) -> list[PayloadRef]:
+    def verify(self, refs: Collection[PayloadRef]) -> list[PayloadRef]:
         """See :meth:`buffers.payload.PayloadStore.verify`."""
         return ask_shard(self._actor.verify.remote(refs), of=self._name, by="the buffer", seconds=self._whole_s)
 
     def set_aside(self, live: Collection[PayloadRef]) -> int:
         """See :meth:`buffers.payload.PayloadStore.set_aside`."""
-        return ask_shard(self._actor.set_aside.remote(live), of=self._name, by="the buffer", seconds=self._whole_s)
+        return int(ask_shard(self._actor.set_aside.remote(live), of=self._name, by="the buffer", seconds=self._whole_s))
 
     def sweep(self) -> None:
         """See :meth:`buffers.payload.PayloadStore.sweep`."""
