@@ -18,8 +18,8 @@ class BufferFolder(msgspec.Struct, frozen=True):
     """Paths of one run's buffer.
 
     Attributes:
-        journal: of its commands; None where none is kept.
-        payload: of the folders of all shards.
+        journal: the folder of the journal; None where none is kept.
+        payload: the folder that holds the shards' folders.
     """
 
     journal: Path | None
@@ -27,7 +27,7 @@ class BufferFolder(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, buffer: BufferConfig, run: Path, run_id: str) -> "BufferFolder":
-        """Of the run in folder ``run``, with a ``run_id`` that is unique among the runs on this host."""
+        """The buffer's paths of the run in folder ``run``; ``run_id`` is unique among the runs on this host."""
         if isinstance(buffer.journal, AppendOnlyJournal):
             return cls(journal_of(run), run / "buffer" / "payload")
         return cls(None, _in_memory(run_id))

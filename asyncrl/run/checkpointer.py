@@ -1,8 +1,8 @@
-"""Checkpoints of a run: the learner's state and the run's totals, one version each, and what they let the buffer forget.
+"""Checkpoints of a run: the learner's state and the run's totals at one version, and what the buffer may then forget.
 
 Always holds: the buffer forgets a trained batch only when every checkpoint that is kept has it, so a run can be resumed from any
-of them: should the newest be damaged or gone, from the one before. Without a journal there is nothing to resume, and no
-checkpoint is made.
+of them: if the newest is damaged or gone, from the one before. A run without a journal cannot be resumed, and makes no
+checkpoint.
 """
 
 from pathlib import Path
@@ -75,7 +75,7 @@ class Checkpointer:
         self._written = (PolicyVersion(0), SavedTotals())
 
     async def resume(self, published_version: PolicyVersion, kept_from: PolicyVersion) -> PolicyVersion:
-        """Bring learner and totals to the newest checkpoint, if there is one; the version to go on from. Writes nothing.
+        """Bring learner and totals to the newest checkpoint, if there is one, and return its version. Writes nothing.
 
         Args:
             published_version, kept_from: as of :func:`begin_from`.
@@ -105,14 +105,14 @@ class Checkpointer:
         self._written = version, saved
 
     async def begin(self, version: PolicyVersion) -> None:
-        """Begin the checkpoint of ``version``, which the learner has just reached, if one is due; it may train on meanwhile."""
+        """Begin the checkpoint of ``version``, which the learner has just reached, if one is due. Training may go on."""
         if self._config is None:
             return
         if not (version % self._config.every == 0 or version == self._steps or self._overdue):
             return
         self._overdue = True
         try:
-            # Before the checkpoint itself: whoever finds that one finds its totals.
+            # Written before the checkpoint itself, so that every checkpoint has its totals.
             self._write_totals(version, self._totals.now())
             self._writing = version
             await self._ranks.start_checkpoint(checkpoints.path_of(self._folder.checkpoints, version), version)
@@ -120,7 +120,7 @@ class Checkpointer:
             self._not_written(error)
 
     async def finish(self) -> None:
-        """Wait for the checkpoint that was begun, if any, and let the buffer forget what it has."""
+        """Wait for the checkpoint that was begun, if any, and tell the buffer what it may forget."""
         if self._config is None or self._writing is None:
             return
         version = self._writing
@@ -144,7 +144,7 @@ class Checkpointer:
         return PolicyVersion(min(map(int, kept)))
 
     def _not_written(self, error: CheckpointNotWritten) -> None:
-        """The run can do without for now: the buffer keeps what was trained since the last one."""
+        """Go on without this checkpoint: the buffer keeps what was trained since the last one."""
         self._writing = None
         self._view.note(f"{error}; it is tried again after the next training step")
 
@@ -160,7 +160,7 @@ class Checkpointer:
                 self._view.note(str(error))
 
     async def room(self) -> None:
-        """Wait until the disk has room for another training step; says so, and goes on by itself."""
+        """Wait until the disk has room for another training step. The user is told of a wait."""
         await wait_for_room(self._folder.path, ROOM_BYTES + self._checkpoint_bytes, self._view.note)
 
     def _write_totals(self, version: PolicyVersion, totals: SavedTotals) -> None:

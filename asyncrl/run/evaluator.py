@@ -25,10 +25,10 @@ class EvaluationRecording(Protocol):
 
 
 class TotalsNoting(Protocol):
-    """Keeps what no resume does again; see :class:`asyncrl.run.checkpointer.Checkpointer`."""
+    """Keeps the totals that a resume does not measure again; see :class:`asyncrl.run.checkpointer.Checkpointer`."""
 
     def note(self) -> None:
-        """Add it to the newest totals."""
+        """Add them to the newest saved totals."""
         ...
 
 
@@ -37,8 +37,8 @@ class Evaluator:
 
     Args:
         generators: play the episodes.
-        tasks: held out.
-        temperature: of the evaluation's sampling; 0 is greedy.
+        tasks: the held-out tasks.
+        temperature: at which tokens are sampled; 0 is greedy.
         recorder: takes in the results.
         checkpointer: keeps the totals that an evaluation changes.
     """

@@ -1,4 +1,4 @@
-"""The model a recipe names: a Hugging Face folder, or the tiny model, made first if need be.
+"""The model that a recipe names: a Hugging Face folder, or the tiny model, which is made if it is not there yet.
 
 The tiny model is warmed up in a process of its own: training it in this one would load torch here, and could not be interrupted.
 """
@@ -40,7 +40,7 @@ async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """An interrupted warm-up removes its half-made folder; give it a moment for that."""
+    """End the warm-up, giving it a moment to remove its half-made folder."""
     if process.returncode is None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(TimeoutError):

@@ -37,7 +37,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def experts(self) -> int:
-        """Of a layer that is a mixture of them; Hugging Face's releases differ in what they call the number."""
+        """Experts of a layer that has them; Hugging Face's releases call this number differently."""
         return self.num_experts or self.num_local_experts
 
     @property
@@ -52,7 +52,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key_value_heads(self) -> int:
-        """Heads that are cached."""
+        """Number of key-value heads, which are cached."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
@@ -62,7 +62,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> int:
-        """Number of weights, biases and norms left out (they are under one in a thousand)."""
+        """Number of weights, without biases and norms (less than one in a thousand)."""
         layers, mixtures = self.num_hidden_layers, sum(self.with_experts)
         attention = 2 * self.hidden_size * self.head_size * (self.num_attention_heads + self.key_value_heads)
         feed_forward = 3 * self.hidden_size * self.intermediate_size * (layers - mixtures)
@@ -85,12 +85,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_hidden_layers * lora.rank * sum(outside[target] for target in set(lora.targets))
 
     def cache_bytes(self, element_bytes: int) -> int:
-        """Key-value cache of one token."""
+        """Bytes that one token takes in the key-value cache."""
         return 2 * self.num_hidden_layers * self.key_value_heads * self.head_size * element_bytes
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """What decides whether the learner takes a model; Hugging Face means 8 experts a token where nothing is said."""
+    """What decides whether the learner can train a model. Hugging Face takes 8 experts a token where nothing is said."""
 
     architectures: tuple[str, ...] | None = None
     quantization_config: object = None
@@ -115,7 +115,7 @@ def read_shape(path: str) -> ModelShape:
     """Shape of the model that ``model.path`` names.
 
     Raises:
-        RecipeError: there is no such folder, its config cannot be read, or the learner does not take such a model.
+        RecipeError: there is no such folder, its config cannot be read, or the learner cannot train such a model.
     """
     if path == TINY:
         return TINY_SHAPE
@@ -134,10 +134,10 @@ def read_shape(path: str) -> ModelShape:
 
 
 def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, generators: GeneratorsConfig) -> None:
-    """The recipe's sizes go with the model's.
+    """Check that the recipe's sizes fit the model's.
 
     Raises:
-        RecipeError: they do not.
+        RecipeError: they do not fit.
     """
     context, positions = model.max_context, shape.max_position_embeddings
     if context > positions:
