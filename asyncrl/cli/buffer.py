@@ -1,4 +1,4 @@
-"""``asyncrl buffer``: what the replay buffer of a run holds, and what became of all it issued."""
+"""``asyncrl buffer``: shows what the replay buffer of a run holds, and what became of all it issued."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
-    """Read, and show."""
+    """Read the run's journal, and show the report."""
     import msgspec
 
     from asyncrl.run.buffer_view import buffer_view

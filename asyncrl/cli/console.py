@@ -1,4 +1,4 @@
-"""Terminals, pipes and files that cannot show everything, or stop reading: neither is a reason for a run to end."""
+"""Consoles on terminals, pipes and files that cannot show everything or stop reading, which is no reason for a run to end."""
 
 import io
 import os
@@ -11,7 +11,7 @@ class PatientConsole(Console):
     """A console that never raises: what cannot be written is lost.
 
     Attributes:
-        failure: why something was lost first; None if nothing was, or if only the reader went away, as ``head`` does.
+        failure: the first error that lost something; None if there was none, or if only the reader went away, as ``head`` does.
     """
 
     failure: OSError | None = None
@@ -30,12 +30,12 @@ class PatientConsole(Console):
 
 
 def error_console() -> PatientConsole:
-    """A console on standard error for sentences, each in one piece for whoever searches them."""
+    """A console on standard error for sentences, which are not wrapped, so that they can be searched for."""
     return PatientConsole(stderr=True, soft_wrap=True, highlight=False)
 
 
 def not_shown(error: OSError) -> OSError:
-    """``error`` of writing to standard output, as one that says so."""
+    """An error that says that ``error`` came from writing to standard output."""
     return OSError(error.errno, f"{error.strerror}; not everything could be shown", "standard output")
 
 

@@ -1,4 +1,4 @@
-"""``asyncrl launch``: a recipe, checked and run."""
+"""``asyncrl launch``: checks a recipe and runs it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Compose, check, and launch unless it is a dry run."""
     if (arguments.recipe is None) == (arguments.resume is None):
-        arguments.parser.error("give either a RECIPE, or --resume RUN alone: a resumed run has the recipe it was launched with")
+        arguments.parser.error("give either a RECIPE, or --resume RUN without one: a resumed run has its own recipe")
     # Hydra and the environment's own module are imported here, Ray and the engines only once the recipe has been accepted.
     from asyncrl.run.compose import compose
     from asyncrl.run.folder import RunFolder

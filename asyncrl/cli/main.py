@@ -43,20 +43,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run() -> NoReturn:
-    """The installed command. All that it started has ended when :func:`main` returns; what Python would still do is take its
-    imports apart, for seconds."""
+    """Run the installed command, and exit at once: everything has ended by then, and Python would take seconds to clean up."""
     show_what_can_be_shown()
     with interrupting():
         try:
             code = main()
-        except SystemExit as end:  # of argparse, which has shown why
+        except SystemExit as end:  # argparse has shown why
             code = int(end.code or 0)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:  # closed by who called us
                 stream.flush()
         except BrokenPipeError:
-            pass  # who read along has gone
+            pass  # the reader has gone
         except OSError as error:
             code = code or show_system_failure(not_shown(error))
     os._exit(code)

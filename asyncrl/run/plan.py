@@ -1,7 +1,7 @@
-"""What a run will be, known before anything of it starts: processes, batch arithmetic, memory.
+"""What a run will consist of, known before it starts: processes, batch arithmetic, memory.
 
 Making a plan also checks what a recipe alone cannot tell: that its model, its tasks, its environment and its tool parser are
-there. Memory is an estimate, meant to tell a run that fits from one that does not.
+there. The memory is an estimate, which tells a run that fits from one that does not.
 """
 
 import contextlib
@@ -23,23 +23,23 @@ from buffers.task_stream import TaskSource
 from generators.tool_parsers import check_tool_parser
 
 DRIVER_BYTES = 500 << 20
-"""Ray's and MLflow's clients."""
+"""The driver's process, with the clients of Ray and MLflow."""
 RAY_BYTES = 1 << 30
 """Ray's own processes and its object store."""
 BUFFER_BYTES = 300 << 20
-"""An actor's process without what it holds."""
+"""The buffer's process without the trajectories it holds."""
 ENGINE_BYTES = 3 * (750 << 20)
 """The three processes of one vLLM engine (front end, core, worker) without model and cache."""
 LEARNER_BYTES = 600 << 20
-"""A process with torch, Megatron and Ray, without model."""
+"""A process with torch, Megatron and Ray, without the model."""
 CHECKED_TASKS = 20_000
-"""Of tasks that an environment makes, a plan makes and checks so many: an answer is wanted at once."""
+"""How many of the tasks that an environment makes a plan makes and checks, so that it is there at once."""
 TRAJECTORY_BYTES_A_TOKEN = 9
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where the plan would run: bytes of memory in all and free now, and processor cores."""
+    """The machine that the plan is for: bytes of memory, in all and free now, and processor cores."""
 
     memory: int
     free: int
@@ -53,7 +53,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Processes(msgspec.Struct, frozen=True):
-    """``count`` equal members of the run and what each is expected to take in memory."""
+    """``count`` equal processes of the run and the memory that each is expected to take."""
 
     role: str
     count: int
@@ -66,9 +66,9 @@ class Source(msgspec.Struct, frozen=True):
 
     Attributes:
         split: what its tasks are for.
-        name: see :func:`buffers.task_stream.source_names`.
-        tasks: how many.
-        skipped: rows that are no task.
+        name: the source's name; see :func:`buffers.task_stream.source_names`.
+        tasks: how many tasks it has.
+        skipped: rows that are not a task.
         counted: False if there may be fewer, because the environment makes them and the plan made only the first of them.
     """
 
@@ -80,18 +80,19 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module.
+    """What a run will consist of.
 
     Attributes:
-        processes: in the order in which experience travels through them.
-        sources: of the tasks, training first.
-        parameters: of the model.
+        processes: the run's processes, in the order in which experience passes through them.
+        sources: the sources of tasks, training first.
+        parameters: number of the model's weights.
         episodes_per_step: what one training step trains on.
         episodes_in_all: what the whole run trains on.
         outstanding_groups: groups that may be generated or waiting at any time.
         running_episodes: episodes that all engines together have room for.
-        inert: what the recipe sets and yet cannot act, see :func:`asyncrl.core.recipe.inert.inert`.
-        remarks: what is allowed and yet probably not meant.
+        machine: the machine that it was made for.
+        inert: which keys of the recipe have no effect; see :func:`asyncrl.core.recipe.inert.inert`.
+        remarks: what is allowed but probably not meant.
     """
 
     processes: tuple[Processes, ...]
@@ -143,7 +144,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
 
 
 def _find_tasks(recipe: Recipe) -> Iterator[Source]:
-    """Every source of files, read whole, and the curriculum, asked for its first weights; the first tasks of an environment."""
+    """The sources of tasks. Files are read whole; of the tasks that an environment makes, only the first are made."""
     splits: tuple[tuple[Split, Sequence[TaskSource]], ...] = (
         ("train", make_task_stream(recipe, CHECKED_TASKS).sources),
         ("evaluation", load_sources(recipe, "evaluation", CHECKED_TASKS)),
@@ -183,7 +184,7 @@ def _processes(recipe: Recipe, shape: ModelShape, outstanding: int) -> tuple[Pro
 
 
 def _reward_model(reward: RewardConfig, policy: ModelConfig) -> Iterator[Processes]:
-    """Its weights, and the activations of one layer and one forward pass; of a layer before, nothing is kept."""
+    """The reward model, if there is one: its weights, and the activations of one layer in one forward pass."""
     if isinstance(reward, ModelReward):
         shape, element = read_reward_shape(reward, policy), ELEMENT_BYTES[reward.dtype]
         activations = reward.batch_tokens * (6 * shape.hidden_size + 3 * shape.intermediate_size) * element
@@ -215,7 +216,7 @@ def _learner_state_bytes(learner: LearnerConfig, shape: ModelShape) -> int:
         holders = learner.ranks // (dividing * learner.pipeline_parallel)
         state += share * 4 + share * (8 + master) // holders
     layers = shape.num_hidden_layers // learner.pipeline_parallel
-    # Of a layer that is computed again only the input is kept; one layer at a time has all its activations.
+    # Only the input of a layer that is computed again is kept; one layer at a time has all its activations.
     kept = layers + 16 if learner.recompute == "full" else 17 * layers
     hidden = kept * shape.hidden_size * element // learner.tensor_parallel
     logits = 3 * shape.vocab_size * 4 // learner.tensor_parallel
@@ -228,12 +229,12 @@ def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
         remarks.append(_beyond_the_machine(recipe, plan))
     elif plan.total_bytes > plan.machine.free:
         remarks.append(
-            f"about {memory(plan.total_bytes)} are needed and {memory(plan.machine.free)} are free here: "
-            "lower generators.count, generators.kv_cache_mb or learner.micro_batch_tokens, or free some"
+            f"the run needs about {memory(plan.total_bytes)} of memory and {memory(plan.machine.free)} are free here: "
+            "lower generators.count, generators.kv_cache_mb or learner.micro_batch_tokens, or free some memory"
         )
     if plan.outstanding_groups < recipe.generators.count:
         remarks.append(
-            f"only {plan.outstanding_groups} groups are ever outstanding for generators.count {recipe.generators.count}: "
+            f"at most {plan.outstanding_groups} groups are outstanding for generators.count {recipe.generators.count}: "
             "some engines never have work; raise buffer.pipeline_depth or batch.groups_per_step"
         )
     cached_tokens = (recipe.generators.kv_cache_mb << 20) // shape.cache_bytes(ELEMENT_BYTES[recipe.generators.dtype])
@@ -247,7 +248,7 @@ def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
 
 
 def _beyond_the_machine(recipe: Recipe, plan: Plan) -> str:
-    """What is asked for, what there is, and how many generators there is room for."""
+    """The remark that the machine is too small: what the run needs, what there is, and how many generators fit."""
     (each,) = (process.each_bytes for process in plan.processes if process.role == "generator")
     there, free = plan.machine.memory, plan.machine.free
     fitting = (there - plan.total_bytes + recipe.generators.count * each) // each

@@ -1,4 +1,4 @@
-"""Where a run is, as shown while it runs."""
+"""How far a run has come, as shown while it runs."""
 
 import msgspec
 
@@ -16,8 +16,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         staleness_mean, staleness_max: of the tokens of the last batch, in policy versions.
         staleness_bound: the recipe's ``max_staleness``.
         running, committed: groups being generated, and waiting to be trained.
-        publish_seconds: from the last published version being written until every engine had it.
-        pause_seconds: how long that kept an engine from generating, at worst.
+        publish_seconds: from the writing of the last published version until every engine had it.
+        pause_seconds: the longest time for which that kept an engine from generating.
         idle_generators, idle_learner: shares of time in [0, 1].
         eta_s: seconds to the end of the run as it goes now.
         evaluation: mean reward of the last evaluation that ended; None before the first.

@@ -1,4 +1,4 @@
-"""Publishing a policy version: the learner writes it, every engine loads it, both are proven equal, and then it is published."""
+"""Publishes a policy version: the learner writes it, every engine loads it, and it is published once both are proven equal."""
 
 import time
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class InstallingGenerators(Protocol):
 
 
 class Publisher:
-    """Owns the order of a publication, and sees to it that what is published is new.
+    """Does the parts of a publication in their order, and refuses to publish unchanged weights as new.
 
     Args:
         ranks, generators, buffer: write the weights, load them, and are told.
@@ -61,11 +61,11 @@ class Publisher:
         self._last_fingerprint: int | None = None
 
     async def write(self, version: PolicyVersion, *, must_differ: bool) -> tuple[Publication, float]:
-        """Have the learner write ``version``; the seconds it took.
+        """Have the learner write ``version``; returns the publication and the seconds it took.
 
         Args:
             version: one more than the last.
-            must_differ: the optimizer moved the weights, so an unchanged fingerprint means that an old version was written.
+            must_differ: the optimizer moved the weights, so an unchanged fingerprint would mean that an old version was written.
 
         Raises:
             WeightMismatch: the fingerprint must differ from the last version's and does not.
@@ -81,7 +81,7 @@ class Publisher:
         return publication, self._clock() - started
 
     async def deliver(self, publication: Publication, write_seconds: float) -> PublishTimes:
-        """Have every engine load it and prove that it did, and make it the published version."""
+        """Have every engine load ``publication`` and prove that it did; then make it the published version."""
         started = self._clock()
         await self._generators.install(publication)
         if publication.version > self.published_version:

@@ -1,4 +1,4 @@
-"""Everything a run learns about itself, on its way to the live view, to MLflow and into the summary."""
+"""Passes what a run measures to the live view, to MLflow and to the totals of the summary."""
 
 import statistics
 import time
@@ -163,7 +163,7 @@ def _one(metric: Metric, value: float) -> Reading:
 
 
 def batch_readings(batch: Batch) -> list[Reading]:
-    """What the rewards and lengths of a batch's rows say."""
+    """Readings of the rewards and lengths of a batch's rows."""
     rewards: dict[int, list[float]] = {}
     for row in batch.rows:
         rewards.setdefault(row.group_id, []).append(row.reward)

@@ -1,4 +1,4 @@
-"""What the recipe's kind of reward needs in a generator."""
+"""Chooses how a generator has its episodes scored."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,13 +16,13 @@ def make_scoring(
     decode: Callable[[Sequence[int]], str],
     client: str,
 ) -> Scoring | None:
-    """What the recipe's kind of reward needs in a generator; nothing if that is the environment's own.
+    """How a generator has its episodes scored; None if the reward is the environment's own.
 
     Args:
-        reward: the recipe's.
+        reward: the recipe's section.
         seconds: how long the score of an episode may take.
-        reward_model: handle of the reward model's actor, where there is one.
-        decode: the text of token ids.
+        reward_model: handle of the reward model's actor, if there is one.
+        decode: gives the text of token ids.
         client: the generator's name.
     """
     match reward:

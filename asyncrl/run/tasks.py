@@ -20,7 +20,7 @@ Split = Literal["train", "evaluation"]
 
 
 def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) -> list[TaskSource]:
-    """The sources of one split, read and checked; the environment's own tasks are one source, of ``make_at_most`` if given.
+    """The sources of one split, read and checked. An environment's own tasks are one source, of at most ``make_at_most``.
 
     Raises:
         RecipeError: a source cannot be read, or the environment makes no tasks or bad ones.
@@ -44,7 +44,7 @@ def load_tasks(recipe: Recipe, split: Split) -> Sequence[Task]:
 
 
 def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStream:
-    """What a run is trained on; of tasks that the environment makes, the first ``make_at_most`` if given.
+    """The stream of training tasks; only the first ``make_at_most`` if the environment makes them.
 
     Raises:
         RecipeError: as :func:`load_sources`, or the curriculum cannot be loaded.
@@ -57,7 +57,7 @@ def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStr
 
 
 def _check_made(tasks: Sequence[Task], environment: str, place: str) -> None:
-    """An environment of the user's own may make anything."""
+    """Refuse what is not a list of tasks: an environment of the user's own may make anything."""
     maker = f"make_tasks of environment {environment!r}"
     if not isinstance(tasks, Sequence) or not tasks:
         raise RecipeError(place, f"{maker} returned {_short(tasks)}", "return a list of at least one Task")
@@ -73,7 +73,7 @@ def _check_made(tasks: Sequence[Task], environment: str, place: str) -> None:
 
 
 def _altered(task: Task) -> str:
-    """What of the task would not reach its environment as it is, or not come back from the journal; empty if all does."""
+    """What of the task would change on its way to the environment or through the journal; empty if nothing would."""
     if not isinstance(task.data, dict):
         return f"data is {_short(task.data)}"
     parts: dict[str, Any] = {f"data[{key!r}]": {key: value} for key, value in task.data.items()}

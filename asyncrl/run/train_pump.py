@@ -1,11 +1,11 @@
-"""The training pump: take a batch, train, publish, again. Generation goes on beside it and never waits for it.
+"""The training pump: takes a batch, trains it, publishes the new version, and begins again, while generation goes on.
 
-A publication travels to the engines while the learner already takes and trains the next batch; there is never more than one on
-the way, so the learner is at most one version ahead of the published one.
+A publication travels to the engines while the learner already takes and trains the next batch. Only one is on the way at a time,
+so the learner is at most one version ahead of the published one.
 
 A resumed run begins at its learner's newest checkpoint, which may be behind the published version. The buffer then hands out the
-very batches that were trained from there, and training them again makes the very weights again (unless its learning rate decays
-and it was made longer); nothing is published until the published version is reached.
+same batches again, and training them gives the same weights (unless the learning rate decays and the run was made longer);
+nothing is published until the published version is reached.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Publishing(Protocol):
         ...
 
     async def deliver(self, publication: Publication, write_seconds: float) -> PublishTimes:
-        """Have every engine load it, and make it the published version."""
+        """Have every engine load ``publication``, and make it the published version."""
         ...
 
 
@@ -93,10 +93,10 @@ async def train_pump(
     """Run the training steps from version ``begin`` to ``steps``; returns when the last version is delivered.
 
     Args:
-        begin: version that the learner is at.
+        begin: the version that the learner is at.
         steps: training steps of the whole run.
         evaluate_every: training steps between evaluations.
-        clock: seconds, for measuring how long the learner is busy.
+        clock: gives seconds, for measuring how long the learner is busy.
     """
     async with asyncio.TaskGroup() as background:
         delivering: asyncio.Task[PublishTimes] | None = None

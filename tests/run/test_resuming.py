@@ -160,7 +160,7 @@ def test_totals_that_cannot_be_read_are_done_without(run, content):
 
 def test_a_completed_run_is_not_resumed(run):
     Summary(status=Status.COMPLETED, steps=20).write(run.folder.summary)
-    run.refused("has completed its 20 training steps, there is nothing to resume; raise steps")
+    run.refused("has completed its 20 training steps, so there is nothing to resume; raise steps")
 
 
 @pytest.mark.parametrize("left", ["head", "nothing"])

@@ -26,14 +26,14 @@ from buffers.service import BufferService
 
 
 class BufferActor(PayloadShardActor):
-    """Brings the service up and lets it be asked at :meth:`endpoint`. Nothing may be called before :meth:`ready` has answered,
-    and nothing that changes the buffer before :meth:`take_over` has.
+    """Starts the service, which is asked at :meth:`endpoint`. Nothing may be called before :meth:`ready` has answered, and
+    nothing that changes the buffer before :meth:`take_over` has.
 
     Args:
-        recipe: the run's.
+        recipe: the run's recipe.
         run: the run's folder.
         run_id: unique among the runs on this host.
-        log_file: for this process; other shards log beside it.
+        log_file: this process's log file; the other shards' log files are made beside it.
     """
 
     def __init__(self, recipe: Recipe, run: Path, run_id: str, log_file: Path) -> None:
@@ -47,7 +47,7 @@ class BufferActor(PayloadShardActor):
         self._endpoint: Endpoint | None = None
 
     async def ready(self) -> None:
-        """Load the tasks, and read back and check what journal and payload hold. Changes neither."""
+        """Load the tasks, and read and check journal and payload. Changes neither."""
         self._places = [ShardPlace(0, this_node(), self._folder.shard(0), ray.get_runtime_context().current_actor)]
         others = _other_nodes()
         for shard in range(1, self._recipe.buffer.shards):
@@ -65,7 +65,7 @@ class BufferActor(PayloadShardActor):
         self._service = self.make_service(buffer, journal, free, sweep)
         self._rpc = RpcServer(self._service, METHODS, "the buffer")
         self._endpoint = await self._rpc.start(ray.util.get_node_ip_address())
-        gc.freeze()  # tasks and modules stay: looking through them again and again would cost more than all bookkeeping
+        gc.freeze()  # tasks and modules stay: collecting garbage among them again and again would cost more than all bookkeeping
 
     def _recover(self, stores: Mapping[int, Store]) -> tuple[ReplayBuffer, Journal | None, Callable[[], None] | None]:
         tasks = make_task_stream(self._recipe)
@@ -75,10 +75,10 @@ class BufferActor(PayloadShardActor):
         return takeover.buffer, takeover.journal, takeover.sweep
 
     async def take_over(self) -> str:
-        """Go on with the run, now that all it needs was checked; what was recovered, in words, empty for a new run.
+        """Go on with the run, now that all it needs was checked. Returns what was recovered, in words; empty for a new run.
 
         Raises:
-            DiskFull: there is not even room to record it.
+            DiskFull: there is no room to record it.
         """
         if self._takeover is None:
             return ""
@@ -104,21 +104,21 @@ class BufferActor(PayloadShardActor):
         free: Callable[[Sequence[PayloadRef]], None],
         sweep: Callable[[], None] | None,
     ) -> BufferService:
-        """The service, of these parts."""
+        """Make the service of these parts."""
         return BufferService(self._recipe, buffer, journal=journal, free=free, sweep=sweep)
 
     async def endpoint(self) -> Endpoint:
-        """Where the service is to be asked."""
+        """The address of the service."""
         if self._endpoint is None:
             raise RuntimeError("the buffer was used before ready()")
         return self._endpoint
 
     async def shards(self) -> list[ShardPlace]:
-        """Where trajectories are kept."""
+        """The shards that keep trajectories."""
         return self._places
 
     async def close(self) -> None:
-        """End the service; without a journal, remove the trajectories on all nodes, which nobody could make use of any more."""
+        """End the service. Without a journal nobody can use the trajectories any more: remove them on all nodes."""
         if self._rpc is not None:
             self._rpc.close()
         if self._service is not None:

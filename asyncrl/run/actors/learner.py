@@ -1,4 +1,4 @@
-"""One learner rank as a Ray actor: it fetches its rows from the buffer, trains, and writes its part of each publication."""
+"""One learner rank as a Ray actor: it reads its rows, trains, and writes its part of each publication."""
 
 import os
 import socket
@@ -37,7 +37,7 @@ class LearnerActor:
         return this_node()
 
     def make_meeting(self, on_one_node: bool) -> FileMeeting | TcpMeeting:
-        """Where all ranks shall meet; asked of rank 0."""
+        """The place where all ranks meet; only rank 0 is asked."""
         if on_one_node:
             return FileMeeting.make(memory_file_system() / f"asyncrl-{self._run_id}-ranks")
         meeting, self._listening = TcpMeeting.listen(ray.util.get_node_ip_address())
@@ -60,7 +60,7 @@ class LearnerActor:
                 context=sizes.context_parallel,
                 expert=sizes.expert_parallel,
                 expert_tensor=sizes.expert_tensor_parallel,
-                # On a laptop the engines share these cores, and threads waiting for each other there cost more than they do.
+                # On a laptop the engines share these cores, where threads that wait for each other cost more than they gain.
                 threads=max(1, (os.cpu_count() or 1) // (sizes.ranks + self._recipe.generators.count)),
             ),
         )
@@ -79,7 +79,7 @@ class LearnerActor:
         return self._payload.fetch([lying[row] for row in rows])
 
     def publish(self, version: PolicyVersion) -> Publication:
-        """Write this rank's shards of ``version`` and say where they lie."""
+        """Write this rank's shards of ``version``; returns where they lie."""
         return self._writer.write(version, self._started().shards())
 
     def save_pretrained(self, folder: Path) -> None:
@@ -94,11 +94,11 @@ class LearnerActor:
         learner.start_checkpoint(folder)
 
     def finish_checkpoint(self) -> None:
-        """Return when the checkpoint that was begun is on disk; a collective call."""
+        """Wait until the checkpoint that was begun is on disk; a collective call."""
         self._started().finish_checkpoint()
 
     def restore(self, folder: Path) -> PolicyVersion:
-        """Go on from a checkpoint; the version it is of. A collective call."""
+        """Load a checkpoint and return its version; a collective call."""
         return self._started().load_checkpoint(folder)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One shard of the trajectories, on the node that made them: it frees what nobody needs, and serves those on other nodes."""
+"""One shard of the trajectories, on the node that made them: frees those that nobody needs, and serves other nodes."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from buffers.payload import PayloadReader, PayloadStore
 
 
 class PayloadShardActor:
-    """Shard ``shard`` in ``folder``; each call is done in a thread. Who is on its node uses the files without asking."""
+    """Shard ``shard`` in ``folder``; each call is done in a thread. Processes on its node use the files without asking."""
 
     def __init__(self, config: BufferConfig, shard: int, folder: Path, log_file: Path) -> None:
         route_output(log_file)
@@ -35,7 +35,7 @@ class PayloadShardActor:
         return await asyncio.to_thread(self._reader.read, refs)
 
     async def append(self, payloads: Sequence[bytes]) -> list[PayloadRef]:
-        """Keep what a worker made on a node without a shard.
+        """Keep trajectories that a worker made on a node without a shard.
 
         Raises:
             DiskFull: nothing was kept.
@@ -51,7 +51,7 @@ class PayloadShardActor:
         return self._store.is_empty()
 
     async def verify(self, refs: Collection[PayloadRef]) -> list[PayloadRef]:
-        """Those of ``refs`` whose bytes are not what was written.
+        """Return those of ``refs`` whose bytes are not what was written.
 
         Raises:
             PayloadGone: the shard's folder is not there.
@@ -59,13 +59,13 @@ class PayloadShardActor:
         return await asyncio.to_thread(self._store.verify, refs)
 
     async def remove(self) -> None:
-        """Remove the whole shard, and with the last one on its node the folder of them all."""
+        """Remove the whole shard; the last one on its node also removes the folder of all shards."""
         await asyncio.to_thread(shutil.rmtree, self._files, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._files.parent.rmdir()
 
     async def set_aside(self, live: Collection[PayloadRef]) -> int:
-        """Remember what none of ``live`` refers to, for :meth:`sweep`; its bytes."""
+        """Remember for :meth:`sweep` what none of ``live`` refers to; returns its size in bytes."""
         return await asyncio.to_thread(self._store.set_aside, live)
 
     async def sweep(self) -> None:
@@ -77,9 +77,9 @@ class RemoteStore:
     """The store of a shard in another process, for use in threads of this one.
 
     Args:
-        shard: its number.
-        actor: that serves it.
-        whole_s: how long what reads or lists the whole shard may take: as a run that is resumed does when it starts.
+        shard: the shard's number.
+        actor: the actor that serves it.
+        whole_s: how long a call may take that reads or lists the whole shard, as when a run is resumed.
     """
 
     def __init__(self, shard: int, actor: Any, whole_s: float) -> None:

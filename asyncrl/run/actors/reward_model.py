@@ -18,7 +18,7 @@ class RewardModelActor:
     """The model of ``reward``, for the policy in ``model_path``. Methods run one at a time.
 
     Args:
-        sharing: processes that share this machine's cores with it, if all are on one machine.
+        sharing: how many other processes share the cores, if all are on one machine.
     """
 
     def __init__(self, reward: ModelReward, model_path: str, sharing: int, log_file: Path) -> None:
