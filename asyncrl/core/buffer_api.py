@@ -1,7 +1,7 @@
-"""What may be asked of the replay buffer: one method a verb, for the service that answers and the client that asks.
+"""What may be asked of the replay buffer: one method for each call, for the service that answers and the client that asks.
 
 The service in :mod:`buffers.service` implements this protocol, and :mod:`asyncrl.run.buffer_client` asks it over TCP.
-Arguments and results travel as msgpack of the types that stand here, so msgspec must be able to decode every annotation.
+Arguments and results travel as msgpack of the types annotated here, so msgspec must be able to decode each of them.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from asyncrl.core.ticket import Ticket
 
 
 class BufferApi(Protocol):
-    """The verbs of the replay buffer. Every method may raise ``ComponentFailed`` once the buffer has failed or was closed."""
+    """The calls of the replay buffer. Every method may raise ``ComponentFailed`` once the buffer has failed or was closed."""
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
         """Up to ``limit`` tickets for a worker whose engine has ``version``; empty after a few seconds without one.
@@ -26,10 +26,10 @@ class BufferApi(Protocol):
         ...
 
     async def commit(self, records: Sequence[TrajectoryRecord]) -> None:
-        """Take in finished episodes; when this returns, they are in the journal. The same episode twice is harmless.
+        """Take in finished episodes; when this returns, they are in the journal. Committing an episode twice does no harm.
 
         Raises:
-            BudgetExceeded: too many groups failed, of those in whose episodes the policy sampled nothing.
+            BudgetExceeded: too many groups failed because the policy sampled nothing in their episodes.
         """
         ...
 
@@ -54,7 +54,7 @@ class BufferApi(Protocol):
         ...
 
     async def report_pause(self, worker: WorkerId, message: str) -> None:
-        """Note that the worker cannot go on for the time being because of ``message``; empty when it goes on."""
+        """Note that the worker cannot go on for now, because of ``message``; an empty one says that it goes on."""
         ...
 
     async def take(self, version: PolicyVersion) -> Batch:
@@ -70,11 +70,11 @@ class BufferApi(Protocol):
         ...
 
     async def advance(self, version: PolicyVersion) -> None:
-        """Make ``version`` the published one, which lets the workers lease that waited for it."""
+        """Make ``version`` the published one; workers that waited for it may lease."""
         ...
 
     async def checkpointed(self, version: PolicyVersion) -> None:
-        """Note that a checkpoint of the learner at ``version`` is durable: earlier batches are never asked for again."""
+        """Note that the learner has a checkpoint at ``version`` on disk: earlier batches are never asked for again."""
         ...
 
     async def statistics(self) -> BufferStatistics:

@@ -1,4 +1,4 @@
-"""What the replay buffer holds and what became of all it ever issued: numbers for the driver, the views and the summary."""
+"""Statistics of the replay buffer, for driver, views and summary: what it holds and what became of all it ever issued."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -10,7 +10,7 @@ from asyncrl.core.ids import PolicyVersion, TaskId
 
 
 class GroupState(StrEnum):
-    """Where a group is."""
+    """The state of a group."""
 
     RUNNING = "running"
     """A worker generates at least one of its episodes."""
@@ -23,7 +23,7 @@ class GroupState(StrEnum):
     EXPIRED = "expired"
     """Given up for its age; its task is issued again as another group."""
     FAILED = "failed"
-    """It lost episodes, which are issued again; those that finished are kept."""
+    """It lost episodes, which are issued again; its finished ones are kept."""
 
 
 class TrajectoryCounts(msgspec.Struct, frozen=True):
@@ -54,8 +54,8 @@ class LedgerCounts(msgspec.Struct, frozen=True):
     """How many groups are in each state; ``issued`` is their sum.
 
     Attributes:
-        reasons: how often groups failed, expired or were filtered, by why.
-        examples: the last case of a reason that has more to tell.
+        reasons: how often groups failed, expired or were filtered, by reason.
+        examples: the details of the last case, for reasons that have any.
     """
 
     issued: int
@@ -83,10 +83,10 @@ class HeldGroups(msgspec.Struct, frozen=True):
     """Groups that have not ended.
 
     Attributes:
-        version: at which they were born: none of their tokens is older.
-        state: they are in.
+        version: the version they were begun at: none of their tokens is older.
+        state: the state they are in.
         groups: how many there are.
-        since: seconds since the epoch; none of them is in its state for longer.
+        since: when the first of them came into this state, in seconds since the epoch.
     """
 
     version: PolicyVersion
@@ -101,21 +101,21 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         version: the published version.
         ledger: groups, trajectories and draws of tasks by state.
-        payload_bytes: of finished rows whose group has not ended.
-        kept_batches, kept_bytes: batches that may have to be trained again after a crash; what only they still need.
+        payload_bytes: bytes of finished trajectories whose group has not ended.
+        kept_batches, kept_bytes: batches that may have to be trained again after a crash, and the bytes that only they need.
         held: groups that have not ended, by version and state.
-        lengths_issued: finished rows, whatever became of them, by length: entry b counts lengths of b binary digits,
+        lengths_issued: finished trajectories, whatever became of them, by length: entry b counts lengths of b binary digits,
             ``[2 ** (b - 1), 2 ** b)`` tokens.
-        lengths_trained: rows that were trained, each once.
-        late_samples: episodes handed in that nobody waited for.
+        lengths_trained: trajectories that were trained, each once.
+        late_samples: episodes handed in when nobody waited for them any more.
         stale_tokens: sampled tokens lost to the staleness bound, by cause.
-        lost_rows: rows whose payload a crash destroyed.
+        lost_rows: trajectories whose bytes a crash destroyed.
         failures: groups that failed since the run was started or resumed, by kind.
         filtered_tasks: tasks given up on, since they break their environment.
-        tasks_drawn: from the stream of tasks.
+        tasks_drawn: tasks drawn from the stream.
         skipped_rows: malformed rows of each task source.
         paused: why the run is paused; empty if it is not.
-        kept_from: batches of versions before this one are kept no more, so that the learner cannot come back to before it.
+        kept_from: batches of earlier versions are no longer kept, so the learner cannot go back further than this.
         steps_trained: training steps done in all, each once.
     """
 

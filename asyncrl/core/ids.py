@@ -3,7 +3,7 @@
 from typing import NewType
 
 PolicyVersion = NewType("PolicyVersion", int)
-"""Which weights: 0 are those that the run began with; each publication adds one."""
+"""A version of the weights: 0 are those that the run began with; each publication adds one."""
 
 NOT_SAMPLED = PolicyVersion(-1)
 """The version recorded for tokens that no policy sampled (prompts, tool responses)."""

@@ -1,6 +1,6 @@
-"""Where the bytes of a finished trajectory lie, and what bookkeeping needs to know of it without them.
+"""Where the bytes of a finished trajectory lie, and what bookkeeping knows of the trajectory without them.
 
-Control and data are apart: the buffer decides over :class:`TrajectoryRecord`, some two hundred bytes, while the trajectory itself
+Control and data are apart: the buffer works on :class:`TrajectoryRecord`, some two hundred bytes, while the trajectory itself
 stays in a segment file on the node that made it until a data-parallel rank reads it there.
 """
 
@@ -26,7 +26,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
     """One finished episode of a group, as bookkeeping sees it.
 
     Attributes:
-        length: tokens in the row.
+        length: tokens of the trajectory.
         sampled: how many tokens each policy version sampled, oldest version first; never empty of tokens.
         reward: final reward.
         payload: where the trajectory lies.
@@ -48,7 +48,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, trajectory: Trajectory, payload: PayloadRef, reward_names: Sequence[str] = ()) -> "TrajectoryRecord":
-        """Of a checked trajectory whose bytes lie at ``payload``.
+        """Make the record of ``trajectory``, once it was checked; its bytes lie at ``payload``.
 
         Raises:
             ValueError: the trajectory is malformed.
@@ -72,5 +72,5 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def trainable_tokens(self, oldest_version: PolicyVersion) -> int:
-        """Sampled tokens of version ``oldest_version`` or newer; of a greedy episode none."""
+        """Number of sampled tokens of version ``oldest_version`` or newer; 0 for a greedy episode."""
         return 0 if self.greedy else sum(tokens for version, tokens in self.sampled if version >= oldest_version)

@@ -1,13 +1,13 @@
-"""Text that can be written anywhere."""
+"""Makes text that can be written anywhere."""
 
 TOLD_CHARACTERS = 4_000
-"""Characters kept of an error's text: some hold a whole page or table, and it goes to logs, the journal and the summary."""
+"""How many characters of an error's text are kept: some hold a whole page, and they go to logs, journal and summary."""
 
 
 def writable(text: str) -> str:
-    r"""``text`` with each half of a surrogate pair spelt out (``\udcff``): it is no character, and UTF-8 has no bytes for it.
+    r"""``text`` with each lone half of a surrogate pair spelt out (``\udcff``): UTF-8 has no bytes for it.
 
-    Models write them in JSON, and operating systems put them into names of files that are no UTF-8.
+    Models write such halves in JSON, and operating systems put them into file names that are not UTF-8.
     """
     return text.encode(errors="backslashreplace").decode()
 
@@ -21,7 +21,7 @@ def text_of(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """The name and text of what the user's code raised, the text without its middle where it is very long."""
+    """The name and text of what the user's code raised; a very long text loses its middle."""
     text = text_of(error)
     if (lost := len(text) - TOLD_CHARACTERS) > 0:
         half = TOLD_CHARACTERS // 2

@@ -15,8 +15,8 @@ class Ticket(msgspec.Struct, frozen=True):
     """Episodes of ``task`` to generate: all of a group, or those that are missing from one that lost some.
 
     Attributes:
-        group_id: of the run's groups; a group that is issued again keeps it.
-        samples: indexes of the episodes to generate, ascending.
+        group_id: the group's id; a group that is issued again keeps it.
+        samples: sample indexes of the episodes to generate, ascending.
         attempt: 0 the first time, one more after each time the task broke its environment.
         version: the published version when the ticket was issued; no token of its episodes is sampled by an older one.
     """
@@ -39,7 +39,7 @@ class TicketClient(Protocol):
         ...
 
     async def commit(self, trajectory: Trajectory) -> None:
-        """Hand in one finished episode. Handing in the same episode twice is harmless."""
+        """Hand in one finished episode. Handing it in twice does no harm."""
         ...
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
@@ -47,7 +47,7 @@ class TicketClient(Protocol):
         ...
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
-        """Say that the worker lives and what it is running; those of them that nobody waits for any more, to be stopped.
+        """Say that the worker lives and what it is running; returns the groups to stop, which nobody waits for any more.
 
         A worker that is silent for ``deadlines.lease`` seconds is given up: its episodes are issued again.
         """

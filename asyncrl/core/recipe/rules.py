@@ -1,7 +1,7 @@
 """Rules between keys: values that are each in range and together make no sense.
 
-Each rule is one function that yields an error when it is broken. What is wrong is said at the key that a user would most likely
-change, with the remedies in the order in which to try them.
+Each rule is one function that yields an error when it is broken. The error names the key that a user would most likely change,
+and the remedies in the order in which to try them.
 """
 
 from collections.abc import Callable, Iterator
@@ -133,7 +133,7 @@ def _held_out_tasks_are_held_out(recipe: Recipe) -> Iterator[RecipeError]:
                     yield RecipeError(
                         f"tasks.evaluation[{index}].path",
                         f"{source.path!r} is trained on",
-                        "name held-out tasks",
+                        "name tasks that are not trained on",
                     )
 
 
