@@ -235,7 +235,7 @@ class BufferConfig(Section, frozen=True):
         max_reuse: how many training steps may train the same group, within the bound.
         sampler: which of the ready groups are trained next.
         filters: which finished groups are left out; new groups take their place.
-        capacity_mb: the most trajectories held at once, in MiB; beyond it no tickets are issued. Nothing is ever evicted.
+        capacity_mb: the most trajectories held at once, in MB; beyond it no tickets are issued. Nothing is ever evicted.
         journal: whether the buffer survives being killed.
         shards: processes that hold trajectories, spread over the nodes of the cluster.
         max_attempts: attempts at a task that breaks its environment before it is filtered and named.
@@ -291,8 +291,8 @@ class LearnerConfig(Section, frozen=True):
             number of ranks. Tensor-parallel ranks divide the sequence too, between their matrix products (sequence parallelism).
             Context-parallel ranks divide the tokens of each row, for rows too long for one.
         expert_parallel: in a mixture of experts, ranks that share out each layer's experts; a token travels to those that
-            have its experts. They are not additional ranks but those of a pipeline stage (tensor times data times context parallel),
-            whose number ``expert_parallel`` times ``expert_tensor_parallel`` must divide.
+            have its experts. They are the ranks of a pipeline stage (tensor times data times context parallel), not further ones,
+            and ``expert_parallel`` times ``expert_tensor_parallel`` must divide their number.
         expert_tensor_parallel: ranks that divide each expert, as ``tensor_parallel`` divides all other layers.
         virtual_pipeline: model chunks that each pipeline stage holds and computes in turn (interleaved schedule), which shortens
             the time in which stages wait for each other; needs ``pipeline_parallel`` of at least 2.
