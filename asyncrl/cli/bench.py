@@ -1,4 +1,4 @@
-"""``asyncrl bench``: measurements of the whole loop and of its parts."""
+"""``asyncrl bench``: measures the whole loop and its parts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ the share of time in which each side was idle."""
 
 _BUFFER = """\
 Move trajectories from one producer process through the replay buffer to one
-consumer process, without and with a journal; measure their rate, the latency
-of handing one in, what the bookkeeping costs, and what memory."""
+consumer process, without and with a journal; measure the rate, the latency
+of handing one in, and what the bookkeeping costs in time and memory."""
 
 _POOL = """\
 Let a pool of engines work through hours of simulated time on the real replay
@@ -28,19 +28,19 @@ buffer: heavy-tailed durations, dying engines, filtered groups. Measures
 staleness, memory and the CPU time of a group."""
 
 _STALENESS = """\
-Compare what each buffer.on_stale does, and admission control alone, in one
+Compare the kinds of buffer.on_stale, and admission control alone, in one
 simulated world: staleness, the lengths that are trained, and how long the
 learner waits."""
 
 _LEARNER = """\
 Train a small model with the learner and with a plain PyTorch loop, in turn,
-and compare tokens a second; and compare log-probabilities straight from
+and compare tokens a second; also compare log-probabilities straight from
 hidden states with those from full logits. One CPU thread, 3 minutes."""
 
 _LEARNING = """\
 Train the quickstart with several algorithms, and from stale tokens with
 several corrections and none, each with three seeds: which of them reach the
-bar, and when. Over an hour; called again with the same file, goes on there."""
+bar, and when. Takes over an hour; called again with the same file, it goes on."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,10 +49,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     kinds = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     _add(kinds, "loop", "throughput of the whole loop", _LOOP, run_loop)
     buffer = _add(kinds, "buffer", "the replay buffer as a service", _BUFFER, run_buffer)
-    buffer.add_argument("--tokens", metavar="N", type=_count, default=2048, help="of a trajectory (default 2048)")
+    buffer.add_argument("--tokens", metavar="N", type=_count, default=2048, help="tokens of a trajectory (default 2048)")
     pool = _add(kinds, "pool", "a simulated pool of engines", _POOL, run_pool)
-    pool.add_argument("--engines", metavar="N", type=_count, default=1024, help="in the pool (default 1024)")
-    pool.add_argument("--hours", metavar="N", type=_count, default=24, help="of simulated time (default 24)")
+    pool.add_argument("--engines", metavar="N", type=_count, default=1024, help="engines in the pool (default 1024)")
+    pool.add_argument("--hours", metavar="N", type=_count, default=24, help="hours of simulated time (default 24)")
     _add(kinds, "staleness", "what each on_stale does", _STALENESS, run_staleness)
     _add(kinds, "learner", "the learner beside a plain PyTorch loop", _LEARNER, run_learner)
     _add(kinds, "learning", "whether the quickstart learns", _LEARNING, run_learning)

@@ -15,13 +15,13 @@ from asyncrl.core.errors import AsyncRLError, RecipeError
 _DESCRIPTION = """\
 Show what the replay buffer of a run holds, by version and state; why groups
 were left out; and the lengths of trained episodes beside those of all
-finished ones. Reads the journal only: the run may be live or dead."""
+finished ones. Only reads the journal, so the run may be live or dead."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Make ``buffer`` known."""
     parser = commands.add_parser(
-        "buffer", help="look into a replay buffer", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        "buffer", help="show a replay buffer", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

@@ -16,6 +16,7 @@ from asyncrl.core.recipe.schema import CheckpointConfig
 from asyncrl.run.beginning import begin_from, totals_at, totals_file
 from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.live_view import LiveView
 from asyncrl.run.totals import SavedTotals, Totals
 from learners import checkpoints
 from learners.checkpoint_manifest import CheckpointNotWritten
@@ -37,18 +38,6 @@ class CheckpointingRanks(Protocol):
         ...
 
 
-class PhaseView(Protocol):
-    """Shows a run to its user; see :class:`asyncrl.run.live_view.LiveView`."""
-
-    def phase(self, text: str) -> None:
-        """Show what the run is doing now."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a line."""
-        ...
-
-
 class Checkpointer:
     """Saves and finds the checkpoints of one run.
 
@@ -65,7 +54,7 @@ class Checkpointer:
         ranks: CheckpointingRanks,
         buffer: BufferApi,
         totals: Totals,
-        view: PhaseView,
+        view: LiveView,
     ) -> None:
         self._config, self._steps = config, steps
         self._folder, self._ranks, self._buffer, self._totals, self._view = folder, ranks, buffer, totals, view

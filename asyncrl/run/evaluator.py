@@ -5,15 +5,8 @@ from typing import Protocol
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.task import Task
+from asyncrl.run.generator_pool import GeneratorPool
 from generators.evaluation import EvaluationResult
-
-
-class EvaluatingGenerators(Protocol):
-    """The generators, as far as an evaluation needs them; see :class:`asyncrl.run.generator_pool.GeneratorPool`."""
-
-    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """One episode of each task."""
-        ...
 
 
 class EvaluationRecording(Protocol):
@@ -45,7 +38,7 @@ class Evaluator:
 
     def __init__(
         self,
-        generators: EvaluatingGenerators,
+        generators: GeneratorPool,
         tasks: Sequence[Task],
         temperature: float,
         recorder: EvaluationRecording,

@@ -10,6 +10,7 @@ from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
+from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.totals import Totals
 
 
@@ -28,14 +29,6 @@ class WritingRanks(Protocol):
         ...
 
 
-class InstallingGenerators(Protocol):
-    """The generators, as far as a publication needs them; see :class:`asyncrl.run.generator_pool.GeneratorPool`."""
-
-    async def install(self, publication: Publication) -> None:
-        """Have every engine load ``publication`` and prove that it did, within a deadline."""
-        ...
-
-
 class Publisher:
     """Does the parts of a publication in their order, and refuses to publish unchanged weights as new.
 
@@ -49,7 +42,7 @@ class Publisher:
     def __init__(
         self,
         ranks: WritingRanks,
-        generators: InstallingGenerators,
+        generators: GeneratorPool,
         buffer: BufferApi,
         totals: Totals,
         published_version: PolicyVersion,

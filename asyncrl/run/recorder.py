@@ -9,22 +9,16 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.metrics import Metric, Reading, combine
+from asyncrl.core.metrics import Reading, combine
 from asyncrl.core.spread import has_spread
 from asyncrl.run import metrics
+from asyncrl.run.generator_pool import GeneratorPool
+from asyncrl.run.live_view import LiveView
 from asyncrl.run.progress import Progress
 from asyncrl.run.publisher import PublishTimes
 from asyncrl.run.totals import Totals, idle_share
 from generators.evaluation import EvaluationResult
 from generators.worker import GeneratorStatistics
-
-
-class CountingGenerators(Protocol):
-    """The generators, as far as their counters go; see :class:`asyncrl.run.generator_pool.GeneratorPool`."""
-
-    async def statistics(self) -> list[GeneratorStatistics]:
-        """Counters of each generator and of those whose place it took."""
-        ...
 
 
 class MetricStore(Protocol):
@@ -36,18 +30,6 @@ class MetricStore(Protocol):
 
     def log_text(self, name: str, text: str) -> None:
         """Record a text artifact."""
-        ...
-
-
-class ProgressView(Protocol):
-    """Shows a run to its user; see :class:`asyncrl.run.live_view.LiveView`."""
-
-    def update(self, progress: Progress) -> None:
-        """Show the newest training step."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a line."""
         ...
 
 
@@ -65,10 +47,10 @@ class Recorder:
 
     def __init__(
         self,
-        generators: CountingGenerators,
+        generators: GeneratorPool,
         buffer: BufferApi,
         tracker: MetricStore,
-        view: ProgressView,
+        view: LiveView,
         totals: Totals,
         steps: int,
         max_staleness: int,
@@ -102,19 +84,19 @@ class Recorder:
         run_readings = [
             *batch_readings(batch),
             *_buffer_readings(buffer),
-            _one(metrics.GENERATED_RATE, generated / seconds),
-            _one(metrics.TRAINED_RATE, tokens / seconds),
-            _one(metrics.TRAJECTORY_RATE, len(trained) / seconds),
-            _one(metrics.LEARNER_IDLE, max(0.0, 1 - learner_busy / seconds)),
-            _one(metrics.GENERATORS_IDLE, idle_share(before, generators)),
-            *(_one(metrics.VERSIONS_SAMPLED, len(g.tokens_by_version)) for g in generators),
+            Reading(metrics.GENERATED_RATE, generated / seconds),
+            Reading(metrics.TRAINED_RATE, tokens / seconds),
+            Reading(metrics.TRAJECTORY_RATE, len(trained) / seconds),
+            Reading(metrics.LEARNER_IDLE, max(0.0, 1 - learner_busy / seconds)),
+            Reading(metrics.GENERATORS_IDLE, idle_share(before, generators)),
+            *(Reading(metrics.VERSIONS_SAMPLED, len(g.tokens_by_version)) for g in generators),
             *_scoring_readings(before, generators),
-            _one(metrics.TOOL_OUTPUT_CUT, sum(g.tool_output_cut for g in generators) - sum(g.tool_output_cut for g in before)),
-            _one(metrics.PUBLISH_PAUSE, max(g.last_pause_seconds for g in generators)),
+            Reading(metrics.TOOL_OUTPUT_CUT, sum(g.tool_output_cut for g in generators) - sum(g.tool_output_cut for g in before)),
+            Reading(metrics.PUBLISH_PAUSE, max(g.last_pause_seconds for g in generators)),
         ]
         if publish is not None:
-            run_readings.append(_one(metrics.PUBLISH_WRITE, publish.write_seconds))
-            run_readings.append(_one(metrics.PUBLISH_INSTALL, publish.install_seconds))
+            run_readings.append(Reading(metrics.PUBLISH_WRITE, publish.write_seconds))
+            run_readings.append(Reading(metrics.PUBLISH_INSTALL, publish.install_seconds))
         values = combine([*readings, *run_readings])
         self._totals.step(step, batch, readings, learner_busy, now, generators, buffer)
         self._tracker.log(step, values)
@@ -126,7 +108,7 @@ class Recorder:
         turns = statistics.fmean(result.turns for result in results)
         self._evaluation = reward
         self._totals.evaluation(reward)
-        values = combine([_one(metrics.EVALUATION_REWARD, reward), _one(metrics.EVALUATION_TURNS, turns)])
+        values = combine([Reading(metrics.EVALUATION_REWARD, reward), Reading(metrics.EVALUATION_TURNS, turns)])
         self._tracker.log(version, values)
         samples = [f"task {r.task_id}, reward {r.reward:g}, {r.stop_reason}\n{r.text}" for r in results if r.text]
         if samples:
@@ -156,10 +138,6 @@ class Recorder:
             evaluation=self._evaluation,
             eta_s=elapsed / self._steps_here * (self._steps - step),
         )
-
-
-def _one(metric: Metric, value: float) -> Reading:
-    return Reading(metric, value)
 
 
 def batch_readings(batch: Batch) -> list[Reading]:

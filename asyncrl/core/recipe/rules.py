@@ -133,7 +133,7 @@ def _held_out_tasks_are_held_out(recipe: Recipe) -> Iterator[RecipeError]:
                     yield RecipeError(
                         f"tasks.evaluation[{index}].path",
                         f"{source.path!r} is trained on",
-                        "name tasks that are not trained on",
+                        "name held-out tasks, which are not trained on",
                     )
 
 
