@@ -110,7 +110,9 @@ def test_a_journal_that_ends_before_the_newest_checkpoint_is_refused(folder: Run
 
 def test_a_checkpoint_that_is_older_than_what_the_journal_keeps_is_refused(folder: RunFolder):
     checkpointer, _, _ = make(folder, Totals(), "checkpoint.keep=3")
-    with pytest.raises(CheckpointsGone, match=r"there is no checkpoint in .*, and the journal has only the batches since version 4"):
+    with pytest.raises(
+        CheckpointsGone, match=r"there is no checkpoint in .*, and the journal has only the batches since version 4"
+    ):
         asyncio.run(checkpointer.resume(PolicyVersion(5), PolicyVersion(4)))
     asyncio.run(run(checkpointer, 5))
     told = r"newest checkpoint in .* is version-000004, .* since version 6 .*; put version-000006 or a later one back"

@@ -213,7 +213,7 @@ def test_payload_that_is_gone_is_told(run, tmp_path):
 
 def test_all_checkpoints_gone_is_told(run, tmp_path):
     run.folder.checkpoints.rename(tmp_path / "checkpoints")
-    told = "there is no checkpoint in .*, and the journal has the batches since version 4 only"
+    told = "there is no checkpoint in .*, and the journal has only the batches since version 4"
     run.refused(f"{told}, .*; put version-000004 or a later one back and resume again")
     run.folder.checkpoints.mkdir()
     (tmp_path / "checkpoints" / "version-000004").rename(run.folder.checkpoints / "version-000004")
