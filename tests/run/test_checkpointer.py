@@ -115,7 +115,7 @@ def test_a_checkpoint_that_is_older_than_what_the_journal_keeps_is_refused(folde
     ):
         asyncio.run(checkpointer.resume(PolicyVersion(5), PolicyVersion(4)))
     asyncio.run(run(checkpointer, 5))
-    told = r"newest checkpoint in .* is version-000004, .* since version 6 .*; put version-000006 or a later one back"
+    told = r"newest checkpoint in .* is version-000004, .* since version 6, .*; put version-000006 or a later one back"
     with pytest.raises(CheckpointsGone, match=told):
         asyncio.run(checkpointer.resume(PolicyVersion(7), PolicyVersion(6)))
     assert asyncio.run(checkpointer.resume(PolicyVersion(7), PolicyVersion(4))) == 4
