@@ -14,7 +14,7 @@ A recovery has three steps, so that a resume that is refused has changed nothing
    backup, has destroyed nothing that the right journal needs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -35,8 +35,8 @@ class Store(Protocol):
     """What a recovery needs of a shard's payload; see :class:`buffers.payload.PayloadStore`."""
 
     def is_empty(self) -> bool: ...  # noqa: D102
-    def verify(self, refs: Iterable[PayloadRef]) -> list[PayloadRef]: ...  # noqa: D102
-    def set_aside(self, live: Iterable[PayloadRef]) -> int: ...  # noqa: D102
+    def verify(self, refs: Collection[PayloadRef]) -> list[PayloadRef]: ...  # noqa: D102
+    def set_aside(self, live: Collection[PayloadRef]) -> int: ...  # noqa: D102
     def sweep(self) -> None: ...  # noqa: D102
 
 

@@ -241,8 +241,8 @@ def _measure(row: Row, seed: int, settings: LearningSettings, model: Path) -> Le
     folder = RunFolder.create(of_run)
     log = folder.logs / "driver.log"
     logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with folder.driven(), LiveView(Console(), of_run) as view:
-        summary = launch(of_run, folder, view)
+    with folder.driven(), LiveView(Console(), of_run.name) as view:
+        summary, _ = launch(of_run, folder, view)
     if summary.status is Status.INTERRUPTED:
         raise Interrupted
     failure = f"{summary.reason}; see {folder.logs}" if summary.status is Status.FAILED else ""

@@ -11,7 +11,7 @@ import msgspec
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.launch import launch_with_totals
+from asyncrl.run.launch import launch
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.summary import IdleShares, Status, Summary
 
@@ -35,7 +35,7 @@ def recipe() -> Recipe:
 
 def run(recipe: Recipe, folder: RunFolder, view: LiveView, json_file: Path) -> Summary:
     """Run the loop and write ``json_file``, if the run completed."""
-    summary, totals = launch_with_totals(recipe, folder, view)
+    summary, totals = launch(recipe, folder, view)
     if summary.status is Status.COMPLETED:
         result = LoopResult(
             totals.trajectories_per_s, totals.completion_tokens_per_s, summary.idle, totals.steps, totals.training

@@ -1,4 +1,4 @@
-"""``asyncrl bench``: measurements of the whole loop and of its parts."""
+"""``asyncrl bench``: measures the whole loop and its parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from asyncrl.cli.console import PatientConsole
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import AsyncRLError, RecipeError
 
@@ -20,8 +19,8 @@ the share of time in which each side was idle."""
 
 _BUFFER = """\
 Move trajectories from one producer process through the replay buffer to one
-consumer process, without and with a journal; measure their rate, the latency
-of handing one in, what the bookkeeping costs, and what memory."""
+consumer process, without and with a journal; measure the rate, the latency
+of handing one in, and what the bookkeeping costs in time and memory."""
 
 _POOL = """\
 Let a pool of engines work through hours of simulated time on the real replay
@@ -29,19 +28,19 @@ buffer: heavy-tailed durations, dying engines, filtered groups. Measures
 staleness, memory and the CPU time of a group."""
 
 _STALENESS = """\
-Compare what each buffer.on_stale does, and admission control alone, in one
+Compare the kinds of buffer.on_stale, and admission control alone, in one
 simulated world: staleness, the lengths that are trained, and how long the
 learner waits."""
 
 _LEARNER = """\
 Train a small model with the learner and with a plain PyTorch loop, in turn,
-and compare tokens a second; and compare log-probabilities straight from
+and compare tokens a second; also compare log-probabilities straight from
 hidden states with those from full logits. One CPU thread, 3 minutes."""
 
 _LEARNING = """\
 Train the quickstart with several algorithms, and from stale tokens with
 several corrections and none, each with three seeds: which of them reach the
-bar, and when. Over an hour; called again with the same file, goes on there."""
+bar, and when. Takes over an hour; called again with the same file, it goes on."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,10 +49,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     kinds = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     _add(kinds, "loop", "throughput of the whole loop", _LOOP, run_loop)
     buffer = _add(kinds, "buffer", "the replay buffer as a service", _BUFFER, run_buffer)
-    buffer.add_argument("--tokens", metavar="N", type=_count, default=2048, help="of a trajectory (default 2048)")
+    buffer.add_argument("--tokens", metavar="N", type=_count, default=2048, help="tokens of a trajectory (default 2048)")
     pool = _add(kinds, "pool", "a simulated pool of engines", _POOL, run_pool)
-    pool.add_argument("--engines", metavar="N", type=_count, default=1024, help="in the pool (default 1024)")
-    pool.add_argument("--hours", metavar="N", type=_count, default=24, help="of simulated time (default 24)")
+    pool.add_argument("--engines", metavar="N", type=_count, default=1024, help="engines in the pool (default 1024)")
+    pool.add_argument("--hours", metavar="N", type=_count, default=24, help="hours of simulated time (default 24)")
     _add(kinds, "staleness", "what each on_stale does", _STALENESS, run_staleness)
     _add(kinds, "learner", "the learner beside a plain PyTorch loop", _LEARNER, run_learner)
     _add(kinds, "learning", "whether the quickstart learns", _LEARNING, run_learning)
@@ -64,7 +63,7 @@ def _add(
     name: str,
     summary: str,
     description: str,
-    run: Callable[[argparse.Namespace], ExitCode],
+    run: Callable[[argparse.Namespace, Console], ExitCode],
 ) -> argparse.ArgumentParser:
     parser = kinds.add_parser(name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
@@ -72,7 +71,7 @@ def _add(
     return parser
 
 
-def run_loop(arguments: argparse.Namespace) -> ExitCode:
+def run_loop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Measure the loop."""
     from asyncrl.bench import loop
     from asyncrl.run.folder import RunFolder
@@ -82,50 +81,46 @@ def run_loop(arguments: argparse.Namespace) -> ExitCode:
         folder = RunFolder.create(recipe)
     except RecipeError as error:
         return show_refusal(error)
-    return run_to_end(partial(loop.run, json_file=arguments.json), recipe, folder, PatientConsole())
+    return run_to_end(partial(loop.run, json_file=arguments.json), recipe, folder, console)
 
 
-def run_buffer(arguments: argparse.Namespace) -> ExitCode:
+def run_buffer(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Measure the replay buffer."""
     from asyncrl.bench import buffer
 
-    console = Console()
     result = buffer.run(arguments.json, console, buffer.BenchSettings(tokens=arguments.tokens))
     console.print(buffer.view(result))
     return ExitCode.COMPLETED
 
 
-def run_pool(arguments: argparse.Namespace) -> ExitCode:
+def run_pool(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Simulate a pool."""
     from asyncrl.bench import pool
 
-    console = Console()
     console.print(pool.view(pool.run(arguments.engines, arguments.hours, arguments.json, console)))
     return ExitCode.COMPLETED
 
 
-def run_staleness(arguments: argparse.Namespace) -> ExitCode:
+def run_staleness(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Compare the policies."""
     from asyncrl.bench import staleness
 
-    Console().print(staleness.view(staleness.run(arguments.json)))
+    console.print(staleness.view(staleness.run(arguments.json)))
     return ExitCode.COMPLETED
 
 
-def run_learner(arguments: argparse.Namespace) -> ExitCode:
+def run_learner(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Measure the learner."""
     from asyncrl.bench import learner
 
-    console = Console()
     console.print(learner.view(learner.run(arguments.json, console)))
     return ExitCode.COMPLETED
 
 
-def run_learning(arguments: argparse.Namespace) -> ExitCode:
+def run_learning(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Train with every algorithm."""
     from asyncrl.bench import learning
 
-    console = Console()
     try:
         result = learning.run(arguments.json, console)
     except AsyncRLError as error:

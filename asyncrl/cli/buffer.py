@@ -1,35 +1,35 @@
-"""``asyncrl buffer``: what the replay buffer of a run holds, and what became of all it issued."""
+"""``asyncrl buffer``: shows what the replay buffer of a run holds, and what became of all it issued."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from asyncrl.cli.console import error_console
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import AsyncRLError, RecipeError
 
 _DESCRIPTION = """\
 Show what the replay buffer of a run holds, by version and state; why groups
 were left out; and the lengths of trained episodes beside those of all
-finished ones. Reads the journal only: the run may be live or dead."""
+finished ones. Only reads the journal, so the run may be live or dead."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Make ``buffer`` known."""
     parser = commands.add_parser(
-        "buffer", help="look into a replay buffer", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        "buffer", help="show a replay buffer", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> ExitCode:
-    """Read, and show."""
+def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Read the run's journal, and show the report."""
     import msgspec
 
     from asyncrl.run.buffer_view import buffer_view
@@ -38,10 +38,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     try:
         report = inspect_run(arguments.folder)
     except AsyncRLError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(Text(str(error)))
+        error_console().print(Text(str(error)))
         return ExitCode.REFUSED if isinstance(error, RecipeError) else ExitCode.FAILED
     if arguments.json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n")
+        console.out(msgspec.json.format(msgspec.json.encode(report), indent=2).decode(), highlight=False)
     else:
-        Console().print(buffer_view(report))
+        console.print(buffer_view(report))
     return ExitCode.COMPLETED

@@ -1,4 +1,4 @@
-"""``asyncrl launch``: a recipe, checked and run."""
+"""``asyncrl launch``: checks a recipe and runs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from asyncrl.cli.console import PatientConsole
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import RecipeError
 
@@ -60,17 +59,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.set_defaults(run=run, parser=parser)
 
 
-def run(arguments: argparse.Namespace) -> ExitCode:
+def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Compose, check, and launch unless it is a dry run."""
     if (arguments.recipe is None) == (arguments.resume is None):
-        arguments.parser.error("give either a RECIPE, or --resume RUN alone: a resumed run has the recipe it was launched with")
+        arguments.parser.error("give either a RECIPE, or --resume RUN without one: a resumed run has its own recipe")
     # Hydra and the environment's own module are imported here, Ray and the engines only once the recipe has been accepted.
     from asyncrl.run.compose import compose
     from asyncrl.run.folder import RunFolder
     from asyncrl.run.plan import make_plan
     from asyncrl.run.resuming import check_resumable
 
-    console = PatientConsole()
     try:
         found = RunFolder.find(arguments.resume) if arguments.resume else None
         recipe = compose(str(found.recipe) if found else arguments.recipe, arguments.overrides)
@@ -92,7 +90,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None) -> Summary:
     from asyncrl.run.launch import launch
 
-    return launch(recipe, folder, view, reached)
+    return launch(recipe, folder, view, reached)[0]
 
 
 def _show(recipe: Recipe, plan: Plan, console: Console) -> None:

@@ -1,7 +1,6 @@
 """The ``asyncrl`` command. One file a subcommand; nothing heavy is imported before the arguments and the recipe are right."""
 
 import argparse
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import NoReturn
 
 import asyncrl
 from asyncrl.cli import bench, buffer, launch
-from asyncrl.cli.console import show_what_can_be_shown
+from asyncrl.cli.console import PatientConsole, not_shown, show_what_can_be_shown
 from asyncrl.cli.outcome import ExitCode, show_system_failure
 from asyncrl.run.stopping import interrupting
 
@@ -31,25 +30,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown arguments: {' '.join(left)}")
     if left:
         arguments.overrides.extend(left)
+    console = PatientConsole()
     try:
-        code: ExitCode = arguments.run(arguments)
+        code: ExitCode = arguments.run(arguments, console)
     except KeyboardInterrupt:  # before there is a run that could end in an orderly way
         return ExitCode.INTERRUPTED
     except (OSError, ImportError, MemoryError) as error:
         return show_system_failure(error)
+    if code is ExitCode.COMPLETED and console.failure is not None:
+        return show_system_failure(console.failure)
     return code
 
 
 def run() -> NoReturn:
-    """The installed command. All that it started has ended when :func:`main` returns; what Python would still do is take its
-    imports apart, for seconds."""
+    """Run the installed command, and exit at once: everything has ended by then, and Python would take seconds to clean up."""
     show_what_can_be_shown()
     with interrupting():
-        code = main()
-    with contextlib.suppress(BrokenPipeError):  # who read along has gone
-        for stream in (sys.stdout, sys.stderr):
+        try:
+            code = main()
+        except SystemExit as end:  # argparse has shown why
+            code = int(end.code or 0)
+    for stream in (sys.stdout, sys.stderr):
+        try:
             if stream is not None:  # closed by who called us
                 stream.flush()
+        except BrokenPipeError:
+            pass  # the reader has gone
+        except OSError as error:
+            code = code or show_system_failure(not_shown(error))
     os._exit(code)
 
 

@@ -1,4 +1,4 @@
-"""From what happened in a run to what the user and the shell are told."""
+"""Tells the user and the shell how a command ended."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
+from asyncrl.cli.console import error_console
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.run.stopping import stopped_by
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from asyncrl.core.recipe.schema import Recipe
     from asyncrl.run.folder import RunFolder
     from asyncrl.run.live_view import LiveView
@@ -29,19 +31,19 @@ logger = logging.getLogger(__name__)
 
 
 class ExitCode(IntEnum):
-    """What the shell gets."""
+    """Exit codes of the command."""
 
     COMPLETED = 0
     FAILED = 1
     REFUSED = 2
     """The recipe or the command line is wrong; nothing was started."""
     INTERRUPTED = 130
-    """By Ctrl-C, whose number shells report, or by SIGTERM."""
+    """Ended by Ctrl-C or SIGTERM; shells report Ctrl-C by this number."""
 
 
 def show_refusal(error: RecipeError) -> ExitCode:
-    """Tell what is wrong with the recipe, or with what it is asked for, all of it."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    """Show everything that is wrong with the recipe or with the request."""
+    console = error_console()
     console.print(Text("Refused, nothing was started:", "bold red"))
     for problem in (str(error), *getattr(error, "__notes__", ())):
         console.print(Text(f"  {problem}"))
@@ -49,27 +51,26 @@ def show_refusal(error: RecipeError) -> ExitCode:
 
 
 def show_system_failure(error: OSError | ImportError | MemoryError) -> ExitCode:
-    """Tell what the system refused where there was no run that could have ended with it as its reason."""
+    """Show an error of the operating system that came before or after a run."""
     match error:
         case OSError(strerror=str(problem)):
             reason = f"{error.filename}: {problem}" if error.filename else problem
         case ImportError():
-            reason = f"{error}; is the installation whole, and is there memory for it (ulimit -v)?"
+            reason = f"{error}; is the installation complete, and is there memory for it (ulimit -v)?"
         case _:
             reason = f"out of memory {error}".strip() + "; see ulimit -v"
-    with suppress(OSError):  # what it would be told on may be what failed
-        Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(("Failed", "bold red"), f": {reason}"))
+    error_console().print(Text.assemble(("Failed", "bold red"), f": {reason}"))
     return ExitCode.FAILED
 
 
 def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *, before: Summary | None = None) -> ExitCode:
     """Run under the live view and show how it ended.
 
-    A run that another process is driving is refused. ``run`` writes the summary itself and reports failures in it; should it
-    raise nevertheless, that is made up for here. The traceback goes to the log, the terminal gets the message.
+    A run that another process is driving is refused. ``run`` writes the summary itself, failures included; if it raises all the
+    same, the summary is written here, the traceback goes to the log, and the message to the terminal.
 
     Args:
-        before: what the summary said of a run that is resumed now; the new one says no less.
+        before: the summary that a run which is resumed now had; the new one forgets nothing of it.
     """
     from asyncrl.run.end_view import end_view
     from asyncrl.run.live_view import LiveView
@@ -85,7 +86,7 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *,
         if before is not None:
             _count_resume(folder)
         try:
-            with LiveView(console, recipe) as view:
+            with LiveView(console, recipe.name) as view:
                 summary = run(recipe, folder, view)
         except KeyboardInterrupt as interrupt:
             reason = str(interrupt) or stopped_by(signal.SIGINT)
@@ -96,7 +97,7 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *,
             reason = str(error) if own else f"unexpected {type(error).__name__}: {error}; see {log.name}"
             summary = _ended(Summary(status=Status.FAILED, reason=reason), before, folder)
     for part in end_view(summary, recipe, folder):
-        # Sentences and paths are left in one piece for whoever copies or searches them.
+        # Sentences and paths are not wrapped, so that they can be copied and searched for.
         console.print(part, soft_wrap=isinstance(part, Text))
     return ExitCode[summary.status.name]
 
@@ -105,17 +106,17 @@ def _count_resume(folder: RunFolder) -> None:
     try:
         folder.count_resume()
     except OSError as error:
-        # A run on a full disk waits for room, and a count is no reason to end it.
+        # A run on a full disk waits for room; a count is no reason to end it.
         logger.warning("this resume will not be counted by the next one: %s", error)
 
 
 def _ended(summary: Summary, before: Summary | None, folder: RunFolder) -> Summary:
-    """Recorded, with what the run had come to before."""
+    """Write the summary, with what the run had reached before."""
     return (summary if before is None else summary.going_on_from(before)).recorded(folder.summary)
 
 
 class _LogFile(logging.FileHandler):
-    """A full disk is no reason to write tracebacks over the live view, or to fail: what waits is written when there is room."""
+    """A log file on a disk that may be full: no traceback is written over the live view, and nothing fails."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exception(), OSError):
@@ -128,7 +129,7 @@ class _LogFile(logging.FileHandler):
 
 @contextmanager
 def _logging_to(file: Path) -> Iterator[None]:
-    """All logging and warnings of this process go into a file: the terminal belongs to the live view.
+    """Send all logging and warnings of this process to a file: the terminal belongs to the live view.
 
     Raises:
         RecipeError: the file cannot be written to.

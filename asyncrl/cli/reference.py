@@ -1,7 +1,7 @@
 """Writes docs/recipe.md from the schema: ``python -m asyncrl.cli.reference``.
 
-Keys, types, ranges, defaults and meanings come from :mod:`asyncrl.core.recipe.schema` and from nowhere else, so the reference can
-only be wrong where the schema is. A key without a meaning in its section's docstring is an error.
+Keys, types, ranges, defaults and meanings come from :mod:`asyncrl.core.recipe.schema` and from nowhere else, so the
+reference is wrong only where the schema is. A key without a meaning in its section's docstring is an error.
 """
 
 import inspect as python_inspect
@@ -104,7 +104,7 @@ def _cell(text: str) -> str:
 
 
 def _documented(section: type) -> tuple[str, dict[str, str]]:
-    """What a section's docstring says of it, and of each of its keys."""
+    """The meanings of a section and of each of its keys, from the section's docstring."""
     meaning, _, attributes = python_inspect.cleandoc(section.__doc__ or "").partition("\nAttributes:\n")
     of_keys: dict[str, str] = {}
     for entry in re.split(r"\n    (?=\S)", f"\n{attributes}")[1:]:

@@ -16,7 +16,7 @@ from asyncrl.core.ticket import Ticket
 
 
 class BufferApi(Protocol):
-    """The verbs of the replay buffer. Every method may raise ``ComponentFailed`` once the buffer has failed or was closed."""
+    """The calls of the replay buffer. Every method may raise ``ComponentFailed`` once the buffer has failed or was closed."""
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
         """Return up to ``limit`` tickets for a worker whose engine has ``version``; none after a few seconds without one.
@@ -25,7 +25,7 @@ class BufferApi(Protocol):
         """
 
     async def commit(self, records: Sequence[TrajectoryRecord]) -> None:
-        """Take in finished episodes; when this returns, they are in the journal. It is harmless to hand in an episode twice.
+        """Take in finished episodes; when this returns, they are in the journal. Committing an episode twice does no harm.
 
         Raises:
             BudgetExceeded: too many groups failed because the policy sampled nothing in their episodes.

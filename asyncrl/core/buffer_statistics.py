@@ -23,7 +23,7 @@ class GroupState(StrEnum):
     EXPIRED = "expired"
     """It became too old; its task is issued again as another group."""
     FAILED = "failed"
-    """It lost episodes, which are issued again; those that finished are kept."""
+    """It lost episodes, which are issued again; its finished ones are kept."""
 
 
 class TrajectoryCounts(msgspec.Struct, frozen=True):
@@ -54,8 +54,8 @@ class LedgerCounts(msgspec.Struct, frozen=True):
     """How many groups are in each state; ``issued`` is their sum.
 
     Attributes:
-        reasons: how often groups failed, expired or were filtered, by why.
-        examples: the last case of a reason that has more to tell.
+        reasons: how often groups failed, expired or were filtered, by reason.
+        examples: the details of the last case, for reasons that have any.
     """
 
     issued: int

@@ -61,7 +61,7 @@ class WeightMismatch(AsyncRLError):
 
 
 class EnvironmentBroken(AsyncRLError):
-    """An environment raised where it must not: the attempt fails, and no reward is recorded."""
+    """An environment raised an error where it must not: the attempt fails, and no reward is recorded."""
 
 
 class ComponentFailed(AsyncRLError):
@@ -69,11 +69,11 @@ class ComponentFailed(AsyncRLError):
 
 
 class ProcessDied(ComponentFailed):
-    """A process is gone, killed by the system or by a bug below ours; a new one in its place may well do its work."""
+    """A process is gone, killed by the system or by a bug below our code; a new one in its place may do its work."""
 
 
 class EventLoopBlocked(ProcessDied):
-    """A generator's event loop did not turn for so long that its leases lapse; names the code that blocks it, or its log."""
+    """A generator's event loop was blocked until its leases lapsed; the text names the code that blocks it, or its log."""
 
 
 class BudgetExceeded(AsyncRLError):
@@ -81,7 +81,7 @@ class BudgetExceeded(AsyncRLError):
 
 
 class FailureKind(StrEnum):
-    """Why an attempt at a task failed. What the model did badly is no failure: it is a reward."""
+    """Why an attempt at a task failed. A bad answer of the model is not a failure: it gets a low reward."""
 
     INFRASTRUCTURE = "infrastructure"
     """An engine or host failed; the task is issued again and nothing counts against it."""
@@ -90,11 +90,11 @@ class FailureKind(StrEnum):
 
 
 class ScoringFailed(AsyncRLError):
-    """A finished episode has no reward, and gets none made up: the attempt fails.
+    """A finished episode got no reward, so the attempt fails: no reward is made up.
 
     Args:
-        kind: how, e.g. a service that is down (infrastructure), or an episode that its model cannot score (data).
-        reason: who gave what, and what to do.
+        kind: infrastructure, e.g. a service that is down; or data, e.g. an episode that its model cannot score.
+        reason: who failed, how, and what to do.
     """
 
     def __init__(self, kind: FailureKind, reason: str) -> None:

@@ -1,11 +1,11 @@
-"""From ``module:Class`` in a recipe to the class: how code of the user's own comes in."""
+"""Loads classes of the user's own, which a recipe names as ``module:Class``."""
 
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TextIO
@@ -21,8 +21,9 @@ _OURS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen ")
 def users_code(what: str, place: str, remedy: str) -> Iterator[None]:
     """Run the user's code while the recipe is read, so that the command can go on after it or say what is wrong with it.
 
-    What the code raises becomes a refusal. Standard streams that it closed are opened again. A child process that it forked, and
-    that comes out of it, ends here instead of going on as another run. Only ``os._exit`` ends the command without a word.
+    What the code raises becomes a refusal. The folder that it left is entered again, since relative paths of the recipe begin
+    there, and standard streams that it closed are opened again. A child process that it forked, and that comes out of it, ends
+    here instead of going on as another run. Only ``os._exit`` ends the command without a word.
 
     Args:
         what: names the code, and ends where the error follows: ``make_tasks of 'a:B' raised``.
@@ -35,7 +36,8 @@ def users_code(what: str, place: str, remedy: str) -> Iterator[None]:
     """
     process, streams = os.getpid(), (sys.stdout, sys.stderr)
     try:
-        yield
+        with chdir("."):
+            yield
     except (RecipeError, Interrupted):
         raise
     except BaseException as error:
@@ -63,22 +65,22 @@ def standard_stream(number: int) -> TextIO:
 
 
 def load_class(name: str, place: str) -> type:
-    """The class that ``name`` means; its module is looked for where Python looks, and last in the current folder.
+    """Load the class that ``name`` means. Its module is looked for where Python looks, and last in the current folder.
 
     Args:
         name: ``module:Class``.
         place: key of the recipe to blame, e.g. ``buffer.sampler.name``.
 
     Raises:
-        RecipeError: there is no such thing, or its module cannot be imported.
+        RecipeError: there is no such class, or its module cannot be imported.
     """
     module_name, _, class_name = name.partition(":")
     if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise RecipeError(place, f"{name!r} names no class", "write it as `module:Class`")
+        raise RecipeError(place, f"{name!r} does not name a class", "write it as `module:Class`")
     module = import_module(module_name, place, "put it into the folder you launch from", "mend the module")
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
-        problem = "is no class" if found is not None else "does not exist"
+        problem = "is not a class" if found is not None else "does not exist"
         classes = sorted(
             key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name
         )
@@ -88,7 +90,7 @@ def load_class(name: str, place: str) -> type:
 
 
 def import_module(name: str, place: str, instead: str, mend: str) -> ModuleType:
-    """A module of the user's, found on the path or in the folder of the launch.
+    """Import a module of the user's own, from Python's path or the current folder.
 
     Args:
         name: dotted.

@@ -23,7 +23,7 @@ class Shard(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Hugging Face name, e.g. ``model.layers.0.self_attn.q_proj.weight``.
-        shape: of the whole tensor.
+        shape: the whole tensor's.
         start: index in the whole tensor of the rectangle's first element; its extent is ``tensor.shape``.
         tensor: the values.
     """

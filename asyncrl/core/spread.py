@@ -1,7 +1,7 @@
-"""When rewards count as different: rounding is no difference.
+"""Tells rewards that differ from rewards that are equal up to rounding.
 
-The order in which an environment adds up partial rewards changes the last digit of their sum. A group whose rewards differ by
-that alone says nothing about better and worse; dividing its spread by itself would make full-size advantages of it.
+The order in which an environment adds up partial rewards changes the last digit of their sum. A group whose rewards differ only
+by that says nothing about better and worse, but dividing its spread by itself would make full-size advantages of it.
 """
 
 from collections.abc import Collection

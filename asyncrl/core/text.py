@@ -7,9 +7,9 @@ TOLD_CHARACTERS = 4_000
 
 
 def writable(text: str) -> str:
-    r"""``text`` with each half of a surrogate pair spelt out (``\udcff``): it is no character, and UTF-8 has no bytes for it.
+    r"""``text`` with each lone half of a surrogate pair spelt out (``\udcff``): UTF-8 has no bytes for it.
 
-    Models write them in JSON, and operating systems put them into names of files that are no UTF-8.
+    Models write such halves in JSON, and operating systems put them into file names that are not UTF-8.
     """
     return text.encode(errors="backslashreplace").decode()
 

@@ -15,9 +15,9 @@ class Ticket(msgspec.Struct, frozen=True):
     """Permission to generate episodes of ``task``: all of a group, or the missing ones of a group that lost some.
 
     Attributes:
-        group_id: of the group, which keeps its id when it is issued again.
+        group_id: the group's id; a group that is issued again keeps it.
         samples: sample indexes of the episodes to generate, ascending.
-        attempt: 0 at first, and one more each time that the task broke its environment.
+        attempt: 0 the first time, one more after each time the task broke its environment.
         version: the published version when the ticket was issued; no token of its episodes is sampled by an older one.
     """
 
@@ -38,7 +38,7 @@ class TicketClient(Protocol):
         """
 
     async def commit(self, trajectory: Trajectory) -> None:
-        """Hand in one finished episode. It is harmless to hand in an episode twice."""
+        """Hand in one finished episode. Handing it in twice does no harm."""
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
         """Give one episode back as failed."""

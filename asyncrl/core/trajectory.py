@@ -146,9 +146,7 @@ def named_rewards(trajectory: Trajectory, names: Sequence[str]) -> tuple[float, 
     for name, value in zip(names, found, strict=True):
         if value is None and trajectory.stop_reason is StopReason.ENVIRONMENT_DONE:
             reported = ", ".join(sorted(trajectory.metrics)) or "none"
-            raise ValueError(
-                f"the episode has no metric {name!r} to be rewarded by; its environment reports {reported}"
-            )
+            raise ValueError(f"the episode has no metric {name!r} to be rewarded by; its environment reports {reported}")
         if value is not None and not math.isfinite(value):
             raise ValueError(f"the episode's reward {name!r} is {value}; it must be a finite number")
     return tuple(0.0 if value is None else value for value in found)

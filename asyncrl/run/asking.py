@@ -1,4 +1,4 @@
-"""Asking an actor: bounded, named, and with the actor's own error or death turned into one that a user understands."""
+"""Calls of Ray actors, each with a deadline and with names; an actor's error or death becomes one that a user understands."""
 
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
 T = TypeVar("T")
 
 ANSWER_DEADLINE_S = 60.0
-"""For answers that need no work."""
+"""The deadline of an answer that needs no work."""
 
 
 async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, remedy: str) -> T:
@@ -34,7 +34,7 @@ async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, r
 
 
 async def ask_buffer(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, remedy: str) -> T:
-    """Like :func:`ask`, of the buffer's actor: if that died, no other process can take its place.
+    """Await an answer of the buffer's actor, as :func:`ask` does; if it died, no other process can take its place.
 
     Raises:
         ComponentFailed: it died; never ``ProcessDied``.
@@ -46,7 +46,7 @@ async def ask_buffer(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: f
 
 
 async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:
-    """Like :func:`ask` for a call that lasts as long as the run, and so has no deadline."""
+    """Await the answer to a call that lasts as long as the run, and so has no deadline. Raises what :func:`ask` raises."""
     try:
         return await answer
     except RayTaskError as error:

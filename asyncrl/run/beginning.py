@@ -1,4 +1,4 @@
-"""Where a resumed run begins: at the newest checkpoint, if it goes with the journal, and at the totals saved with it."""
+"""Where a resumed run begins: at its newest checkpoint, if that fits the journal, and at the totals saved with it."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from learners import checkpoints
 
 
 class CheckpointOfTheFuture(AsyncRLError):
-    """The newest checkpoint is of a version that the buffer has not reached."""
+    """The newest checkpoint is of a version that the buffer has not reached yet."""
 
 
 class CheckpointsGone(AsyncRLError):
@@ -20,8 +20,8 @@ def begin_from(folder: Path, published: PolicyVersion, kept_from: PolicyVersion)
     """The version that a learner begins from, and the checkpoint of it in ``folder``; version 0 if there is none.
 
     Args:
-        folder: of the run's checkpoints; it need not be there.
-        published: the buffer's published version, as its journal tells.
+        folder: the run's checkpoints; it may be missing.
+        published: the buffer's published version, according to its journal.
         kept_from: the oldest version whose batch the buffer has.
 
     Raises:
@@ -32,12 +32,12 @@ def begin_from(folder: Path, published: PolicyVersion, kept_from: PolicyVersion)
     if version > published + 1:  # a learner is at most one version ahead
         raise CheckpointOfTheFuture(
             f"{path} is of version {version}, and the journal ends at version {published}, before it; put the journal back, "
-            f"or move the checkpoints after version {published + 1} out of {folder}, and resume again"
+            f"or move the checkpoints after version {published + 1} out of {folder}, then resume again"
         )
     if version < kept_from:
         there = f"there is no checkpoint in {folder}" if path is None else f"the newest checkpoint in {folder} is {path.name}"
         raise CheckpointsGone(
-            f"{there}, and the journal has the batches since version {kept_from} only, of which there was a checkpoint; put "
+            f"{there}, and the journal has only the batches since version {kept_from}, of which there was a checkpoint; put "
             f"version-{kept_from:06d} or a later one back and resume again (if they are lost, launch a new run)"
         )
     return version, path
@@ -54,5 +54,5 @@ def totals_at(folder: Path, version: PolicyVersion) -> tuple[SavedTotals, str]:
 
 
 def totals_file(folder: Path, version: PolicyVersion) -> Path:
-    """Where the totals at ``version`` lie in ``folder``: beside the checkpoint."""
+    """The file in ``folder`` that holds the totals at ``version``, beside the checkpoint."""
     return checkpoints.path_of(folder, version).with_suffix(".json")

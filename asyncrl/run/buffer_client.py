@@ -1,4 +1,4 @@
-"""The buffer's service as its clients see it: each call bounded and named, but waiting for room on a full disk does not count."""
+"""The buffer's service as its clients see it. Each call has a deadline, which does not run while the disk is full."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -17,7 +17,7 @@ from asyncrl.rpc.wire import Endpoint, signatures
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask_buffer
 
 METHODS = signatures(BufferApi)
-"""What may be asked of the buffer's service."""
+"""The calls that the buffer's service answers."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,39 +31,55 @@ class BufferClient:
     """The buffer, asked by one client over one connection. Made by :meth:`connect`; lives within one event loop.
 
     Every call raises ``DeadlineExceeded`` when the buffer, not paused, has not answered in time; ``ComponentFailed`` when it
-    died, which no other process can make up for; and ``ProcessDied`` when the buffer lives and this client lost its connection to
-    it: another client in its place may do its work.
+    died, which no other process can make up for; and ``loss`` when the buffer lives and this client lost its connection to it:
+    ``ProcessDied`` if another client in its place may do its work.
 
-    A connection is not made a second time: whether the buffer heard a call that was under way is not known, and tickets on their
-    way would be lost to everybody. So a client that loses it ends, and its tickets are issued again.
+    A lost connection is not made again: nobody knows whether the buffer heard the call that was under way, and tickets on their
+    way would be lost. So a client that loses its connection ends, and its tickets are issued again.
 
     Args:
         actor: the buffer's Ray handle.
-        rpc: to its service.
-        client: who calls, for error messages.
-        note: told why a call has to wait for long, and when it goes on.
+        rpc: the connection to its service.
+        client: the caller's name, for error messages.
+        note: is given a line when a call has to wait for the buffer's disk, and another when it goes on.
         batch_seconds: how long the buffer may wait for a batch (``deadlines.batch``); needed by clients that take batches.
+        loss: the error that a lost connection is raised as.
     """
 
-    def __init__(self, actor: Any, rpc: RpcClient, client: str, note: Callable[[str], None], batch_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        actor: Any,
+        rpc: RpcClient,
+        client: str,
+        note: Callable[[str], None],
+        batch_seconds: float = 0.0,
+        loss: type[ComponentFailed] = ProcessDied,
+    ) -> None:
         self._actor, self._rpc, self._client, self._note = actor, rpc, client, note
-        self._batch_seconds = batch_seconds
+        self._batch_seconds, self._loss = batch_seconds, loss
         self._pause = ""
         self._closed = False
 
     @classmethod
-    async def connect(cls, actor: Any, client: str, note: Callable[[str], None], batch_seconds: float = 0.0) -> "BufferClient":
-        """A client of the buffer of ``actor``, which is ready.
+    async def connect(
+        cls,
+        actor: Any,
+        client: str,
+        note: Callable[[str], None],
+        batch_seconds: float = 0.0,
+        loss: type[ComponentFailed] = ProcessDied,
+    ) -> "BufferClient":
+        """Connect to the buffer of ``actor``, which is ready.
 
         Raises:
-            DeadlineExceeded: it cannot be reached in time.
+            DeadlineExceeded: the buffer cannot be reached in time.
             ComponentFailed: it died, or its node lets nobody connect.
         """
         endpoint = await _endpoint(actor, "the buffer (endpoint)", client)
-        remedy = "the nodes of the cluster must be able to connect to one another on every port, as Ray needs it, too"
+        remedy = "the nodes of the cluster must be able to connect to one another on every port, as Ray needs too"
         try:
             async with deadline(ANSWER_DEADLINE_S, waiter=client, owner=f"a connection to {endpoint}", remedy=remedy):
-                return cls(actor, await RpcClient.connect(endpoint, METHODS), client, note, batch_seconds)
+                return cls(actor, await RpcClient.connect(endpoint, METHODS), client, note, batch_seconds, loss)
         except ConnectionLost as error:
             raise ComponentFailed(f"{client} cannot connect to the buffer: {error}; {remedy}") from error
 
@@ -92,7 +108,7 @@ class BufferClient:
         await self._call(BufferApi.report_pause, worker, message)
 
     async def take(self, version: PolicyVersion) -> Batch:
-        """See :meth:`BufferApi.take`. The buffer itself bounds the wait and says more than could be said here."""
+        """See :meth:`BufferApi.take`. The buffer itself has the deadline for this, and its error says more."""
         return await self._call(BufferApi.take, version)
 
     async def trained(self, version: PolicyVersion) -> None:
@@ -142,7 +158,7 @@ class BufferClient:
             raise DeadlineExceeded(self._client, of, seconds, _REMEDY)
 
     async def _paused(self, answering: "asyncio.Future[Any]") -> str:
-        """Why the buffer is paused; empty if it is not, does not say, or answers meanwhile."""
+        """Why the buffer is paused; empty if it is not paused, does not say, or answers the call meanwhile."""
         asking = asyncio.ensure_future(self._rpc.call(BufferApi.statistics))
         try:
             await asyncio.wait({answering, asking}, timeout=PAUSE_CHECK_S, return_when=asyncio.FIRST_COMPLETED)
@@ -156,14 +172,14 @@ class BufferClient:
             self._note(f"Paused: {reason}")
 
     async def _gone(self, of: str, loss: ConnectionLost) -> ComponentFailed:
-        """What became of the buffer, or of the connection."""
+        """The error that says whether the buffer died or only the connection was lost."""
         if self._closed:
             return ComponentFailed(f"{of}: {self._client} is ending and has closed its connection")
         try:
             await _endpoint(self._actor, of, self._client)
         except ComponentFailed as death:
             return death
-        return ProcessDied(f"{self._client} lost its connection to the buffer, which lives ({of}: {loss}); see the network")
+        return self._loss(f"{self._client} lost its connection to the buffer, which lives ({of}: {loss}); see the network")
 
     def close(self) -> None:
         """End the connection."""

@@ -18,8 +18,8 @@ class BufferFolder(msgspec.Struct, frozen=True):
     """Paths of one run's buffer.
 
     Attributes:
-        journal: of its commands; None where none is kept.
-        payload: of the folders of all shards.
+        journal: the folder of the journal; None where none is kept.
+        payload: the folder that holds the shards' folders.
     """
 
     journal: Path | None

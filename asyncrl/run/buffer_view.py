@@ -13,13 +13,13 @@ from buffers.inspection import BufferReport, LengthBin
 from buffers.ledger import TaskState, TrajectoryState
 
 BAR = 24
-"""Characters of the longest bar."""
+"""The length of the longest bar, in characters."""
 TASKS_NAMED = 5
-"""Filtered tasks that are named; the rest are counted."""
+"""How many filtered tasks are named; the rest are only counted."""
 
 
 def buffer_view(report: BufferReport) -> RenderableType:
-    """Ledger, what is held, why things were left out, lengths, sources, and remarks."""
+    """The report as tables: ledger, groups held, why groups were left out, lengths and sources; then remarks."""
     parts: list[RenderableType] = [_ledger(report)]
     if report.held:
         parts.append(_held(report))
@@ -56,7 +56,7 @@ def _held(report: BufferReport) -> Table:
 
 
 def _reasons(report: BufferReport) -> Table:
-    table = _table("Why groups failed, expired or were filtered", "why", "groups", "last case")
+    table = _table("Why groups failed, expired or were filtered", "reason", "groups", "last case")
     table.columns[2].justify = "left"
     for why, count in sorted(report.ledger.reasons.items(), key=lambda item: -item[1]):
         table.add_row(why, f"{count:,}", Text(report.ledger.examples.get(why, "")))

@@ -1,8 +1,8 @@
-"""Checkpoints of a run: the learner's state and the run's totals, one version each, and what they let the buffer forget.
+"""Checkpoints of a run: the learner's state and the run's totals at one version, and what the buffer may then forget.
 
 Always holds: the buffer forgets a trained batch only when every checkpoint that is kept has it, so a run can be resumed from any
-of them: should the newest be damaged or gone, from the one before. Without a journal there is nothing to resume, and no
-checkpoint is made.
+of them: if the newest is damaged or gone, from the one before. A run without a journal cannot be resumed, and makes no
+checkpoint.
 """
 
 from pathlib import Path
@@ -10,18 +10,20 @@ from typing import Protocol
 
 import msgspec
 
+from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
+from asyncrl.core.recipe.schema import CheckpointConfig
 from asyncrl.run.beginning import begin_from, totals_at, totals_file
 from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.live_view import LiveView
 from asyncrl.run.totals import SavedTotals, Totals
 from learners import checkpoints
 from learners.checkpoint_manifest import CheckpointNotWritten
 
 
-class CheckpointingCluster(Protocol):
-    """The learner's ranks and the buffer, as far as checkpoints need them. Every call has a deadline of its own."""
+class CheckpointingRanks(Protocol):
+    """The learner's ranks, as far as checkpoints need them. Every call has a deadline of its own."""
 
     async def load_checkpoint(self, path: Path) -> None:
         """Have all ranks go on from a checkpoint."""
@@ -35,39 +37,37 @@ class CheckpointingCluster(Protocol):
         """Wait until the checkpoint that was begun is on disk, whole."""
         ...
 
-    async def checkpointed(self, version: PolicyVersion) -> None:
-        """Tell the buffer that the learner will not come back to before ``version``."""
-        ...
-
-
-class PhaseView(Protocol):
-    """Shows a run to its user; see :class:`asyncrl.run.live_view.LiveView`."""
-
-    def phase(self, text: str) -> None:
-        """Show what the run is doing now."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a line."""
-        ...
-
 
 class Checkpointer:
-    """Saves and finds the checkpoints of one run."""
+    """Saves and finds the checkpoints of one run.
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, cluster: CheckpointingCluster, totals: Totals, view: PhaseView) -> None:
-        self._recipe, self._folder, self._cluster, self._totals, self._view = recipe, folder, cluster, totals, view
-        self._wanted = isinstance(recipe.buffer.journal, AppendOnlyJournal)
+    Args:
+        config: how often one is made and how many are kept; None in a run without a journal.
+        steps: training steps of the whole run.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig | None,
+        steps: int,
+        folder: RunFolder,
+        ranks: CheckpointingRanks,
+        buffer: BufferApi,
+        totals: Totals,
+        view: LiveView,
+    ) -> None:
+        self._config, self._steps = config, steps
+        self._folder, self._ranks, self._buffer, self._totals, self._view = folder, ranks, buffer, totals, view
         self._writing: PolicyVersion | None = None
         self._overdue = False
         self._checkpoint_bytes = 0
         self._written = (PolicyVersion(0), SavedTotals())
 
     async def resume(self, published_version: PolicyVersion, kept_from: PolicyVersion) -> PolicyVersion:
-        """Bring learner and totals to the newest checkpoint, if there is one; the version to go on from. Writes nothing.
+        """Bring learner and totals to the newest checkpoint, if there is one, and return its version. Writes nothing.
 
         Args:
-            clock, kept_from: as of :func:`begin_from`.
+            published_version, kept_from: as of :func:`begin_from`.
 
         Raises:
             CheckpointOfTheFuture, CheckpointsGone: the buffer and the newest checkpoint do not go together.
@@ -75,13 +75,13 @@ class Checkpointer:
         version, path = begin_from(self._folder.checkpoints, published_version, kept_from)
         if path is not None:
             self._view.phase(f"Resuming from the checkpoint of version {version}")
-            await self._cluster.load_checkpoint(path)
+            await self._ranks.load_checkpoint(path)
         if published_version > 0:
             self._resume_totals(version, published_version)
         if published_version > version:
             self._view.note(
-                f"version {published_version} had been reached: steps {version + 1} to {published_version} are done again "
-                "from the journal"
+                f"version {published_version} had been reached: training steps {version + 1} to {published_version} are done "
+                "again from the journal"
             )
         return version
 
@@ -94,37 +94,38 @@ class Checkpointer:
         self._written = version, saved
 
     async def begin(self, version: PolicyVersion) -> None:
-        """Begin the checkpoint of ``version``, which the learner has just reached, if one is due; it may train on meanwhile."""
-        due = version % self._recipe.checkpoint.every == 0 or version == self._recipe.steps
-        if not self._wanted or not (due or self._overdue):
+        """Begin the checkpoint of ``version``, which the learner has just reached, if one is due. Training may go on."""
+        if self._config is None:
+            return
+        if not (version % self._config.every == 0 or version == self._steps or self._overdue):
             return
         self._overdue = True
         try:
-            # Before the checkpoint itself: whoever finds that one finds its totals.
+            # Written before the checkpoint itself, so that every checkpoint has its totals.
             self._write_totals(version, self._totals.now())
             self._writing = version
-            await self._cluster.start_checkpoint(checkpoints.path_of(self._folder.checkpoints, version), version)
+            await self._ranks.start_checkpoint(checkpoints.path_of(self._folder.checkpoints, version), version)
         except CheckpointNotWritten as error:
             self._not_written(error)
 
     async def finish(self) -> None:
-        """Wait for the checkpoint that was begun, if any, and let the buffer forget what it has."""
-        if self._writing is None:
+        """Wait for the checkpoint that was begun, if any, and tell the buffer what it may forget."""
+        if self._config is None or self._writing is None:
             return
         version = self._writing
         try:
-            await self._cluster.finish_checkpoint()
+            await self._ranks.finish_checkpoint()
         except CheckpointNotWritten as error:
             self._not_written(error)
             return
         self._writing, self._overdue = None, False
         path = checkpoints.path_of(self._folder.checkpoints, version)
         self._checkpoint_bytes = sum(file.stat().st_size for file in path.rglob("*"))
-        await self._cluster.checkpointed(self._prune())
+        await self._buffer.checkpointed(self._prune(self._config.keep))
 
-    def _prune(self) -> PolicyVersion:
-        """Keep the newest checkpoints and their totals only; the version of the oldest that is left."""
-        checkpoints.prune(self._folder.checkpoints, self._recipe.checkpoint.keep)
+    def _prune(self, keep: int) -> PolicyVersion:
+        """Keep the newest ``keep`` checkpoints and their totals; the version of the oldest that is left."""
+        checkpoints.prune(self._folder.checkpoints, keep)
         for totals in self._folder.checkpoints.glob("version-*.json"):
             if not totals.with_suffix("").is_dir():
                 totals.unlink()
@@ -132,13 +133,13 @@ class Checkpointer:
         return PolicyVersion(min(map(int, kept)))
 
     def _not_written(self, error: CheckpointNotWritten) -> None:
-        """The run can do without for now: the buffer keeps what was trained since the last one."""
+        """Go on without this checkpoint: the buffer keeps what was trained since the last one."""
         self._writing = None
-        self._view.note(f"{error}; it is tried again after the next step")
+        self._view.note(f"{error}; it is tried again after the next training step")
 
     def note(self) -> None:
         """Add to the newest totals what no resume does again: evaluations, tokens sampled and time."""
-        if self._wanted:
+        if self._config is not None:
             version, saved = self._written
             now = self._totals.now()
             known = {field: getattr(now, field) for field in ("evaluations", "tokens_generated", "wall")}
@@ -148,7 +149,7 @@ class Checkpointer:
                 self._view.note(str(error))
 
     async def room(self) -> None:
-        """Wait until the disk has room for another step; says so, and goes on by itself."""
+        """Wait until the disk has room for another training step. The user is told of a wait."""
         await wait_for_room(self._folder.path, ROOM_BYTES + self._checkpoint_bytes, self._view.note)
 
     def _write_totals(self, version: PolicyVersion, totals: SavedTotals) -> None:

@@ -10,9 +10,9 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,13 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.buffer_statistics import BufferStatistics
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
+from asyncrl.core.errors import AsyncRLError, ComponentFailed
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.task import Task
 from asyncrl.run.actors.buffer import RemoteBuffer
+from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.actors.learner import RemoteLearner
 from asyncrl.run.actors.reward_model import RemoteRewardModel
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask
@@ -38,65 +37,75 @@ from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.payload import this_node
 from asyncrl.run.stopping import sigterm_blocked
 from asyncrl.weights.transport import merge
-from generators.evaluation import EvaluationResult
-from generators.worker import GeneratorStatistics
 from learners.learner import StepReport
 
 logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 256 << 20
-"""Ray's object store of a cluster started by the run itself; batches pass through it, weights do not."""
+"""Size of Ray's object store in a cluster that the run starts itself; batches pass through it, weights do not."""
 
 
 class Cluster:
-    """Handles of the run's actors, and the calls the pumps make on them, each with its deadline.
+    """The run's actors: the generators, the buffer, and the learner's ranks, whose calls each have a deadline.
 
     Args:
         note: shows a line to the user.
     """
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, run_id: str, note: Callable[[str], None]) -> None:
-        self._recipe, self._folder, self._note = recipe, folder, note
+    def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, note: Callable[[str], None]) -> None:
+        self._deadlines, self._folder, self._note = recipe.deadlines, folder, note
         on_gpu = ray.cluster_resources().get("GPU", 0) > 0
-        log = folder.logs
+        logs, ranks, generators = folder.logs, recipe.learner.layout.ranks, recipe.generators
         # Beside the run folder, which holds its journal and need not be on a shared file system.
         where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
         options = RemoteBuffer.options(num_cpus=0, scheduling_strategy=where)
-        self._buffer_actor = buffer = options.remote(recipe, folder.path, run_id, log / "buffer.log")
+        buffer: Any = options.remote(recipe, folder.path, folder.run_id, logs / "buffer.log")
+        self._buffer_actor = buffer
         self._buffer: BufferClient | None = None
 
         self._reward_model: Any | None = None
         if isinstance(recipe.reward, ModelReward):
             self._reward_model = RemoteRewardModel.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
-                recipe, recipe.reward, model_path, log / "reward-model.log"
+                recipe.reward, model_path, ranks + generators.count, logs / "reward-model.log"
             )
 
         def generator(number: int) -> GeneratorHandle:
-            return GeneratorHandle(recipe, model_path, buffer, self._reward_model, number, on_gpu=on_gpu, logs=log)
+            worker = WorkerId(f"generator-{number}")
+            log, gpus = logs / f"{worker}.log", generators.tensor_parallel if on_gpu else 0
+            actor = RemoteGenerator.options(num_cpus=0, num_gpus=gpus, max_concurrency=1000).remote(
+                recipe, model_path, buffer, self._reward_model, number, log
+            )
+            return GeneratorHandle(worker, actor, recipe.deadlines, log)
 
-        self._generators = GeneratorPool(recipe.generators.count, generator, self._report_lost, note)
+        async def report_lost(worker: WorkerId) -> None:
+            await self.buffer.lost(worker)
+
+        self.generators = GeneratorPool(generators.count, generator, report_lost, note)
         self._learners: list[Any] = [
             RemoteLearner.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
-                recipe, model_path, buffer, rank, run_id, log / f"learner-{rank}.log"
+                recipe, model_path, buffer, rank, folder.run_id, logs / f"learner-{rank}.log"
             )
-            for rank in range(recipe.learner.layout.ranks)
+            for rank in range(ranks)
         ]
 
     async def start(self) -> None:
-        """Bring everything up side by side."""
+        """Start the buffer, then all other processes side by side."""
         # Longer than what the engines and ranks allow themselves, whose errors say more.
-        seconds, remedy = self._recipe.deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
+        seconds, remedy = self._deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
         ready = self._buffer_actor.ready.remote()
         await ask(ready, of="the buffer to get ready", by="the driver", seconds=seconds, remedy=remedy)
-        self._buffer = await BufferClient.connect(self._buffer_actor, "the driver", self._note, self._recipe.deadlines.batch)
+        # No generator is to be replaced for the driver's lost connection: it is the run's end.
+        self._buffer = await BufferClient.connect(
+            self._buffer_actor, "the driver", self._note, self._deadlines.batch, loss=ComponentFailed
+        )
         async with asyncio.TaskGroup() as starting:
             starting.create_task(self._start_learners(seconds, remedy))
-            starting.create_task(self._generators.start())
+            starting.create_task(self.generators.start())
             if self._reward_model is not None:
                 starting.create_task(self._all([self._reward_model.start.remote()], "the reward model to start", seconds, remedy))
 
     async def take_over(self) -> None:
-        """Have the buffer go on with the run. Until then nothing of it has been changed; what was recovered is noted."""
+        """Let the buffer change the run's files: until now it only read them. The user is told what was recovered."""
         asking, remedy = self._buffer_actor.take_over.remote(), "see logs/buffer.log"
         recovered = await ask(asking, of="the buffer (take_over)", by="the driver", seconds=ANSWER_DEADLINE_S, remedy=remedy)
         if recovered:
@@ -108,103 +117,49 @@ class Cluster:
         (meeting,) = await self._all(making, "learner rank to name a meeting place", seconds, remedy)
         await self._all([rank.start.remote(meeting) for rank in self._learners], "learner rank to start", seconds, remedy)
 
-    @asynccontextmanager
-    async def _asked_buffer(self) -> AsyncIterator[BufferClient]:
-        """The buffer's client, whose lost connection is the run's end here: no generator is to be replaced for it."""
+    @property
+    def buffer(self) -> BufferClient:
+        """The client of the buffer, once :meth:`start` has returned."""
         if self._buffer is None:
             raise ComponentFailed("the buffer was asked before it was up")
-        try:
-            yield self._buffer
-        except ProcessDied as loss:
-            raise ComponentFailed(str(loss)) from loss
-
-    async def _report_lost(self, worker: WorkerId) -> None:
-        async with self._asked_buffer() as buffer:
-            await buffer.lost(worker)
-
-    async def generate(self) -> None:
-        """The generation pump: every generator pulls tickets until stopped, and one that dies is replaced."""
-        await self._generators.generate()
-
-    async def stop_generating(self) -> None:
-        """Make :meth:`generate` return."""
-        await self._generators.stop()
-
-    async def take(self, version: PolicyVersion) -> Batch:
-        """The next batch; the buffer itself bounds the wait and says more than we could here."""
-        async with self._asked_buffer() as buffer:
-            return await buffer.take(version)
+        return self._buffer
 
     async def train(self, batch: Batch) -> list[StepReport]:
-        """One optimizer step on all ranks."""
+        """Train ``batch`` on all ranks; the report of each."""
         what = f"learner rank to train version {batch.version}"
         remedy = "see its log; raise deadlines.step"
-        seconds = self._recipe.deadlines.step + ANSWER_DEADLINE_S
+        seconds = self._deadlines.step + ANSWER_DEADLINE_S
         return await self._all([r.train.remote(batch) for r in self._learners], what, seconds, remedy)
 
-    async def trained(self, version: PolicyVersion) -> None:
-        """Tell the buffer that the batch of ``version`` was trained."""
-        async with self._asked_buffer() as buffer:
-            await buffer.trained(version)
-
     async def write_weights(self, version: PolicyVersion) -> Publication:
-        """All ranks write their shards of ``version``."""
+        """Have all ranks write their shards of ``version``."""
         what, remedy = f"learner rank to write version {version}", "see its log; raise deadlines.publish"
         writing = [r.publish.remote(version) for r in self._learners]
-        return merge(await self._all(writing, what, self._recipe.deadlines.publish, remedy))
-
-    async def install_weights(self, publication: Publication) -> None:
-        """All engines load a publication and prove that they did."""
-        await self._generators.install(publication)
-
-    async def advance(self, version: PolicyVersion) -> None:
-        """Tell the buffer that ``version`` is published."""
-        async with self._asked_buffer() as buffer:
-            await buffer.advance(version)
-
-    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """One episode of each task, dealt out over the generators."""
-        return await self._generators.evaluate(tasks, temperature)
-
-    async def generator_statistics(self) -> list[GeneratorStatistics]:
-        """Counters of each generator and of those whose place it took."""
-        return await self._generators.statistics()
-
-    async def buffer_statistics(self) -> BufferStatistics:
-        """The buffer's content and ledger."""
-        async with self._asked_buffer() as buffer:
-            return await buffer.statistics()
+        return merge(await self._all(writing, what, self._deadlines.publish, remedy))
 
     async def start_checkpoint(self, path: Path, version: PolicyVersion) -> None:
-        """All ranks begin to write their part of the checkpoint at ``version``, and may train on meanwhile."""
+        """Have all ranks begin to write their part of the checkpoint at ``version``; they may train meanwhile."""
         starting = [r.start_checkpoint.remote(path, version) for r in self._learners]
-        await self._all(starting, f"learner rank to begin {path.name}", self._recipe.deadlines.step, "see its log")
+        await self._all(starting, f"learner rank to begin {path.name}", self._deadlines.step, "see its log")
 
     async def finish_checkpoint(self) -> None:
-        """The checkpoint that was begun is on disk, whole."""
+        """Wait until the checkpoint that was begun is whole on disk."""
         finishing = [r.finish_checkpoint.remote() for r in self._learners]
-        seconds = self._recipe.deadlines.step + ANSWER_DEADLINE_S
+        seconds = self._deadlines.step + ANSWER_DEADLINE_S
         await self._all(finishing, "learner rank to write a checkpoint", seconds, "see its log; raise deadlines.step")
 
     async def load_checkpoint(self, path: Path) -> None:
-        """All ranks go on from a checkpoint."""
+        """Have all ranks load a checkpoint."""
         loading = [r.restore.remote(path) for r in self._learners]
-        await self._all(
-            loading, f"learner rank to load {path.name}", self._recipe.deadlines.start, "see its log; raise deadlines.start"
-        )
-
-    async def checkpointed(self, version: PolicyVersion) -> None:
-        """Tell the buffer that the learner will not come back to before ``version``."""
-        async with self._asked_buffer() as buffer:
-            await buffer.checkpointed(version)
+        await self._all(loading, f"learner rank to load {path.name}", self._deadlines.start, "see its log; raise deadlines.start")
 
     async def save_model(self) -> None:
-        """Export the trained model into the run folder, in place of the one of a shorter run."""
+        """Export the trained model into the run folder, in place of the model of a shorter run."""
         model = self._folder.model
         new = model.with_name(f".{model.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         saving = [r.save_pretrained.remote(new) for r in self._learners]
-        await self._all(saving, "learner rank to export the model", self._recipe.deadlines.step, "see its log")
+        await self._all(saving, "learner rank to export the model", self._deadlines.step, "see its log")
         shutil.rmtree(model, ignore_errors=True)
         new.rename(model)
 
@@ -214,7 +169,7 @@ class Cluster:
             ask(actor.close.remote(), of=f"{name} to close", by="the driver", seconds=seconds, remedy="it is killed")
             for name, actor in [("the buffer", self._buffer_actor), *(("a learner rank", rank) for rank in self._learners)]
         ]
-        outcomes = await asyncio.gather(self._generators.close(seconds), *closing, return_exceptions=True)
+        outcomes = await asyncio.gather(self.generators.close(seconds), *closing, return_exceptions=True)
         if self._buffer is not None:
             self._buffer.close()
         for outcome in outcomes:
@@ -224,7 +179,7 @@ class Cluster:
                 raise outcome
 
     async def _all(self, answers: Sequence[Any], of: str, seconds: float, remedy: str) -> list[Any]:
-        """All answers, or the first error at once."""
+        """Return all answers, or raise the first error at once."""
         named = [f"{of} ({index})" if len(answers) > 1 else of for index in range(len(answers))]
         asking = [
             asyncio.ensure_future(ask(answer, of=name, by="the driver", seconds=seconds, remedy=remedy))
@@ -241,7 +196,7 @@ def start_ray() -> None:
     """Join the cluster that ``RAY_ADDRESS`` names, or start one of this run's own on this machine.
 
     Raises:
-        ComponentFailed: that cannot be.
+        ComponentFailed: Ray did not start, or the cluster cannot be joined.
     """
     address = os.environ.get("RAY_ADDRESS")
     try:
@@ -257,7 +212,7 @@ def start_ray() -> None:
 
 def _start_own_ray() -> None:
     if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
-        # Who may call Ray may run code. Its own default is a token in the home folder, which need not be writable or private.
+        # Whoever may call Ray may run code. By default its token lies in the home folder, which may be read-only or public.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     ray.init(
         address="local",
@@ -269,10 +224,10 @@ def _start_own_ray() -> None:
 
 
 def stop_ray() -> None:
-    """Leave Ray, and end what :func:`start_ray` started."""
-    node = ray._private.worker._global_node
-    for started in node.all_processes.values() if node is not None else ():
-        for process in started:
+    """Leave Ray, and end the processes that :func:`start_ray` started."""
+    node: Any = ray._private.worker._global_node
+    if node is not None:
+        for process in chain.from_iterable(node.all_processes.values()):
             # They do not take SIGTERM, and Ray would wait a second for each before it kills it.
             process.process.terminate = process.process.kill
     ray.shutdown()

@@ -1,4 +1,4 @@
-"""From a recipe's name or path and overrides to a typed recipe. Hydra composes, the schema in asyncrl/core/recipe decides.
+"""Makes a typed recipe of a name or path and overrides. Hydra composes it; the schema in asyncrl/core/recipe checks it.
 
 A recipe may live anywhere. Its defaults list finds configs beside it first and the shipped ones after that, and every key of the
 schema can be set on the command line whether or not the YAML mentions it. Whatever is wrong is a ``RecipeError``, never Hydra's.
@@ -15,6 +15,7 @@ from typing import Any
 
 import hydra
 import msgspec
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -34,7 +35,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.config_yaml import write_config
 
 SHIPPED_FOLDER = Path(shipped.__file__).resolve().parent
-_NOT_A_HYDRA_APPLICATION = "take it out: Hydra only composes the recipe; where a run is kept is run_dir, and its logs are there"
+_NOT_A_HYDRA_APPLICATION = "take it out: Hydra only composes the recipe; run folders, with their logs, are made in run_dir"
 
 
 def compose(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -82,7 +83,7 @@ def _locate(recipe: str) -> Path:
     path = Path(recipe)
     if path.suffix in (".yaml", ".yml") or len(path.parts) != 1:
         if path.suffix != ".yaml":
-            raise RecipeError("", f"recipe {recipe!r} is no .yaml file", "give the path of a file whose name ends in .yaml")
+            raise RecipeError("", f"recipe {recipe!r} is not a .yaml file", "give the path of a file whose name ends in .yaml")
         if not path.is_file():
             raise RecipeError("", f"there is no recipe file {recipe!r}", _names_instead(path.stem))
         return path.resolve()
@@ -108,20 +109,21 @@ def _settable(override: str) -> str:
             "launch once for each value; if the comma is part of the value, put it in quotes",
         )
     if re.split("[./]", parsed.key_or_group)[0] == "hydra":
-        raise RecipeError(parsed.key_or_group, f"{parsed.input_line!r} sets what Hydra itself goes by", _NOT_A_HYDRA_APPLICATION)
+        raise RecipeError(parsed.key_or_group, f"{parsed.input_line!r} is a setting of Hydra itself", _NOT_A_HYDRA_APPLICATION)
     is_plain = parsed.type is OverrideType.CHANGE
     return f"++{override}" if is_plain and not _options(parsed.key_or_group) else override
 
 
 def _options(group: str) -> list[str]:
-    """What can be chosen from a config group; nothing if there is no such group."""
+    """The options of a config group; none if there is no such group."""
     found = GlobalHydra.instance().config_loader().get_group_options(group)
     return [option for option in found if not option.startswith("_")]  # Hydra's own begin so
 
 
 def _refuse_settings_of_hydra(name: str, overrides: list[str]) -> None:
-    """Hydra takes a section ``hydra`` out of any config before the schema sees it, so it would be accepted and do nothing."""
+    """Refuse a section ``hydra``: Hydra removes it before the schema sees it, so it would be accepted and do nothing."""
     loader = GlobalHydra.instance().config_loader()
+    assert isinstance(loader, ConfigLoaderImpl)
     for config in loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults:
         if config.config_path is None or (config.package or "").partition(".")[0] == "hydra":
             continue
@@ -133,7 +135,9 @@ def _refuse_settings_of_hydra(name: str, overrides: list[str]) -> None:
 
 def _refuse_missing_values(value: Any, place: str = "") -> None:
     if value == "???":
-        raise RecipeError(place, "its value is ???, which marks one to be filled in", f"set it, e.g. with {place}=VALUE")
+        raise RecipeError(
+            place, "its value is ???, which means that it has yet to be filled in", f"set it, e.g. with {place}=VALUE"
+        )
     if isinstance(value, Mapping):
         for key, entry in value.items():
             _refuse_missing_values(entry, f"{place}.{key}" if place else str(key))
@@ -144,7 +148,7 @@ def _refuse_missing_values(value: Any, place: str = "") -> None:
 
 @contextmanager
 def _translated_errors(path: Path) -> Iterator[None]:
-    """What Hydra, OmegaConf and the YAML reader raise, as recipe errors that name the file. Needs Hydra initialised."""
+    """Turn what Hydra, OmegaConf and the YAML reader raise into recipe errors that name the file. Needs Hydra initialised."""
     try:
         with warnings.catch_warnings():
             # Hydra only warns, and lets the extended recipe overwrite the recipe that extends it.
@@ -159,15 +163,15 @@ def _translated_errors(path: Path) -> Iterator[None]:
     except RecursionError as error:
         raise RecipeError(
             "defaults",
-            f"the list in {path.name} leads back to where it began, or a value is nested too deeply",
-            "a recipe cannot extend one of its own file name: rename the file; or write fewer brackets in brackets",
+            f"the list in {path.name} leads back to itself, or a value is nested too deeply",
+            "a recipe cannot extend a recipe of its own file name: rename the file; or nest fewer brackets",
         ) from error
     except MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(path)
         raise RecipeError("", f"{where}: {error.problem}", "correct the YAML there") from error
     except (YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError("", f"{path.name} is no YAML: {_one_line(error)}", "save it as UTF-8 text") from error
+        raise RecipeError("", f"{path.name} is not YAML: {_one_line(error)}", "save it as UTF-8 text") from error
     except MissingConfigException as error:
         missing = error.missing_cfg_file or "?"
         raise RecipeError(
@@ -179,7 +183,7 @@ def _translated_errors(path: Path) -> Iterator[None]:
         raise RecipeError(
             "",
             f"cannot read the override {error.override!r}: {_one_line(error)}",
-            "write key=value, or ~key to take a key out; put a value with spaces into quotes, and for the shell the whole",
+            "write key=value, or ~key to take a key out; put a value with spaces in quotes, and for the shell the override too",
         ) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise RecipeError("", f"cannot compose {path.name}: {_one_line(error)}", "correct the recipe or the override") from error

@@ -1,7 +1,6 @@
-"""Writes plain values as YAML that Hydra and OmegaConf read back as they are.
+"""Writes plain values as YAML that Hydra and OmegaConf read back to equal values.
 
-What always holds: reading gives equal values, whatever the texts hold. They would otherwise read some texts as interpolations,
-numbers or line breaks.
+What always holds: that is so whatever the texts hold, although the two take some for interpolations, numbers or line breaks.
 """
 
 import re
@@ -12,7 +11,7 @@ import yaml
 
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./ -]*")
-"""Texts that need no quotes, but for the words that YAML knows, which its own writer puts into them."""
+"""Texts that need no quotes; words that YAML knows, such as ``true``, are quoted by its own writer."""
 
 
 def write_config(values: Mapping[str, Any]) -> str:
@@ -21,11 +20,11 @@ def write_config(values: Mapping[str, Any]) -> str:
     Args:
         values: texts, numbers, booleans, bytes, None, and lists and mappings of such.
     """
-    return yaml.dump(_escaped(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return str(yaml.dump(_escaped(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 def _escaped(value: Any) -> Any:
-    """OmegaConf reads ``\\${`` as ``${``, and a backslash before it as itself if it is doubled. Keys it takes as they are."""
+    """``value`` with ``${`` escaped, but for keys: OmegaConf reads ``\\${`` as ``${``, and needs backslashes before it twice."""
     if isinstance(value, str):
         return _INTERPOLATION.sub(lambda found: found[1] * 2 + r"\${", value)
     if isinstance(value, Mapping):
@@ -34,7 +33,7 @@ def _escaped(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that OmegaConf could read as something else: it knows numbers that YAML does not, such as 1e3."""
+    """Quotes every text that OmegaConf could take for something else, such as 1e3, which is no number in YAML."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -8,24 +8,24 @@ from pathlib import Path
 from asyncrl.run.units import memory
 
 ROOM_BYTES = 64 << 20
-"""What should be free at any time: MLflow, the logs and the journal all write to the run folder."""
+"""Bytes that should always be free: MLflow, the logs and the journal all write to the run folder."""
 POLL_S = 2.0
-"""Nothing tells that a disk has room again, so it is asked this often."""
+"""How often a full disk is looked at again: no event tells that it has room."""
 
 
 def free_bytes(folder: Path) -> int:
-    """What an ordinary user may still write to the disk of ``folder``."""
+    """Bytes that an ordinary user may still write to the disk of ``folder``."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
 
 
 async def wait_for_room(folder: Path, wanted: int, note: Callable[[str], None]) -> None:
-    """Return when ``wanted`` bytes are free on the disk of ``folder``; a wait is told by ``note``, and its end."""
+    """Return when ``wanted`` bytes are free on the disk of ``folder``; ``note`` is given a line when a wait begins and ends."""
     free = free_bytes(folder)
     if free >= wanted:
         return
     note(
-        f"Paused: {memory(free)} are free on the disk of {folder} and {memory(wanted)} are wanted; "
+        f"Paused: {memory(free)} are free on the disk of {folder}, and {memory(wanted)} are needed; "
         "the run goes on when there is room"
     )
     while free_bytes(folder) < wanted:  # noqa: ASYNC110 - nothing tells that a disk has room again

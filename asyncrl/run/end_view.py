@@ -1,4 +1,4 @@
-"""What a user sees when a run has ended: the reason first, if there is one, and where to look and how to go on, last."""
+"""What a user sees when a run has ended: first the reason, if there is one; last, where to look and how to go on."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ _STYLE = {Status.COMPLETED: "bold green", Status.INTERRUPTED: "bold yellow", Sta
 
 
 def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[RenderableType]:
-    """Reason, table and folders, each to be printed by itself. A run that never trained a step has no table."""
+    """Reason, table and folders, to be printed one after the other. A run that trained no step has no table."""
     lines: list[RenderableType] = []
     if summary.reason:
         lines.append(Text.assemble((summary.status.capitalize(), _STYLE[summary.status]), f": {summary.reason}"))
@@ -38,7 +38,7 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
 
 
 def _command(name: str) -> str:
-    """As the user can type it here, whether or not the environment that it is installed in is active."""
+    """The command as the user can type it here, even if the virtual environment it is installed in is not active."""
     beside = Path(sys.executable).with_name(name)
     return name if shutil.which(name) or not beside.is_file() else shlex.quote(os.path.relpath(beside))
 
@@ -52,7 +52,9 @@ def _table(summary: Summary, name: str) -> Table:
     table = Table(title=title, title_justify="left", show_header=False, border_style="dim", box=box.ROUNDED)
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    table.add_row("steps", f"{summary.steps} in {duration(summary.wall_s)}, {summary.versions_published} versions published")
+    table.add_row(
+        "training steps", f"{summary.steps} in {duration(summary.wall_s)}, {summary.versions_published} versions published"
+    )
     table.add_row("evaluation", f"{_reward(summary.evaluation.first)} at first, {_reward(summary.evaluation.last)} at last")
     stale = summary.staleness
     table.add_row("staleness", f"{stale.mean:.2f} on average, at most {stale.max:g} of {stale.bound} policy versions")

@@ -5,30 +5,23 @@ from typing import Protocol
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.task import Task
+from asyncrl.run.generator_pool import GeneratorPool
 from generators.evaluation import EvaluationResult
-
-
-class EvaluatingCluster(Protocol):
-    """The generators, as far as an evaluation needs them."""
-
-    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """One episode of each task."""
-        ...
 
 
 class EvaluationRecording(Protocol):
     """Takes in the results; see :class:`asyncrl.run.recorder.Recorder`."""
 
-    async def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> float:
-        """Record one evaluation; its mean reward."""
+    def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> None:
+        """Record one evaluation."""
         ...
 
 
 class TotalsNoting(Protocol):
-    """Keeps what no resume does again; see :class:`asyncrl.run.checkpointer.Checkpointer`."""
+    """Keeps the totals that a resume does not measure again; see :class:`asyncrl.run.checkpointer.Checkpointer`."""
 
     def note(self) -> None:
-        """Add it to the newest totals."""
+        """Add them to the newest saved totals."""
         ...
 
 
@@ -36,27 +29,25 @@ class Evaluator:
     """Runs evaluations and hands their results to the recorder.
 
     Args:
-        cluster: plays the episodes.
-        tasks: held out.
-        temperature: of the evaluation's sampling; 0 is greedy.
+        generators: play the episodes.
+        tasks: the held-out tasks.
+        temperature: at which tokens are sampled; 0 is greedy.
         recorder: takes in the results.
         checkpointer: keeps the totals that an evaluation changes.
     """
 
     def __init__(
         self,
-        cluster: EvaluatingCluster,
+        generators: GeneratorPool,
         tasks: Sequence[Task],
         temperature: float,
         recorder: EvaluationRecording,
         checkpointer: TotalsNoting,
     ) -> None:
-        self._cluster, self._tasks, self._temperature = cluster, tasks, temperature
+        self._generators, self._tasks, self._temperature = generators, tasks, temperature
         self._recorder, self._checkpointer = recorder, checkpointer
 
-    async def evaluate(self, version: PolicyVersion) -> float:
-        """Mean reward over all held-out tasks. While training goes on, episodes may span a version or two more."""
-        results = await self._cluster.evaluate(self._tasks, self._temperature)
-        reward = await self._recorder.evaluation(version, results)
+    async def evaluate(self, version: PolicyVersion) -> None:
+        """Evaluate on all held-out tasks. While training goes on, episodes may span a version or two more."""
+        self._recorder.evaluation(version, await self._generators.evaluate(self._tasks, self._temperature))
         self._checkpointer.note()
-        return reward

@@ -29,11 +29,11 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import resolved_yaml
 
 _LOCK_BYTES = 32
-"""Of a lock file: the number of the process that holds it."""
+"""The size of a lock file, which holds the number of a process."""
 
 
 class RunFolder:
-    """Paths of one run; all absolute. :meth:`create` makes it."""
+    """Paths of one run, all absolute. :meth:`create` makes the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
@@ -85,14 +85,14 @@ class RunFolder:
 
     @contextmanager
     def driven(self) -> Iterator[None]:
-        """Hold the right to drive the run.
+        """Hold the lock that lets one process at a time drive the run.
 
         Raises:
-            RecipeError: another process has it, or the system refuses it.
+            RecipeError: another process holds it, or the system refuses it.
         """
         with self._locked(os.O_RDWR | os.O_CREAT) as (file, before):
             try:
-                # Never shorter than it was: what overwrites the number before asks nothing of a disk that is full.
+                # As long as what it overwrites: so it needs no room on a disk that is full.
                 os.pwrite(file, str(os.getpid()).encode().ljust(_LOCK_BYTES), 0)
             except OSError as error:
                 raise self._cannot_lock(error) from error
@@ -100,7 +100,7 @@ class RunFolder:
             yield
 
     def check_not_driven(self) -> None:
-        """See that nobody drives the run, so that its files can be compared with one another. Changes nothing.
+        """Check that no process drives the run, so that its files do not change while they are read. Changes nothing.
 
         Raises:
             RecipeError: a process does.
@@ -111,7 +111,7 @@ class RunFolder:
 
     @contextmanager
     def _locked(self, flags: int) -> Iterator[tuple[int, int | None]]:
-        """The lock file, opened and held, and the number of the process that held it last."""
+        """Open and lock the lock file; gives the file and the number of the process that held it last."""
         with ExitStack() as held:
             try:
                 file = os.open(self._lock, flags, 0o644)
@@ -130,7 +130,7 @@ class RunFolder:
         return RecipeError("", f"cannot lock {str(self._lock)!r}: {error.strerror}", remedy)
 
     def count_resume(self) -> None:
-        """Note that the run is resumed now, whatever becomes of it. Call it while it is :meth:`driven`.
+        """Note that the run is resumed now, however that ends. Call it while the run is :meth:`driven`.
 
         Raises:
             OSError: the disk refuses.
@@ -145,7 +145,7 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """Names the run's files in shared memory; run folders of the same name may exist under different parents."""
+        """The name of the run's files in shared memory. It has the driver's number: two run folders may have the same name."""
         return self._id_of(os.getpid())
 
     def _id_of(self, driver: int) -> str:

@@ -10,9 +10,8 @@ import ray
 from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.task import Task
-from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from generators.evaluation import EvaluationResult
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
@@ -21,38 +20,20 @@ T = TypeVar("T")
 
 
 class GeneratorHandle:
-    """See :class:`asyncrl.run.generator_slot.Generator`.
+    """A generator in a process of its own; see :class:`asyncrl.run.generator_slot.Generator`.
 
     Args:
-        recipe: the run's.
-        model_path: a Hugging Face folder; its weights are version 0.
-        buffer: the buffer's actor.
-        reward_model: the reward model's actor, if the run has one.
-        number: no other generator of the run has it, not even one that is gone.
-        on_gpu: whether the cluster has GPUs for it.
-        logs: folder of log files.
+        worker: the generator's name.
+        actor: its Ray handle.
+        deadlines: the recipe's.
+        log: its log file.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        model_path: str,
-        buffer: Any,
-        reward_model: Any | None,
-        number: int,
-        *,
-        on_gpu: bool,
-        logs: Path,
-    ) -> None:
-        self.worker = WorkerId(f"generator-{number}")
-        self._deadlines, self._log = recipe.deadlines, logs / f"{self.worker}.log"
-        gpus = recipe.generators.tensor_parallel if on_gpu else 0
-        self._actor: Any = RemoteGenerator.options(num_cpus=0, num_gpus=gpus, max_concurrency=1000).remote(
-            recipe, model_path, buffer, reward_model, number, self._log
-        )
+    def __init__(self, worker: WorkerId, actor: Any, deadlines: DeadlinesConfig, log: Path) -> None:
+        self.worker, self._actor, self._deadlines, self._log = worker, actor, deadlines, log
 
     async def start(self) -> None:
-        """Bring its engine up."""
+        """Start its engine."""
         # Longer than what the engine allows itself, whose error says more.
         seconds = self._deadlines.start + ANSWER_DEADLINE_S
         await self._ask(self._actor.start.remote(), "start", seconds, "raise deadlines.start")
@@ -62,7 +43,7 @@ class GeneratorHandle:
         await self._while_it_answers(watch(self._actor.run.remote(), of=self.worker))
 
     async def _while_it_answers(self, work: Coroutine[Any, Any, T]) -> T:
-        """What ``work`` returns. Meanwhile the process must answer, which takes no work, as often as a lease is renewed."""
+        """What ``work`` returns. Meanwhile the process must answer a call that needs no work as often as it renews a lease."""
         working = asyncio.ensure_future(work)
         answering = asyncio.create_task(self._answer(), name=f"{self.worker} answering")
         try:
@@ -91,13 +72,13 @@ class GeneratorHandle:
         return await self._while_it_answers(self._ask(asked, what, self._deadlines.publish, "raise deadlines.publish"))
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """One episode of each task."""
+        """Play one episode of each task."""
         asked = self._actor.evaluate.remote(tasks, temperature)
         evaluating = self._ask(asked, "evaluate", self._deadlines.evaluation, "raise deadlines.evaluation")
         return await self._while_it_answers(evaluating)
 
     async def statistics(self) -> GeneratorStatistics:
-        """Its counters."""
+        """The generator's counters."""
         return await self._ask(self._actor.statistics.remote(), "count", ANSWER_DEADLINE_S)
 
     async def stop(self) -> None:
@@ -112,6 +93,6 @@ class GeneratorHandle:
         """End its process, if there still is one; the engine's processes end with it."""
         ray.kill(self._actor)
 
-    async def _ask(self, answer: Any, what: str, seconds: float, remedy: str = "it is overloaded") -> Any:
+    async def _ask(self, answer: "ray.ObjectRef[T]", what: str, seconds: float, remedy: str = "it is overloaded") -> T:
         remedy = f"see {self._log}; {remedy}"
         return await ask(answer, of=f"{self.worker} to {what}", by="the driver", seconds=seconds, remedy=remedy)

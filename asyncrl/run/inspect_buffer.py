@@ -1,4 +1,4 @@
-"""The replay buffer of a run, live or dead, as its journal has it. Reads, and changes nothing."""
+"""Reads the replay buffer of a run, live or dead, from its journal. Changes nothing."""
 
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ from buffers.replay_buffer import ReplayBuffer
 
 
 def inspect_run(run: Path) -> BufferReport:
-    """The report on the run in folder ``run``, now.
+    """The report on the buffer of the run in folder ``run``, as it is now.
 
     Raises:
         RecipeError: there is no run, or it keeps no journal, or has not begun one yet.
@@ -26,14 +26,16 @@ def inspect_run(run: Path) -> BufferReport:
     folder = RunFolder.find(run)
     recipe = compose(str(folder.recipe))
     if not isinstance(recipe.buffer.journal, AppendOnlyJournal):
-        problem = f"{folder.path} keeps no journal, so what its buffer holds is known to its process only"
+        problem = f"{folder.path} keeps no journal, so only the buffer's process knows what the buffer holds"
         raise RecipeError("buffer.journal", problem, "launch it with buffer.journal={kind: append_only} to look into it")
     journal = journal_of(folder.path)
     try:
         found = read_journal(journal)
     except FileNotFoundError as error:
         problem = f"{folder.path} has no journal in {journal.relative_to(folder.path)}"
-        raise RecipeError("", problem, "wait until the run has started its buffer; it may also have failed before") from error
+        raise RecipeError(
+            "", problem, "wait until the run has started its buffer, or see its logs, if it failed before"
+        ) from error
     tasks = make_task_stream(recipe)
     buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
     rebuild(buffer, Identity.of(recipe, tasks), journal, found)

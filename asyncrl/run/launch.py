@@ -1,15 +1,16 @@
 """One run from recipe to summary.
 
-Always holds: whatever happens, every process of the run is ended and the summary is written; the first Ctrl-C or SIGTERM ends the
-run in an orderly way within ``deadlines.shutdown`` (plus a second for what has to be killed), a second one kills.
+Always holds: whatever happens, every process of the run is ended and the summary is written. The first Ctrl-C or SIGTERM ends the
+run in an orderly way within ``deadlines.shutdown`` (plus a second for processes that must be killed); a second one kills it.
 """
 
 import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 
@@ -17,7 +18,7 @@ from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.inert import inert
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
 from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.run.buffer_folder import remove_payload_in_memory
 from asyncrl.run.checkpointer import Checkpointer
@@ -44,28 +45,21 @@ logger = logging.getLogger(__name__)
 
 EXIT_INTERRUPTED = 130
 STOP_S = 10.0
-"""How long generators may take to cancel their episodes, closing of environments apart."""
+"""How long generators may take to cancel their episodes; closing environments may take longer."""
 LAST_WORDS_S = 1.0
-"""How long the last counters may take when a run ends."""
+"""How long the driver waits for the last counters when a run ends."""
 TRACKING_FLUSH_S = 60.0
-"""How long the last records may take to reach MLflow after a run that completed."""
+"""How long the driver waits for MLflow to store the last records of a run that completed."""
 
 
-def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None = None) -> Summary:
+def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None = None) -> tuple[Summary, SavedTotals]:
     """Run ``recipe`` to its end, from where ``folder`` says it is, and write ``summary.json`` there.
 
-    Errors of the run end up in the summary, not here.
+    Errors of the run end up in the summary, not here. The totals say more than the summary does.
 
     Args:
         reached: how far the run had come, if it is resumed; whatever happens, its summary tells of no less.
     """
-    return launch_with_totals(recipe, folder, view, reached)[0]
-
-
-def launch_with_totals(
-    recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None = None
-) -> tuple[Summary, SavedTotals]:
-    """Like :func:`launch`, for those who want to know more than the summary says."""
     totals = Totals()
     if reached is not None:
         totals.resume(reached.totals, reached.statistics.version)
@@ -75,8 +69,9 @@ def launch_with_totals(
     tracker = Tracker(recipe, folder)
     adopt_orphans()
     tracker.start()
-    status, reason = asyncio.run(_supervise(recipe, folder, view, totals, tracker))
-    summary = summarize(recipe, totals, status, reason)
+    running = partial(_run, recipe, folder, view, totals, tracker)
+    status, reason = asyncio.run(_supervise(running, folder.run_id, view, recipe.deadlines.shutdown))
+    summary = summarize(totals, status, reason, recipe.buffer.max_staleness)
     if reached is not None:
         summary = summary.going_on_from(reached.summary, totals.seconds)
     summary = summary.recorded(folder.summary)  # before anything else can go wrong
@@ -90,10 +85,12 @@ def launch_with_totals(
     return summary, totals.now()
 
 
-async def _supervise(recipe: Recipe, folder: RunFolder, view: LiveView, totals: Totals, tracker: Tracker) -> tuple[Status, str]:
-    """The run's end and its reason. An interrupt that comes when the run is ending already changes neither."""
+async def _supervise(
+    run: Callable[[asyncio.Event], Coroutine[None, None, None]], run_id: str, view: LiveView, shutdown_s: float
+) -> tuple[Status, str]:
+    """How ``run`` ended and why. An interrupt that comes once it has set its event, because it is ending, changes neither."""
     ending = asyncio.Event()
-    running = asyncio.create_task(_run(recipe, folder, view, totals, tracker, ending), name="run")
+    running = asyncio.create_task(run(ending), name="run")
     requests = StopRequests(time.monotonic)
     interrupted_by: int | None = None
 
@@ -103,13 +100,13 @@ async def _supervise(recipe: Recipe, folder: RunFolder, view: LiveView, totals: 
         if heard is Heard.SAME:
             return
         if heard is Heard.KILL:
-            SharedMemory.remove_left_behind(folder.run_id)
-            remove_payload_in_memory(folder.run_id)
+            SharedMemory.remove_left_behind(run_id)
+            remove_payload_in_memory(run_id)
             kill_everything(EXIT_INTERRUPTED)
         if not ending.is_set():
             view.give_up_phase()
         again = "press Ctrl-C again" if number == signal.SIGINT else "send it again"
-        view.note(f"Stopping because of {signal.Signals(number).name}, at most {recipe.deadlines.shutdown:g} s; {again} to kill")
+        view.note(f"Stopping because of {signal.Signals(number).name}, at most {shutdown_s:g} s; {again} to kill")
         if not ending.is_set():
             interrupted_by = number
             running.cancel()
@@ -139,15 +136,19 @@ async def _run(
     await wait_for_room(folder.path, ROOM_BYTES, view.note)
     model_path = await resolve_model(recipe, view)
     async with _cluster(recipe, folder, view, str(model_path), totals, ending) as cluster:
-        checkpointer = Checkpointer(recipe, folder, cluster, totals, view)
-        buffer = await cluster.buffer_statistics()
-        published_version = buffer.version
-        begin = await checkpointer.resume(published_version, buffer.kept_from)
-        await cluster.take_over()  # all has been read and checked: only from here on is anything of the run changed
-        folder.summary.unlink(missing_ok=True)  # of how the run ended before, which is not its end
-        recorder = Recorder(recipe, cluster, tracker, view, totals)
-        evaluator = Evaluator(cluster, load_tasks(recipe, "evaluation"), recipe.evaluation.temperature, recorder, checkpointer)
-        publisher = Publisher(cluster, totals, published_version)
+        journaled = isinstance(recipe.buffer.journal, AppendOnlyJournal)
+        config, buffer, generators = recipe.checkpoint if journaled else None, cluster.buffer, cluster.generators
+        checkpointer = Checkpointer(config, recipe.steps, folder, cluster, buffer, totals, view)
+        statistics = await buffer.statistics()
+        published_version = statistics.version
+        begin = await checkpointer.resume(published_version, statistics.kept_from)
+        await cluster.take_over()  # everything was read and checked: only from here on do the run's files change
+        folder.summary.unlink(missing_ok=True)  # it tells how the run ended before
+        shown = recipe.tracking.sample_trajectories
+        recorder = Recorder(generators, buffer, tracker, view, totals, recipe.steps, recipe.buffer.max_staleness, shown)
+        tasks, temperature = load_tasks(recipe, "evaluation"), recipe.evaluation.temperature
+        evaluator = Evaluator(generators, tasks, temperature, recorder, checkpointer)
+        publisher = Publisher(cluster, generators, buffer, totals, published_version)
         if begin >= published_version:
             view.phase(f"Publishing version {begin}")
             await publisher.deliver(*await publisher.write(begin, must_differ=False))
@@ -158,9 +159,11 @@ async def _run(
         await recorder.begin()
         try:
             async with asyncio.TaskGroup() as pumps:
-                generating = pumps.create_task(cluster.generate(), name="generation pump")
-                await train_pump(recipe, begin, cluster, publisher, evaluator, checkpointer, recorder)
-                await cluster.stop_generating()
+                generating = pumps.create_task(generators.generate(), name="generation pump")
+                await train_pump(
+                    begin, recipe.steps, recipe.evaluation.every, buffer, cluster, publisher, evaluator, checkpointer, recorder
+                )
+                await generators.stop()
                 seconds = STOP_S + recipe.environment.tool_timeout_s
                 remedy = "an environment ignores being cancelled; see their logs"
                 async with deadline(seconds, waiter="the driver", owner="the generators to stop", remedy=remedy):
@@ -176,7 +179,7 @@ async def _run(
 async def _cluster(
     recipe: Recipe, folder: RunFolder, view: LiveView, model_path: str, totals: Totals, ending: asyncio.Event
 ) -> AsyncIterator[Cluster]:
-    """The run's processes, ended whatever happens."""
+    """Start the run's processes, and end them whatever happens."""
     view.phase("Starting Ray")
     ray_started = starting_ray()
     cluster: Cluster | None = None
@@ -187,39 +190,38 @@ async def _cluster(
             await ray_started
         async with ending_with(own_daemons()):
             view.phase(f"Starting {recipe.generators.count} generators and the learner")
-            cluster = Cluster(recipe, folder, model_path, folder.run_id, view.note)
+            cluster = Cluster(recipe, folder, model_path, view.note)
             await cluster.start()
             yield cluster
     finally:
         ending.set()
-        await _end(recipe, folder, cluster, ray_started, totals)
+        await _end(recipe.deadlines.shutdown, folder.run_id, cluster, ray_started, totals)
 
 
 async def _end(
-    recipe: Recipe, folder: RunFolder, cluster: Cluster | None, ray_started: "asyncio.Future[None]", totals: Totals
+    shutdown_s: float, run_id: str, cluster: Cluster | None, ray_started: "asyncio.Future[None]", totals: Totals
 ) -> None:
-    """Stop everything within four fifths of ``deadlines.shutdown``; raises nothing that could mask why the run ended."""
-    end_by = time.monotonic() + recipe.deadlines.shutdown * 4 / 5
-    await wait_hearing(ray_started, recipe.deadlines.shutdown / 5)
+    """Stop everything within four fifths of ``shutdown_s``. Raises nothing, which could hide why the run ended."""
+    end_by = time.monotonic() + shutdown_s * 4 / 5
+    await wait_hearing(ray_started, shutdown_s / 5)
     if cluster is not None:
         try:
             async with asyncio.timeout(LAST_WORDS_S):
-                totals.ended(await cluster.generator_statistics(), await cluster.buffer_statistics())
+                totals.ended(await cluster.generators.statistics(), await cluster.buffer.statistics())
         except (AsyncRLError, TimeoutError) as error:
-            logger.warning("the summary holds the counts of the last step: %s", error)
-        await cluster.close(recipe.deadlines.shutdown / 5)
+            logger.warning("the summary holds the counts of the last training step: %s", error)
+        await cluster.close(shutdown_s / 5)
     stopping_ray = asyncio.ensure_future(run_in_daemon_thread(stop_ray, "stop Ray"))
-    await wait_hearing(stopping_ray, recipe.deadlines.shutdown / 5)
+    await wait_hearing(stopping_ray, shutdown_s / 5)
     left = max(0.5, end_by - time.monotonic() - 1.0)
     for name in await asyncio.to_thread(end_descendants, left):
         logger.warning("%s did not stop and was killed", name)
-    SharedMemory.remove_left_behind(folder.run_id)
-    remove_payload_in_memory(folder.run_id)
+    SharedMemory.remove_left_behind(run_id)
+    remove_payload_in_memory(run_id)
 
 
 def _reason(error: BaseException) -> str:
-    """The first cause, in the words of the error that names it."""
+    """The text of the error that caused the others."""
     while isinstance(error, BaseExceptionGroup):
-        own = [e for e in error.exceptions if isinstance(e, AsyncRLError)]
-        error = (own or list(error.exceptions))[0]
+        error = next((own for own in error.exceptions if isinstance(own, AsyncRLError)), error.exceptions[0])
     return str(error) if isinstance(error, AsyncRLError) else f"{type(error).__name__}: {error}"

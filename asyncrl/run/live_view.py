@@ -20,28 +20,27 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.progress import Progress
 from asyncrl.run.units import duration, percent, quantity
 
 SECONDS_A_LINE = 15.0
-"""Between two lines of training progress where the output is no terminal."""
+"""Time between two lines of training progress where the output is not a terminal."""
 WARMUP_A_LINE = 0.25
-"""Of the warm-up, between two lines where the output is no terminal."""
+"""Share of the warm-up between two of its lines where the output is not a terminal."""
 REDRAWS_A_SECOND = 4
 REWARDS_SHOWN = 40
 MAX_WIDTH = 100
 PANEL_WIDTH = 4
-"""Of the border, left and right."""
+"""Columns of the border, left and right together."""
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class LiveView:
-    """Use as a context manager around the whole run; ``clock`` counts seconds and is there for tests."""
+    """Use as a context manager around the whole run ``name``; ``clock`` counts seconds and is there for tests."""
 
-    def __init__(self, console: Console, recipe: Recipe, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._recipe, self._clock = console, recipe, clock
+    def __init__(self, console: Console, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._name, self._clock = console, name, clock
         self._lock = RLock()
         self._began = self._phase_began = clock()
         self._phase = ""
@@ -70,7 +69,7 @@ class LiveView:
                 self._live.stop()
 
     def phase(self, text: str) -> None:
-        """A new phase begins, e.g. ``starting 2 generators``; the one before is done."""
+        """Show that a new phase begins, e.g. ``Starting 2 generators``, and that the one before is done."""
         with self._lock:
             self._end_phase()
             self._phase, self._phase_began = text, self._clock()
@@ -78,7 +77,7 @@ class LiveView:
                 self._line(text)
 
     def warmup(self, fraction: float, text: str) -> None:
-        """How far the tiny model's warm-up is, in [0, 1], and what to say of it, e.g. ``31 % of tool calls succeed``."""
+        """Show how far the tiny model's warm-up is, in [0, 1], with a text such as ``31 % of tool calls succeed``."""
         with self._lock:
             self._warmup = (fraction, text)
             if self._live is None and fraction >= self._warmup_lines * WARMUP_A_LINE:
@@ -86,7 +85,7 @@ class LiveView:
                 self._line(f"{self._phase}: {percent(fraction)}, {text}")
 
     def update(self, progress: Progress) -> None:
-        """Training got one step further."""
+        """Show the newest training step."""
         with self._lock:
             self._progress = progress
             self._rewards = (*self._rewards, progress.reward)[-REWARDS_SHOWN:]
@@ -95,12 +94,12 @@ class LiveView:
                 self._line(_progress_line(progress))
 
     def note(self, text: str) -> None:
-        """Something that should stay to be read, e.g. an evaluation's result or a warning."""
+        """Show a line that stays, e.g. an evaluation's result or a warning."""
         with self._lock:
             self._line(text)
 
     def give_up_phase(self) -> None:
-        """The phase that goes on will not come to its end."""
+        """Show that the present phase will not be completed."""
         with self._lock:
             self._end_phase(("✗ ", "red"))
 
@@ -111,7 +110,7 @@ class LiveView:
         self._phase, self._warmup, self._warmup_lines = "", None, 0
 
     def _line(self, text: str) -> None:
-        """Print a line that stays; never broken where the output is no terminal, so that it can be searched for."""
+        """Print a line that stays; not wrapped where the output is not a terminal, so that it can be searched for."""
         if self._live is not None:
             self._console.print(Text.assemble(("· ", "dim"), text))
         else:
@@ -119,11 +118,11 @@ class LiveView:
             self._console.print(f"{stamp}  {text}", markup=False, highlight=False, soft_wrap=True)
 
     def _draw(self) -> RenderableType:
-        """The block as it is now. Takes no lock: rich calls it holding its own, which our prints take after ours."""
+        """The block as it is now. Takes no lock: rich calls this while it holds its own, and our prints take ours first."""
         self._spinner.update(text=Text(self._phase))
         return Panel(
             Group(self._spinner, *self._below_phase()),
-            title=Text.assemble(("asyncrl ", "bold"), self._recipe.name),
+            title=Text.assemble(("asyncrl ", "bold"), self._name),
             title_align="left",
             subtitle=Text(duration(self._clock() - self._began), "dim"),
             subtitle_align="right",
@@ -173,8 +172,8 @@ def _dashboard(progress: Progress, rewards: Sequence[float], width: int) -> Sequ
         f"version {progress.version}",
         f"delivered in {_milliseconds(progress.publish_seconds)}, paused for {_milliseconds(progress.pause_seconds)}",
     )
-    eta = "" if progress.eta_s is None else f", {duration(progress.eta_s)} to go"
-    return _bar(progress.step / progress.steps, f"step {progress.step} of {progress.steps}{eta}"), Text(), table
+    done = f"step {progress.step} of {progress.steps}, {duration(progress.eta_s)} to go"
+    return _bar(progress.step / progress.steps, done), Text(), table
 
 
 def _bar(fraction: float, text: str) -> RenderableType:
@@ -186,14 +185,14 @@ def _bar(fraction: float, text: str) -> RenderableType:
 
 
 def _sparkline(values: Sequence[float]) -> str:
-    """Recent values between the least and the greatest of them."""
+    """Recent values as bars, from the smallest of them to the largest."""
     low, high = min(values), max(values)
     span = high - low
     return "".join(_SPARKS[round((value - low) / span * (len(_SPARKS) - 1))] if span else _SPARKS[0] for value in values)
 
 
 def _gauge(value: float, bound: int) -> Text:
-    """One cell a policy version of staleness: those in use filled, the rest of the bound empty."""
+    """One cell for each policy version of the bound; as many are filled as the staleness is."""
     used = min(round(value), bound)
     color = "green" if value < bound else "yellow"
     return Text.assemble(("■" * used, color), ("□" * (bound - used), "dim"))
@@ -205,12 +204,11 @@ def _milliseconds(seconds: float) -> str:
 
 def _progress_line(progress: Progress) -> str:
     parts = [
-        f"step {progress.step}/{progress.steps}",
+        f"training step {progress.step}/{progress.steps}",
         f"reward {progress.reward:.3f}",
         f"staleness {progress.staleness_mean:.2f} (at most {progress.staleness_max:g} of {progress.staleness_bound})",
         f"generators {quantity(progress.generator_tokens_per_s)} tokens/s, idle {percent(progress.idle_generators)}",
         f"learner {quantity(progress.learner_tokens_per_s)} tokens/s, idle {percent(progress.idle_learner)}",
+        f"{duration(progress.eta_s)} to go",
     ]
-    if progress.eta_s is not None:
-        parts.append(f"{duration(progress.eta_s)} to go")
     return " · ".join(parts)

@@ -1,4 +1,4 @@
-"""The metrics that are born in the run itself; the learner's own are in ``learners.metrics``."""
+"""The metrics that are born in the run itself; the learner's own are in ``learners.metrics``. A step is a training step."""
 
 from asyncrl.core.metrics import Metric, Reduction
 from asyncrl.core.trajectory import StopReason

@@ -1,4 +1,4 @@
-"""The model a recipe names: a Hugging Face folder, or the tiny model, made first if need be.
+"""The model that a recipe names: a Hugging Face folder, or the tiny model, which is made if it is not there yet.
 
 The tiny model is warmed up in a process of its own: training it in this one would load torch here, and could not be interrupted.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import ComponentFailed, RecipeError
+from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.model_shape import TINY
@@ -30,22 +30,17 @@ async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
     """Path of the Hugging Face folder.
 
     Raises:
-        RecipeError: there is no such folder.
         ComponentFailed: the tiny model could not be made.
     """
     if recipe.model.path == TINY:
-        return await _make_tiny(recipe, view)
-    return _existing_folder(Path(recipe.model.path))
-
-
-def _existing_folder(path: Path) -> Path:
-    if not (path / "config.json").is_file():
-        raise RecipeError("model.path", f"{str(path)!r} holds no config.json", "name a Hugging Face folder, or 'tiny'")
-    return path.resolve()
+        # In an environment of the user's own it starts as for the calculator: it knows how to call a tool, and little else.
+        options = recipe.environment.options if recipe.environment.name == "calculator" else {}
+        return await _make_tiny(Request(options, recipe.seed), recipe.deadlines.start, view)
+    return Path(recipe.model.path).resolve()  # noqa: ASYNC240 - a few directories are looked at
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """An interrupted warm-up removes its half-made folder; give it a moment for that."""
+    """End the warm-up, giving it a moment to remove its half-made folder."""
     if process.returncode is None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(TimeoutError):
@@ -55,14 +50,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-async def _make_tiny(recipe: Recipe, view: LiveView) -> Path:
+async def _make_tiny(request: Request, seconds: float, view: LiveView) -> Path:
     view.phase("Making the tiny model")
-    # In an environment of the user's own it starts as it would for the calculator: it knows how to call a tool, and little else.
-    options = recipe.environment.options if recipe.environment.name == "calculator" else {}
-    request = msgspec.json.encode(Request(options, recipe.seed)).decode()
     with sigterm_blocked():  # the driver takes the signals that stop a run, and ends this process in order
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "asyncrl.run.warm_up", request),
+            *(sys.executable, "-m", "asyncrl.run.warm_up", msgspec.json.encode(request).decode()),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             # Threads that spin while they wait for each other multiply the time on a machine that has other work to do.
@@ -75,7 +67,7 @@ async def _make_tiny(recipe: Recipe, view: LiveView) -> Path:
     path: Path | None = None
     try:
         remedy = "raise deadlines.start"
-        async with deadline(recipe.deadlines.start, waiter="the driver", owner="the tiny model to be made", remedy=remedy):
+        async with deadline(seconds, waiter="the driver", owner="the tiny model to be made", remedy=remedy):
             async for line in process.stdout:
                 match msgspec.json.decode(line, type=Step | Made):
                     case Step(fraction=fraction, text=text):

@@ -16,12 +16,12 @@ _SEE_LOG = "see logs/reward-model.log; raise deadlines.reward"
 
 
 class ModelScorer:
-    """The run's own reward model; see :class:`asyncrl.core.scoring.Scorer`.
+    """Asks the run's own reward model for scores; see :class:`asyncrl.core.scoring.Scorer`.
 
     Args:
         actor: handle of the model's actor.
-        client: who asks, for error messages.
-        deadline_s: for the score of an episode.
+        client: the asking generator's name, for error messages.
+        deadline_s: how long the score of an episode may take.
     """
 
     def __init__(self, actor: Any, client: str, deadline_s: float) -> None:
@@ -29,11 +29,11 @@ class ModelScorer:
         self._rows: RequestCoalescer[np.ndarray, float] = RequestCoalescer(self._ask, for_nobody=False)
 
     async def score(self, task: Task, trajectory: Trajectory) -> float:
-        """What the model says of the tokens, as they were sampled.
+        """The model's score of the tokens, as they were sampled.
 
         Raises:
-            ScoringFailed: it said nothing in time.
-            ComponentFailed: it died.
+            ScoringFailed: there was no score in time.
+            ComponentFailed: the model's process died.
         """
         try:
             async with deadline(self._deadline_s, waiter=self._client, owner="the reward model", remedy=_SEE_LOG):
@@ -45,5 +45,5 @@ class ModelScorer:
         of = f"the reward model to score {len(rows)} episodes"
         try:
             return await ask(self._actor.score.remote(rows), of=of, by=self._client, seconds=self._deadline_s, remedy=_SEE_LOG)
-        except ProcessDied as death:  # not the asking generator's own death, for which there would be another
+        except ProcessDied as death:  # as another error: this one would mean that the asking generator died, and have it replaced
             raise ComponentFailed(str(death)) from death

@@ -9,7 +9,7 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import expert_layers
 from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_routing
-from asyncrl.core.recipe.schema import LoraConfig, Recipe
+from asyncrl.core.recipe.schema import GeneratorsConfig, LearnerConfig, LoraConfig, ModelConfig
 
 TINY = "tiny"
 """The ``model.path`` of the model that is made on this machine."""
@@ -37,7 +37,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def experts(self) -> int:
-        """Of a layer that is a mixture of them; Hugging Face's releases differ in what they call the number."""
+        """Experts of a layer that has them; Hugging Face's releases call this number differently."""
         return self.num_experts or self.num_local_experts
 
     @property
@@ -52,7 +52,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key_value_heads(self) -> int:
-        """Heads that are cached."""
+        """Number of key-value heads, which are cached."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
@@ -62,7 +62,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> int:
-        """Number of weights, biases and norms left out (they are under one in a thousand)."""
+        """Number of weights, without biases and norms (less than one in a thousand)."""
         layers, mixtures = self.num_hidden_layers, sum(self.with_experts)
         attention = 2 * self.hidden_size * self.head_size * (self.num_attention_heads + self.key_value_heads)
         feed_forward = 3 * self.hidden_size * self.intermediate_size * (layers - mixtures)
@@ -85,12 +85,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_hidden_layers * lora.rank * sum(outside[target] for target in set(lora.targets))
 
     def cache_bytes(self, element_bytes: int) -> int:
-        """Key-value cache of one token."""
+        """Bytes that one token takes in the key-value cache."""
         return 2 * self.num_hidden_layers * self.key_value_heads * self.head_size * element_bytes
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """What decides whether the learner takes a model; Hugging Face means 8 experts a token where nothing is said."""
+    """What decides whether the learner can train a model. Hugging Face takes 8 experts a token where nothing is said."""
 
     architectures: tuple[str, ...] | None = None
     quantization_config: object = None
@@ -111,17 +111,15 @@ TINY_SHAPE = ModelShape(
 """The model that ``tiny`` makes (``learners.tiny.warmup``)."""
 
 
-def read_shape(recipe: Recipe) -> ModelShape:
-    """Shape of the recipe's model.
+def read_shape(path: str) -> ModelShape:
+    """Shape of the model that ``model.path`` names.
 
     Raises:
-        RecipeError: there is no such folder, its config cannot be read, the learner does not take such a model, or the recipe's
-            sizes do not go with the model's.
+        RecipeError: there is no such folder, its config cannot be read, or the learner cannot train such a model.
     """
-    if recipe.model.path == TINY:
-        _check_sizes(recipe, TINY_SHAPE)
+    if path == TINY:
         return TINY_SHAPE
-    config = Path(recipe.model.path) / "config.json"
+    config = Path(path) / "config.json"
     try:
         read = json.loads(config.read_bytes())
         shape, kind = msgspec.convert(read, ModelShape), msgspec.convert(read, _Kind)
@@ -132,18 +130,22 @@ def read_shape(recipe: Recipe) -> ModelShape:
         raise RecipeError("model.path", f"cannot read {config}: {error}", "name a folder with a Qwen or Llama model") from error
     if check_architecture(kind.architectures, kind.quantization_config) == WITH_EXPERTS:
         check_routing(shape.experts, shape.moe_intermediate_size, kind.num_experts_per_tok or 0)
-    _check_sizes(recipe, shape)
     return shape
 
 
-def _check_sizes(recipe: Recipe, shape: ModelShape) -> None:
-    context, positions = recipe.model.max_context, shape.max_position_embeddings
+def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, generators: GeneratorsConfig) -> None:
+    """Check that the recipe's sizes fit the model's.
+
+    Raises:
+        RecipeError: they do not fit.
+    """
+    context, positions = model.max_context, shape.max_position_embeddings
     if context > positions:
         raise RecipeError(
             "model.max_context", f"{context} is more than the model's {positions} positions", f"set it to at most {positions}"
         )
     check_layout(
-        recipe.learner,
+        learner,
         heads=shape.num_attention_heads,
         key_value_heads=shape.key_value_heads,
         vocabulary=shape.vocab_size,
@@ -152,7 +154,7 @@ def _check_sizes(recipe: Recipe, shape: ModelShape) -> None:
         experts=shape.experts,
         channels=shape.moe_intermediate_size,
     )
-    ranks, heads = recipe.generators.tensor_parallel, shape.key_value_heads
+    ranks, heads = generators.tensor_parallel, shape.key_value_heads
     if heads % ranks:
         raise RecipeError(
             "generators.tensor_parallel",

@@ -1,13 +1,13 @@
-"""The way of trajectories from the worker that made them to the rank that trains them, without a detour.
+"""Takes trajectories from the worker that made them to the rank that trains them.
 
 A worker writes into the files of a shard on its own node, and a rank on that node reads them there: through the page cache, with
-no process in between. Only where writer or reader is on another node, the shard's actor moves the bytes, once.
+no process in between. Only if writer or reader is on another node does the shard's actor move the bytes, once.
 """
 
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import ray
@@ -20,18 +20,20 @@ from asyncrl.core.recipe.schema import AppendOnlyJournal, BufferConfig
 from asyncrl.run.asking import ask, ask_buffer
 from buffers.payload import PayloadReader, PayloadWriter
 
+T = TypeVar("T")
+
 SHARD_DEADLINE_S = 60.0
-"""For moving the bytes of one batch, or of one trajectory, from node to node."""
+"""Deadline for moving the bytes of one batch, or of one trajectory, from node to node."""
 SEGMENT_MB_IN_MEMORY = 64
-"""Size of segments where the recipe has no journal to say it."""
+"""Size of segments in a run without a journal, whose section says it otherwise."""
 
 
 class ShardPlace(msgspec.Struct, frozen=True):
-    """Where a shard is.
+    """The place of a shard.
 
     Attributes:
         node: Ray's id of its node.
-        folder: of its files, on that node.
+        folder: the folder of its files, on that node.
         actor: handle of the actor that serves other nodes.
     """
 
@@ -42,7 +44,7 @@ class ShardPlace(msgspec.Struct, frozen=True):
 
 
 def open_writer(buffer: BufferConfig, shard: int, folder: Path, name: str) -> PayloadWriter:
-    """A writer of ``name`` as the recipe wants it."""
+    """A writer for worker ``name``, with the segment size and fsync that the recipe wants."""
     journal = buffer.journal
     if isinstance(journal, AppendOnlyJournal):
         return PayloadWriter(folder, shard, name, segment_bytes=journal.segment_mb << 20, fsync=journal.fsync == "always")
@@ -55,13 +57,13 @@ def this_node() -> str:
 
 
 class PayloadSink:
-    """A worker's side: keeps trajectories on its node, those of a group in one shard, groups spread over the node's shards.
+    """Keeps a worker's trajectories on its node: those of a group in one shard, the groups spread over the node's shards.
 
     Args:
-        buffer: of the recipe.
-        shards: all of the run.
-        node: the worker's.
-        name: the worker's.
+        buffer: the recipe's section.
+        shards: all shards of the run.
+        node: the worker's node.
+        name: the worker's name.
     """
 
     def __init__(self, buffer: BufferConfig, shards: Sequence[ShardPlace], node: str, name: str) -> None:
@@ -83,7 +85,7 @@ class PayloadSink:
         return cls(config, shards, this_node(), name)
 
     async def append(self, group_id: GroupId, payloads: Sequence[bytes]) -> list[PayloadRef]:
-        """Keep the encoded trajectories of one group; when this returns they survive this process.
+        """Keep the encoded trajectories of one group; when this returns, they outlive this process.
 
         Raises:
             DiskFull: there is no room for them; nothing was kept.
@@ -96,18 +98,18 @@ class PayloadSink:
         return await asyncio.to_thread(writer.append, payloads) if self._waits_for_disk else writer.append(payloads)
 
     def close(self) -> None:
-        """Let go of the files; what was written stays."""
+        """Close the files; what was written stays."""
         for writer in self._here:
             writer.close()
 
 
 class PayloadSource:
-    """A rank's side.
+    """Reads the trajectories that a rank trains.
 
     Args:
-        shards: all of the run.
-        node: the rank's.
-        name: the rank's, for error messages.
+        shards: all shards of the run.
+        node: the rank's node.
+        name: the rank's name, for error messages.
     """
 
     def __init__(self, shards: Sequence[ShardPlace], node: str, name: str) -> None:
@@ -117,7 +119,7 @@ class PayloadSource:
 
     @classmethod
     def of(cls, buffer: Any, name: str) -> "PayloadSource":
-        """For a rank in this process, of the run whose buffer is the actor ``buffer``.
+        """Make the source of rank ``name``, which runs in this process; ``buffer`` is the buffer's actor.
 
         Raises:
             DeadlineExceeded: the buffer did not answer in time.
@@ -126,7 +128,7 @@ class PayloadSource:
         return cls(ask_shard(buffer.shards.remote(), of="the buffer (shards)", by=name), this_node(), name)
 
     def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
-        """The bytes of ``refs``, in their order; those of several nodes travel side by side.
+        """The bytes of ``refs``, in their order. Shards on several other nodes send theirs at the same time.
 
         Raises:
             PayloadLost: some are not what was written.
@@ -152,8 +154,8 @@ class PayloadSource:
         return found
 
 
-def ask_shard(answer: Any, *, of: str, by: str, seconds: float = SHARD_DEADLINE_S) -> Any:
-    """Wait for a payload shard's answer for up to ``seconds``, in a thread.
+def ask_shard(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float = SHARD_DEADLINE_S) -> T:
+    """Wait for a payload shard's answer for up to ``seconds``, blocking this thread.
 
     Raises:
         DeadlineExceeded: there was none in time.

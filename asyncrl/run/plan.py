@@ -1,7 +1,7 @@
-"""What a run will be, known before anything of it starts: processes, batch arithmetic, memory.
+"""What a run will consist of, known before it starts: processes, batch arithmetic, memory.
 
 Making a plan also checks what a recipe alone cannot tell: that its model, its tasks, its environment and its tool parser are
-there. Memory is an estimate, meant to tell a run that fits from one that does not.
+there. The memory is an estimate, which tells a run that fits from one that does not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,10 +10,10 @@ import msgspec
 import psutil
 
 from asyncrl.core.recipe.inert import inert
-from asyncrl.core.recipe.reward import ModelReward
-from asyncrl.core.recipe.schema import GeneratedTasks, Recipe
+from asyncrl.core.recipe.reward import ModelReward, RewardConfig
+from asyncrl.core.recipe.schema import GeneratedTasks, LearnerConfig, ModelConfig, Recipe
 from asyncrl.envs.load import load_environment
-from asyncrl.run.model_shape import ModelShape, read_shape
+from asyncrl.run.model_shape import ModelShape, check_sizes, read_shape
 from asyncrl.run.reward_folder import read_reward_shape
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.units import memory, quantity
@@ -22,23 +22,23 @@ from buffers.task_stream import TaskSource
 from generators.tool_parsers import check_tool_parser
 
 DRIVER_BYTES = 500 << 20
-"""Ray's and MLflow's clients."""
+"""The driver's process, with the clients of Ray and MLflow."""
 RAY_BYTES = 1 << 30
 """Ray's own processes and its object store."""
 BUFFER_BYTES = 300 << 20
-"""An actor's process without what it holds."""
+"""The buffer's process without the trajectories it holds."""
 ENGINE_BYTES = 3 * (750 << 20)
 """The three processes of one vLLM engine (front end, core, worker) without model and cache."""
 LEARNER_BYTES = 600 << 20
-"""A process with torch, Megatron and Ray, without model."""
+"""A process with torch, Megatron and Ray, without the model."""
 CHECKED_TASKS = 20_000
-"""Of tasks that an environment makes, a plan makes and checks so many: an answer is wanted at once."""
+"""How many of the tasks that an environment makes a plan makes and checks, so that it is there at once."""
 TRAJECTORY_BYTES_A_TOKEN = 9
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where the plan would run: bytes of memory in all and free now, and processor cores."""
+    """The machine that the plan is for: bytes of memory, in all and free now, and processor cores."""
 
     memory: int
     free: int
@@ -52,7 +52,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Processes(msgspec.Struct, frozen=True):
-    """``count`` equal members of the run and what each is expected to take in memory."""
+    """``count`` equal processes of the run and the memory that each is expected to take."""
 
     role: str
     count: int
@@ -65,9 +65,9 @@ class Source(msgspec.Struct, frozen=True):
 
     Attributes:
         split: what its tasks are for.
-        name: see :func:`buffers.task_stream.source_names`.
-        tasks: how many.
-        skipped: rows that are no task.
+        name: the source's name; see :func:`buffers.task_stream.source_names`.
+        tasks: how many tasks it has.
+        skipped: rows that are not a task.
         counted: False if there may be fewer, because the environment makes them and the plan made only the first of them.
     """
 
@@ -79,33 +79,28 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module.
+    """What a run will consist of.
 
     Attributes:
-        processes: in the order in which experience travels through them.
-        sources: of the tasks, training first.
-        ranks: of the learner, all dimensions of parallelism multiplied.
-        parameters: of the model.
-        episodes_per_step: what one optimizer step trains on.
+        processes: the run's processes, in the order in which experience passes through them.
+        sources: the sources of tasks, training first.
+        parameters: number of the model's weights.
+        episodes_per_step: what one training step trains on.
         episodes_in_all: what the whole run trains on.
         outstanding_groups: groups that may be generated or waiting at any time.
         running_episodes: episodes that all engines together have room for.
-        usual_staleness: how far ahead of the learner generation is paced, in policy versions.
-        worst_staleness: what no trained token exceeds.
-        inert: what the recipe sets and yet cannot act, see :func:`asyncrl.core.recipe.inert.inert`.
-        remarks: what is allowed and yet probably not meant.
+        machine: the machine that it was made for.
+        inert: which keys of the recipe have no effect; see :func:`asyncrl.core.recipe.inert.inert`.
+        remarks: what is allowed but probably not meant.
     """
 
     processes: tuple[Processes, ...]
     sources: tuple[Source, ...]
-    ranks: int
     parameters: int
     episodes_per_step: int
     episodes_in_all: int
     outstanding_groups: int
     running_episodes: int
-    usual_staleness: int
-    worst_staleness: int
     machine: Machine
     inert: str | None
     remarks: tuple[str, ...]
@@ -125,22 +120,19 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
     """
     load_environment(recipe.environment)
     make_sampler(recipe.buffer, {})  # the class and the options are looked at, whatever the sources weigh
-    shape = read_shape(recipe)
-    ranks = recipe.learner.layout.ranks
+    shape = read_shape(recipe.model.path)
+    check_sizes(shape, recipe.model, recipe.learner, recipe.generators)
     outstanding = (recipe.buffer.pipeline_depth + 1) * recipe.batch.groups_per_step
     greedy = recipe.algorithm.greedy_sample is not None
     episodes = recipe.batch.groups_per_step * (recipe.batch.group_size - greedy)
     plan = Plan(
-        processes=_processes(recipe, shape, ranks, outstanding),
+        processes=_processes(recipe, shape, outstanding),
         sources=tuple(_find_tasks(recipe)),
-        ranks=ranks,
         parameters=shape.parameters,
         episodes_per_step=episodes,
         episodes_in_all=episodes * recipe.steps,
         outstanding_groups=outstanding,
         running_episodes=recipe.generators.count * recipe.generators.max_running,
-        usual_staleness=recipe.buffer.pipeline_depth,
-        worst_staleness=recipe.buffer.max_staleness,
         machine=machine or Machine.here(),
         inert=inert(recipe),
         remarks=(),
@@ -150,7 +142,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
 
 
 def _find_tasks(recipe: Recipe) -> Iterator[Source]:
-    """Every source of files, read whole, and the curriculum, asked for its first weights; the first tasks of an environment."""
+    """The sources of tasks. Files are read whole; of the tasks that an environment makes, only the first are made."""
     splits: tuple[tuple[Split, Sequence[TaskSource]], ...] = (
         ("train", make_task_stream(recipe, CHECKED_TASKS).sources),
         ("evaluation", load_sources(recipe, "evaluation", CHECKED_TASKS)),
@@ -164,7 +156,7 @@ def _find_tasks(recipe: Recipe) -> Iterator[Source]:
                 yield Source(split, source.name, tasks, source.skipped)
 
 
-def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) -> tuple[Processes, ...]:
+def _processes(recipe: Recipe, shape: ModelShape, outstanding: int) -> tuple[Processes, ...]:
     generators, engine_bytes = recipe.generators, ELEMENT_BYTES[recipe.generators.dtype]
     held = outstanding * recipe.batch.group_size * recipe.model.max_context * TRAJECTORY_BYTES_A_TOKEN
     weights = shape.parameters * engine_bytes
@@ -177,23 +169,24 @@ def _processes(recipe: Recipe, shape: ModelShape, ranks: int, outstanding: int) 
         Processes("driver", 1, DRIVER_BYTES, "the pumps, tracking, this view"),
         Processes("Ray", 1, RAY_BYTES + 2 * weights, "its own processes, object store, published weights"),
         Processes("generator", generators.count, ENGINE_BYTES + weights + cache, f"a vLLM engine ({generators.dtype})"),
-        *_reward_model(recipe),
+        *_reward_model(recipe.reward, recipe.model),
         Processes("buffer", 1, BUFFER_BYTES + held, "the replay buffer"),
-        Processes("learner", ranks, LEARNER_BYTES + _learner_state_bytes(recipe, shape), f"a Megatron rank ({layout})"),
+        Processes(
+            "learner", learner.layout.ranks, LEARNER_BYTES + _learner_state_bytes(learner, shape), f"a Megatron rank ({layout})"
+        ),
     )
 
 
-def _reward_model(recipe: Recipe) -> Iterator[Processes]:
-    """Its weights, and the activations of one layer and one forward pass; of a layer before, nothing is kept."""
-    reward = recipe.reward
+def _reward_model(reward: RewardConfig, policy: ModelConfig) -> Iterator[Processes]:
+    """The reward model, if there is one: its weights, and the activations of one layer in one forward pass."""
     if isinstance(reward, ModelReward):
-        shape, element = read_reward_shape(recipe, reward), ELEMENT_BYTES[reward.dtype]
+        shape, element = read_reward_shape(reward, policy), ELEMENT_BYTES[reward.dtype]
         activations = reward.batch_tokens * (6 * shape.hidden_size + 3 * shape.intermediate_size) * element
         size = LEARNER_BYTES + shape.parameters * element + activations
         yield Processes("reward model", 1, size, f"a sequence classifier ({reward.dtype})")
 
 
-def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:
+def _learner_state_bytes(learner: LearnerConfig, shape: ModelShape) -> int:
     """Weights, gradients, Adam's two moments and activations of one rank.
 
     Only what is trained has gradients, moments and master weights. The last two are shared out over the ranks that hold the same
@@ -201,7 +194,7 @@ def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:
     Activations are those of one micro-batch: 17 elements a token, layer and hidden unit (Korthikanti et al. 2022,
     arXiv:2205.05198, equation 2 without attention matrices), and the logits, their exponentials and their gradient in float32.
     """
-    learner, layout = recipe.learner, recipe.learner.layout
+    layout = learner.layout
     element = ELEMENT_BYTES[learner.dtype]
     master = 0 if learner.dtype == "float32" else 4
     weights: tuple[tuple[int, int], ...] = (
@@ -218,7 +211,7 @@ def _learner_state_bytes(recipe: Recipe, shape: ModelShape) -> int:
         holders = layout.stage_ranks // dividing
         state += share * 4 + share * (8 + master) // holders
     layers = shape.num_hidden_layers // layout.pipeline
-    # Of a layer that is computed again only the input is kept; one layer at a time has all its activations.
+    # Only the input of a layer that is computed again is kept; one layer at a time has all its activations.
     kept = layers + 16 if learner.recompute == "full" else 17 * layers
     hidden = kept * shape.hidden_size * element // layout.tensor
     logits = 3 * shape.vocab_size * 4 // layout.tensor
@@ -231,12 +224,12 @@ def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
         remarks.append(_beyond_the_machine(recipe, plan))
     elif plan.total_bytes > plan.machine.free:
         remarks.append(
-            f"about {memory(plan.total_bytes)} are needed and {memory(plan.machine.free)} are free here: "
-            "lower generators.count, generators.kv_cache_mb or learner.micro_batch_tokens, or free some"
+            f"the run needs about {memory(plan.total_bytes)} of memory and {memory(plan.machine.free)} are free here: "
+            "lower generators.count, generators.kv_cache_mb or learner.micro_batch_tokens, or free some memory"
         )
     if plan.outstanding_groups < recipe.generators.count:
         remarks.append(
-            f"only {plan.outstanding_groups} groups are ever outstanding for generators.count {recipe.generators.count}: "
+            f"at most {plan.outstanding_groups} groups are outstanding for generators.count {recipe.generators.count}: "
             "some engines never have work; raise buffer.pipeline_depth or batch.groups_per_step"
         )
     cached_tokens = (recipe.generators.kv_cache_mb << 20) // shape.cache_bytes(ELEMENT_BYTES[recipe.generators.dtype])
@@ -250,7 +243,7 @@ def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
 
 
 def _beyond_the_machine(recipe: Recipe, plan: Plan) -> str:
-    """What is asked for, what there is, and how many generators there is room for."""
+    """The remark that the machine is too small: what the run needs, what there is, and how many generators fit."""
     (each,) = (process.each_bytes for process in plan.processes if process.role == "generator")
     there, free = plan.machine.memory, plan.machine.free
     fitting = (there - plan.total_bytes + recipe.generators.count * each) // each

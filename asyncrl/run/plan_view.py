@@ -51,10 +51,10 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
     table.add_column()
     table.add_row("model", f"{recipe.model.path}, about {quantity(plan.parameters)} parameters")
     table.add_row(
-        "a step trains on",
+        "a training step trains on",
         f"{plan.episodes_per_step} episodes: {batch.groups_per_step} groups of {batch.group_size}{greedy}",
     )
-    table.add_row("the run trains on", f"{quantity(plan.episodes_in_all)} episodes in {recipe.steps} steps")
+    table.add_row("the run trains on", f"{quantity(plan.episodes_in_all)} episodes in {recipe.steps} training steps")
     table.add_row(
         "outstanding at most",
         f"{plan.outstanding_groups} groups, (pipeline_depth {buffer.pipeline_depth} + 1) x {batch.groups_per_step}; "
@@ -62,6 +62,6 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
     )
     table.add_row(
         "staleness",
-        f"paced at {plan.usual_staleness}, never over {plan.worst_staleness} policy versions (on_stale: {buffer.on_stale})",
+        f"paced at {buffer.pipeline_depth}, never over {buffer.max_staleness} policy versions (on_stale: {buffer.on_stale})",
     )
     return table

@@ -1,4 +1,4 @@
-"""No process outlives its run.
+"""Ends every process of a run with it.
 
 The driver adopts orphans (a Linux "child subreaper"), so that whatever an actor started stays among the driver's descendants even
 after the actor is gone, and can be found and ended at the end of the run.
@@ -16,13 +16,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every orphaned descendant. A no-op where the system has no such notion."""
+    """Make this process the parent of every orphaned descendant. Does nothing where the system cannot do that."""
     if hasattr(ctypes.CDLL(None), "prctl"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_descendants(seconds: float) -> list[str]:
-    """Terminate every descendant, kill those that are still there after ``seconds``; the names of those killed.
+    """Terminate every descendant, and kill those that are still there after ``seconds``; returns the names of those killed.
 
     Those that do not take SIGTERM are killed at once: see :mod:`asyncrl.run.stopping`. They have nothing to save.
     """
@@ -61,6 +61,6 @@ def _signal(process: psutil.Process, number: int) -> None:
 
 def _name(process: psutil.Process) -> str:
     try:
-        return process.name()
+        return str(process.name())
     except psutil.NoSuchProcess:
         return "ended"

@@ -1,13 +1,13 @@
-"""Where a run is, as shown while it runs."""
+"""How far a run has come, as shown while it runs."""
 
 import msgspec
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the run after an optimizer step. Rates and idle shares are over the time since the step before.
+    """State of the run after a training step. Rates and idle shares are over the time since the step before.
 
     Attributes:
-        step, steps: optimizer steps done, and in all.
+        step, steps: training steps done, and in all.
         version: the published version.
         reward: mean final reward of the last batch.
         generator_tokens_per_s: tokens sampled by all engines together.
@@ -16,11 +16,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         staleness_mean, staleness_max: of the tokens of the last batch, in policy versions.
         staleness_bound: the recipe's ``max_staleness``.
         running, committed: groups being generated, and waiting to be trained.
-        publish_seconds: from the last published version being written until every engine had it.
-        pause_seconds: how long that kept an engine from generating, at worst.
+        publish_seconds: from the writing of the last published version until every engine had it.
+        pause_seconds: the longest time for which that kept an engine from generating.
         idle_generators, idle_learner: shares of time in [0, 1].
+        eta_s: seconds to the end of the run as it goes now.
         evaluation: mean reward of the last evaluation that ended; None before the first.
-        eta_s: seconds to the end of the run as it goes now; None while nobody can tell.
     """
 
     step: int
@@ -39,5 +39,5 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     pause_seconds: float
     idle_generators: float
     idle_learner: float
+    eta_s: float
     evaluation: float | None = None
-    eta_s: float | None = None

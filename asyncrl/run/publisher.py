@@ -1,4 +1,4 @@
-"""Publishing a policy version: the learner writes it, every engine loads it, both are proven equal, and then it is published."""
+"""Publishes a policy version: the learner writes it, every engine loads it, and it is published once both are proven equal."""
 
 import time
 from collections.abc import Callable
@@ -6,9 +6,11 @@ from typing import Protocol
 
 import msgspec
 
+from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
+from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.totals import Totals
 
 
@@ -19,27 +21,19 @@ class PublishTimes(msgspec.Struct, frozen=True):
     install_seconds: float
 
 
-class PublishingCluster(Protocol):
-    """The learner's ranks, the engines and the buffer, as far as a publication needs them. Every call has its own deadline."""
+class WritingRanks(Protocol):
+    """The learner's ranks, as far as a publication needs them; see :class:`asyncrl.run.cluster.Cluster`."""
 
     async def write_weights(self, version: PolicyVersion) -> Publication:
-        """Write ``version`` from all ranks."""
-        ...
-
-    async def install_weights(self, publication: Publication) -> None:
-        """Have every engine load ``publication`` and prove that it did."""
-        ...
-
-    async def advance(self, version: PolicyVersion) -> None:
-        """Tell the buffer that ``version`` is published."""
+        """Write ``version`` from all ranks, within a deadline."""
         ...
 
 
 class Publisher:
-    """Owns the order of a publication, and sees to it that what is published is new.
+    """Does the parts of a publication in their order, and refuses to publish unchanged weights as new.
 
     Args:
-        cluster: writes, loads and is told.
+        ranks, generators, buffer: write the weights, load them, and are told.
         totals: counts what was published.
         published_version: the newest version that every engine has acknowledged.
         clock: seconds.
@@ -47,27 +41,30 @@ class Publisher:
 
     def __init__(
         self,
-        cluster: PublishingCluster,
+        ranks: WritingRanks,
+        generators: GeneratorPool,
+        buffer: BufferApi,
         totals: Totals,
         published_version: PolicyVersion,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cluster, self._totals, self._clock = cluster, totals, clock
+        self._ranks, self._generators, self._buffer = ranks, generators, buffer
+        self._totals, self._clock = totals, clock
         self.published_version = published_version
         self._last_fingerprint: int | None = None
 
     async def write(self, version: PolicyVersion, *, must_differ: bool) -> tuple[Publication, float]:
-        """Have the learner write ``version``; the seconds it took.
+        """Have the learner write ``version``; returns the publication and the seconds it took.
 
         Args:
             version: one more than the last.
-            must_differ: the optimizer moved the weights, so an unchanged fingerprint means that an old version was written.
+            must_differ: the optimizer moved the weights, so an unchanged fingerprint would mean that an old version was written.
 
         Raises:
             WeightMismatch: the fingerprint must differ from the last version's and does not.
         """
         started = self._clock()
-        publication = await self._cluster.write_weights(version)
+        publication = await self._ranks.write_weights(version)
         if must_differ and publication.fingerprint == self._last_fingerprint:
             raise WeightMismatch(
                 f"version {version} has the fingerprint of version {version - 1} ({publication.fingerprint:#018x}) although the "
@@ -77,11 +74,11 @@ class Publisher:
         return publication, self._clock() - started
 
     async def deliver(self, publication: Publication, write_seconds: float) -> PublishTimes:
-        """Have every engine load it and prove that it did, and make it the published version."""
+        """Have every engine load ``publication`` and prove that it did; then make it the published version."""
         started = self._clock()
-        await self._cluster.install_weights(publication)
+        await self._generators.install(publication)
         if publication.version > self.published_version:
-            await self._cluster.advance(publication.version)
+            await self._buffer.advance(publication.version)
             self.published_version = publication.version
             self._totals.published()
         return PublishTimes(write_seconds, self._clock() - started)

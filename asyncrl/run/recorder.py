@@ -1,4 +1,4 @@
-"""Everything a run learns about itself, on its way to the live view, to MLflow and into the summary."""
+"""Passes what a run measures to the live view, to MLflow and to the totals of the summary."""
 
 import statistics
 import time
@@ -7,28 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from asyncrl.core.batch import Batch
+from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.metrics import Metric, Reading, combine
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.metrics import Reading, combine
 from asyncrl.core.spread import has_spread
 from asyncrl.run import metrics
+from asyncrl.run.generator_pool import GeneratorPool
+from asyncrl.run.live_view import LiveView
 from asyncrl.run.progress import Progress
 from asyncrl.run.publisher import PublishTimes
 from asyncrl.run.totals import Totals, grown, idle_share
-from generators.worker import EvaluationResult, GeneratorStatistics
-
-
-class StatisticsSource(Protocol):
-    """The generators and the buffer, as far as their counters go."""
-
-    async def generator_statistics(self) -> list[GeneratorStatistics]:
-        """Counters of each generator and of those whose place it took."""
-        ...
-
-    async def buffer_statistics(self) -> BufferStatistics:
-        """The buffer's content and ledger."""
-        ...
+from generators.evaluation import EvaluationResult
+from generators.worker import GeneratorStatistics
 
 
 class MetricStore(Protocol):
@@ -43,39 +34,32 @@ class MetricStore(Protocol):
         ...
 
 
-class ProgressView(Protocol):
-    """Shows a run to its user; see :class:`asyncrl.run.live_view.LiveView`."""
-
-    def update(self, progress: Progress) -> None:
-        """Show the newest training step."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a line."""
-        ...
-
-
 class Recorder:
     """Records training steps and evaluations. Measuring starts with :meth:`begin`, when everything is up and warm.
 
     Args:
-        recipe: the run's.
-        cluster: is asked for counters.
+        generators, buffer: are asked for counters.
         tracker, view, totals: get what is recorded.
+        steps: training steps of the whole run.
+        max_staleness: the bound that the view shows staleness against.
+        shown: episodes of an evaluation that are kept as text.
         clock: seconds.
     """
 
     def __init__(
         self,
-        recipe: Recipe,
-        cluster: StatisticsSource,
+        generators: GeneratorPool,
+        buffer: BufferApi,
         tracker: MetricStore,
-        view: ProgressView,
+        view: LiveView,
         totals: Totals,
+        steps: int,
+        max_staleness: int,
+        shown: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._recipe, self._cluster, self._tracker, self._view, self._totals = recipe, cluster, tracker, view, totals
-        self._clock = clock
+        self._pool, self._buffer, self._tracker, self._view, self._totals = generators, buffer, tracker, view, totals
+        self._steps, self._max_staleness, self._shown, self._clock = steps, max_staleness, shown, clock
         self._began = self._step_ended = 0.0
         self._steps_here = 0
         self._generators: list[GeneratorStatistics] = []
@@ -83,7 +67,7 @@ class Recorder:
 
     async def begin(self) -> None:
         """Start measuring."""
-        self._generators = await self._cluster.generator_statistics()
+        self._generators = await self._pool.statistics()
         self._began = self._step_ended = self._clock()
         self._totals.begin(self._step_ended, self._generators)
 
@@ -91,7 +75,7 @@ class Recorder:
         self, step: int, batch: Batch, readings: Sequence[Reading], learner_busy: float, publish: PublishTimes | None
     ) -> None:
         """Record one training step. ``learner_busy``: seconds the learner trained and wrote; ``publish``: the last delivery."""
-        generators, buffer = await self._cluster.generator_statistics(), await self._cluster.buffer_statistics()
+        generators, buffer = await self._pool.statistics(), await self._buffer.statistics()
         now = self._clock()
         seconds, self._step_ended = now - self._step_ended, now
         before, self._generators = self._generators, generators
@@ -100,46 +84,44 @@ class Recorder:
         run_readings = [
             *batch_readings(batch),
             *_buffer_readings(buffer),
-            _one(metrics.GENERATED_RATE, grown(before, generators, "tokens_generated") / seconds),
-            _one(metrics.FINISHED_RATE, grown(before, generators, "finished_episodes") / seconds),
-            _one(metrics.TRAINED_RATE, tokens / seconds),
-            _one(metrics.TRAJECTORY_RATE, len(trained) / seconds),
-            _one(metrics.LEARNER_IDLE, max(0.0, 1 - learner_busy / seconds)),
-            _one(metrics.GENERATORS_IDLE, idle_share(before, generators)),
-            *(_one(metrics.VERSIONS_SAMPLED, len(g.tokens_by_version)) for g in generators),
+            Reading(metrics.GENERATED_RATE, grown(before, generators, "tokens_generated") / seconds),
+            Reading(metrics.FINISHED_RATE, grown(before, generators, "finished_episodes") / seconds),
+            Reading(metrics.TRAINED_RATE, tokens / seconds),
+            Reading(metrics.TRAJECTORY_RATE, len(trained) / seconds),
+            Reading(metrics.LEARNER_IDLE, max(0.0, 1 - learner_busy / seconds)),
+            Reading(metrics.GENERATORS_IDLE, idle_share(before, generators)),
+            *(Reading(metrics.VERSIONS_SAMPLED, len(g.tokens_by_version)) for g in generators),
             *_scoring_readings(before, generators),
-            _one(metrics.TOOL_OUTPUT_CUT, grown(before, generators, "tool_output_cut")),
-            _one(metrics.PUBLISH_PAUSE, max(g.last_pause_seconds for g in generators)),
+            Reading(metrics.TOOL_OUTPUT_CUT, grown(before, generators, "tool_output_cut")),
+            Reading(metrics.PUBLISH_PAUSE, max(g.last_pause_seconds for g in generators)),
         ]
         if publish is not None:
-            run_readings.append(_one(metrics.PUBLISH_WRITE, publish.write_seconds))
-            run_readings.append(_one(metrics.PUBLISH_INSTALL, publish.install_seconds))
+            run_readings.append(Reading(metrics.PUBLISH_WRITE, publish.write_seconds))
+            run_readings.append(Reading(metrics.PUBLISH_INSTALL, publish.install_seconds))
         values = combine([*readings, *run_readings])
         self._totals.step(step, batch, readings, learner_busy, now, generators, buffer)
         self._tracker.log(step, values)
         self._view.update(self._progress(step, buffer.version, values))
 
-    async def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> float:
-        """Record one evaluation; its mean reward."""
+    def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> None:
+        """Record one evaluation."""
         reward = statistics.fmean(result.reward for result in results)
         turns = statistics.fmean(result.turns for result in results)
         self._evaluation = reward
         self._totals.evaluation(reward)
-        values = combine([_one(metrics.EVALUATION_REWARD, reward), _one(metrics.EVALUATION_TURNS, turns)])
+        values = combine([Reading(metrics.EVALUATION_REWARD, reward), Reading(metrics.EVALUATION_TURNS, turns)])
         self._tracker.log(version, values)
         samples = [f"task {r.task_id}, reward {r.reward:g}, {r.stop_reason}\n{r.text}" for r in results if r.text]
         if samples:
-            shown = samples[: self._recipe.tracking.sample_trajectories]
-            self._tracker.log_text(f"trajectories/version-{version:06d}.txt", "\n\n".join(shown))
+            self._tracker.log_text(f"trajectories/version-{version:06d}.txt", "\n\n".join(samples[: self._shown]))
         self._view.note(f"version {version}: evaluation reward {reward:.3f} over {len(results)} held-out tasks")
-        return reward
 
     def _progress(self, step: int, version: PolicyVersion, values: dict[str, float]) -> Progress:
         self._steps_here += 1
         elapsed = self._clock() - self._began
         return Progress(
             step=step,
-            steps=self._recipe.steps,
+            steps=self._steps,
             version=version,
             reward=values[metrics.REWARD.name],
             generator_tokens_per_s=values[metrics.GENERATED_RATE.name],
@@ -147,7 +129,7 @@ class Recorder:
             trajectories_per_s=values[metrics.TRAJECTORY_RATE.name],
             staleness_mean=values.get("staleness/mean", 0.0),
             staleness_max=values.get("staleness/max", 0.0),
-            staleness_bound=self._recipe.buffer.max_staleness,
+            staleness_bound=self._max_staleness,
             running=int(values[metrics.RUNNING.name]),
             committed=int(values[metrics.COMMITTED.name]),
             publish_seconds=values.get(metrics.PUBLISH_INSTALL.name, 0.0),
@@ -155,16 +137,12 @@ class Recorder:
             idle_generators=values[metrics.GENERATORS_IDLE.name],
             idle_learner=values[metrics.LEARNER_IDLE.name],
             evaluation=self._evaluation,
-            eta_s=elapsed / self._steps_here * (self._recipe.steps - step),
+            eta_s=elapsed / self._steps_here * (self._steps - step),
         )
 
 
-def _one(metric: Metric, value: float) -> Reading:
-    return Reading(metric, value)
-
-
 def batch_readings(batch: Batch) -> list[Reading]:
-    """What the rewards, lengths and stop reasons of a batch's rows say."""
+    """Readings of the rewards, lengths and stop reasons of a batch's rows."""
     rewards: dict[int, list[float]] = {}
     for row in batch.rows:
         rewards.setdefault(row.group_id, []).append(row.reward)

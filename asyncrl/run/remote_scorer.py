@@ -1,4 +1,4 @@
-"""A reward model behind HTTP, as a generator sees it."""
+"""Asks a reward model behind HTTP for scores."""
 
 import asyncio
 import json
@@ -20,26 +20,26 @@ from asyncrl.run.request_coalescer import RequestCoalescer
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 10.0
-"""How soon a service that is down is asked again, at first and at last."""
+"""How soon a service that is down is asked again: at first, and at most."""
 PASSING = (408, 425, 429)
-"""Statuses below 500 that say nothing against the request: timeout, too early, too many."""
+"""Statuses below 500 after which the request may be made again: timeout, too early, too many requests."""
 TOLD_BYTES = 200
-"""How much of an answer that is an error is told."""
+"""How many bytes of an error's answer are shown to the user."""
 ANSWER_BYTES, SCORE_BYTES = 64 * 1024, 64
-"""How much of an answer is read: so many bytes, and so many more for each episode."""
+"""The longest answer that is read: so many bytes, and so many more for each episode."""
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
 class EpisodeToScore(msgspec.Struct, frozen=True):
-    """One episode as a service gets it.
+    """One episode as it is sent to a service.
 
     Attributes:
-        prompt, data: of the task.
+        prompt, data: the task's.
         text: all of the episode, decoded with the policy's tokenizer, special tokens included.
-        turns: what the policy wrote, of this.
-        reward: the environment's own.
+        turns: the parts of ``text`` that the policy wrote.
+        reward: the environment's own reward.
         stop_reason: why the episode ended.
-        metrics: that the environment reported.
+        metrics: what the environment reported.
     """
 
     task_id: str
@@ -53,27 +53,27 @@ class EpisodeToScore(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a service answers: of each episode, in order, its score, or null where it has none."""
+    """A service's answer: the score of each episode, in order, or null where it has none."""
 
     scores: tuple[float | None, ...]
 
 
 class _NotNow(Exception):
-    """The service did not answer, or said something it may not say next time."""
+    """The service did not answer, or gave an error that may not come again."""
 
 
 class RemoteScorer:
     """A reward model behind HTTP; see :class:`asyncrl.core.scoring.Scorer`.
 
-    A request that is not answered in time, or with something that is no :class:`Answer`, or at too great length, or with a status
-    that a service has when it is down or overloaded, is made again. A redirection is not followed. An episode without a score
-    after ``deadline_s`` has failed for the infrastructure's fault.
+    A request is made again if the answer does not come in time, is not an :class:`Answer`, is too long, or has a status of a
+    service that is down or overloaded. A redirection is not followed. An episode that has no score after ``deadline_s`` has
+    failed, as a failure of the infrastructure.
 
     Args:
-        reward: the recipe's.
-        decode: the text of token ids.
-        deadline_s: for the score of an episode, waiting for its turn and repeated requests included.
-        first_retry_s: after this long it is made for the second time; then the waits double.
+        reward: the recipe's section.
+        decode: gives the text of token ids.
+        deadline_s: how long the score of an episode may take, waiting for its turn and repeated requests included.
+        first_retry_s: wait before a request is made for the second time; each further wait is twice as long.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class RemoteScorer:
         self._last_problem = "there was no answer"
 
     async def score(self, task: Task, trajectory: Trajectory) -> float:
-        """What the service says; not a number where it says null.
+        """The service's score; not a number where it answers null.
 
         Raises:
-            ScoringFailed: it could not be asked in time.
-            ComponentFailed: it refuses the request, or answers other episodes than it was asked for.
+            ScoringFailed: the service gave no score in time.
+            ComponentFailed: it refuses the request, or its answer has another number of scores.
         """
         tokens: list[int] = trajectory.token_ids.tolist()
         episode = EpisodeToScore(
@@ -148,14 +148,14 @@ class RemoteScorer:
         except (OSError, aiohttp.ClientError) as error:
             raise _NotNow(f"it could not be asked ({type(error).__name__}: {error})") from error
         except (ValueError, RecursionError, msgspec.ValidationError) as error:
-            raise _NotNow(f"it answered no scores ({error})") from error
+            raise _NotNow(f"its answer holds no scores ({error})") from error
         told = f"it answered status {status}: {answer[:TOLD_BYTES].decode(errors='replace')!r}"
         if status >= 500 or status in PASSING:
             raise _NotNow(told)
         raise ComponentFailed(f"{self._name} refuses what it is asked: {told}; see its log and the recipe's reward.url")
 
     async def _exchange(self, body: bytes, seconds: float, most: int) -> tuple[int, bytes]:
-        """Status and body of the answer; of one that is an error, the beginning."""
+        """Status and body of the answer; only the beginning of an error's body."""
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=seconds), trust_env=True, auto_decompress=False) as session,
             session.post(self._reward.url, data=body, headers=_HEADERS, allow_redirects=False) as response,

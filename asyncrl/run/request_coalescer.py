@@ -1,7 +1,7 @@
-"""Things on their way to somebody else's call: while one is under way, those that come meanwhile gather for the next.
+"""Collects single requests into larger calls: requests that come while a call is under way wait for the next one.
 
-So the number of calls follows the pace of the one who is called, not that of the callers: who is slow for a moment gets fewer
-and larger calls. What always holds: no more calls overlap than may; whoever stays gets an answer or an error.
+So the number of calls follows the pace of whoever answers them: one that is slow for a moment gets fewer and larger calls. What
+always holds: no more calls overlap than are allowed; every caller who waits gets an answer or an error.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ class RequestCoalescer(Generic[T, R]):
     """Sends items by ``send``, which answers each of them, in order. Lives within one event loop.
 
     Args:
-        calls: of ``send`` at once.
-        limit: items in one call; by default as many as there are.
-        for_nobody: send items, too, whose callers have gone before a call was made up.
+        calls: how many calls of ``send`` may overlap.
+        limit: most items in one call; by default as many as wait.
+        for_nobody: whether to send items whose callers have gone before the call is made.
     """
 
     def __init__(
@@ -36,9 +36,8 @@ class RequestCoalescer(Generic[T, R]):
         self._sending: list[asyncio.Task[None]] = []
 
     async def send(self, item: T) -> R:
-        """The answer to ``item``; raises what the call raised that took it along, or ``ComponentFailed`` if the call did not
-        answer each of its items."""
-        answered = asyncio.get_running_loop().create_future()
+        """The answer to ``item``; raises what its call raised, or ``ComponentFailed`` if that did not answer every item."""
+        answered: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._gathering.append((item, answered))
         self._sending = [sending for sending in self._sending if not sending.done()]
         if len(self._sending) < self._at_once:
@@ -46,7 +45,7 @@ class RequestCoalescer(Generic[T, R]):
         return await answered
 
     def _next(self) -> list[tuple[T, "asyncio.Future[R]"]]:
-        """What the next call takes along."""
+        """The items of the next call."""
         waiting = self._gathering if self._for_nobody else [one for one in self._gathering if not one[1].done()]
         limit = self._limit or len(waiting)
         gathered, self._gathering = waiting[:limit], waiting[limit:]
@@ -58,7 +57,7 @@ class RequestCoalescer(Generic[T, R]):
             await asyncio.wait({call})
             error = None if call.cancelled() else call.exception()
             if not (call.cancelled() or error) and len(call.result()) != len(gathered):
-                error = ComponentFailed(f"{len(call.result())} answers came to {len(gathered)} items")
+                error = ComponentFailed(f"{len(call.result())} answers came for {len(gathered)} items")
             for number, (_, answered) in enumerate(gathered):
                 if answered.done():
                     continue  # its caller has gone

@@ -1,4 +1,4 @@
-"""Whether a run can be resumed, known before anything of it starts, and how far it had come."""
+"""Finds out whether a run can be resumed, before anything of it starts, and how far it had come."""
 
 import msgspec
 
@@ -11,6 +11,7 @@ from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status, Summary
 from asyncrl.run.tasks import make_task_stream
 from asyncrl.run.totals import SavedTotals, Totals, summarize
+from asyncrl.run.tracking import check_database
 from buffers.identity import Identity
 from buffers.journal_files import JournalGone, Recovery, read_journal
 from buffers.payload import SUFFIX, check_there
@@ -21,13 +22,13 @@ from learners.checkpoint_manifest import Manifest
 
 
 class Reached(msgspec.Struct, frozen=True):
-    """How far a run had come that is about to be resumed, as its files tell.
+    """How far a run that is about to be resumed had come, according to its files.
 
     Attributes:
-        summary: what would be told of it if it ended now.
-        totals: at the checkpoint that its learner begins from.
-        statistics: of its buffer.
-        note: what a user should know of a summary that cannot be read and is done without; empty if that is not so.
+        summary: the summary that it would have if it ended now.
+        totals: the totals at the checkpoint that its learner begins from.
+        statistics: what its buffer holds.
+        note: tells the user that the summary cannot be read and is made anew; empty if it could be read.
     """
 
     summary: Summary
@@ -37,19 +38,19 @@ class Reached(msgspec.Struct, frozen=True):
 
 
 def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
-    """Refuse to resume what cannot be. Reads journal, checkpoints, totals and summary, and changes nothing.
+    """Refuse a run that cannot be resumed. Reads journal, checkpoints, totals, summary and tracking; changes nothing.
 
     Raises:
         RecipeError: the run keeps no journal, or one that cannot be read, is gone, or is another recipe's; its trajectories are
-            gone; its newest checkpoint is damaged, of another version than its name says, or does not go with the journal; it
-            has completed and is not to be longer; or a process is driving it.
+            gone; its newest checkpoint is damaged, of another version than its name says, or does not go with the journal; its
+            MLflow database cannot be used; it has completed and is not to be longer; or a process is driving it.
     """
     if not isinstance(recipe.buffer.journal, AppendOnlyJournal):
         raise RecipeError("buffer.journal", f"{folder.path} keeps no journal, so it cannot be resumed", "launch it anew")
     folder.check_not_driven()
     ended, unreadable = _how_it_ended(folder)
     if ended is not None and ended.status is Status.COMPLETED and recipe.steps <= ended.steps:
-        problem = f"{folder.path} has completed its {ended.steps} steps, there is nothing to resume"
+        problem = f"{folder.path} has completed its {ended.steps} training steps, so there is nothing to resume"
         raise RecipeError("", problem, f"raise steps in {folder.recipe} to go on with it, or launch a new run")
     try:
         statistics = _read_buffer(recipe, folder, ended)
@@ -60,6 +61,8 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
         raise
     except AsyncRLError as error:
         raise RecipeError("", str(error), "nothing of the run was changed") from error
+    if not recipe.tracking.uri:
+        check_database(folder)
     totals, _ = totals_at(folder.checkpoints, version)
     return Reached(_told_now(recipe, folder, totals, statistics, ended), totals, statistics, unreadable)
 
@@ -78,7 +81,7 @@ def _how_it_ended(folder: RunFolder) -> tuple[Summary | None, str]:
 
 
 def _read_buffer(recipe: Recipe, folder: RunFolder, ended: Summary | None) -> BufferStatistics:
-    """The buffer that the journal tells of, whose trajectories are there as far as can be seen without reading them."""
+    """The statistics of the buffer that the journal describes. Its trajectories are looked for, and not read."""
     journal, buffer_folder = journal_of(folder.path), BufferFolder.of(recipe.buffer, folder.path, folder.run_id)
     try:
         found = read_journal(journal)
@@ -95,7 +98,7 @@ def _read_buffer(recipe: Recipe, folder: RunFolder, ended: Summary | None) -> Bu
 
 
 def _check_not_begun(folder: RunFolder, buffer: BufferFolder, ended: Summary | None) -> None:
-    """A journal that holds nothing is that of a run that ended before it began, if nothing in its folder says otherwise."""
+    """Refuse an empty journal if the folder shows that the run had begun."""
     evidence = []
     if any(buffer.payload.rglob(f"*{SUFFIX}")):
         evidence.append(f"there are trajectories in {buffer.payload}")
@@ -110,11 +113,11 @@ def _check_not_begun(folder: RunFolder, buffer: BufferFolder, ended: Summary | N
 def _told_now(
     recipe: Recipe, folder: RunFolder, saved: SavedTotals, statistics: BufferStatistics, ended: Summary | None
 ) -> Summary:
-    """All that is known: by the totals of the last checkpoint, by the journal, and by the last end, if it was orderly."""
+    """The summary so far: from the last checkpoint's totals, the journal, and the last summary if the run ended in order."""
     totals = Totals()
     totals.resume(saved, statistics.version)
     totals.buffer = statistics
-    known = summarize(recipe, totals, Status.FAILED, "")
+    known = summarize(totals, Status.FAILED, "", recipe.buffer.max_staleness)
     if ended is not None and ended.steps >= known.steps:
         known = msgspec.structs.replace(ended, ledger=known.ledger, versions_published=known.versions_published)
     resumes = folder.resumes if ended is None else max(folder.resumes, ended.resumes)

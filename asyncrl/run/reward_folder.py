@@ -1,4 +1,4 @@
-"""What can be known of a reward model's folder without loading the model: that it scores, and reads what the policy writes."""
+"""Checks a reward model's folder without loading the model: that it scores, and reads the policy's tokens."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.reward import ModelReward
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.run.model_shape import TINY, ModelShape
 
 PLACE = "reward.path"
@@ -22,14 +22,14 @@ class _Config(msgspec.Struct, frozen=True):
 
     @property
     def labels(self) -> int:
-        """Hugging Face means two where nothing is said."""
+        """The number of labels, two where nothing is said, as in Hugging Face."""
         if self.num_labels is not None:
             return self.num_labels
         return 2 if self.id2label is None else len(self.id2label)
 
 
-def read_reward_shape(recipe: Recipe, reward: ModelReward) -> ModelShape:
-    """The shape of the reward model in the recipe.
+def read_reward_shape(reward: ModelReward, policy: ModelConfig) -> ModelShape:
+    """Read the shape of the reward model that scores ``policy``.
 
     Raises:
         RecipeError: the folder is not that of a classifier with one label, or it does not go with the policy.
@@ -44,7 +44,7 @@ def read_reward_shape(recipe: Recipe, reward: ModelReward) -> ModelShape:
         remedy = "name the folder of a sequence classifier made of a dense decoder"
         raise RecipeError(PLACE, f"cannot read {path}: {error}", remedy) from error
     if not any(name.endswith("ForSequenceClassification") for name in config.architectures):
-        problem = f"{path} says architectures {list(config.architectures)}, none of which scores sequences"
+        problem = f"{path} names the architectures {list(config.architectures)}, none of which scores sequences"
         raise RecipeError(PLACE, problem, "name the folder of a ...ForSequenceClassification with one label")
     if config.labels != 1:
         problem = f"{path} has {config.labels} labels, and a reward is one number"
@@ -53,24 +53,24 @@ def read_reward_shape(recipe: Recipe, reward: ModelReward) -> ModelShape:
         problem = f"{path} has no pad_token_id, without which rows cannot be scored together"
         raise RecipeError(PLACE, problem, "set it there to a token that no episode ends with")
     if not 0 <= config.pad_token_id < shape.vocab_size:
-        problem = f"{path} has pad_token_id {config.pad_token_id}, which is none of the model's {shape.vocab_size} tokens"
+        problem = f"{path} has pad_token_id {config.pad_token_id}, which is not one of the model's {shape.vocab_size} tokens"
         raise RecipeError(PLACE, problem, f"set it there to one from 0 to {shape.vocab_size - 1} that no episode ends with")
     if not any(path.parent.glob("*.safetensors")):
         problem = f"{path.parent} holds no *.safetensors"
         raise RecipeError(PLACE, problem, "save the model as safetensors (save_pretrained)")
-    if recipe.model.max_context > shape.max_position_embeddings:
+    if policy.max_context > shape.max_position_embeddings:
         problem = f"its {shape.max_position_embeddings} positions cannot hold an episode of model.max_context"
-        raise RecipeError(PLACE, f"{problem} {recipe.model.max_context} tokens", "lower that, or name another model")
-    if recipe.model.path != TINY:
-        check_vocabulary(reward, Path(recipe.model.path))
+        raise RecipeError(PLACE, f"{problem} {policy.max_context} tokens", "lower that, or name another model")
+    if policy.path != TINY:
+        check_vocabulary(reward, Path(policy.path))
     return shape
 
 
 def check_vocabulary(reward: ModelReward, policy: Path) -> None:
-    """The reward model knows every token of the policy in the folder ``policy`` by the same number.
+    """Check that the reward model has every token of the policy in the folder ``policy`` under the same number.
 
     Raises:
-        RecipeError: it does not.
+        RecipeError: it has not.
     """
     known = _vocabulary(Path(reward.path), PLACE)
     other = "name a reward model with the policy's tokenizer, or serve it and use reward.kind remote, which gets text"

@@ -1,24 +1,30 @@
-"""What the recipe's kind of reward needs in a generator."""
+"""Chooses how a generator has its episodes scored."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from asyncrl.core.recipe.reward import EnvironmentReward, ModelReward, RemoteReward
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.reward import EnvironmentReward, ModelReward, RemoteReward, RewardConfig
 from asyncrl.run.model_scorer import ModelScorer
 from asyncrl.run.remote_scorer import RemoteScorer
 from generators.scoring import Scoring
 
 
-def make_scoring(recipe: Recipe, reward_model: Any | None, decode: Callable[[Sequence[int]], str], client: str) -> Scoring | None:
-    """What the recipe's kind of reward needs in a generator; nothing if that is the environment's own.
+def make_scoring(
+    reward: RewardConfig,
+    seconds: float,
+    reward_model: Any | None,
+    decode: Callable[[Sequence[int]], str],
+    client: str,
+) -> Scoring | None:
+    """How a generator has its episodes scored; None if the reward is the environment's own.
 
     Args:
-        reward_model: handle of the reward model's actor, where there is one.
-        decode: the text of token ids.
+        reward: the recipe's section.
+        seconds: how long the score of an episode may take.
+        reward_model: handle of the reward model's actor, if there is one.
+        decode: gives the text of token ids.
         client: the generator's name.
     """
-    reward, seconds = recipe.reward, recipe.deadlines.reward
     match reward:
         case EnvironmentReward():
             return None

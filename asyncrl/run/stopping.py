@@ -1,9 +1,9 @@
 """The signals that ask a run to stop: SIGINT, which Ctrl-C sends, and SIGTERM, of batch systems, containers and ``timeout``.
 
-They are for the driver alone, which then ends all others in order. What always holds: processes that the driver starts, and those
-that Ray starts for it, have SIGTERM blocked from their beginning, as Ray itself blocks SIGINT. So it does not matter whether a
-signal is sent to the driver, to its process group, or to every process of the run. Generators alone take it again: processes that
-their environments start inherit what they do. One that is sent it is lost, as if it had been killed, and replaced.
+They are for the driver alone, which then ends all other processes in order. What always holds: processes that the driver starts,
+and those that Ray starts for it, have SIGTERM blocked from the start, as Ray itself blocks SIGINT. So it does not matter if a
+signal is sent to the driver, to its process group, or to every process of the run. Generators alone take SIGTERM again, as the
+processes that their environments start inherit it; a generator that gets one dies, as if killed, and is replaced.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from asyncrl.core.errors import Interrupted
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 _HEARING_AGAIN_S = 0.05
 SAME_REQUEST_S = 1.0
-"""``timeout`` and batch systems signal a process and its group: what comes within this time of the first is the same request."""
+"""``timeout`` and batch systems signal a process and its group: a signal within this time of the first is the same request."""
 
 
 class Heard(Enum):
@@ -29,7 +29,7 @@ class Heard(Enum):
 
     STOP = auto()
     SAME = auto()
-    """It is the request that was heard before."""
+    """The signal belongs to the request that was heard before."""
     KILL = auto()
 
 
@@ -45,7 +45,7 @@ class StopRequests:
         self._first: float | None = None
 
     def heard(self) -> Heard:
-        """What a signal that came now means."""
+        """What a signal means that came now."""
         now = self._clock()
         if self._first is None:
             self._first = now
@@ -59,8 +59,8 @@ def stopped_by(number: int) -> str:
 
 
 @contextmanager
-def hearing(heard: Callable[[int], None]) -> Iterator[None]:
-    """Meanwhile the number of each stopping signal is told to ``heard``, between any two steps of the main thread."""
+def hearing(heard: Callable[[int], object]) -> Iterator[None]:
+    """While this context is open, call ``heard`` in the main thread with the number of each stopping signal."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         heard(number)
@@ -76,8 +76,8 @@ def hearing(heard: Callable[[int], None]) -> Iterator[None]:
 async def wait_hearing(work: "asyncio.Future[Any]", seconds: float | None = None) -> None:
     """Wait until ``work``, which starts or ends Ray, is done, at most ``seconds``; neither cancels it.
 
-    As Ray starts, it puts a handler of its own before whatever is there, which prints a stack at SIGTERM; as it ends, it takes
-    all handlers away. Nothing tells when, so ours are put back again and again.
+    When Ray starts, it puts its own handler, which prints a stack at SIGTERM, before ours; when it ends, it removes all handlers.
+    Nothing tells when, so ours are put back again and again.
     """
     loop = asyncio.get_running_loop()
     end = None if seconds is None else loop.time() + seconds
@@ -91,7 +91,7 @@ async def wait_hearing(work: "asyncio.Future[Any]", seconds: float | None = None
 
 @contextmanager
 def interrupting() -> Iterator[None]:
-    """Meanwhile a request to stop raises :class:`Interrupted` in the main thread."""
+    """While this context is open, a request to stop raises :class:`Interrupted` in the main thread."""
     requests = StopRequests(time.monotonic)
 
     def interrupt(number: int) -> None:
@@ -104,7 +104,7 @@ def interrupting() -> Iterator[None]:
 
 @contextmanager
 def sigterm_blocked() -> Iterator[None]:
-    """Neither this thread nor what it starts meanwhile, threads or processes, takes SIGTERM; what is started never does."""
+    """Block SIGTERM in this thread while this context is open; threads and processes started meanwhile keep it blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -113,9 +113,9 @@ def sigterm_blocked() -> Iterator[None]:
 
 
 def end_by_sigterm() -> None:
-    """SIGTERM ends this process at once from now on, and what this thread and those that it starts begin.
+    """Have SIGTERM end this process at once, and the processes that this thread and its threads start.
 
-    Not by :mod:`signal`: it changes what a signal does from the main thread only, where Ray does not make asynchronous actors.
+    Not by :mod:`signal`, which works in the main thread only: Ray makes asynchronous actors in another one.
     """
     ctypes.CDLL(None).signal(int(signal.SIGTERM), int(signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

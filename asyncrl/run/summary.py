@@ -26,7 +26,7 @@ class EvaluationEnds(msgspec.Struct, frozen=True):
 
 
 class StalenessTotals(msgspec.Struct, frozen=True):
-    """Over all trained tokens of the run, in policy versions; ``bound`` is the recipe's ``max_staleness``."""
+    """Staleness of all trained tokens of the run, in policy versions; ``bound`` is the recipe's ``max_staleness``."""
 
     mean: float = 0.0
     max: float = 0.0
@@ -48,16 +48,15 @@ class IdleShares(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended. What a run that failed early never came to is 0, or None.
+    """How a run ended. Figures that a run never reached, because it failed early, are 0 or None.
 
     Attributes:
         reason: why it was interrupted or failed; empty if it completed.
-        steps: optimizer steps done.
+        steps: training steps done.
         wall_s: from start to end, coming up and going down included.
         trajectories_per_s: episodes trained over the training time.
         ledger: what became of every group issued.
-        resumes: how often the run was resumed, those times included that it did not come far; what passed in between does not
-            count into ``wall_s``.
+        resumes: how often the run was resumed, failed attempts included. The time in between is not part of ``wall_s``.
     """
 
     status: Status
@@ -76,14 +75,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     resumes: int = 0
 
     def going_on_from(self, before: "Summary", seconds: float = 0.0) -> "Summary":
-        """This end of a run that was resumed, when it had come as far as ``before`` says: nothing of that is forgotten.
+        """The summary of a resumed run that forgets nothing of how far the run had come before.
 
-        What a resumed run has measured counts from the checkpoint it began from. So as long as it has not come as far as the run
-        had come before, what was known before is more, and is kept, with this end's status and reason.
+        A resumed run measures from the checkpoint it began from. Until it has come as far as the run had come before, the figures
+        known before are kept, with the status and reason of this end.
 
         Args:
-            before: what would have been told before the run was resumed.
-            seconds: for which it then went on.
+            before: the summary that the run would have had before it was resumed.
+            seconds: how long it went on since.
         """
         known = self
         if self.steps < before.steps:
@@ -97,7 +96,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(known, wall_s=max(self.wall_s, before.wall_s + seconds), resumes=before.resumes + 1)
 
     def write(self, path: Path) -> None:
-        """Write as JSON. A reader finds the whole file or none, whenever it looks."""
+        """Write as JSON. A reader finds either the whole file or none."""
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
@@ -107,7 +106,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             raise
 
     def recorded(self, path: Path) -> "Summary":
-        """Write it; what to show then: should the disk refuse, the run has not completed, and the reason says so, too."""
+        """Write it, and return it; if the disk refuses, the returned run has not completed, and the reason says why."""
         try:
             self.write(path)
         except OSError as error:

@@ -21,7 +21,7 @@ Split = Literal["train", "evaluation"]
 
 
 def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) -> list[TaskSource]:
-    """The sources of one split, read and checked; the environment's own tasks are one source, of ``make_at_most`` if given.
+    """The sources of one split, read and checked. An environment's own tasks are one source, of at most ``make_at_most``.
 
     Raises:
         RecipeError: a source cannot be read, or the environment makes no tasks or bad ones.
@@ -46,7 +46,7 @@ def load_tasks(recipe: Recipe, split: Split) -> Sequence[Task]:
 
 
 def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStream:
-    """What a run is trained on; of tasks that the environment makes, the first ``make_at_most`` if given.
+    """The stream of training tasks; only the first ``make_at_most`` if the environment makes them.
 
     Raises:
         RecipeError: as :func:`load_sources`, or the curriculum cannot be loaded.
@@ -58,7 +58,7 @@ def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStr
 
 
 def _check_made(tasks: Sequence[Task], maker: str, place: str) -> None:
-    """An environment of the user's own may make anything."""
+    """Refuse what is not a list of tasks: an environment of the user's own may make anything."""
     if not isinstance(tasks, Sequence) or not tasks:
         raise RecipeError(place, f"{maker} returned {_short(tasks)}", "return a list of at least one Task")
     for index, task in enumerate(tasks):
@@ -73,7 +73,7 @@ def _check_made(tasks: Sequence[Task], maker: str, place: str) -> None:
 
 
 def _altered(task: Task) -> str:
-    """What of the task would not reach its environment as it is, or not come back from the journal; empty if all does."""
+    """What of the task would change on its way to the environment or through the journal; empty if nothing would."""
     if not isinstance(task.data, dict):
         return f"data is {_short(task.data)}"
     if is_too_deep(task.data):
@@ -81,14 +81,17 @@ def _altered(task: Task) -> str:
     parts = {"id": task.id, "prompt": task.prompt} | {f"data[{key!r}]": {key: value} for key, value in task.data.items()}
     for name, part in parts.items():
         try:
-            arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(part), type=str if isinstance(part, str) else dict[str, Any])
+            arrived: Any = msgspec.msgpack.decode(
+                msgspec.msgpack.encode(part), type=str if isinstance(part, str) else dict[str, Any]
+            )
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
             return f"{name} cannot be sent to it: {error}"
         if repr(arrived) != repr(part):  # == takes True for 1, and an enum's member for its text
             if isinstance(part, dict):
-                (key, arrived), (own_key, part) = *arrived.items(), *part.items()
+                (key,), (own_key,) = arrived, part
                 if repr(key) != repr(own_key):
                     return f"{name}'s key would reach the environment as {key!r}"
+                arrived, part = arrived[key], part[own_key]
             return f"{name} would reach the environment as {_short(arrived)}, where {_short(part)} is meant"
     return ""
 

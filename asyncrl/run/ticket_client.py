@@ -1,7 +1,7 @@
-"""The buffer as a worker sees it: tickets from there, trajectories into this node's files, and word of them back.
+"""A worker's way to the buffer: it gets tickets, keeps trajectories in this node's files, and tells the buffer of them.
 
-What always holds: the buffer hears of a trajectory only once its bytes are kept, and a finished trajectory is never given up for
-want of room: a full disk pauses its worker, which goes on renewing its leases.
+What always holds: the buffer hears of a trajectory only once its bytes are kept; and no finished trajectory is lost because the
+disk is full: its worker pauses, and goes on renewing its leases.
 """
 
 import asyncio
@@ -21,25 +21,25 @@ from buffers.disk import DiskFull
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 5.0
-"""How soon a full disk is tried again, at first and at last: a file system tells nobody that it has room."""
+"""How soon a full disk is tried again: at first, and at most. No event tells that a file system has room."""
 
 
 class Sink(Protocol):
     """Keeps encoded trajectories; see :class:`asyncrl.run.payload.PayloadSink`."""
 
     async def append(self, group_id: GroupId, payloads: Sequence[bytes]) -> list[PayloadRef]:
-        """Keep these of one group, or raise ``DiskFull`` and keep nothing."""
+        """Keep these trajectories of one group, or raise ``DiskFull`` and keep none."""
         ...
 
 
 class RemoteTicketClient:
-    """See :class:`asyncrl.core.ticket.TicketClient` for the contract.
+    """The buffer over TCP, as :class:`asyncrl.core.ticket.TicketClient` describes it.
 
     Args:
-        buffer: to be asked.
-        worker: that asks through it.
-        sink: where trajectories are kept.
-        reward_names: of the rewards that the buffer is told one by one; see :func:`asyncrl.core.trajectory.named_rewards`.
+        buffer: the buffer's client.
+        worker: the worker that asks.
+        sink: keeps the trajectories.
+        reward_names: names of the rewards that the buffer is told one by one; see :func:`asyncrl.core.trajectory.named_rewards`.
     """
 
     def __init__(self, buffer: BufferClient, worker: WorkerId, sink: Sink, reward_names: Sequence[str] = ()) -> None:
@@ -48,7 +48,7 @@ class RemoteTicketClient:
         self._room = asyncio.Lock()
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
-        """Tickets, or none for now."""
+        """Lease tickets; none if there are none for now."""
         return await self._buffer.lease(worker, version, limit)
 
     async def commit(self, trajectory: Trajectory) -> None:
@@ -70,7 +70,7 @@ class RemoteTicketClient:
         await self._buffer.fail(group_id, sample_index, kind, reason)
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
-        """Say that the worker lives; what it need not go on with."""
+        """Say that the worker lives; returns the groups that it need not go on with."""
         return await self._buffer.renew(worker, running)
 
     async def _send(self, samples: Sequence[TrajectoryRecord]) -> Sequence[None]:
@@ -87,7 +87,7 @@ class RemoteTicketClient:
         return ref
 
     async def _keep_in_turn(self, group_id: GroupId, payload: bytes) -> PayloadRef:
-        async with self._room:  # on a full disk one asks for room, and the others wait behind it
+        async with self._room:  # on a full disk one call tries again and again, and the others wait for it
             try:
                 (ref,) = await self._sink.append(group_id, [payload])
             except DiskFull as full:

@@ -13,7 +13,6 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading
-from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
 from generators.worker import GeneratorStatistics
 
@@ -22,15 +21,15 @@ class SavedTotals(msgspec.Struct, kw_only=True):
     """What is known at a checkpoint. Times in seconds; engine times are summed over the engines.
 
     Attributes:
-        steps, trajectories, tokens_trained: done and trained.
-        wall: since the run was launched; what passed between a kill and a resume does not count.
-        training: of these, from the beginning of training.
-        learner_busy: of these, in which the learner trained or wrote weights.
-        engine_wall, engine_idle: of all engines while training.
-        tokens_generated: sampled by all engines, warm-up left out.
-        completion_tokens: of these, while training.
-        staleness_sum, staleness_tokens: their quotient is the mean over trained tokens.
-        staleness_max: of any trained token.
+        steps, trajectories, tokens_trained: training steps done; episodes and tokens trained in them.
+        wall: time since the run was launched, without the time between its end and a resume.
+        training: the part of ``wall`` since training began.
+        learner_busy: the part of ``training`` in which the learner trained or wrote weights.
+        engine_wall, engine_idle: time of all engines while training, and the part in which they were idle.
+        tokens_generated: tokens that all engines sampled, warm-up left out.
+        completion_tokens: the part of them sampled while training.
+        staleness_sum, staleness_tokens: their quotient is the mean staleness of trained tokens.
+        staleness_max: the largest staleness of a trained token.
         evaluations: mean rewards, in order.
     """
 
@@ -66,7 +65,7 @@ class SavedTotals(msgspec.Struct, kw_only=True):
 
     @property
     def idle_generators(self) -> float:
-        """Share of engine time while training in which engines had nothing running or were paused."""
+        """Share of engine time, while training, in which engines had nothing running or were paused."""
         return self.engine_idle / self.engine_wall if self.engine_wall else 0.0
 
     @property
@@ -76,7 +75,7 @@ class SavedTotals(msgspec.Struct, kw_only=True):
 
     @classmethod
     def read(cls, path: Path) -> "SavedTotals":
-        """What lies in a file.
+        """Read them from a file.
 
         Raises:
             OSError: it cannot be read.
@@ -86,7 +85,7 @@ class SavedTotals(msgspec.Struct, kw_only=True):
 
 
 class Totals:
-    """What the summary is made of. Only tokens that entered a loss count towards staleness."""
+    """The figures that the summary is made of. Only tokens that entered a loss count towards staleness."""
 
     def __init__(self) -> None:
         self._launched = time.monotonic()
@@ -96,17 +95,17 @@ class Totals:
         self._generators: Sequence[GeneratorStatistics] = ()
         self._tokens_at_end = 0
         self.versions_published = 0
-        """Versions every engine acknowledged, version 0 not counted."""
+        """How many versions every engine acknowledged, without version 0."""
         self.buffer: BufferStatistics | None = None
 
     def resume(self, saved: SavedTotals, published: PolicyVersion) -> None:
-        """Go on from what was saved; every version up to ``published`` had been acknowledged."""
+        """Go on from saved totals; every version up to ``published`` had been acknowledged."""
         self._base = saved
         self._counts = msgspec.structs.replace(saved)
         self.versions_published = published
 
     def begin(self, now: float, generators: Sequence[GeneratorStatistics]) -> None:
-        """Training begins: everything is up, warm, and version 0 is evaluated."""
+        """Note that training begins: everything is up and warm, and version 0 is evaluated."""
         self._began = self._step_ended = now
         self._generators_before = self._generators = generators
 
@@ -120,7 +119,7 @@ class Totals:
         generators: Sequence[GeneratorStatistics],
         buffer: BufferStatistics,
     ) -> None:
-        """One optimizer step is done."""
+        """Count one training step."""
         counts = self._counts
         counts.steps = step
         counts.trajectories += len(batch.trained().rows)
@@ -135,20 +134,20 @@ class Totals:
                 counts.staleness_max = max(counts.staleness_max, int(reading.value))
 
     def ended(self, generators: Sequence[GeneratorStatistics], buffer: BufferStatistics) -> None:
-        """The run is over: what was generated after the last step counts as well, but not into rates and idle shares."""
+        """Note the end of the run: tokens generated after the last step are counted, but not in rates and idle shares."""
         self._tokens_at_end, self.buffer = sum(g.tokens_generated for g in generators), buffer
 
     def evaluation(self, reward: float) -> None:
-        """One evaluation is done."""
+        """Add the mean reward of one evaluation."""
         self._counts.evaluations = [*self._counts.evaluations, reward]
 
     def published(self) -> None:
-        """One version was acknowledged by every engine."""
+        """Count one version that every engine has acknowledged."""
         self.versions_published += 1
 
     @property
     def seconds(self) -> float:
-        """Since the run was launched or resumed."""
+        """Seconds since the run was launched or resumed."""
         return time.monotonic() - self._launched
 
     def now(self) -> SavedTotals:
@@ -166,8 +165,8 @@ class Totals:
         )
 
 
-def summarize(recipe: Recipe, totals: Totals, status: Status, reason: str) -> Summary:
-    """What the totals say of a run that ended like this."""
+def summarize(totals: Totals, status: Status, reason: str, max_staleness: int) -> Summary:
+    """The summary of a run that ended with this status and reason; ``max_staleness`` is its bound."""
     now = totals.now()
     summary = Summary(
         status=status,
@@ -175,7 +174,7 @@ def summarize(recipe: Recipe, totals: Totals, status: Status, reason: str) -> Su
         steps=now.steps,
         wall_s=now.wall,
         evaluation=EvaluationEnds(now.evaluations[0], now.evaluations[-1]) if now.evaluations else EvaluationEnds(),
-        staleness=StalenessTotals(now.staleness_mean, now.staleness_max, recipe.buffer.max_staleness),
+        staleness=StalenessTotals(now.staleness_mean, now.staleness_max, max_staleness),
         tokens=TokenTotals(now.tokens_generated, now.tokens_trained),
         trajectories_per_s=now.trajectories_per_s,
         idle=IdleShares(now.idle_generators, now.idle_learner),
@@ -192,4 +191,4 @@ def idle_share(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorS
 
 def grown(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics], counter: str) -> float:
     """How much a counter of :class:`GeneratorStatistics` has grown between two readings, over all generators."""
-    return sum(getattr(a, counter) - getattr(b, counter) for a, b in zip(after, before, strict=True))
+    return float(sum(getattr(a, counter) - getattr(b, counter) for a, b in zip(after, before, strict=True)))

@@ -1,13 +1,15 @@
-"""MLflow, beside the run and never in its way.
+"""Records a run in MLflow without making it wait.
 
-MLflow's calls are slow: making the database takes seconds, a remote server as long as it likes. They all happen in one thread of
-their own, fed by a bounded queue, so that the training loop never waits for them. What always holds: records arrive in the order
-they were made; once anything has failed, the next call into the tracker raises it; nothing is dropped in silence.
+MLflow's calls are slow: making the database takes seconds, a remote server may take any time. They are all made in one thread,
+which takes records from a bounded queue, so that training never waits for them. What always holds: records arrive in the order
+in which they were made; once a call has failed, the next call of the tracker raises its error; no record is dropped silently.
 """
 
+import contextlib
 import logging
 import os
 import queue
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
+from asyncrl.core.errors import AsyncRLError, DeadlineExceeded, RecipeError
 from asyncrl.core.flatten import flatten
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import resolved_yaml
@@ -31,10 +33,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUEUE_LENGTH = 10_000
-"""Records that may wait: hours of training steps, so a full queue means that the tracking server is gone."""
+"""How many records may wait: those of hours of training, so a full queue means that the tracking server is gone."""
 METRICS_A_CALL = 1000
 PARAMETERS_A_CALL = 100
-"""MLflow takes no more in one call."""
+"""The most that MLflow takes in one call."""
 
 _MLFLOW_STATUS = {Status.COMPLETED: "FINISHED", Status.INTERRUPTED: "KILLED", Status.FAILED: "FAILED"}
 
@@ -67,17 +69,17 @@ class Tracker:
         self._records: queue.Queue[_Values | _Text | _End] = queue.Queue(QUEUE_LENGTH)
         self._failure: Exception | None = None
         self._tracked_step = -1
-        """Steps up to here were tracked before the run was resumed; those done again are not tracked again."""
-        # A daemon, so that a server that never answers cannot keep the process alive after finish() has given up on it.
+        """The last step tracked before the run was resumed: steps up to it that are done again are not tracked again."""
+        # A daemon thread, so that a server that never answers cannot keep the process alive after finish() has given up.
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
 
     def start(self) -> None:
-        """Begin; returns at once, while the run is made with its parameters and recipe, or, if it was resumed, found again."""
+        """Start the thread that makes the MLflow run or, after a resume, finds it again. Returns at once."""
         _keep_mlflow_quiet()
         self._thread.start()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record metrics of a step; returns at once.
+        """Record metrics of a training step; returns at once.
 
         Raises:
             TrackingFailed: this or an earlier record could not be kept.
@@ -119,7 +121,7 @@ class Tracker:
         if self._failure is not None:
             remedy = "check tracking.uri, or leave it empty to track in the run folder"
             if not self._recipe.tracking.uri:
-                remedy = f"put {self._folder.database} back, or remove it, and resume: metrics then begin anew"
+                remedy = f"put {self._folder.database} back, or remove it to begin the metrics anew, and resume"
             raise TrackingFailed(f"MLflow at {self.uri}: {self._failure}; {remedy}") from self._failure
 
     def _work(self) -> None:
@@ -144,7 +146,7 @@ class Tracker:
             self._failure = error
 
     def _with_room(self, write: Callable[[], None]) -> None:
-        """Write; what the run folder's own store could not take because its disk is full is tried until there is room."""
+        """Call ``write``, again and again while it fails because the run folder's disk is full."""
         failed = 0
         while True:
             room_before = free_bytes(self._folder.path) >= ROOM_BYTES
@@ -152,7 +154,7 @@ class Tracker:
                 write()
                 break
             except Exception as error:
-                # Room may come between a write that failed for want of it and our look.
+                # There may be room again by the time we look.
                 if self._recipe.tracking.uri or (room_before and free_bytes(self._folder.path) >= ROOM_BYTES):
                     raise
                 if not failed:
@@ -166,7 +168,7 @@ class Tracker:
         return record.step > self._tracked_step or REWARD.name not in record.values
 
     def _is_known(self) -> bool:
-        """Whether the run was tracked before, where it can go on."""
+        """Whether the run was tracked before, and the tracking can go on there."""
         if not self._folder.tracked_as.is_file():
             return False
         if self._recipe.tracking.uri or self._folder.database.is_file():
@@ -175,7 +177,7 @@ class Tracker:
         return False
 
     def _go_on(self, client: "MlflowClient") -> str:
-        """The MLflow run that a resumed run had."""
+        """The id of the MLflow run that a resumed run had."""
         run_id = self._folder.tracked_as.read_text(encoding="utf-8")
         self._with_room(partial(client.update_run, run_id, status="RUNNING"))
         self._tracked_step = max((m.step for m in client.get_metric_history(run_id, REWARD.name)), default=-1)
@@ -199,18 +201,18 @@ class Tracker:
         name = self._recipe.tracking.experiment
         if found := client.get_experiment_by_name(name):
             return found.experiment_id
-        # A server knows where its artifacts go; for the file in the run folder, we do.
+        # A server decides where its artifacts go; beside the file in the run folder, we do.
         location = None if self._recipe.tracking.uri else self._folder.artifacts.as_uri()
         try:
             return client.create_experiment(name, artifact_location=location)
         except MlflowException:
-            # Another run that shares the server may have made it in between; anything else is raised.
+            # Another run that shares the server may have made it meanwhile; any other error is raised.
             if found := client.get_experiment_by_name(name):
                 return found.experiment_id
             raise
 
     def _batches(self) -> Iterator[Sequence[_Values] | _Text | _End]:
-        """Records in order until the end, metrics that wait together taken together: one transaction instead of many."""
+        """Records in order until the end. Metrics that wait at the same time come together, for one transaction."""
         waiting: list[_Values] = []
         while True:
             record = self._records.get()
@@ -228,8 +230,32 @@ class Tracker:
 
 
 def tracking_uri(recipe: Recipe, folder: RunFolder) -> str:
-    """Where the run is tracked: what the recipe says, or a SQLite file in the run folder."""
+    """Where the run is tracked: the recipe's tracking.uri, or a SQLite file in the run folder."""
     return recipe.tracking.uri or f"sqlite:///{folder.database}"
+
+
+def check_database(folder: RunFolder) -> None:
+    """Check that the tracking database in the folder of a run that is resumed, if there is one, can take more metrics.
+
+    Raises:
+        RecipeError: it cannot be read or written, or has no such run.
+    """
+    if not folder.database.is_file():
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(f"{folder.database.as_uri()}?mode=rw", uri=True)) as database:
+            (problem,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            if problem == "ok" and folder.tracked_as.is_file():
+                run_id = folder.tracked_as.read_text(encoding="utf-8")
+                if not database.execute("SELECT 1 FROM runs WHERE run_uuid = ?", (run_id,)).fetchone():
+                    problem = f"it has no run {run_id!r}, which {folder.tracked_as.name} names"
+    except (sqlite3.Error, OSError, ValueError) as error:
+        problem = str(error)
+    if problem == "ok" and not os.access(folder.database, os.W_OK):
+        problem = "it is read-only"
+    if problem != "ok":
+        remedy = "mend it or put it back, or move it away, with which metrics begin anew; then resume"
+        raise RecipeError("", f"the MLflow database {folder.database} cannot be used: {problem}", remedy)
 
 
 def _log_values(client: "MlflowClient", run_id: str, records: Sequence[_Values]) -> None:
@@ -246,9 +272,9 @@ def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
 
 
 def _keep_mlflow_quiet() -> None:
-    """No usage reports over the network, and nothing on the terminal but warnings. Read by MLflow when it is imported."""
+    """Have MLflow, when it is imported, send no usage reports and write only warnings to the terminal."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])  # in case it was imported before
-    # It writes every error that it raises, too, with its traceback; the tracker tells them once.
+    # It also logs every error that it raises, with its traceback; the tracker tells each once.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)

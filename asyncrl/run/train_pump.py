@@ -1,11 +1,11 @@
-"""The training pump: take a batch, train, publish, again. Generation goes on beside it and never waits for it.
+"""The training pump: takes a batch, trains it, publishes the new version, and begins again, while generation goes on.
 
-A publication travels to the engines while the learner already takes and trains the next batch; there is never more than one on
-the way, so the learner is at most one version ahead of the published one.
+A publication travels to the engines while the learner already takes and trains the next batch. Only one is on the way at a time,
+so the learner is at most one version ahead of the published one.
 
 A resumed run begins at its learner's newest checkpoint, which may be behind the published version. The buffer then hands out the
-very batches that were trained from there, and training them again makes the very weights again (unless its learning rate decays
-and it was made longer); nothing is published until the published version is reached.
+same batches again, and training them gives the same weights (unless the learning rate decays and the run was made longer);
+nothing is published until the published version is reached.
 """
 
 import asyncio
@@ -14,27 +14,19 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from asyncrl.core.batch import Batch
+from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.publisher import PublishTimes
 from learners.learner import StepReport
 
 
-class TrainingCluster(Protocol):
-    """The buffer and the learner's ranks, as far as a training step needs them. Every call has a deadline of its own."""
-
-    async def take(self, version: PolicyVersion) -> Batch:
-        """The batch to train at ``version``."""
-        ...
+class Ranks(Protocol):
+    """The learner's ranks, as far as a training step needs them; see :class:`asyncrl.run.cluster.Cluster`."""
 
     async def train(self, batch: Batch) -> list[StepReport]:
-        """Train ``batch`` on all ranks; the report of each."""
-        ...
-
-    async def trained(self, version: PolicyVersion) -> None:
-        """Tell the buffer that the batch of ``version`` was trained."""
+        """Train ``batch`` on all ranks, within a deadline; the report of each."""
         ...
 
 
@@ -48,15 +40,15 @@ class Publishing(Protocol):
         ...
 
     async def deliver(self, publication: Publication, write_seconds: float) -> PublishTimes:
-        """Have every engine load it, and make it the published version."""
+        """Have every engine load ``publication``, and make it the published version."""
         ...
 
 
 class Evaluating(Protocol):
     """Evaluates a version; see :class:`asyncrl.run.evaluator.Evaluator`."""
 
-    async def evaluate(self, version: PolicyVersion) -> float:
-        """The mean reward over all held-out tasks."""
+    async def evaluate(self, version: PolicyVersion) -> None:
+        """Evaluate ``version`` on all held-out tasks."""
         ...
 
 
@@ -64,7 +56,7 @@ class Checkpointing(Protocol):
     """Saves the learner's state; see :class:`asyncrl.run.checkpointer.Checkpointer`."""
 
     async def room(self) -> None:
-        """Wait until the disk has room for another step."""
+        """Wait until the disk has room for another training step."""
         ...
 
     async def begin(self, version: PolicyVersion) -> None:
@@ -87,33 +79,36 @@ class Recording(Protocol):
 
 
 async def train_pump(
-    recipe: Recipe,
     begin: PolicyVersion,
-    cluster: TrainingCluster,
+    steps: int,
+    evaluate_every: int,
+    buffer: BufferApi,
+    ranks: Ranks,
     publisher: Publishing,
     evaluator: Evaluating,
     checkpointer: Checkpointing,
     recorder: Recording,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Run the training steps from version ``begin`` to ``recipe.steps``; returns when the last version is delivered.
+    """Run the training steps from version ``begin`` to ``steps``; returns when the last version is delivered.
 
     Args:
-        recipe: gives the number of steps, and how often to evaluate.
-        begin: version that the learner is at.
-        clock: seconds, for measuring how long the learner is busy.
+        begin: the version that the learner is at.
+        steps: training steps of the whole run.
+        evaluate_every: training steps between evaluations.
+        clock: gives seconds, for measuring how long the learner is busy.
     """
     async with asyncio.TaskGroup() as background:
         delivering: asyncio.Task[PublishTimes] | None = None
-        evaluating: asyncio.Task[float] | None = None
-        for step in range(begin + 1, recipe.steps + 1):
+        evaluating: asyncio.Task[None] | None = None
+        for step in range(begin + 1, steps + 1):
             version = PolicyVersion(step)
             await checkpointer.room()
-            batch = await cluster.take(PolicyVersion(version - 1))
+            batch = await buffer.take(PolicyVersion(version - 1))
             started = clock()
-            reports = await cluster.train(batch)
+            reports = await ranks.train(batch)
             busy = clock() - started
-            await cluster.trained(batch.version)
+            await buffer.trained(batch.version)
             await checkpointer.finish()  # the one begun a step ago, which was written while this step trained
             publish_times = await delivering if delivering is not None else None
             write_seconds = 0.0
@@ -124,7 +119,7 @@ async def train_pump(
             readings = [reading for report in reports for reading in report.readings]
             await recorder.step(step, batch, readings, busy + write_seconds, publish_times)
             await checkpointer.begin(version)
-            due = step % recipe.evaluation.every == 0 and step < recipe.steps and (evaluating is None or evaluating.done())
+            due = step % evaluate_every == 0 and step < steps and (evaluating is None or evaluating.done())
             if due and delivering is not None:
                 evaluating = background.create_task(_evaluate_delivered(delivering, evaluator, version))
         if delivering is not None:
@@ -132,7 +127,7 @@ async def train_pump(
         await checkpointer.finish()
 
 
-async def _evaluate_delivered(delivering: "asyncio.Task[PublishTimes]", evaluator: Evaluating, version: PolicyVersion) -> float:
+async def _evaluate_delivered(delivering: "asyncio.Task[PublishTimes]", evaluator: Evaluating, version: PolicyVersion) -> None:
     """Evaluate ``version`` once every engine has it."""
     await delivering
-    return await evaluator.evaluate(version)
+    await evaluator.evaluate(version)

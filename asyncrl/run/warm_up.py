@@ -1,4 +1,4 @@
-"""Makes the tiny model in a process of its own: ``python -m asyncrl.run.warm_up REQUEST``; progress as JSON lines."""
+"""Makes the tiny model in a process of its own: ``python -m asyncrl.run.warm_up REQUEST``. Prints progress as JSON lines."""
 
 import sys
 from typing import Any
@@ -14,7 +14,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """How far the warm-up is, in [0, 1], and in words."""
+    """How far the warm-up is, in [0, 1] and in words."""
 
     fraction: float
     text: str
@@ -27,7 +27,7 @@ class Made(msgspec.Struct, frozen=True, tag=True):
 
 
 def main(request: Request) -> None:
-    """Make the model, or find it made."""
+    """Make the model, unless it was made before."""
     from learners.tiny import TinyProgress, ensure_tiny_model
 
     def report(message: Step | Made) -> None:

@@ -1,6 +1,6 @@
-"""Processes without which a run cannot go on: their death ends it at once, and is told as what it is.
+"""Ends a run at once when a process dies without which it cannot go on, and says which.
 
-Ray's daemons are such: their death takes the actors along, and would be told as the death of whichever actor is missed first.
+Ray's daemons are such processes: all actors die with them, and the error would name whichever actor is missed first.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ RAY_DAEMONS = ("gcs_server", "raylet")
 
 
 def own_daemons() -> list[psutil.Process]:
-    """Ray's daemons that this process started; none where the cluster was there before."""
+    """Ray's daemons that this process started; none if the cluster was there before."""
     return [process for process in psutil.Process().children() if process.name() in RAY_DAEMONS]
 
 
 @contextlib.asynccontextmanager
 async def ending_with(processes: Collection[psutil.Process]) -> AsyncIterator[None]:
-    """End what is enclosed as soon as one of ``processes`` ends. Linux tells of that; elsewhere nothing is watched.
+    """Cancel what runs in this context as soon as one of ``processes`` ends. On systems other than Linux nothing is watched.
 
     Raises:
         ComponentFailed: one of them ended.

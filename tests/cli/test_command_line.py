@@ -95,7 +95,21 @@ def test_help(arguments, capsys):
 @pytest.mark.parametrize(
     ("arguments", "limit", "told"),
     [
-        (["launch", "quickstart", "--dry-run"], "exec >/dev/full", "Failed: No space left on device"),
+        (
+            ["launch", "quickstart", "--dry-run"],
+            "exec >/dev/full",
+            "Failed: standard output: No space left on device; not everything",
+        ),
+        (
+            ["--help"],
+            "unset PYTHONUNBUFFERED; exec >/dev/full",
+            "Failed: standard output: No space left on device; not everything could be shown",
+        ),
+        (
+            ["bench", "pool", "--engines", "1", "--hours", "1", "--json", "/dev/null"],
+            "exec >/dev/full",
+            "standard output: No space",
+        ),
         (["launch", "quickstart", "--dry-run"], "ulimit -v 200000", "is there memory for it (ulimit -v)?"),
         (["launch", "quickstart", "--dry-run"], "exec >&-", ""),
         (["launch", "quickstart", "--dry-run"], "unset HOME; export TERM=dumb LC_ALL=C", ""),
@@ -112,6 +126,72 @@ def test_what_the_system_refuses_is_told_without_a_traceback(arguments, limit, t
     assert result.returncode == (1 if told else 0), result.stderr
     assert told in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["pool", "--engines", "1", "--hours", "1"], ["staleness"]], ids=lambda arguments: arguments[0]
+)
+def test_a_benchmark_whose_reader_goes_away_is_done_to_its_end(tmp_path, arguments):
+    result = tmp_path / "result.json"
+    command = [sys.executable, "-m", "asyncrl.cli.main", "bench", *arguments, "--json", str(result)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=120)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert result.stat().st_size
+
+
+RESTLESS = """
+import os
+from asyncrl.envs.calculator import Calculator
+
+class Restless(Calculator):
+    @classmethod
+    def make_tasks(cls, *arguments, **options):
+        os.chdir("/")
+        return super().make_tasks(*arguments, **options)
+
+class Curriculum:
+    def __init__(self, sources):
+        os.chdir("/")
+
+    def weights(self):
+        return [1.0]
+
+    def observe(self, source, rewards):
+        pass
+
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        pass
+
+os.chdir("/")
+"""
+
+
+OF_FILES = """
+  kind: files
+  train: [{path: a.jsonl}]
+  evaluation: [{path: b.jsonl}]
+  curriculum: {name: "restless:Curriculum"}"""
+
+
+@pytest.mark.parametrize(("environment", "tasks"), [("restless:Restless", "{}"), ("calculator", OF_FILES)])
+def test_user_code_that_leaves_the_folder_moves_no_path_of_the_recipe(tmp_path, monkeypatch, environment, tasks):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "restless.py").write_text(RESTLESS)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"prompt": "{name}", "answer": 1.0}}\n')
+    head = "name: mine\nsteps: 1\nmodel: {path: tiny}"
+    (tmp_path / "mine.yaml").write_text(f"{head}\nenvironment: {{name: '{environment}'}}\ntasks: {tasks}\n")
+    monkeypatch.delitem(sys.modules, "restless", raising=False)
+    folders = []
+    monkeypatch.setattr("asyncrl.cli.launch.run_to_end", lambda run, recipe, folder, *_, **__: folders.append(folder.path) or 0)
+    assert main(["launch", "mine.yaml"]) == ExitCode.COMPLETED
+    assert [folder.parent for folder in folders] == [tmp_path / "runs"]
 
 
 class TestRunToEnd:

@@ -23,7 +23,7 @@ MODEL = {"kind": "model", "path": "p"}
         ({"reward": {**REMOTE, "url": "http://a..b/"}}, "reward.url", "such as a.b"),
         ({"reward": {**REMOTE, "url": "http://.a/"}}, "reward.url", "such as a.b"),
         ({"reward": {**REMOTE, "url": f"http://{'a' * 64}.b/"}}, "reward.url", "such as a.b"),
-        ({"reward": {**REMOTE, "url": "http://user@host/"}}, "reward.url", "before the @"),
+        ({"reward": {**REMOTE, "url": "http://user@host/"}}, "reward.url", "the part before the @"),
         ({"reward": {**REMOTE, "timeout_s": 301}}, "reward.timeout_s", "at most 300"),
         ({"reward": {**MODEL, "batch_tokens": 511}}, "reward.batch_tokens", "at least 512"),
         ({"reward": MODEL, "deadlines": {"reward": 601}}, "deadlines.reward", "at most 600"),

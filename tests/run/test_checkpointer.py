@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def make(folder: RunFolder, totals: Totals, *overrides: str) -> tuple[Checkpointer, Learner, Notes]:
     recipe = compose("quickstart", [f"run_dir={folder.path.parent}", "steps=20", "checkpoint.every=2", *overrides])
     learner, notes = Learner(), Notes()
-    return Checkpointer(recipe, folder, learner, totals, notes), learner, notes  # type: ignore[arg-type]
+    return Checkpointer(recipe.checkpoint, recipe.steps, folder, learner, learner, totals, notes), learner, notes
 
 
 async def run(checkpointer: Checkpointer, steps: int) -> None:
@@ -80,7 +80,7 @@ def test_a_resume_goes_on_from_what_the_checkpoint_had_and_writes_nothing(folder
         again, _, notes = make(folder, totals)
         assert asyncio.run(again.resume(PolicyVersion(5), PolicyVersion(0))) == 4
         assert totals.versions_published == 5
-        assert notes.lines == ["version 5 had been reached: steps 5 to 5 are done again from the journal"]
+        assert notes.lines == ["version 5 had been reached: training steps 5 to 5 are done again from the journal"]
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
@@ -110,10 +110,12 @@ def test_a_journal_that_ends_before_the_newest_checkpoint_is_refused(folder: Run
 
 def test_a_checkpoint_that_is_older_than_what_the_journal_keeps_is_refused(folder: RunFolder):
     checkpointer, _, _ = make(folder, Totals(), "checkpoint.keep=3")
-    with pytest.raises(CheckpointsGone, match=r"there is no checkpoint in .*, and the journal has the batches since version 4"):
+    with pytest.raises(
+        CheckpointsGone, match=r"there is no checkpoint in .*, and the journal has only the batches since version 4"
+    ):
         asyncio.run(checkpointer.resume(PolicyVersion(5), PolicyVersion(4)))
     asyncio.run(run(checkpointer, 5))
-    told = r"newest checkpoint in .* is version-000004, .* since version 6 .*; put version-000006 or a later one back"
+    told = r"newest checkpoint in .* is version-000004, .* since version 6, .*; put version-000006 or a later one back"
     with pytest.raises(CheckpointsGone, match=told):
         asyncio.run(checkpointer.resume(PolicyVersion(7), PolicyVersion(6)))
     assert asyncio.run(checkpointer.resume(PolicyVersion(7), PolicyVersion(4))) == 4

@@ -246,7 +246,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
 def test_an_unreadable_override_is_named(override):
     error = refused("quickstart", override)
     assert repr(override) in error.problem
-    assert "a value with spaces into quotes" in error.remedy
+    assert "a value with spaces in quotes" in error.remedy
 
 
 def test_a_sweep_is_refused():

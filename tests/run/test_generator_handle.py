@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 
 from asyncrl.core.errors import EventLoopBlocked
-from asyncrl.core.recipe.schema import DeadlinesConfig, EnvironmentConfig, ModelConfig, Recipe
-from asyncrl.run import generator_handle
+from asyncrl.core.ids import WorkerId
+from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.run.generator_handle import GeneratorHandle
-
-RECIPE = Recipe(
-    name="r", steps=1, model=ModelConfig(path="m"), environment=EnvironmentConfig(name="e"), deadlines=DeadlinesConfig(lease=0.04)
-)
 
 
 class Remote:
@@ -33,16 +29,9 @@ class Actor:
     def __init__(self, run: Callable[[], Awaitable[Any]], answer: Callable[[], Awaitable[Any]]) -> None:
         self.run, self.answer = Remote(run), Remote(answer)
 
-    def options(self, **options: Any) -> "Actor":
-        return self
 
-    def remote(self, *arguments: Any) -> "Actor":
-        return self
-
-
-def handle(monkeypatch: pytest.MonkeyPatch, actor: Actor) -> GeneratorHandle:
-    monkeypatch.setattr(generator_handle, "RemoteGenerator", actor)
-    return GeneratorHandle(RECIPE, "m", None, None, 3, on_gpu=False, logs=Path("/logs"))
+def handle(actor: Actor) -> GeneratorHandle:
+    return GeneratorHandle(WorkerId("generator-3"), actor, DeadlinesConfig(lease=0.04), Path("/logs/generator-3.log"))
 
 
 async def nothing() -> None:
@@ -53,9 +42,9 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_process_that_does_not_answer_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_does_not_answer_is_dead() -> None:
     """It was stopped, or some thread of it keeps the interpreter: nobody in it could say so."""
-    generator = handle(monkeypatch, Actor(forever, forever))
+    generator = handle(Actor(forever, forever))
     with pytest.raises(
         EventLoopBlocked, match=r"generator-3 did not answer for 0\.04 s.*; /logs/generator-3\.log then says which"
     ):
@@ -63,7 +52,7 @@ async def test_a_process_that_does_not_answer_is_dead(monkeypatch: pytest.Monkey
             await generator.run()
 
 
-async def test_a_process_is_asked_again_and_again_until_it_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_is_asked_again_and_again_until_it_has_run() -> None:
     asked_often = asyncio.Event()
 
     async def answer() -> None:
@@ -72,15 +61,15 @@ async def test_a_process_is_asked_again_and_again_until_it_has_run(monkeypatch: 
 
     actor = Actor(asked_often.wait, answer)
     async with asyncio.timeout(10):
-        await handle(monkeypatch, actor).run()
+        await handle(actor).run()
     asked = actor.answer.asked
     await asyncio.sleep(0)
     assert asked >= 5
 
 
-async def test_what_ended_its_work_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_ended_its_work_is_raised() -> None:
     async def run() -> None:
         raise EventLoopBlocked("generator-3: blocked by Code.run")
 
     with pytest.raises(EventLoopBlocked, match=r"blocked by Code\.run"):
-        await handle(monkeypatch, Actor(run, nothing)).run()
+        await handle(Actor(run, nothing)).run()

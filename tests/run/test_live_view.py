@@ -61,7 +61,7 @@ def written(console: Console) -> str:
 
 def test_plain_output_is_a_line_a_phase_and_a_line_every_few_seconds(pipe, recipe):
     clock = Clock()
-    with LiveView(pipe, recipe, clock) as view:
+    with LiveView(pipe, recipe.name, clock) as view:
         view.phase("Starting 2 generators")
         view.phase("Training")
         for step in range(1, 61):
@@ -79,7 +79,7 @@ def test_plain_output_is_a_line_a_phase_and_a_line_every_few_seconds(pipe, recip
 
 
 def test_plain_warm_up_is_a_few_lines(pipe, recipe):
-    with LiveView(pipe, recipe, Clock()) as view:
+    with LiveView(pipe, recipe.name, Clock()) as view:
         view.phase("Making the tiny model")
         for hundredth in range(101):
             view.warmup(hundredth / 100, "31 % of calls succeed")
@@ -91,7 +91,7 @@ def test_plain_warm_up_is_a_few_lines(pipe, recipe):
 
 
 def test_the_dashboard_shows_both_sides_and_staleness_against_its_bound(terminal, recipe):
-    with LiveView(terminal, recipe, Clock()) as view:
+    with LiveView(terminal, recipe.name, Clock()) as view:
         view.phase("Training")
         view.update(PROGRESS)
     shown = written(terminal)
@@ -114,7 +114,7 @@ def test_the_dashboard_shows_both_sides_and_staleness_against_its_bound(terminal
 
 def test_the_dashboard_fits_a_terminal_of_80_columns_whatever_the_step(recipe):
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30, color_system=None, _environ={})
-    with LiveView(console, recipe, Clock()) as view:
+    with LiveView(console, recipe.name, Clock()) as view:
         view.phase("Training")
         for step in range(100):
             view.update(msgspec.structs.replace(PROGRESS, step=step, reward=step / 100, evaluation=None if step < 50 else 0.61))
@@ -129,7 +129,7 @@ def test_the_dashboard_fits_a_terminal_of_80_columns_whatever_the_step(recipe):
 
 
 def test_a_phase_that_was_given_up_is_not_told_as_done(terminal, recipe):
-    with LiveView(terminal, recipe, Clock()) as view:
+    with LiveView(terminal, recipe.name, Clock()) as view:
         view.phase("Training")
         view.give_up_phase()
         view.note("Stopping")
@@ -140,7 +140,7 @@ def test_a_phase_that_was_given_up_is_not_told_as_done(terminal, recipe):
 @pytest.mark.parametrize("next_phase", [None, "Starting"])
 def test_the_warm_up_bar_goes_with_its_phase(terminal, recipe, next_phase):
     def fail() -> None:
-        with LiveView(terminal, recipe, Clock()) as view:
+        with LiveView(terminal, recipe.name, Clock()) as view:
             view.phase("Making the tiny model")
             view.warmup(0.4, "31 % of calls succeed")
             if next_phase:
@@ -155,7 +155,7 @@ def test_the_warm_up_bar_goes_with_its_phase(terminal, recipe, next_phase):
 
 
 def test_text_that_looks_like_markup_is_shown_as_it_is(terminal, recipe):
-    with LiveView(terminal, recipe, Clock()) as view:
+    with LiveView(terminal, recipe.name, Clock()) as view:
         view.phase("reading [bold]x[/nonsense]")
         view.note("[red]y")
     assert "reading [bold]x[/nonsense]" in written(terminal)
@@ -164,7 +164,7 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(terminal, recipe):
 
 def test_the_terminal_is_restored_after_an_exception(terminal, recipe):
     def fail() -> None:
-        with LiveView(terminal, recipe, Clock()) as view:
+        with LiveView(terminal, recipe.name, Clock()) as view:
             view.phase("Training")
             assert written(terminal).rfind(HIDE_CURSOR) > written(terminal).rfind(SHOW_CURSOR)
             raise RuntimeError("boom")
@@ -176,7 +176,7 @@ def test_the_terminal_is_restored_after_an_exception(terminal, recipe):
 
 
 def test_many_threads_may_write_while_it_is_redrawn(terminal, recipe):
-    with LiveView(terminal, recipe) as view, ThreadPoolExecutor(4) as threads:
+    with LiveView(terminal, recipe.name) as view, ThreadPoolExecutor(4) as threads:
         view.phase("Training")
         writing = [
             threads.submit(view.update if number % 2 else view.note, PROGRESS if number % 2 else "x") for number in range(400)

@@ -82,7 +82,7 @@ async def test_a_call_that_does_not_answer_each_item_fails_all_of_them() -> None
 
     gathering = RequestCoalescer(send)
     answers = await asyncio.gather(*(gathering.send(item) for item in range(3)), return_exceptions=True)
-    assert [str(answer) for answer in answers] == ["2 answers came to 3 items"] * 3
+    assert [str(answer) for answer in answers] == ["2 answers came for 3 items"] * 3
 
 
 async def test_items_whose_callers_have_gone_are_left_out_if_asked_for() -> None:

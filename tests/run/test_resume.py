@@ -37,7 +37,7 @@ def test_a_run_killed_twice_ends_as_if_it_had_not_been(model: Path, tmp_path: Pa
 
     again = Run.resume(folder)
     assert again.end(60) == 2
-    assert f"has completed its {STEPS} steps, there is nothing to resume" in again.output
+    assert f"has completed its {STEPS} training steps, so there is nothing to resume" in again.output
 
     recipe = folder / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace(f"\nsteps: {STEPS}\n", f"\nsteps: {STEPS + 5}\n"))

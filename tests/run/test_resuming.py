@@ -1,6 +1,11 @@
 """Whether a run can be resumed: told before anything starts, by files alone; nothing is changed, and nothing is forgotten."""
 
+import ctypes
 import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -156,7 +161,7 @@ def test_totals_that_cannot_be_read_are_done_without(run, content):
 
 def test_a_completed_run_is_not_resumed(run):
     Summary(status=Status.COMPLETED, steps=20).write(run.folder.summary)
-    run.refused("has completed its 20 steps, there is nothing to resume; raise steps")
+    run.refused("has completed its 20 training steps, so there is nothing to resume; raise steps")
 
 
 @pytest.mark.parametrize("left", ["head", "nothing"])
@@ -209,7 +214,7 @@ def test_payload_that_is_gone_is_told(run, tmp_path):
 
 def test_all_checkpoints_gone_is_told(run, tmp_path):
     run.folder.checkpoints.rename(tmp_path / "checkpoints")
-    told = "there is no checkpoint in .*, and the journal has the batches since version 4 only"
+    told = "there is no checkpoint in .*, and the journal has only the batches since version 4"
     run.refused(f"{told}, .*; put version-000004 or a later one back and resume again")
     run.folder.checkpoints.mkdir()
     (tmp_path / "checkpoints" / "version-000004").rename(run.folder.checkpoints / "version-000004")
@@ -240,6 +245,50 @@ def test_a_checkpoint_without_a_manifest_is_told_and_the_one_before_does(run, co
     run.refused("version-000006 is damaged: .*; put it back from a copy, or move the folder away, so that the checkpoint before")
     newest.rename(run.folder.path / "aside")
     assert run.reached().totals.steps == 4
+
+
+@pytest.fixture
+def tracked(run):
+    """The run's MLflow database, as far as it is looked into."""
+    run.folder.tracked_as.write_text("0123")
+    with closing(sqlite3.connect(run.folder.database)) as database, database:
+        database.execute("CREATE TABLE runs (run_uuid TEXT PRIMARY KEY)")
+        database.execute("INSERT INTO runs VALUES ('0123')")
+        database.execute("CREATE TABLE metrics (value REAL)")
+        database.executemany("INSERT INTO metrics VALUES (?)", [(float(step),) for step in range(2000)])
+    run.reached()
+    return run.folder.database
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda whole: b"no database " * 1000, "file is not a database"),
+        (lambda whole: whole[: len(whole) // 2], "malformed"),
+        (lambda whole: b"", "no such table: runs"),
+        (lambda whole: whole.replace(b"0123", b"4567"), "it has no run '0123', which mlflow-run names"),
+    ],
+    ids=["garbage", "truncated", "empty", "another"],
+)
+def test_a_damaged_mlflow_database_is_told_before_anything_starts(run, tracked, damage, told):
+    whole = tracked.read_bytes()
+    tracked.write_bytes(damage(whole))
+    run.refused(f"MLflow database {tracked} cannot be used: .*{told}.*; mend it or put it back, or move it away")
+    tracked.write_bytes(whole)
+    run.reached()
+    tracked.unlink()
+    run.reached()
+
+
+def test_a_read_only_mlflow_database_is_told_before_anything_starts(run, tracked):
+    def forgo_what_root_may():
+        ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP of CAP_DAC_OVERRIDE: permissions hold for root, too
+
+    tracked.chmod(0o444)
+    command = [sys.executable, "-m", "asyncrl.cli.main", "launch", "--resume", str(run.folder.path), "--dry-run"]
+    done = subprocess.run(command, preexec_fn=forgo_what_root_may, capture_output=True, text=True, timeout=60)
+    assert done.returncode == ExitCode.REFUSED
+    assert f"the MLflow database {tracked} cannot be used: it is read-only; mend it" in done.stderr
 
 
 def test_the_command_line_says_so_and_starts_nothing(run, tmp_path, capsys):

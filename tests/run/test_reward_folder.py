@@ -69,7 +69,7 @@ def test_tokens_of_a_unigram_model_are_numbered_by_their_place(tmp_path: Path):
         ({"num_labels": 0}, "0 labels"),
         ({"pad_token_id": None}, "pad_token_id"),
         ({"pad_token_id": -1}, "pad_token_id -1"),
-        ({"pad_token_id": 8}, "pad_token_id 8, which is none of the model's 8 tokens"),
+        ({"pad_token_id": 8}, "pad_token_id 8, which is not one of the model's 8 tokens"),
         ({"max_position_embeddings": 255}, "255 positions"),
         ({"hidden_size": "many"}, "cannot read"),
     ],

@@ -346,6 +346,15 @@ async def test_the_buffers_death_is_not_taken_for_the_generators(
         assert type(caught.value) is raised
 
 
+async def test_the_drivers_lost_connection_is_not_the_death_of_a_generator(open_shop: OpenShop) -> None:
+    shop = await open_shop()
+    driver = BufferClient(shop.actor, shop.rpc, "the driver", print, loss=ComponentFailed)
+    shop.rpc.close()
+    with pytest.raises(ComponentFailed, match="the driver lost its connection to the buffer, which lives") as caught:
+        await driver.statistics()
+    assert type(caught.value) is ComponentFailed
+
+
 async def test_a_dead_buffer_cannot_be_connected_to_and_that_is_not_the_generators_death() -> None:
     with pytest.raises(ComponentFailed, match=r"the buffer \(endpoint\): its process died") as caught:
         await BufferClient.connect(FakeActor(dead=True), WORKER, print)

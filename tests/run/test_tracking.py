@@ -105,7 +105,7 @@ def test_a_damaged_database_is_told_with_a_remedy_that_helps(tmp_path):
     _, folder = make(tmp_path)
     folder.tracked_as.write_text("0123456789abcdef0123456789abcdef")
     folder.database.write_bytes(b"no database " * 1000)
-    assert track(folder, 2, f"put {folder.database} back, or remove it, and resume") != 0
+    assert track(folder, 2, f"put {folder.database} back, or remove it to begin the metrics anew, and resume") != 0
     folder.database.unlink()
     assert track(folder, 2) == 0
 

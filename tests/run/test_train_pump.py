@@ -37,7 +37,7 @@ class World:
         self.same_weights = False
         self.evaluation_s = 5.0
         self.now = asyncio.get_running_loop().time
-        self.publisher = Publisher(self, self.totals, PolicyVersion(published), self.now)
+        self.publisher = Publisher(self, self, self, self.totals, PolicyVersion(published), self.now)
 
     def say(self, what: str) -> None:
         self.events.append((self.now(), what))
@@ -68,7 +68,7 @@ class World:
         fingerprint = 1 if self.same_weights else version
         return Publication(version=version, files=(), shards=(), fingerprint=fingerprint)
 
-    async def install_weights(self, publication: Publication) -> None:
+    async def install(self, publication: Publication) -> None:
         await self._for(INSTALL_S, f"install {publication.version}")
 
     async def advance(self, version: PolicyVersion) -> None:
@@ -101,14 +101,14 @@ class World:
     ) -> None:
         self.recorded.append((step, learner_busy, publish))
 
-    async def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> float:
+    def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> None:
         self.evaluated.append(version)
-        return 0.5
 
     async def pump(self, begin: int = 0) -> None:
         task = Task(id=TaskId("t"), prompt="?")
         evaluator = Evaluator(self, [task], 0.0, self, self)
-        await train_pump(self.recipe, PolicyVersion(begin), self, self.publisher, evaluator, self, self, self.now)
+        steps, every = self.recipe.steps, self.recipe.evaluation.every
+        await train_pump(PolicyVersion(begin), steps, every, self, self, self.publisher, evaluator, self, self, self.now)
 
 
 def recipe(steps: int, every: int = 100) -> Recipe:
@@ -221,7 +221,7 @@ def test_an_evaluation_that_never_ends_is_ended_with_the_run_that_gives_it_up():
 
 def test_what_fails_beside_a_step_ends_the_pump_at_once():
     class Broken(World):
-        async def install_weights(self, publication: Publication) -> None:
+        async def install(self, publication: Publication) -> None:
             await asyncio.sleep(0.5)
             raise WeightMismatch("an engine loaded something else")
 

@@ -153,7 +153,7 @@ def _a_critic_values_every_token(recipe: Recipe) -> Iterator[RecipeError]:
     if algorithm.advantage.critic_warmup_steps >= recipe.steps:
         yield RecipeError(
             "algorithm.advantage.critic_warmup_steps",
-            f"{algorithm.advantage.critic_warmup_steps} leave none of the run's steps {recipe.steps} to the policy",
+            f"{algorithm.advantage.critic_warmup_steps} leave none of the run's {recipe.steps} training steps to the policy",
             f"set it below {recipe.steps}",
         )
 

@@ -1,4 +1,4 @@
-"""Rules of the replay buffer: settings under which no group could ever be trained, or not as often as the user means."""
+"""Rules of the replay buffer: settings under which groups would not be trained, or not as often as the user means."""
 
 from collections.abc import Callable, Iterator
 

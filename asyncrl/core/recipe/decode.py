@@ -1,7 +1,7 @@
-"""From a composed mapping to a typed recipe, or to errors a user can act on.
+"""Makes a typed recipe of a composed mapping, or errors that a user can act on.
 
-What always holds: a recipe that :func:`decode_recipe` returns fits the schema and breaks no rule between keys. Everything wrong
-with the keys is found in one pass; the rules are looked at only once every key is right by itself.
+What always holds: a recipe that :func:`decode_recipe` returns fits the schema and breaks no rule between keys. All wrong keys are
+found in one pass; rules between keys are checked once every key is right by itself.
 """
 
 import math
@@ -19,7 +19,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import writable
 
 LARGEST_INTEGER = 1_000_000_000
-"""What an integer of a recipe may be where its key sets no bound: no count of anything in a run is near it."""
+"""The largest integer in a recipe where its key sets no bound: no count in a run comes near it."""
 
 
 def decode_recipe(mapping: Mapping[str, Any]) -> Recipe:
@@ -60,7 +60,7 @@ class _Reader:
 
     def section(self, schema: inspect.StructType, value: Any, place: str) -> Any:
         if not isinstance(value, Mapping):
-            self._refuse(place or "recipe", f"{_show(value)} is no section", f"give it keys: {_keys(schema)}")
+            self._refuse(place or "recipe", f"{_show(value)} is not a section", f"give it keys: {_keys(schema)}")
             return value
         fields = {field.encode_name: field for field in schema.fields}
         hints = get_type_hints(schema.cls, include_extras=True)
@@ -102,11 +102,11 @@ class _Reader:
         tag_field = sections[0].tag_field
         assert tag_field is not None
         if not isinstance(value, Mapping):
-            self._refuse(place, f"{_show(value)} is no section", f"set {place}.{tag_field} to one of {_listed(kinds)}")
+            self._refuse(place, f"{_show(value)} is not a section", f"set {place}.{tag_field} to one of {_listed(kinds)}")
             return value
         kind = value.get(tag_field, default)
         if not (isinstance(kind, str) and kind in kinds):
-            self._refuse(_join(place, tag_field), f"{_show(kind)} is no known kind", f"must be one of {_listed(kinds)}")
+            self._refuse(_join(place, tag_field), f"{_show(kind)} is not a known kind", f"must be one of {_listed(kinds)}")
             return value
         return self.section(kinds[kind], {**value, tag_field: kind}, place)
 
@@ -131,7 +131,7 @@ class _Reader:
 
 
 def _broken_bound(value_type: inspect.Type, value: Any) -> str:
-    """What holds for every value and does not for this one; empty if all does."""
+    """The bound, common to all recipes, that this value breaks; empty if it breaks none."""
     if isinstance(value, float) and not math.isfinite(value):
         return "finite"
     types = value_type.types if isinstance(value_type, inspect.UnionType) else (value_type,)
@@ -142,7 +142,7 @@ def _broken_bound(value_type: inspect.Type, value: Any) -> str:
 
 
 def _is_writable(value: Any) -> bool:
-    """Whether every text in ``value`` can be written; one out of an environment variable or a file name need not be."""
+    """Whether every text in ``value`` can be written; text of an environment variable or a file name sometimes cannot."""
     if isinstance(value, str):
         return writable(value) == value
     if isinstance(value, Mapping):
@@ -151,12 +151,12 @@ def _is_writable(value: Any) -> bool:
 
 
 def _default_kind(field: inspect.Field) -> Any:
-    """The kind of a section that does not name its own, None if it must."""
+    """The kind of a section that does not name one; None if it must."""
     return field.default.__struct_config__.tag if isinstance(field.default, msgspec.Struct) else None
 
 
 def _sections(value_type: inspect.Type) -> list[inspect.StructType]:
-    """The sections that a value of this type can be."""
+    """The section types that a value of this type can have."""
     types = value_type.types if isinstance(value_type, inspect.UnionType) else (value_type,)
     return [alternative for alternative in types if isinstance(alternative, inspect.StructType)]
 

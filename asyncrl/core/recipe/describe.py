@@ -1,4 +1,4 @@
-"""Types of the schema in words, for error messages and for the reference in docs/recipe.md."""
+"""Puts types of the schema into words, for error messages and for the reference in docs/recipe.md."""
 
 from msgspec import inspect
 

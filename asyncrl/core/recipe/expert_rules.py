@@ -1,4 +1,4 @@
-"""Whether a model's experts can be shared out and divided as the recipe asks."""
+"""Checks that a model's experts can be shared out and divided as the recipe asks."""
 
 from collections.abc import Collection, Sequence
 
@@ -12,8 +12,8 @@ def expert_layers(layers: int, experts: int, step: int, dense: Collection[int]) 
     """Which of a model's layers are mixtures of experts: every ``step``-th, ``dense`` excepted (Hugging Face's Qwen3-MoE).
 
     Args:
-        layers: of the model.
-        experts: of a layer; 0 in a model without.
+        layers: number of layers.
+        experts: experts of a layer; 0 in a model without.
     """
     return [experts > 0 and layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
 
@@ -23,8 +23,8 @@ def check_experts(learner: LearnerConfig, with_experts: Sequence[bool], experts:
 
     Args:
         with_experts: which layers are mixtures of experts.
-        experts: of a layer.
-        channels: of an expert.
+        experts: experts of a layer.
+        channels: channels of an expert.
 
     Raises:
         RecipeError: if the layout cannot divide them, or they are to have adapters.

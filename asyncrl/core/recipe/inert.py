@@ -1,4 +1,4 @@
-"""What a recipe sets and yet cannot act, and what would make it act.
+"""Finds keys of a recipe that have no effect, and says what would give them one.
 
 With one optimizer step a batch, the policy that the step starts from is the recomputed anchor itself: every ratio is exactly 1,
 nothing is ever clipped, and each loss has the gradient of plain REINFORCE. What the correction does beside the ratio (importance
@@ -38,7 +38,7 @@ _KEYS_OF_THE_RATIO: Mapping[type[Loss], tuple[str, ...]] = {
 
 
 def inert(recipe: Recipe) -> str | None:
-    """One line: which keys have no effect, why, and what to set so that they have; None if there are none."""
+    """One line that says which keys have no effect, why, and what would give them one; None if there are no such keys."""
     return "; ".join([*_in_the_loss(recipe), *_in_the_critic(recipe)]) or None
 
 

@@ -1,4 +1,4 @@
-"""Which models can be trained, as far as a Hugging Face folder's ``config.json`` tells: the same at launch and for a rank."""
+"""Checks from a Hugging Face folder's ``config.json`` that a model can be trained, for the launch and for each rank alike."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,17 +8,17 @@ from asyncrl.core.recipe.schema import LearnerConfig
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 WITH_EXPERTS = "Qwen3MoeForCausalLM"
-"""The only one of them that has experts."""
+"""The one architecture that has experts."""
 
 
 def check_architecture(architectures: Sequence[str] | None, quantization: object) -> str:
-    """The first of a config's ``architectures``, if it can be trained, with weights that are stored as they are.
+    """Return the first of a config's ``architectures``, if it can be trained and its weights are not quantised.
 
     Args:
         quantization: the config's ``quantization_config``, ``None`` if it has none.
 
     Raises:
-        RecipeError: it cannot.
+        RecipeError: it cannot be trained.
     """
     architecture = (architectures or ["none"])[0]
     if architecture not in ARCHITECTURES:
@@ -36,7 +36,7 @@ def check_architecture(architectures: Sequence[str] | None, quantization: object
 
 
 def check_positive(sizes: Mapping[str, int | None]) -> None:
-    """Each of a config's sizes by name is at least 1, or not said.
+    """Check that each of a config's sizes, given by name, is at least 1 or None.
 
     Raises:
         RecipeError: one is not.
@@ -47,11 +47,11 @@ def check_positive(sizes: Mapping[str, int | None]) -> None:
 
 
 def check_routing(experts: int, channels: int, chosen: int) -> None:
-    """Compare the numbers of a model that is a mixture of experts.
+    """Check the sizes of a model that is a mixture of experts.
 
     Args:
-        experts: of a layer; 0 if the config does not say.
-        channels: of an expert; 0 if the config does not say.
+        experts: experts of a layer; 0 if the config does not say.
+        channels: channels of an expert; 0 if the config does not say.
         chosen: experts that a token is routed to.
 
     Raises:
@@ -80,13 +80,13 @@ def check_layout(
     experts: int,
     channels: int,
 ) -> None:
-    """Compare a model with the ranks that are to divide it.
+    """Check that the ranks can divide a model.
 
     Args:
         feed_forward: channels of a layer without experts.
         with_experts: which layers are mixtures of experts.
-        experts: of such a layer.
-        channels: of an expert.
+        experts: experts of such a layer.
+        channels: channels of an expert.
 
     Raises:
         RecipeError: if the ranks cannot divide it.

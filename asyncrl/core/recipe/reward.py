@@ -1,4 +1,4 @@
-"""Where the reward of a finished training episode comes from, as a recipe spells it."""
+"""The recipe's section on where the reward of a finished training episode comes from."""
 
 from typing import Annotated, Literal
 
@@ -8,18 +8,18 @@ from asyncrl.core.recipe.section import Count, Seconds, Section, Text
 
 
 class EnvironmentReward(Section, frozen=True, tag_field="kind", tag="environment"):
-    """The environment's own."""
+    """The environment's own reward."""
 
 
 class ModelReward(Section, frozen=True, tag_field="kind", tag="model"):
-    """The score of a reward model, in a process of its own, which takes a GPU where the cluster has any. It reads an episode's
-    tokens just as they were sampled, so its tokenizer must be the policy's.
+    """The score of a reward model in a process of its own, which takes a GPU if the cluster has any. It reads an episode's tokens
+    just as they were sampled, so its tokenizer must be the policy's.
 
     Attributes:
         path: a Hugging Face folder of a sequence classifier with one label, trained on the policy's chat template.
-        environment_weight: this much of the environment's own reward is added to the score.
-        dtype: of its weights.
-        batch_tokens: tokens of one forward pass, padding included; must hold the longest episode.
+        environment_weight: factor with which the environment's own reward is added to the score.
+        dtype: type of its weights.
+        batch_tokens: the most tokens of one forward pass, padding included; must hold the longest episode.
     """
 
     path: Text
@@ -29,13 +29,13 @@ class ModelReward(Section, frozen=True, tag_field="kind", tag="model"):
 
 
 class RemoteReward(Section, frozen=True, tag_field="kind", tag="remote"):
-    """The score that an HTTP service gives; docs/algorithms.md has its request and answer.
+    """The score that an HTTP service gives; docs/algorithms.md describes its requests and answers.
 
     Attributes:
         url: where requests are posted.
-        environment_weight: this much of the environment's own reward is added to the score.
-        batch_size: most episodes in one request.
-        requests: at once, from each generator.
+        environment_weight: factor with which the environment's own reward is added to the score.
+        batch_size: the most episodes in one request.
+        requests: the most requests at once from each generator.
         timeout_s: a request that takes longer is made again, until ``deadlines.reward``.
     """
 
@@ -44,3 +44,6 @@ class RemoteReward(Section, frozen=True, tag_field="kind", tag="remote"):
     batch_size: Count = 32
     requests: Count = 4
     timeout_s: Seconds = 60.0
+
+
+RewardConfig = EnvironmentReward | ModelReward | RemoteReward

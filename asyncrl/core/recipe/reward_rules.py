@@ -1,4 +1,4 @@
-"""Rules of the reward section: addresses that are none, and waits that would end the run before they end themselves."""
+"""Rules of the reward section: URLs that cannot be asked, and waits that are longer than a wait they are part of."""
 
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
@@ -8,7 +8,7 @@ from asyncrl.core.recipe.reward import EnvironmentReward, ModelReward, RemoteRew
 from asyncrl.core.recipe.schema import Recipe
 
 LABEL_BYTES = 63
-"""The most between two dots of a host's name, RFC 1035."""
+"""The most characters between two dots of a host's name (RFC 1035)."""
 
 
 def _a_url_is_one_of_http(recipe: Recipe) -> Iterator[RecipeError]:
@@ -19,17 +19,17 @@ def _a_url_is_one_of_http(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _wrong_with(url: str) -> tuple[str, str] | None:
     """Problem and remedy of an address to which nothing can be posted."""
-    nothing_of_http = "is no address of HTTP", ""
+    not_http = "is not an HTTP address", ""
     if not all("!" <= character <= "~" for character in url):
         return "has a space, a control character or one that is not ASCII", ", with %XX for such a character of the path"
     try:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-            return nothing_of_http
-    except ValueError:  # a port that is no number
-        return nothing_of_http
+            return not_http
+    except ValueError:  # a port that is not a number
+        return not_http
     if "@" in parts.netloc:
-        return "has a user or a password, which would not be sent", ", without what is before the @"
+        return "has a user or a password, which would not be sent", ", without the part before the @"
     if not all(0 < len(label) <= LABEL_BYTES for label in parts.hostname.removesuffix(".").split(".")):
         return f"has a host with a part that is empty or longer than {LABEL_BYTES} characters", ", with a host such as a.b"
     return None

@@ -1,7 +1,7 @@
 """Rules between keys: values that are each in range and together make no sense.
 
-Each rule is one function that yields an error when it is broken. What is wrong is said at the key that a user would most likely
-change, with the remedies in the order in which to try them.
+Each rule is one function that yields an error when it is broken. The error names the key that a user would most likely change,
+and the remedies in the order in which to try them.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def _the_pace_keeps_the_bound(recipe: Recipe) -> Iterator[RecipeError]:
     if depth > bound:
         yield RecipeError(
             "buffer.pipeline_depth",
-            f"generating {depth} steps ahead ages tokens by up to {depth} versions, over buffer.max_staleness {bound}",
+            f"generating {depth} training steps ahead ages tokens by up to {depth} versions, over buffer.max_staleness {bound}",
             f"set it to at most {bound}, or buffer.max_staleness to at least {depth}",
         )
 
@@ -67,7 +67,7 @@ def _every_rank_gets_a_group(recipe: Recipe) -> Iterator[RecipeError]:
     if groups < ranks:
         yield RecipeError(
             "batch.groups_per_step",
-            f"{groups} groups a step leave some of learner.data_parallel {ranks} ranks without work",
+            f"{groups} groups a training step leave some of learner.data_parallel {ranks} ranks without work",
             f"set it to at least {ranks}, or learner.data_parallel to at most {groups}",
         )
 
@@ -133,7 +133,7 @@ def _held_out_tasks_are_held_out(recipe: Recipe) -> Iterator[RecipeError]:
                     yield RecipeError(
                         f"tasks.evaluation[{index}].path",
                         f"{source.path!r} is trained on",
-                        "name held-out tasks",
+                        "name held-out tasks, which are not trained on",
                     )
 
 

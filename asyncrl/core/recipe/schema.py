@@ -1,4 +1,4 @@
-"""Every key a recipe can hold, its type, range, default and meaning. The reference in docs/recipe.md is generated from here."""
+"""Every key that a recipe can hold, with type, range, default and meaning. docs/recipe.md is generated from this."""
 
 from typing import Annotated, Any, Literal, get_args
 
@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
-from asyncrl.core.recipe.reward import EnvironmentReward, ModelReward, RemoteReward
+from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
 from asyncrl.core.recipe.section import Count, FileName, NonNegative, Positive, Seconds, Section, Text
 
 
@@ -15,7 +15,7 @@ class ModelConfig(Section, frozen=True):
 
     Attributes:
         path: a Hugging Face folder (Qwen2, Qwen3, Qwen3-MoE, Llama), or ``tiny`` for a model made and warmed up on this machine.
-        max_context: tokens an episode may hold, prompt and all turns together.
+        max_context: the most tokens of an episode, prompt and all turns together.
         tool_parser: name of the vLLM tool-call parser that reads the model's own format.
     """
 
@@ -25,17 +25,17 @@ class ModelConfig(Section, frozen=True):
 
 
 class EnvironmentConfig(Section, frozen=True):
-    """The tool environment and how episodes in it are bounded.
+    """The tool environment and the bounds of its episodes.
 
     Attributes:
         name: ``calculator``, or ``module:Class`` for an environment of your own.
         options: keyword arguments of the environment's constructor.
-        max_turns: model turns an episode may take.
-        max_tool_output: characters of one tool message that the model reads. A longer one loses its middle, and a line there says
-            how much; the episode's metric ``tool_output_cut`` counts it. 20,000 characters are about 5,000 tokens of English.
+        max_turns: the most turns of the model in an episode.
+        max_tool_output: the most characters of one tool message. A longer one loses its middle, where a line says how much; the
+            episode's metric ``tool_output_cut`` counts the lost characters. 20,000 characters are about 5,000 tokens of English.
         on_malformed_call: ``respond`` tells the model what was wrong with its call; ``end`` ends the episode there.
         on_tool_error: ``respond`` gives the model the error text; ``end`` ends the episode there.
-        tool_timeout_s: deadline of one tool call (counts as a tool error).
+        tool_timeout_s: deadline of one tool call; a call that misses it is a tool error.
         episode_timeout_s: deadline of a whole episode.
     """
 
@@ -53,8 +53,8 @@ class GeneratedTasks(Section, frozen=True, tag_field="kind", tag="generated"):
     """Tasks that the environment makes from a seed (its ``make_tasks``).
 
     Attributes:
-        train: how many different training tasks to make; they are repeated, reshuffled, each epoch. More belong into files.
-        evaluation: how many held-out tasks; none of them is ever trained on.
+        train: how many different training tasks to make. They are reshuffled and repeated each epoch; more tasks belong in files.
+        evaluation: how many held-out tasks to make; none of them is ever trained on.
     """
 
     train: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
@@ -62,14 +62,14 @@ class GeneratedTasks(Section, frozen=True, tag_field="kind", tag="generated"):
 
 
 class TaskFile(Section, frozen=True):
-    """One source of tasks: its format is told by its name and content.
+    """One source of tasks, whose format follows from its name and content.
 
     Attributes:
         path: a JSON-lines file (``.jsonl``), a Parquet file (``.parquet``), or a folder that Hugging Face datasets wrote.
-        split: of a datasets folder that holds several.
+        split: which split of a datasets folder that holds several.
         weight: how often tasks are drawn from here, relative to the other sources.
         prompt_key: column that holds the prompt.
-        id_key: column that holds the task's id; rows without one are named by file and line.
+        id_key: column that holds the task's id; a row without one is named by file and line.
     """
 
     path: Text
@@ -80,7 +80,7 @@ class TaskFile(Section, frozen=True):
 
 
 class CurriculumConfig(Section, frozen=True):
-    """A class of your own that moves the weights of the sources while training.
+    """A class of your own that changes the weights of the sources while training.
 
     Attributes:
         name: ``module:Class``; see ``buffers.curriculum.Curriculum`` for what it must have.
@@ -97,8 +97,8 @@ class FileTasks(Section, frozen=True, tag_field="kind", tag="files"):
     Attributes:
         train: sources of training tasks, mixed by weight; each is reshuffled every epoch.
         evaluation: sources of held-out tasks; their weights are not used.
-        on_malformed: ``refuse`` a file with a row that is no task, or ``skip`` such rows, counted and named in the log.
-        curriculum: moves the weights while training.
+        on_malformed: ``refuse`` a file with a row that is not a task, or ``skip`` such rows, counted and named in the log.
+        curriculum: changes the weights while training.
     """
 
     train: Annotated[tuple[TaskFile, ...], Meta(min_length=1)]
@@ -111,8 +111,8 @@ class SamplingConfig(Section, frozen=True):
     """How tokens are sampled while training.
 
     Attributes:
-        temperature: of the softmax; log-probabilities on both sides are of this tempered distribution.
-        max_turn_tokens: tokens one model turn may take.
+        temperature: the temperature of the softmax; engine and learner both take log-probabilities at this temperature.
+        max_turn_tokens: the most tokens of one turn.
     """
 
     temperature: Positive = 1.0
@@ -124,11 +124,11 @@ class GeneratorsConfig(Section, frozen=True):
 
     Attributes:
         count: engines in the pool.
-        max_running: episodes one engine runs at once.
-        dtype: of the engine's weights and activations.
-        kv_cache_mb: memory for the key-value cache of one engine (CPU); on a GPU see ``gpu_memory_share``.
-        gpu_memory_share: share of GPU memory one engine takes; ignored on CPU.
-        tensor_parallel: GPUs one engine spans; must be 1 on CPU.
+        max_running: the most episodes that one engine runs at once.
+        dtype: type of the engine's weights and activations.
+        kv_cache_mb: memory for the key-value cache of one engine on CPU, in MiB; on a GPU see ``gpu_memory_share``.
+        gpu_memory_share: share of GPU memory that one engine takes; not used on CPU.
+        tensor_parallel: GPUs that one engine spans; must be 1 on CPU.
     """
 
     count: Count = 2
@@ -140,13 +140,13 @@ class GeneratorsConfig(Section, frozen=True):
 
 
 class BatchConfig(Section, frozen=True):
-    """What one optimizer step trains on.
+    """What one training step trains on.
 
     Attributes:
-        groups_per_step: groups in a step.
+        groups_per_step: groups in a training step.
         group_size: episodes of one task in a group.
-        min_group: a group that lost episodes is trained if at least this many finished, else the missing ones are issued again;
-            null means all of them.
+        min_group: a group that lost episodes is trained if at least this many finished; otherwise the missing ones are issued
+            again. null means all of them.
     """
 
     groups_per_step: Count = 16
@@ -163,7 +163,7 @@ class FreshestSampler(Section, frozen=True, tag_field="kind", tag="freshest"):
 
 
 class PrioritisedSampler(Section, frozen=True, tag_field="kind", tag="prioritised"):
-    """Without replacement, with probability by advantage and staleness, and importance weights that make it unbiased.
+    """Groups drawn without replacement, with probabilities by advantage and staleness, and unbiased by importance weights.
 
     Attributes:
         exponent: priority is ``(mean |advantage| + floor) ** exponent * staleness_decay ** staleness``.
@@ -230,18 +230,18 @@ class BufferConfig(Section, frozen=True):
 
     Attributes:
         max_staleness: no token older than this enters a loss. 0 is synchronous training.
-        pipeline_depth: how many steps of experience may be outstanding ahead of the learner; where staleness sits.
+        pipeline_depth: how many training steps of experience may be outstanding ahead of the learner: the usual staleness.
         on_stale: what happens to groups that would cross the bound: ``mask`` their old tokens, ``wait`` for them before the next
             version is published, or ``drop`` them.
-        max_reuse: how many optimizer steps may train the same group, within the bound.
+        max_reuse: how many training steps may train the same group, within the bound.
         sampler: which of the ready groups are trained next.
-        filters: groups left out when they are finished, and replaced by new ones.
-        capacity_mb: trajectories held at once; beyond it no tickets are issued. Nothing is ever evicted.
+        filters: which finished groups are left out; new groups take their place.
+        capacity_mb: the most trajectories held at once, in MB; beyond it no tickets are issued. Nothing is ever evicted.
         journal: whether the buffer survives being killed.
         shards: processes that hold trajectories, spread over the nodes of the cluster.
         max_attempts: attempts at a task that breaks its environment before it is filtered and named.
-        max_failures: failures of one kind (broken environments; dead generators and reward services) before the run stops with
-            the reason.
+        max_failures: failures of one kind (broken environments; dead generators and reward services) after which the run stops
+            with the reason.
     """
 
     max_staleness: NonNegative = 4
@@ -264,9 +264,9 @@ class LoraConfig(Section, frozen=True):
     """Low-rank adapters are trained, and the model's own weights stay as they are (Hu et al. 2021, arXiv:2106.09685).
 
     Attributes:
-        rank: of each adapter; its two matrices are [rank, inputs] and [outputs, rank].
-        alpha: an adapter adds ``alpha / rank`` times the product of its matrices to the weight it is beside.
-        targets: which of each layer's weights have one, named as in Hugging Face.
+        rank: the rank of each adapter; its two matrices are [rank, inputs] and [outputs, rank].
+        alpha: an adapter adds ``alpha / rank`` times the product of its matrices to its weight.
+        targets: which of each layer's weights have an adapter, named as in Hugging Face.
     """
 
     rank: Count = 16
@@ -279,21 +279,21 @@ class LearnerConfig(Section, frozen=True):
 
     Attributes:
         lr: peak learning rate of Adam.
-        warmup_steps: linear warm-up of the learning rate.
-        min_lr_ratio: the learning rate decays linearly to this share of ``lr`` at the last step; 1 keeps it constant.
+        warmup_steps: training steps over which the learning rate rises linearly to ``lr``.
+        min_lr_ratio: the learning rate decays linearly to this share of ``lr`` at the last training step; 1 keeps it constant.
         weight_decay: decoupled weight decay.
-        clip_grad: gradient norm is clipped to this.
-        dtype: of the parameters used in the forward pass; bfloat16 keeps fp32 master weights.
-        fp8: multiply the layers' matrices in 8-bit floating point, by TransformerEngine with a scale for each tensor as it is:
-            all in e4m3, or gradients in e5m2 (``hybrid``). Attention, norms, output layer and optimizer are as without. Needs
+        clip_grad: the largest gradient norm; a larger one is scaled down to it.
+        dtype: type of the parameters in the forward pass; bfloat16 keeps fp32 master weights.
+        fp8: multiply the layers' matrices in 8-bit floating point, by TransformerEngine with a current scale for each tensor: all
+            in e4m3, or gradients in e5m2 (``hybrid``). Attention, norms, output layer and optimizer are not affected. Needs
             ``dtype`` bfloat16, a model without experts and GPUs of compute capability 8.9 or newer; has not run on one yet.
         micro_batch_tokens: tokens packed into one micro-batch over all context-parallel ranks; must hold the longest episode.
         tensor_parallel, pipeline_parallel, data_parallel, context_parallel: ranks along each dimension; their product is the
             number of ranks. Tensor-parallel ranks divide the sequence too, between their matrix products (sequence parallelism).
             Context-parallel ranks divide the tokens of each row, for rows too long for one.
-        expert_parallel: of a mixture of experts, ranks that share out each layer's experts; a token travels to those that have
-            its experts. They are no ranks of their own but those of a pipeline stage (tensor times data times context parallel),
-            whose number ``expert_parallel`` times ``expert_tensor_parallel`` must divide.
+        expert_parallel: in a mixture of experts, ranks that share out each layer's experts; a token travels to those that
+            have its experts. They are the ranks of a pipeline stage (tensor times data times context parallel), not further ones,
+            and ``expert_parallel`` times ``expert_tensor_parallel`` must divide their number.
         expert_tensor_parallel: ranks that divide each expert, as ``tensor_parallel`` divides all other layers.
         virtual_pipeline: model chunks that each pipeline stage holds and computes in turn (interleaved schedule), which shortens
             the time in which stages wait for each other; needs ``pipeline_parallel`` of at least 2.
@@ -338,8 +338,8 @@ class EvaluationConfig(Section, frozen=True):
     """Evaluation on held-out tasks, beside training.
 
     Attributes:
-        every: optimizer steps between evaluations; the first and the last version are always evaluated.
-        temperature: of sampling; 0 is greedy.
+        every: training steps between evaluations; the first and the last version are always evaluated.
+        temperature: the temperature of sampling; 0 is greedy.
     """
 
     every: Count = 20
@@ -347,11 +347,11 @@ class EvaluationConfig(Section, frozen=True):
 
 
 class CheckpointConfig(Section, frozen=True):
-    """What ``asyncrl launch --resume RUN`` begins from. Steps after the last checkpoint are done again from the journal.
+    """What ``asyncrl launch --resume RUN`` begins from. Training steps after the last checkpoint are done again from the journal.
 
     Attributes:
-        every: optimizer steps between checkpoints of the learner.
-        keep: how many of the newest are kept.
+        every: training steps between checkpoints of the learner.
+        keep: how many of the newest checkpoints are kept.
     """
 
     every: Count = 20
@@ -376,15 +376,16 @@ class DeadlinesConfig(Section, frozen=True):
     """How long each wait of the run may take, in seconds, before the run ends and says who waited for whom.
 
     Attributes:
-        start: engines and learner coming up, just-in-time warm-up included.
+        start: engines and learner starting, just-in-time warm-up included.
         batch: the learner waiting for a full batch.
-        step: one optimizer step.
-        publish: one weight publication, all engines acknowledged; a generator that has not loaded it by then is replaced.
+        step: the learner training one batch.
+        publish: one publication of weights, until all engines have acknowledged it; a generator that has not loaded it by then is
+            replaced.
         evaluation: one evaluation; a generator that has not played its share by then is replaced.
         reward: the score of an episode that is finished, where ``reward`` asks a model for it.
-        lease: a generator that is silent for this long is given up, and its tickets are issued again; one whose episodes an
-            environment stops for three quarters of it, by blocking their event loop, is replaced.
-        shutdown: everything stopping after the end or Ctrl-C.
+        lease: a generator that is silent for this long is given up, and its tickets are issued again; one whose event loop an
+            environment blocks for three quarters of this time is replaced.
+        shutdown: stopping everything after the end or Ctrl-C.
     """
 
     start: Seconds = 600.0
@@ -398,16 +399,17 @@ class DeadlinesConfig(Section, frozen=True):
 
 
 class Recipe(Section, frozen=True):
-    """One run, whole.
+    """All of one run.
 
     Attributes:
-        name: of the run; begins the name of its folder.
-        steps: optimizer steps. A run that is resumed may be given more; a decaying learning rate then follows the new length.
+        name: name of the run, with which its folder's name begins.
+        steps: training steps, each of one batch and one published version. A run that is resumed may be given more; a decaying
+            learning rate then follows the new length.
         model: the policy.
-        environment: the world its episodes happen in.
+        environment: the world in which its episodes happen.
         tasks: what it is trained and evaluated on.
-        reward: what a finished training episode is worth; evaluation goes by the environment's own.
-        batch: what one optimizer step trains on.
+        reward: the reward of a finished training episode; evaluation takes the environment's own.
+        batch: what one training step trains on.
         sampling: how tokens are sampled while training.
         generators: the pool of vLLM engines.
         buffer: the replay buffer and its staleness contract.
@@ -417,7 +419,7 @@ class Recipe(Section, frozen=True):
         checkpoint: what a run is resumed from.
         tracking: MLflow.
         deadlines: how long each wait may take.
-        seed: of task order, initialisation and environments.
+        seed: the seed of task order, initialisation and environments.
         run_dir: where run folders are made.
     """
 
@@ -426,7 +428,7 @@ class Recipe(Section, frozen=True):
     model: ModelConfig
     environment: EnvironmentConfig
     tasks: GeneratedTasks | FileTasks = GeneratedTasks()
-    reward: EnvironmentReward | ModelReward | RemoteReward = EnvironmentReward()
+    reward: RewardConfig = EnvironmentReward()
     batch: BatchConfig = BatchConfig()
     sampling: SamplingConfig = SamplingConfig()
     generators: GeneratorsConfig = GeneratorsConfig()

@@ -1,4 +1,4 @@
-"""What every part of a recipe is made of: its base and the ranges its numbers have."""
+"""The base class of recipe sections, and the ranges of their numbers and texts."""
 
 from typing import Annotated
 

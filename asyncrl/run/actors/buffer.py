@@ -28,14 +28,14 @@ from buffers.service import BufferService
 
 
 class BufferActor:
-    """Brings the service up and lets it be asked at :meth:`endpoint`. Nothing may be called before :meth:`ready` has answered,
-    and nothing that changes the buffer before :meth:`take_over` has.
+    """Starts the service, which is asked at :meth:`endpoint`. Nothing may be called before :meth:`ready` has answered, and
+    nothing that changes the buffer before :meth:`take_over` has.
 
     Args:
-        recipe: the run's.
+        recipe: the run's recipe.
         run: the run's folder.
         run_id: unique among the runs on this host.
-        log_file: for this process; other shards log beside it.
+        log_file: this process's log file; the other shards' log files are made beside it.
     """
 
     service_type = BufferService
@@ -52,7 +52,7 @@ class BufferActor:
         self._endpoint: Endpoint | None = None
 
     async def ready(self) -> None:
-        """Load the tasks, and read back and check what journal and payload hold. Changes neither."""
+        """Load the tasks, and read and check journal and payload. Changes neither."""
         self._places = [ShardPlace(0, this_node(), self._folder.shard(0), ray.get_runtime_context().current_actor)]
         others = _other_nodes()
         for shard in range(1, self._recipe.buffer.shards):
@@ -71,7 +71,7 @@ class BufferActor:
         self._service = self.service_type(buffer, journal, groups_per_step=groups, deadlines=deadlines, free=free, sweep=sweep)
         self._rpc = RpcServer(self._service, METHODS, "the buffer")
         self._endpoint = await self._rpc.start(ray.util.get_node_ip_address())
-        gc.freeze()  # tasks and modules stay: looking through them again and again would cost more than all bookkeeping
+        gc.freeze()  # tasks and modules stay: collecting garbage among them again and again would cost more than all bookkeeping
 
     def _recover(self, stores: Mapping[int, Store]) -> tuple[ReplayBuffer, Journal | None, Callable[[], None] | None]:
         recipe, tasks = self._recipe, make_task_stream(self._recipe)
@@ -83,10 +83,10 @@ class BufferActor:
         return buffer, self._takeover.journal, self._takeover.sweep
 
     async def take_over(self) -> str:
-        """Go on with the run, now that all it needs was checked; what was recovered, in words, empty for a new run.
+        """Go on with the run, now that all it needs was checked. Returns what was recovered, in words; empty for a new run.
 
         Raises:
-            DiskFull: there is not even room to record it.
+            DiskFull: there is no room to record it.
         """
         if self._takeover is None:
             return ""
@@ -106,13 +106,13 @@ class BufferActor:
         await ask(place.actor.verify.remote([]), of=of, by="the buffer", seconds=SHARD_DEADLINE_S, remedy=remedy)
 
     async def endpoint(self) -> Endpoint:
-        """Where the service is to be asked."""
+        """The address of the service."""
         if self._endpoint is None:
             raise RuntimeError("the buffer was used before ready()")
         return self._endpoint
 
     async def shards(self) -> list[ShardPlace]:
-        """Where trajectories are kept."""
+        """The shards that keep trajectories."""
         return self._places
 
     async def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
@@ -124,7 +124,7 @@ class BufferActor:
         return await self._shard.append(payloads)
 
     async def close(self) -> None:
-        """End the service; without a journal, remove the trajectories on all nodes, which nobody could make use of any more."""
+        """End the service. Without a journal nobody can use the trajectories any more: remove them on all nodes."""
         if self._rpc is not None:
             self._rpc.close()
         if self._service is not None:

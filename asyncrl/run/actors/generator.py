@@ -1,6 +1,6 @@
 """One generator as an asynchronous Ray actor: an engine, its worker, and the way to the buffer.
 
-All of these live in an event loop of their own, since environments do: the actor's answers whatever they do to that.
+These live in an event loop of their own, as environments do: whatever environments do to it, the actor still answers.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ logger = logging.getLogger(__name__)
 
 
 class GeneratorActor:
-    """Generator ``number`` of the run. No two have the same number, not even one and its successor."""
+    """Generator ``number`` of the run. A generator that takes a dead one's place has a number of its own."""
 
     def __init__(
         self, recipe: Recipe, model_path: str, buffer: Any, reward_model: Any | None, number: int, log_file: Path
     ) -> None:
         route_output(log_file)
-        end_by_sigterm()  # Ray's own handler would wait for run(); and what tools start inherits that it is blocked
+        end_by_sigterm()  # Ray's own handler would wait for run(), and processes that tools start would inherit a blocked SIGTERM
         self._recipe, self._model_path, self._number = recipe, model_path, number
         self._id = WorkerId(f"generator-{number}")
         self._buffer, self._reward_model = buffer, reward_model
@@ -54,7 +54,7 @@ class GeneratorActor:
         self._worker: GeneratorWorker | None = None
 
     async def start(self) -> None:
-        """Bring the engine up and warm it."""
+        """Start the engine and warm it up."""
         # Blocked for longer than this, the worker has missed as many renewals as one lease has.
         silence_s = self._recipe.deadlines.lease * (1 - 1 / RENEWALS_PER_LEASE)
         self._loop = EventLoopThread(self._id, silence_s)
@@ -76,11 +76,11 @@ class GeneratorActor:
         )
         self._buffer_client = await BufferClient.connect(self._buffer, self._id, logger.warning)
         ticket_client = RemoteTicketClient(self._buffer_client, self._id, self._sink, recipe.algorithm.reward_names)
-        scoring = make_scoring(recipe, self._reward_model, chat.decode, self._id)
+        scoring = make_scoring(recipe.reward, recipe.deadlines.reward, self._reward_model, chat.decode, self._id)
         reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser)
         tools = EpisodeTools(self._engine, chat, reader, environment_factory)
         self._worker = GeneratorWorker(self._id, WorkerSettings.of(recipe), tools, ticket_client, scoring)
-        gc.freeze()  # what is loaded stays: looking through it again and again costs more than encoding what is made
+        gc.freeze()  # what is loaded stays: collecting garbage in it again and again costs more than encoding trajectories
 
     async def run(self) -> None:
         """Generate until :meth:`stop`; an engine failure ends it at once with its reason."""
@@ -93,7 +93,7 @@ class GeneratorActor:
         return await loop.call(lambda: worker.install(publication))
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """Run one episode of each task, beside training."""
+        """Play one episode of each task, beside training."""
         loop, worker = self._started()
         return await loop.call(lambda: worker.evaluate(tasks, temperature))
 
@@ -107,7 +107,7 @@ class GeneratorActor:
         return msgspec.structs.replace(await loop.call(count), blocked_by=loop.blocked_by)
 
     async def answer(self) -> None:
-        """Nothing: that it answers is the answer."""
+        """Do nothing; that this process answers is what its caller wants to know."""
 
     async def stop(self) -> None:
         """Make :meth:`run` return."""

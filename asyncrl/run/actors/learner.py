@@ -1,4 +1,4 @@
-"""One learner rank as a Ray actor: it fetches its rows from the buffer, trains, and writes its part of each publication."""
+"""One learner rank as a Ray actor: it reads its rows, trains, and writes its part of each publication."""
 
 import os
 import socket
@@ -67,7 +67,7 @@ class LearnerActor:
         )
 
     def train(self, batch: Batch) -> StepReport:
-        """One training step on ``batch``; a collective call."""
+        """Train ``batch``, as the learner's part of one training step; a collective call."""
         learner = self._started()
         needed = learner.rows_needed(batch)
         payload = self._fetch(batch, needed)

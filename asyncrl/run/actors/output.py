@@ -1,4 +1,4 @@
-"""Where the output of an actor and of all its child processes goes."""
+"""Sends the output of an actor and of all its child processes to a log file."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ def route_output(log_file: Path) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     # ``exit()`` closes standard input, and the user's code may close the others. None of the three descriptors may become free:
-    # what is opened next, a connection perhaps, would be the standard output of this process's children.
+    # the next file or connection would take its number, and be the standard output of this process's children.
     sys.stdin = open(os.devnull)  # noqa: SIM115 - it lives as long as the process
     sys.stdout, sys.stderr = standard_stream(1), standard_stream(2)
     message = "%(asctime)s %(levelname)s %(name)s: %(message)s"

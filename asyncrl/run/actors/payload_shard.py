@@ -1,4 +1,4 @@
-"""One shard of the trajectories, on the node that made them: frees what nobody needs, and serves other nodes."""
+"""One shard of the trajectories, on the node that made them: frees those that nobody needs, and serves other nodes."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ class PayloadShard:
         return await asyncio.to_thread(self._reader.read, refs)
 
     async def append(self, payloads: Sequence[bytes]) -> list[PayloadRef]:
-        """Keep what a worker made on a node without a shard.
+        """Keep trajectories that a worker made on a node without a shard.
 
         Raises:
             DiskFull: nothing was kept.
@@ -56,7 +56,7 @@ class PayloadShard:
         """Whether nothing is kept here."""
         return self.store.is_empty()
 
-    async def verify(self, refs: Sequence[PayloadRef]) -> list[PayloadRef]:
+    async def verify(self, refs: Collection[PayloadRef]) -> list[PayloadRef]:
         """Return those of ``refs`` whose bytes are not what was written.
 
         Raises:
@@ -65,7 +65,7 @@ class PayloadShard:
         return await asyncio.to_thread(self.store.verify, refs)
 
     async def remove(self) -> None:
-        """Remove the whole shard, and with the last one on its node the folder of them all."""
+        """Remove the whole shard; the last one on its node also removes the folder of all shards."""
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._folder.parent.rmdir()
@@ -91,9 +91,9 @@ class RemoteStore:
     """The store of a shard in another process, for use in threads of this one.
 
     Args:
-        shard: its number.
-        actor: that serves it.
-        whole_s: how long what reads or lists the whole shard may take: as a run that is resumed does when it starts.
+        shard: the shard's number.
+        actor: the actor that serves it.
+        whole_s: how long a call may take that reads or lists the whole shard, as when a run is resumed.
     """
 
     def __init__(self, shard: int, actor: Any, whole_s: float) -> None:
@@ -105,15 +105,15 @@ class RemoteStore:
 
     def is_empty(self) -> bool:
         """See :meth:`buffers.payload.PayloadStore.is_empty`."""
-        return ask_shard(self._actor.is_empty.remote(), of=self._name, by="the buffer")
+        return bool(ask_shard(self._actor.is_empty.remote(), of=self._name, by="the buffer"))
 
-    def verify(self, refs: Sequence[PayloadRef]) -> list[PayloadRef]:
+    def verify(self, refs: Collection[PayloadRef]) -> list[PayloadRef]:
         """See :meth:`buffers.payload.PayloadStore.verify`."""
         return ask_shard(self._actor.verify.remote(refs), of=self._name, by="the buffer", seconds=self._whole_s)
 
     def set_aside(self, live: Collection[PayloadRef]) -> int:
         """See :meth:`buffers.payload.PayloadStore.set_aside`."""
-        return ask_shard(self._actor.set_aside.remote(live), of=self._name, by="the buffer", seconds=self._whole_s)
+        return int(ask_shard(self._actor.set_aside.remote(live), of=self._name, by="the buffer", seconds=self._whole_s))
 
     def sweep(self) -> None:
         """See :meth:`buffers.payload.PayloadStore.sweep`."""

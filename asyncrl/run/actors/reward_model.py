@@ -9,18 +9,21 @@ import ray
 import torch
 
 from asyncrl.core.recipe.reward import ModelReward
-from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.reward_folder import check_vocabulary
 from learners.reward_model import RewardModel
 
 
 class RewardModelActor:
-    """The model of ``reward``, for the policy in ``model_path``. Methods run one at a time."""
+    """The model of ``reward``, for the policy in ``model_path``. Methods run one at a time.
 
-    def __init__(self, recipe: Recipe, reward: ModelReward, model_path: str, log_file: Path) -> None:
+    Args:
+        sharing: how many other processes share the cores, if all are on one machine.
+    """
+
+    def __init__(self, reward: ModelReward, model_path: str, sharing: int, log_file: Path) -> None:
         route_output(log_file)
-        self._recipe, self._reward, self._model_path = recipe, reward, model_path
+        self._reward, self._model_path, self._sharing = reward, model_path, sharing
         self._model: RewardModel | None = None
 
     def start(self) -> None:
@@ -30,8 +33,7 @@ class RewardModelActor:
             RecipeError: its folder lacks weights, or it reads other tokens than the policy writes.
         """
         check_vocabulary(self._reward, Path(self._model_path))
-        sharing = self._recipe.learner.layout.ranks + self._recipe.generators.count + 1
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // sharing))
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // (self._sharing + 1)))
         self._model = RewardModel(self._reward, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def score(self, rows: Sequence[np.ndarray]) -> list[float]:
