@@ -54,9 +54,7 @@ class Engine(Protocol):
         """The policy version whose weights it samples with."""
         ...
 
-    async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int, request_id: str
-    ) -> Completion:
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int) -> Completion:
         """Sample one turn after ``token_ids``. Cancelling the call abandons the request.
 
         Raises:

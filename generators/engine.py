@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -55,6 +56,7 @@ class VllmEngine:
         self._cache_salt = "0"
         self._installing = asyncio.Lock()
         self._failure: str | None = None
+        self._request_numbers = count()
         self._reset_counters()
 
     def _reset_counters(self) -> None:
@@ -108,7 +110,6 @@ class VllmEngine:
                         max_tokens=length,
                         temperature=float(number % 2),
                         stop_token_id=0,
-                        request_id=f"warm-up-{number}",
                     )
                 )
         self._reset_counters()
@@ -118,9 +119,7 @@ class VllmEngine:
         """The policy version whose weights sample now."""
         return self._version
 
-    async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int, request_id: str
-    ) -> Completion:
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int) -> Completion:
         """Sample one turn after ``token_ids``; see :class:`generators.completion.Engine`."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
@@ -140,16 +139,20 @@ class VllmEngine:
         )
         prompt = tokens_input(list(token_ids), cache_salt=self._cache_salt)
         self._occupancy.enter()
+        outputs: list[CompletionOutput] = []
         try:
-            async for result in self._llm.generate(prompt, sampling, request_id):
-                output = result.outputs[0]
+            # Numbered, since vLLM tells requests of one name apart by a random number only, and dies of two that are equal.
+            async for result in self._llm.generate(prompt, sampling, str(next(self._request_numbers))):
+                outputs = result.outputs
         except (EngineDeadError, EngineGenerateError) as error:
             raise ProcessDied(f"the vLLM engine died while it generated ({error}); see its log") from error
         finally:
             self._occupancy.leave()
         if self._failure is not None:
             raise ComponentFailed(f"the vLLM engine has unknown weights, because an installation failed: {self._failure}")
-        return self._completion(output)
+        if not outputs:
+            raise ProcessDied("the vLLM engine ended a request without an answer; see its log")
+        return self._completion(outputs[0])
 
     def _completion(self, output: "CompletionOutput") -> Completion:
         spans = tuple(VersionSpan(span.start, span.end, _version_of(span.version)) for span in output.weight_versions or ())

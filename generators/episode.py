@@ -97,7 +97,7 @@ async def run_episode(task: Task, name: EpisodeName, limits: EpisodeLimits, tool
         scope = asyncio.timeout(limits.episode_timeout_s)
         try:
             async with scope:
-                stop_reason = await _play(environment, task, name, limits, tools, row, metrics)
+                stop_reason = await _play(environment, task, limits, tools, row, metrics)
         except TimeoutError as error:
             if not row:
                 problem = f"reset() took longer than environment.episode_timeout_s = {limits.episode_timeout_s:g} s"
@@ -123,7 +123,6 @@ async def run_episode(task: Task, name: EpisodeName, limits: EpisodeLimits, tool
 async def _play(
     environment: HostedEnvironment,
     task: Task,
-    name: EpisodeName,
     limits: EpisodeLimits,
     tools: EpisodeTools,
     row: Row,
@@ -144,7 +143,6 @@ async def _play(
             max_tokens=min(limits.max_turn_tokens, limits.max_context - len(row)),
             temperature=limits.temperature,
             stop_token_id=tools.chat.end_of_turn,
-            request_id=f"{name.group_id}-{name.sample_index}-{turn}",
         )
         row.append_turn(completion)
         if not completion.finished_by_stop:

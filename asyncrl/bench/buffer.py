@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -204,13 +205,13 @@ def _produce_and_consume(
 ) -> tuple[int, float, list[tuple[float, float, float]]]:
     """Rows trained, seconds taken; and of each row when, in seconds, it was handed in, could be taken, and was answered for."""
     with _folder() as folder:
-        buffer = RemoteTimedBuffer.options(num_cpus=0).remote(recipe, folder, folder.name, folder / "buffer.log")
+        buffer: Any = RemoteTimedBuffer.options(num_cpus=0).remote(recipe, folder, folder.name, folder / "buffer.log")
         ray.get(buffer.ready.remote(), timeout=RUN_DEADLINE_S)
         ray.get(buffer.take_over.remote(), timeout=RUN_DEADLINE_S)
-        producer = RemoteProducer.options(num_cpus=0, max_concurrency=10).remote(
+        producer: Any = RemoteProducer.options(num_cpus=0, max_concurrency=10).remote(
             recipe, buffer, settings.tokens, folder / "producer.log"
         )
-        consumer = RemoteConsumer.options(num_cpus=0).remote(recipe, buffer, producer, folder / "consumer.log")
+        consumer: Any = RemoteConsumer.options(num_cpus=0).remote(recipe, buffer, producer, folder / "consumer.log")
         producing = producer.run.remote(per_second)
         rows, seconds = ray.get(consumer.run.remote(settings.warm_up, steps), timeout=RUN_DEADLINE_S)
         ray.get(producer.stop.remote(), timeout=RUN_DEADLINE_S)

@@ -58,7 +58,7 @@ def held_memory(recipe: Recipe, tokens: int, folder: Path) -> HeldMemory:
 
     def held() -> float:
         gc.collect()
-        return (process.memory_info().rss - empty + store.bytes_on_disk()) / buffer.statistics().payload_bytes
+        return float(process.memory_info().rss - empty + store.bytes_on_disk()) / buffer.statistics().payload_bytes
 
     fill(0)
     at_first = held()

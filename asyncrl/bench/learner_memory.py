@@ -100,6 +100,7 @@ def _operands(tokens: int, vocabulary: int, hidden: int) -> _Operands:
 def _alone() -> Iterator[dist.ProcessGroup]:
     """A tensor-parallel group of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
     try:
         yield dist.group.WORLD
     finally:
@@ -108,5 +109,5 @@ def _alone() -> Iterator[dist.ProcessGroup]:
 
 def _resident(field: str) -> float:
     """Megabytes."""
-    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 / 1e6
+    (kilobytes,) = re.findall(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(kilobytes) * 1024 / 1e6

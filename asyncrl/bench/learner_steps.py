@@ -9,6 +9,7 @@ import math
 import statistics
 import time
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -169,7 +170,10 @@ class PlainLoop:
         return logp, behaviour, of_token
 
 
-def _parts(values: list, size: int) -> list[list]:
+Item = TypeVar("Item")
+
+
+def _parts(values: list[Item], size: int) -> list[list[Item]]:
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 

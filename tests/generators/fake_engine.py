@@ -33,9 +33,7 @@ class FakeEngine:
         self.prompts: list[list[int]] = []
         self.temperatures: list[float] = []
 
-    async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int, request_id: str
-    ) -> Completion:
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int) -> Completion:
         self.prompts.append(list(token_ids))
         self.temperatures.append(temperature)
         self.running += 1

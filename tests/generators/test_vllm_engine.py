@@ -14,7 +14,7 @@ from chat_tokenizers import make_tokenizer
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from asyncrl.core.errors import ComponentFailed, WeightMismatch
+from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.core.recipe.schema import GeneratorsConfig
@@ -95,9 +95,7 @@ def flip_bit(file: Path, offset: int) -> None:
 
 
 def sample(engine: VllmEngine, prompt: list[int], tokens: int, temperature: float = 1.0) -> asyncio.Task[Completion]:
-    return asyncio.create_task(
-        engine.generate(prompt, max_tokens=tokens, temperature=temperature, stop_token_id=NO_STOP, request_id="r")
-    )
+    return asyncio.create_task(engine.generate(prompt, max_tokens=tokens, temperature=temperature, stop_token_id=NO_STOP))
 
 
 def reference_logprobs(model: Qwen3ForCausalLM, prompt: list[int], sampled: np.ndarray, temperature: float = 1.0) -> np.ndarray:
@@ -118,8 +116,25 @@ async def test_log_probabilities_are_of_the_distribution_that_was_sampled(engine
 async def test_a_stop_token_ends_the_completion_and_is_part_of_it(engine: VllmEngine) -> None:
     prompt = list(range(5, 45))
     (first,) = (await sample(engine, prompt, 1, 0.0)).token_ids.tolist()
-    stopped = await engine.generate(prompt, max_tokens=9, temperature=0.0, stop_token_id=first, request_id="r")
+    stopped = await engine.generate(prompt, max_tokens=9, temperature=0.0, stop_token_id=first)
     assert (stopped.token_ids.tolist(), stopped.finished_by_stop) == ([first], True)
+
+
+async def test_requests_are_told_apart_without_chance(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM adds a random number to a request's name; of two equal names its engine dies."""
+    monkeypatch.setattr("vllm.v1.engine.input_processor.random_uuid", lambda: "0" * 16)
+    completions = await asyncio.gather(*(sample(engine, list(range(5, 45)), 20) for _ in range(8)))
+    assert [len(completion.token_ids) for completion in completions] == [20] * 8
+
+
+async def test_a_request_without_an_answer_is_the_engine_s_death(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ended(*arguments: object) -> AsyncIterator[object]:
+        return
+        yield
+
+    monkeypatch.setattr(engine._llm, "generate", ended)
+    with pytest.raises(ProcessDied, match="without an answer"):
+        await sample(engine, list(range(5, 45)), 20)
 
 
 async def test_weights_arrive_under_running_requests(engine, model, writer) -> None:
