@@ -95,6 +95,8 @@ class PayloadWriter:
         self._begun = 0
         self._segment, self._file, self._end = "", -1, 0
         self._using = threading.Lock()
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
 
     def append(self, payloads: Sequence[bytes]) -> list[PayloadRef]:
         """Write all payloads next to one another, or none of them.
@@ -119,6 +121,7 @@ class PayloadWriter:
     def _begin_segment(self, wanted: int) -> None:
         segment = f"{self._prefix}-{self._begun:06d}{SUFFIX}"
         self._begun += 1
+        users_umask = os.umask(self._umask)  # a tool may have set another, under which nobody could read the files
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             file = os.open(self._folder / segment, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -126,6 +129,8 @@ class PayloadWriter:
             if full := disk_full(error, self._folder, wanted):
                 raise full from error
             raise
+        finally:
+            os.umask(users_umask)
         fcntl.flock(file, fcntl.LOCK_EX)
         self._close_segment()
         self._segment, self._file, self._end = segment, file, 0

@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -29,7 +29,7 @@ from asyncrl.run.actors.buffer import RemoteBuffer
 from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.actors.learner import RemoteLearner
 from asyncrl.run.actors.reward_model import RemoteRewardModel
-from asyncrl.run.asking import ANSWER_DEADLINE_S, ask
+from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.generator_handle import GeneratorHandle
@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 256 << 20
 """Size of Ray's object store in a cluster that the run starts itself; batches pass through it, weights do not."""
+
+LEARNER_WATCH_S = 2.0
+"""Seconds between looks at a learner rank that is asked for nothing."""
 
 
 class Cluster:
@@ -117,6 +120,19 @@ class Cluster:
         (meeting,) = await self._all(making, "learner rank to name a meeting place", seconds, remedy)
         await self._all([rank.start.remote(meeting) for rank in self._learners], "learner rank to start", seconds, remedy)
 
+    @contextlib.asynccontextmanager
+    async def watching_learners(self) -> AsyncIterator[None]:
+        """Cancel what runs in this context as soon as the process of a learner rank is gone, also while it is asked for nothing.
+
+        Raises:
+            ProcessDied: one is gone.
+        """
+        async with asyncio.TaskGroup() as group:
+            watching = [group.create_task(_answers(rank, number)) for number, rank in enumerate(self._learners)]
+            yield
+            for task in watching:
+                task.cancel()
+
     @property
     def buffer(self) -> BufferClient:
         """The client of the buffer, once :meth:`start` has returned."""
@@ -190,6 +206,13 @@ class Cluster:
         finally:
             for task in asking:
                 task.cancel()
+
+
+async def _answers(rank: Any, number: int) -> None:
+    """Ask a learner rank for its node again and again. The answer may take as long as a step; an error tells that it died."""
+    while True:
+        await watch(rank.node.remote(), of=f"learner rank {number}")
+        await asyncio.sleep(LEARNER_WATCH_S)
 
 
 def start_ray() -> None:

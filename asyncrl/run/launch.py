@@ -191,8 +191,9 @@ async def _cluster(
         async with ending_with(own_daemons()):
             view.phase(f"Starting {recipe.generators.count} generators and the learner")
             cluster = Cluster(recipe, folder, model_path, view.note)
-            await cluster.start()
-            yield cluster
+            async with cluster.watching_learners():
+                await cluster.start()
+                yield cluster
     finally:
         ending.set()
         await _end(recipe.deadlines.shutdown, folder.run_id, cluster, ray_started, totals)

@@ -44,6 +44,17 @@ def folder(request, tmp_path):
             yield path / "shard-0"
 
 
+def test_what_a_tool_does_to_the_umask_does_not_close_the_files(folder):
+    appending = writer(folder)
+    usual = os.umask(0o777)
+    try:
+        appending.append([b"abc"])
+        assert os.umask(0o777) == 0o777
+    finally:
+        os.umask(usual)
+    assert [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())] == [0o777 & ~usual, 0o644 & ~usual]
+
+
 @given(
     appends=st.lists(st.lists(st.binary(max_size=300), max_size=4), max_size=12),
     segment_bytes=st.integers(1, 1000),

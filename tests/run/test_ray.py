@@ -9,7 +9,7 @@ import pytest
 SCRIPT = """
 import asyncio, os, signal, subprocess, sys, time
 import psutil, ray
-from asyncrl.run.cluster import starting_ray, stop_ray
+from asyncrl.run.cluster import Cluster, starting_ray, stop_ray
 from asyncrl.run.processes import adopt_orphans, end_descendants
 from asyncrl.run.stopping import hearing, wait_hearing
 
@@ -28,6 +28,19 @@ class Actor:
     def pid(self):
         return os.getpid()
 
+    def node(self):
+        return "this one"
+
+async def lose(learner):
+    cluster = object.__new__(Cluster)
+    cluster._learners = [learner]
+    try:
+        async with cluster.watching_learners():
+            ray.kill(learner)
+            await asyncio.sleep(60)
+    except ExceptionGroup as group:
+        print("told", *group.exceptions, flush=True)
+
 async def main():
     heard = []
     with hearing(heard.append):
@@ -43,6 +56,7 @@ async def main():
             process.terminate()
         assert ray.get(actor.pid.remote()) > 0
         print("heard", heard, sum(not process.is_running() for process in processes), flush=True)
+        await lose(actor)
         stopping = asyncio.ensure_future(asyncio.to_thread(stop_ray))
         await wait_hearing(stopping)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -67,5 +81,7 @@ def test_ray_is_the_run_s_alone_and_takes_no_sigterm(tmp_path):
         text=True,
         timeout=270,
     )
-    assert done.stdout.splitlines() == ["known", "unknown", "heard [15] 0", "left [] [15, 15]"], done.stderr
+    *shown, told, left = done.stdout.splitlines()
+    assert [*shown, left] == ["known", "unknown", "heard [15] 0", "left [] [15, 15]"], done.stderr
+    assert told.startswith("told learner rank 0: its process died")
     assert "***" not in done.stderr, "Ray printed the stack of the driver"
