@@ -33,7 +33,7 @@ class Group(msgspec.Struct, array_like=True, gc=False):
         consumed: no later batch will hold it.
         oldest_sampled: the oldest version of its tokens, once it is complete.
         newest_sampled: the newest version of those of its tokens that a loss may take, once it is complete.
-        advantage: mean over its rows of ``|reward - mean| / standard deviation``, once it is complete.
+        advantage: mean over its trajectories of ``|reward - mean| / standard deviation``, once it is complete.
     """
 
     id: GroupId

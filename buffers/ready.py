@@ -17,7 +17,7 @@ class ReadyGroup(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         source: the task source that its task was drawn from.
         oldest_sampled, newest_sampled: versions of its tokens.
-        advantage: mean over its rows of ``|reward - mean| / standard deviation``; 0 if the rewards have no spread.
+        advantage: mean over its trajectories of ``|reward - mean| / standard deviation``; 0 if the rewards have no spread.
         uses: how often it was handed out already.
     """
 

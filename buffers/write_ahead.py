@@ -114,10 +114,9 @@ class WriteAhead:
         self._next_snapshot = journal.bytes_since_snapshot + max(SNAPSHOT_BYTES, len(state))
 
     def fail(self, error: BaseException) -> None:
-        """Refuse every change from now on with ``error``, or with the error of the first call."""
-        if self._failure is None:
-            self._failure = error
-        self._failed(error)
+        """Refuse every change from now on. The first error stays, whatever comes after it."""
+        self._failure = self._failure or error
+        self._failed(self._failure)
 
     def check(self) -> None:
         """Raise the error that made changes impossible, if there is one."""

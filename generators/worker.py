@@ -54,9 +54,10 @@ class GeneratorStatistics(EngineUse, frozen=True):
     blocked_by: tuple[str, ...] = ()
 
     def __add__(self, successor: "GeneratorStatistics") -> "GeneratorStatistics":
-        """What this generator counted and then its successor; the last pause is the successor's."""
+        """What this generator counted and then its successor; the last pause and what blocks it are the successor's."""
         sums = {name: getattr(self, name) + getattr(successor, name) for name in self.__struct_fields__}
-        return GeneratorStatistics(**sums | {"last_pause_seconds": successor.last_pause_seconds})
+        latest = {"last_pause_seconds": successor.last_pause_seconds, "blocked_by": successor.blocked_by}
+        return GeneratorStatistics(**sums | latest)
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):

@@ -131,7 +131,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     progress: Progress
     shape: ModelShape
-    layout: ParallelLayout = msgspec.field(name="grid")
+    layout: ParallelLayout
     files: tuple[StoredFile, ...]
 
     @classmethod

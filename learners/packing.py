@@ -2,12 +2,11 @@
 
 What always holds of a plan:
 * every row of the batch is in it exactly once;
-* every data-parallel rank has the same number of micro-batches, at least one, as the pipeline's schedule needs; if rows are few
-and
-  long, some may be empty;
+* every data-parallel rank has the same number of micro-batches, at least one, as the pipeline's schedule needs; if rows are
+  few and long, some may be empty;
 * no micro-batch holds more than ``micro_batch_tokens`` tokens;
-* tokens are balanced by assigning the longest row first: the heaviest micro-batch is within 4/3 of the best possible (Graham
-1969);
+* tokens are balanced by assigning the longest row first: the heaviest micro-batch is within 4/3 of the best possible
+  (Graham 1969);
 * the plan depends on the batch's rows and the arguments alone;
 * in a micro-batch the longest rows come first, so that rows of similar length are neighbours.
 """

@@ -42,15 +42,15 @@ class _TimedService(BufferService):
         super().__init__(*arguments, **named)
         self.takeable_at: dict[SampleKey, float] = {}
 
-    async def commit(self, samples: Sequence[TrajectoryRecord]) -> None:
-        """As the service's own."""
-        await super().commit(samples)
+    async def commit(self, records: Sequence[TrajectoryRecord]) -> None:
+        """Take the trajectories in, and note when."""
+        await super().commit(records)
         now = time.monotonic()
-        self.takeable_at.update(((sample.group_id, sample.sample_index), now) for sample in samples)
+        self.takeable_at.update(((record.group_id, record.sample_index), now) for record in records)
 
 
 class TimedBufferActor(BufferActor):
-    """The buffer's actor, with such a service."""
+    """The buffer's actor, with a service that keeps these times."""
 
     service_type = _TimedService
 

@@ -93,7 +93,7 @@ class LearningSettings(msgspec.Struct, frozen=True):
 
     Attributes:
         rows, seeds: each row once with each seed of task order and sampling, seed by seed.
-        steps: optimizer steps of a run.
+        steps: training steps of a run.
         every: steps between evaluations.
         model_seed: of the tiny model that all runs begin with.
     """

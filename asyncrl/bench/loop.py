@@ -1,4 +1,4 @@
-"""Throughput of the whole loop: the quickstart's model and task, over a fixed number of optimizer steps.
+"""Throughput of the whole loop: the quickstart's model and task, over a fixed number of training steps.
 
 The clock runs from the moment everything is up, warm and evaluated to the end of the last step, so the time to fill the pipeline
 is in and the time to start is not.

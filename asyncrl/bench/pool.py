@@ -31,7 +31,7 @@ class PoolResult(msgspec.Struct, frozen=True):
 
     Attributes:
         groups, trajectories: issued.
-        groups_trained: by ``steps`` optimizer steps.
+        groups_trained: by ``steps`` training steps.
         left_out: groups that were not trained, by why.
         core_us_per_group: CPU time of everything, the simulation included, by the groups issued, in microseconds.
         rss_first_hour_mb, rss_last_hour_mb: resident memory of the process after the first and the last simulated hour.

@@ -114,7 +114,7 @@ class GeneratorPool:
             except ProcessDied as death:
                 self._died(slot, death)
                 if slot.blocked == BLOCKED_IN_A_SLOT:
-                    raise ComponentFailed(f"{slot.death}; {slot.blocked} generators in one place ended so") from death
+                    raise ComponentFailed(f"{slot.death}; {slot.blocked} generators in one slot ended so") from death
                 if not self._stopping.is_set():
                     await self._replace(slot)
 

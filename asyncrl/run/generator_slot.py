@@ -53,7 +53,7 @@ class Generator(Protocol):
 
 
 class GeneratorSlot:
-    """Where a generator works, and another after it.
+    """The place of one generator in the pool and, after its death, of its successors.
 
     Attributes:
         generator: the one that works here, or is coming up.

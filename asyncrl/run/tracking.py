@@ -237,6 +237,8 @@ def tracking_uri(recipe: Recipe, folder: RunFolder) -> str:
 def check_database(folder: RunFolder) -> None:
     """Check that the tracking database in the folder of a run that is resumed, if there is one, can take more metrics.
 
+    Nothing of it changes, but that SQLite finishes what a killed run had begun to write.
+
     Raises:
         RecipeError: it cannot be read or written, or has no such run.
     """
@@ -254,7 +256,7 @@ def check_database(folder: RunFolder) -> None:
     if problem == "ok" and not os.access(folder.database, os.W_OK):
         problem = "it is read-only"
     if problem != "ok":
-        remedy = "mend it or put it back, or move it away, with which metrics begin anew; then resume"
+        remedy = "repair it or put it back; or move it away to begin the metrics anew; then resume"
         raise RecipeError("", f"the MLflow database {folder.database} cannot be used: {problem}", remedy)
 
 

@@ -128,12 +128,9 @@ def test_what_the_system_refuses_is_told_without_a_traceback(arguments, limit, t
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments", [["pool", "--engines", "1", "--hours", "1"], ["staleness"]], ids=lambda arguments: arguments[0]
-)
-def test_a_benchmark_whose_reader_goes_away_is_done_to_its_end(tmp_path, arguments):
+def test_a_benchmark_whose_reader_goes_away_is_done_to_its_end(tmp_path):
     result = tmp_path / "result.json"
-    command = [sys.executable, "-m", "asyncrl.cli.main", "bench", *arguments, "--json", str(result)]
+    command = [sys.executable, "-m", "asyncrl.cli.main", "bench", "pool", "--engines", "1", "--hours", "1", "--json", str(result)]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=120)

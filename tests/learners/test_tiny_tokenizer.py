@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,9 +98,9 @@ def test_a_row_grown_turn_by_turn_is_the_rendered_one(tokenizer: PreTrainedToken
     assert turns.pop() == []
     assert len(turns) == len(demonstration.calls) + 1
 
-    grown = chat.prompt_ids([Message("user", demonstration.prompt)], specs)
+    grown = asyncio.run(chat.prompt([Message("user", demonstration.prompt)], specs))
     for turn, (_, result) in zip(turns, demonstration.calls, strict=False):
-        grown += turn + chat.delta_ids([Message("tool", result)])
+        grown += turn + asyncio.run(chat.delta([Message("tool", result)]))
     assert tuple(grown + turns[-1]) == row.token_ids
 
 
