@@ -1,7 +1,7 @@
 """Which rows of a batch each optimizer step trains, and in which order. Pure planning; the same answer on every rank.
 
 What always holds:
-* every row is in exactly one mini-batch, every epoch trains each mini-batch once, and groups stay whole, so that the rows that are
+* every row is in exactly one mini-batch, every epoch trains each mini-batch once, and groups stay whole, so that rows that are
   compared are trained in the same step;
 * mini-batches differ by at most one group;
 * mini-batches are the same in every epoch, so that a rank needs no rows but its own; only their order is drawn anew;

@@ -1,8 +1,8 @@
 """The tiny model's tokenizer and template: nothing is lost, digits stay apart, turns only append, vLLM can read the calls."""
 
+import asyncio
 from pathlib import Path
 
-import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
