@@ -25,10 +25,10 @@ class ArrowTable:
     """The rows of one file.
 
     Attributes:
-        digest: of the file's bytes.
+        digest: digest of the file's bytes.
 
     Args:
-        path: of a Parquet file, or of an Arrow stream as Hugging Face datasets writes them.
+        path: path of a Parquet file, or of an Arrow stream as Hugging Face datasets writes them.
         place: recipe key to blame.
         prompt_key, id_key: names of the columns; the one with ids may be missing.
 

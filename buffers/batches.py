@@ -30,12 +30,12 @@ class Batches:
 
     Args:
         config: how large batches are.
-        state: of the buffer; only this class changes what concerns batches in it.
-        groups: of the buffer.
+        state: state of the buffer; only this class changes what concerns batches in it.
+        groups: groups of the buffer.
         policy: says which tokens and groups are too old.
         sampler: chooses what nothing forces into a batch.
         max_reuse: trainings a group is good for.
-        seed: of the sampler's randomness.
+        seed: seed of the sampler's randomness.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class CurriculumBroken(AsyncRLError):
     """A curriculum raised an error or returned a wrong value.
 
     Args:
-        name: of its class, ``module:Class``.
+        name: name of its class, ``module:Class``.
         problem: what is wrong, with the value seen.
         remedy: what to do about it.
     """

@@ -36,7 +36,7 @@ class Damage(msgspec.Struct, frozen=True):
     """The place where a file stops being readable.
 
     Attributes:
-        offset: of the first byte that is not in a whole frame.
+        offset: offset of the first byte that is not in a whole frame.
         records_behind: whether there is a whole frame after it.
     """
 

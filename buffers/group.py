@@ -25,7 +25,7 @@ class Group(msgspec.Struct, array_like=True, gc=False):
         birth: none of its tokens, sampled or still to be sampled, is older than this version.
         worker: generates its ``open`` episodes.
         open: sample indexes of the episodes being generated.
-        records: of the finished episodes, by sample index.
+        records: records of the finished episodes, by sample index.
         broken_by: the kinds of failure since it was last leased.
         leases: how often it was leased.
         uses: how often it was handed out for training.

@@ -30,8 +30,8 @@ class Groups:
         freed: payload that nobody needs any more; whoever frees it empties the list.
 
     Args:
-        state: of the buffer; only this class changes what concerns groups in it.
-        policy: of the buffer.
+        state: state of the buffer; only this class changes what concerns groups in it.
+        policy: policy of the buffer.
         size: number of episodes of a new group.
         max_reuse: trainings a group is good for.
     """

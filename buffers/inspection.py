@@ -15,7 +15,7 @@ class HeldFor(msgspec.Struct, frozen=True):
     Attributes:
         version: at which they were born: none of their tokens is older.
         staleness: that their oldest token may have if they are trained now.
-        state: of the groups.
+        state: state of the groups.
         groups: how many there are.
         age_s: the longest time that one of them may have been in its state.
     """

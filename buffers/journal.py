@@ -34,7 +34,7 @@ class JournalInUse(AsyncRLError):
     """Another process is writing the journal.
 
     Args:
-        folder: of the journal.
+        folder: folder of the journal.
         holder: id of that process.
         seconds: how long this process waited for it.
     """

@@ -46,7 +46,7 @@ class JournalGone(AsyncRLError):
     """The journal holds nothing, although its run had begun.
 
     Args:
-        folder: of the journal.
+        folder: folder of the journal.
         evidence: what shows that the run had begun.
     """
 

@@ -26,10 +26,10 @@ class JsonLines:
     """The rows of one file.
 
     Attributes:
-        digest: of the file's bytes.
+        digest: digest of the file's bytes.
 
     Args:
-        path: of the file.
+        path: path of the file.
         place: recipe key to blame.
         prompt_key, id_key: keys of a row.
 

@@ -16,7 +16,7 @@ class Mixer:
     """Draws among ``count`` sources.
 
     Attributes:
-        credit: of each source, in units of 2**-32 draws; sums to 0. This is the only state.
+        credit: credit of each source, in units of 2**-32 draws; sums to 0. This is the only state.
     """
 
     def __init__(self, count: int) -> None:
@@ -26,7 +26,7 @@ class Mixer:
         """Return the index of the source to draw from; a source of share 0 is never drawn.
 
         Args:
-            shares: of each source, from :func:`shares_of`.
+            shares: share of each source, from :func:`shares_of`.
         """
         self.credit = [credit + share for credit, share in zip(self.credit, shares, strict=True)]
         wanted = [index for index, share in enumerate(shares) if share]

@@ -54,9 +54,9 @@ class PayloadGone(AsyncRLError):
     """The folder of a whole shard is missing, and payload in it is needed.
 
     Args:
-        folder: of the shard.
+        folder: folder of the shard.
         trajectories: how many of them are needed.
-        size: of these trajectories, in bytes.
+        size: size of these trajectories, in bytes.
     """
 
     def __init__(self, folder: Path, trajectories: int, size: int) -> None:
@@ -82,9 +82,9 @@ class PayloadWriter:
     """Appends payload to segments of its own.
 
     Args:
-        folder: of the shard; made at the first append if necessary.
+        folder: folder of the shard; made at the first append if necessary.
         shard: its number.
-        name: of the writer; the segments' names begin with it.
+        name: name of the writer; the segments' names begin with it.
         segment_bytes: a new segment begins before one would grow beyond this.
         fsync: payload survives a power cut once :meth:`append` has returned.
     """
@@ -227,7 +227,7 @@ class PayloadStore:
     it is freed at random, up to one page more for each payload. A file system without holes gives back whole segments only.
 
     Args:
-        folder: of the shard; it may be missing.
+        folder: folder of the shard; it may be missing.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -18,7 +18,7 @@ class Permutation:
     """A shuffle: ``permutation[position]``, over all positions in ``range(size)``, is every number of that range once.
 
     Args:
-        size: of the range, at least 1.
+        size: size of the range, at least 1.
         key: equal keys give equal orders.
     """
 

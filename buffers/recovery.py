@@ -141,10 +141,10 @@ def recover(
 
     Args:
         buffer: new, of the run's recipe and tasks.
-        identity: of the same recipe and tasks.
-        settings: of the journal.
-        folder: of the journal.
-        stores: of all shards, by number. Nobody may write payload there yet.
+        identity: identity of the same recipe and tasks.
+        settings: settings of the journal.
+        folder: folder of the journal.
+        stores: stores of all shards, by number. Nobody may write payload there yet.
         wait_s: how long to wait for the journal's last writer to die.
 
     Raises:

@@ -54,7 +54,7 @@ class ReplayBuffer:
         batch, limits: sections ``batch`` and ``buffer`` of the recipe.
         tasks: where tasks come from; owned by the buffer from now on.
         steps: training steps of the run; no more groups are issued than these can train.
-        seed: of the sampler's randomness.
+        seed: seed of the sampler's randomness.
     """
 
     def __init__(self, batch: BatchConfig, limits: BufferConfig, tasks: TaskStream, *, steps: int, seed: int) -> None:

@@ -151,7 +151,7 @@ class Stratified:
     over time each source gets its share without any state. Where a source has too few groups, the oldest of others fill in.
 
     Args:
-        weights: of each source, by name; other sources are only used to fill in.
+        weights: weight of each source, by name; other sources are only used to fill in.
     """
 
     _GOLDEN = 2654435769

@@ -47,10 +47,10 @@ class BufferState(msgspec.Struct):
         trainings: how many groups were handed out so far, each as often as it was.
         waiting_draws: tasks to be issued again, in order.
         failures: since the run was started or resumed, by kind.
-        payload_bytes: of groups that have not ended.
-        kept_bytes: of groups that have ended and are in a kept batch.
+        payload_bytes: bytes of groups that have not ended.
+        kept_bytes: bytes of groups that have ended and are in a kept batch.
         tasks: state of the task stream; only set in a snapshot.
-        fingerprint: of the task stream; only set in a snapshot.
+        fingerprint: fingerprint of the task stream; only set in a snapshot.
     """
 
     steps: int

@@ -38,7 +38,7 @@ def read_sources(files: Sequence[TaskFile], place: str, on_malformed: Literal["r
     """Read the sources, in order. Task ids are unique over all of them: with several sources, ids begin with the source's name.
 
     Args:
-        files: of the recipe.
+        files: files of the recipe.
         place: its key, e.g. ``tasks.train``.
         on_malformed: what happens to rows that are not a task.
 
@@ -98,7 +98,7 @@ def find_files(root: Path, split: str, place: str) -> list[Path]:
 
     Args:
         root: path of the source.
-        split: of a folder; empty if it has only one.
+        split: split of a folder; empty if it has only one.
         place: recipe key to blame.
 
     Raises:

@@ -36,7 +36,7 @@ class TaskSource(msgspec.Struct, frozen=True):
         tasks: at least one; ids are unique over all sources of a stream.
         weight: how often tasks are drawn from here, relative to the other sources.
         skipped: malformed rows that were left out.
-        digest: of the content; if empty, it is computed from the tasks.
+        digest: digest of the content; if empty, it is computed from the tasks.
     """
 
     name: str
@@ -62,7 +62,7 @@ class TaskStream:
 
     Args:
         sources: in the order of the recipe.
-        seed: of the order within each source.
+        seed: seed of the order within each source.
         curriculum: changes the weights of the sources; with None they stay as they are.
 
     Raises:
@@ -141,7 +141,7 @@ class _State(msgspec.Struct, frozen=True):
 
     Attributes:
         drawn: number of tasks drawn from each source.
-        credit: of the mixer.
+        credit: credit of the mixer.
         curriculum: its state; None without a curriculum.
     """
 

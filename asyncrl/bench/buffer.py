@@ -37,7 +37,7 @@ class BenchSettings(msgspec.Struct, frozen=True):
     """What is measured.
 
     Attributes:
-        tokens: of a trajectory.
+        tokens: tokens of a trajectory.
         groups_per_step, group_size: of a batch.
         pipeline_depth: steps that the producer may be ahead.
         warm_up, steps: batches before, and while, the clock runs.

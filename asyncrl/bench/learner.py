@@ -28,7 +28,7 @@ class LogprobSettings(msgspec.Struct, frozen=True):
 
     Attributes:
         tokens, vocabulary, hidden: of the product of hidden states and output layer.
-        repetitions: of each way, in turn.
+        repetitions: repetitions of each way, in turn.
     """
 
     tokens: int = 4096

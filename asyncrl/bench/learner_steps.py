@@ -40,9 +40,9 @@ class StepSettings(msgspec.Struct, frozen=True):
     """What is measured.
 
     Attributes:
-        sigma: of the logarithm of the rows' lengths; 0 for rows of one length.
+        sigma: sigma of the logarithm of the rows' lengths; 0 for rows of one length.
         median_tokens: of a row.
-        rows: of a batch.
+        rows: rows of a batch.
         rows_at_once: of the plain loop's micro-batches; the learner packs ``rows_at_once * median_tokens`` tokens, or the longest
             row.
         repetitions: steps of each loop, in turn.
@@ -61,7 +61,7 @@ class StepSpeed(msgspec.Struct, frozen=True):
     Attributes:
         ratio: median over the repetitions of the learner's tokens a second over the plain loop's.
         learner_tokens_per_s, plain_tokens_per_s: medians; padding does not count.
-        tokens: of the batch.
+        tokens: tokens of the batch.
         padding: share of the plain loop's tokens.
         gradient_difference: of the two gradient norms before the first step, relative.
     """

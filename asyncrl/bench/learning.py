@@ -53,7 +53,7 @@ class Row(msgspec.Struct, frozen=True):
     Attributes:
         name: begins the names of its run folders.
         title: as the table shows it.
-        overrides: of the quickstart.
+        overrides: overrides of the quickstart.
         uncorrected: train stale tokens as if they were fresh (weight ``none``). No recipe may say so: it is set once the rest has
             been checked.
     """

@@ -44,7 +44,7 @@ class PolicyResult(msgspec.Struct, frozen=True):
         trained: share of the cohort's groups with variance that were trained.
         length_ratio: mean length of the trained episodes over that of the issued ones.
         learner_idle: share of the time in which the learner waited.
-        hours: of simulated time the run took.
+        hours: hours of simulated time the run took.
     """
 
     staleness_mean: float

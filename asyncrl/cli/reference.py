@@ -4,6 +4,7 @@ Keys, types, ranges, defaults and meanings come from :mod:`asyncrl.core.recipe.s
 reference is wrong only where the schema is. A key without a meaning in its section's docstring is an error.
 """
 
+import argparse
 import inspect as python_inspect
 import json
 import re
@@ -120,7 +121,9 @@ def _sentence(text: str) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Write the reference to the file named, by default docs/recipe.md of the checkout."""
-    Path(argv[0] if argv else "docs/recipe.md").write_text(reference(), encoding="utf-8")
+    parser = argparse.ArgumentParser(description="Write the reference of all keys of a recipe.")
+    parser.add_argument("file", nargs="?", type=Path, default=Path("docs/recipe.md"))
+    parser.parse_args(argv).file.write_text(reference(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ class HeldGroups(msgspec.Struct, frozen=True):
 
     Attributes:
         version: at which they were born: none of their tokens is older.
-        state: of the groups.
+        state: state of the groups.
         groups: how many there are.
         since: seconds since the epoch; no group has been in its state for longer.
     """
@@ -101,9 +101,9 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         version: the published version.
         ledger: groups, trajectories and draws of tasks by state.
-        payload_bytes: of finished trajectories whose group has not ended.
+        payload_bytes: bytes of finished trajectories whose group has not ended.
         kept_batches: number of batches that may have to be trained again after a crash.
-        kept_bytes: of payload that only these batches need.
+        kept_bytes: bytes of payload that only these batches need.
         held: groups that have not ended, by version and state.
         lengths_issued: finished trajectories, whatever became of them, by length: entry b counts lengths of b binary digits,
             ``[2 ** (b - 1), 2 ** b)`` tokens.

@@ -102,7 +102,7 @@ class ToolEnvironment(Environment):
 
     Attributes:
         system_prompt: put before every task's prompt, if not empty.
-        task: of the running episode, for tools that need it.
+        task: task of the running episode, for tools that need it.
         tool_timeout_s: deadline of one call in seconds; the recipe's ``environment.tool_timeout_s``.
     """
 

@@ -55,7 +55,7 @@ class RpcClient(Frames):
 
         Args:
             method: from the class that the server's methods were read from, e.g. ``BufferApi.take``.
-            args: of the call; keyword arguments are not sent.
+            args: arguments of the call; keyword arguments are not sent.
 
         Raises:
             ConnectionLost: there will be no answer.

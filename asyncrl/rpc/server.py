@@ -34,7 +34,7 @@ class RpcServer:
     Args:
         served: the object. When a connection is lost, methods that it called are cancelled.
         methods: that may be called.
-        name: of the object, for messages.
+        name: name of the object, for messages.
     """
 
     def __init__(self, served: object, methods: Mapping[str, Signature], name: str) -> None:

@@ -47,7 +47,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         engine_life: mean time after which an engine dies.
         silence: time after which a dead engine's episodes are given up and it comes back.
         broken: share of episodes whose environment breaks.
-        seed: of durations and failures.
+        seed: seed of durations and failures.
     """
 
     engines: int
@@ -117,8 +117,8 @@ class Pool:
 
     Args:
         buffer: new.
-        shape: of the simulated world.
-        reward: of an episode.
+        shape: shape of the simulated world.
+        reward: reward of an episode.
         observers: are told what happens.
         batch: how large batches are.
         steps: training steps of the run.

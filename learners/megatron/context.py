@@ -58,7 +58,7 @@ class SplitRows(PackedRows):
     """A packed sequence of which this rank has a part.
 
     Each row is padded to a multiple of ``2 * ranks`` and cut into ``2 * ranks`` chunks. Rank ``r`` has chunks ``r`` and
-    ``2 * ranks - 1 - r``, which is as much of the causal triangle as any other rank has. ``lengths`` are those of the padded rows;
+    ``2 * ranks - 1 - r``, which is as much of the causal triangle as any other rank has. ``lengths`` are of the padded rows;
     a row of padding at the end makes the number of each rank's tokens a multiple of what sequence parallelism divides.
     """
 

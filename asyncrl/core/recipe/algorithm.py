@@ -83,7 +83,7 @@ class GaeAdvantage(Section, frozen=True, tag_field="kind", tag="gae"):
     batch's tokens. The critic is a second model of the policy's architecture, which begins with its weights.
 
     Attributes:
-        discount: of a reward one sampled token later.
+        discount: discount of a reward one sampled token later.
         lam: how far rewards reach back past the critic: 1 to the first token, 0 one token.
         length_adaptive_alpha: above 0, ``lam`` is ``1 - 1 / (alpha * tokens of the episode)`` instead (Yue et al. 2025,
             arXiv:2504.05118).
@@ -140,7 +140,7 @@ class TurnCredit(Section, frozen=True, tag_field="kind", tag="turn"):
     """Every turn has an advantage of its own: of the rewards from it onwards, among the turns of the group in the same place.
 
     Attributes:
-        discount: of a reward one turn later.
+        discount: discount of a reward one turn later.
     """
 
     discount: UpToOne = 1.0
@@ -231,7 +231,7 @@ class ClipCovLoss(Section, frozen=True, tag_field="kind", tag="clip_cov"):
     Attributes:
         clip_low: the ratio is clipped below at ``1 - clip_low``.
         clip_high: the ratio is clipped above at ``1 + clip_high``.
-        share: of the batch's tokens that lose it, chosen at random among those between ``low`` and ``high``.
+        share: share of the batch's tokens that lose it, chosen at random among those between ``low`` and ``high``.
         low: smallest covariance of a token that may.
         high: largest covariance of a token that may.
     """
@@ -248,8 +248,8 @@ class KlCovLoss(Section, frozen=True, tag_field="kind", tag="kl_cov"):
     2025, arXiv:2505.22617).
 
     Attributes:
-        share: of the batch's tokens that are penalised, exactly: chance decides among equals.
-        coefficient: of the penalty, the absolute log-ratio.
+        share: share of the batch's tokens that are penalised, exactly: chance decides among equals.
+        coefficient: coefficient of the penalty, the absolute log-ratio.
     """
 
     share: UpToOne = 2e-3
@@ -330,7 +330,7 @@ class RejectRatio(Section, frozen=True, tag_field="kind", tag="ratio"):
 
     Attributes:
         level: what is left out together: a ``token``, a ``segment`` (turn) or a ``sequence`` (row).
-        reduce: of the log-ratios of its tokens; ``max`` asks that every one be in range.
+        reduce: how one number is made of the log-ratios of its tokens; ``max`` asks that every one be in range.
         lower: smallest ratio that is trained, that is ``exp`` of the reduced log-ratio.
         upper: largest ratio that is trained.
     """
@@ -348,7 +348,7 @@ class RejectDivergence(Section, frozen=True, tag_field="kind", tag="divergence")
         estimator: Schulman's, with ``r`` the trained over the sampling probability: ``k1`` is ``-log r``, ``k2``
             ``(log r)**2 / 2``, ``k3`` ``r - 1 - log r``.
         level: what is left out together: a ``token``, a ``segment`` (turn) or a ``sequence`` (row).
-        reduce: of its tokens' estimates.
+        reduce: how one number is made of its tokens' estimates.
         upper: largest divergence that is trained, nats.
     """
 
@@ -422,7 +422,7 @@ class AdaptiveKl(Section, frozen=True, tag_field="kind", tag="adaptive"):
     """The coefficient moves so that the divergence stays near a target (Ziegler et al. 2019, arXiv:1909.08593).
 
     Attributes:
-        target: of the divergence from the reference, nats a token.
+        target: target of the divergence from the reference, nats a token.
         horizon: policy versions in which the coefficient may change about 1.2-fold.
     """
 
@@ -442,8 +442,8 @@ class KlInLoss(Section, frozen=True, tag_field="kind", tag="in_loss"):
     arXiv:2402.03300).
 
     Attributes:
-        coefficient: of the divergence; the first, if it is adaptive.
-        estimator: of each token's divergence.
+        coefficient: coefficient of the divergence; the first, if it is adaptive.
+        estimator: estimator of each token's divergence.
         straight_through: descend the divergence itself, whatever the estimator's own gradient is (Tang and Munos 2025,
             arXiv:2506.09477); false is GRPO as published.
         control: whether the coefficient changes.
@@ -460,8 +460,8 @@ class KlInReward(Section, frozen=True, tag_field="kind", tag="in_reward"):
     2022, arXiv:2203.02155).
 
     Attributes:
-        coefficient: of the divergence; the first, if it is adaptive.
-        estimator: of each token's divergence; only ``k1`` and ``k3`` are unbiased.
+        coefficient: coefficient of the divergence; the first, if it is adaptive.
+        estimator: estimator of each token's divergence; only ``k1`` and ``k3`` are unbiased.
         control: whether the coefficient changes.
     """
 

@@ -25,7 +25,7 @@ class PayloadShard:
     Args:
         buffer: section of the recipe.
         shard: its number.
-        folder: of its files.
+        folder: folder of its files.
     """
 
     def __init__(self, buffer: BufferConfig, shard: int, folder: Path) -> None:
