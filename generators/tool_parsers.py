@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def own_parsers() -> frozenset[str]:
     return frozenset()
 
 
+@cache
 def _all_parsers() -> frozenset[str]:
     """All parsers that a process with vLLM and its plug-ins lists; none if it fails."""
     try:
