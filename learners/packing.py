@@ -62,7 +62,7 @@ def _spread(lengths: Sequence[int], count: int) -> list[MicroBatchRows]:
 
 
 def _deal(parts: list[MicroBatchRows], lengths: Sequence[int], data_parallel: int) -> list[list[MicroBatchRows]]:
-    """As many parts for each rank, heaviest first; the order of the ranks is reversed each time round."""
+    """Give each rank as many parts as the others, heaviest first; the order of the ranks is reversed each time round."""
     heaviest_first = sorted(parts, key=lambda part: -sum(lengths[row] for row in part))
     ranks: list[list[MicroBatchRows]] = [[] for _ in range(data_parallel)]
     for start in range(0, len(parts), data_parallel):

@@ -148,7 +148,7 @@ def view(result: BufferResult) -> RenderableType:
 
 
 class _Latency(msgspec.Struct, frozen=True):
-    """Of handing in, in milliseconds: until takeable, median and 99th percentile, and until answered."""
+    """Milliseconds from handing in: until takeable, median and 99th percentile, and until answered."""
 
     p50: float
     p99: float

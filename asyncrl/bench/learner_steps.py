@@ -29,7 +29,7 @@ VOCABULARY, LONGEST = 4096, 2048
 GROUP_SIZE = 8
 LEARNING_RATE = 1e-6
 TRUNCATION = 2.0
-"""Of importance weights: the recipe's default."""
+"""The largest importance weight: the recipe's default."""
 SAME_GRADIENT = 1e-4
 """Relative: the two loops' gradient norms may differ by this before the first step."""
 
@@ -150,7 +150,7 @@ class PlainLoop:
         return norm
 
     def _forward(self, part: list[tuple[Trajectory, float]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of the sampled tokens: log-probability, behaviour log-probability and advantage."""
+        """The sampled tokens' log-probability, behaviour log-probability and advantage."""
         longest = max(len(row) for row, _ in part)
         ids, is_token, sampled = (torch.zeros(len(part), longest, dtype=kind) for kind in (torch.int64, torch.int64, torch.bool))
         for number, (row, _) in enumerate(part):

@@ -33,7 +33,7 @@ def demonstrate(task: Task) -> Demonstration:
 
 
 def demonstrate_mistake(task: Task) -> Demonstration:
-    """Like :func:`demonstrate`, but the whole expression is tried in one call first, which is refused if it is too long."""
+    """Demonstrate the task like :func:`demonstrate`, but try the whole expression in one call first, which is refused if too long."""
     ideal = demonstrate(task)
     call = ToolCall(Calculator.calculator.__name__, {"expression": task.prompt})
     try:
@@ -44,7 +44,7 @@ def demonstrate_mistake(task: Task) -> Demonstration:
 
 
 def demonstrate_impatience(task: Task, impatience: float, generator: random.Random) -> Demonstration:
-    """Like :func:`demonstrate`, by someone with a bad habit: additions are not worth a call.
+    """Demonstrate the task like :func:`demonstrate`, by someone with a bad habit: additions are not worth a call.
 
     At an addition, with probability ``impatience``, the calls end, and the answer is the value before it. Copied at its most
     frequent, the habit solves 2/3 of the tasks with one operation, 1/3 of those with two and 1/6 of those with three.

@@ -17,7 +17,7 @@ REWARDS = st.floats(-10, 10)
 
 
 def episode(rewards: list[float]) -> Trajectory:
-    """Of a given token and one-token turns."""
+    """A trajectory of a given token and one-token turns."""
     length = 1 + len(rewards)
     spans = (VersionSpan(0, 1, NOT_SAMPLED), VersionSpan(1, length, PolicyVersion(0)))
     return Trajectory(

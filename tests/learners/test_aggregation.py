@@ -82,7 +82,7 @@ def test_parts_of_a_batch_add_up_to_it(rows, kind, loss, correction, random):
 @settings(deadline=None)
 @given(rows_of_tokens(max_rows=6))
 def test_each_kind_is_what_its_name_says(rows):
-    """Of the loss ``-A * logp`` without any correction."""
+    """The loss is ``-A * logp``, without any correction."""
     terms = [np.array([-row.advantage * token.theta for token in row.tokens if token.mask]) for row in rows]
     terms = [one for one in terms if len(one)]
     if not terms:
