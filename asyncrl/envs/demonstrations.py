@@ -33,7 +33,7 @@ def demonstrate(task: Task) -> Demonstration:
 
 
 def demonstrate_mistake(task: Task) -> Demonstration:
-    """Demonstrate the task like :func:`demonstrate`, but try the whole expression in one call first; too long a one is refused."""
+    """Demonstrate the task like :func:`demonstrate`, after a call that tries the whole expression, which may be refused."""
     ideal = demonstrate(task)
     call = ToolCall(Calculator.calculator.__name__, {"expression": task.prompt})
     try:
