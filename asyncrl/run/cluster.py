@@ -125,7 +125,7 @@ class Cluster:
         """Cancel what runs in this context as soon as the process of a learner rank is gone, also while it is asked for nothing.
 
         Raises:
-            ProcessDied: one is gone.
+            ExceptionGroup: holds the ``ProcessDied`` of each that is gone, or what the context itself raised.
         """
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(_answers(rank, number)) for number, rank in enumerate(self._learners)]
