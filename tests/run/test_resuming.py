@@ -273,7 +273,7 @@ def tracked(run):
 def test_a_damaged_mlflow_database_is_told_before_anything_starts(run, tracked, damage, told):
     whole = tracked.read_bytes()
     tracked.write_bytes(damage(whole))
-    run.refused(f"MLflow database {tracked} cannot be used: .*{told}.*; mend it or put it back, or move it away")
+    run.refused(f"MLflow database {tracked} cannot be used: .*{told}.*; repair it or put it back; or move it away")
     tracked.write_bytes(whole)
     run.reached()
     tracked.unlink()
@@ -288,7 +288,7 @@ def test_a_read_only_mlflow_database_is_told_before_anything_starts(run, tracked
     command = [sys.executable, "-m", "asyncrl.cli.main", "launch", "--resume", str(run.folder.path), "--dry-run"]
     done = subprocess.run(command, preexec_fn=forgo_what_root_may, capture_output=True, text=True, timeout=60)
     assert done.returncode == ExitCode.REFUSED
-    assert f"the MLflow database {tracked} cannot be used: it is read-only; mend it" in done.stderr
+    assert f"the MLflow database {tracked} cannot be used: it is read-only; repair it or put it back" in done.stderr
 
 
 def test_the_command_line_says_so_and_starts_nothing(run, tmp_path, capsys):
