@@ -64,15 +64,17 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     if (arguments.recipe is None) == (arguments.resume is None):
         arguments.parser.error("give either a RECIPE, or --resume RUN without one: a resumed run has its own recipe")
     # Hydra and the environment's own module are imported here, Ray and the engines only once the recipe has been accepted.
-    from asyncrl.run.compose import compose
+    from asyncrl.run.compose import compose_for
     from asyncrl.run.folder import RunFolder
+    from asyncrl.run.machine import Machine
     from asyncrl.run.plan import make_plan
     from asyncrl.run.resuming import check_resumable
 
     try:
         found = RunFolder.find(arguments.resume) if arguments.resume else None
-        recipe = compose(str(found.recipe) if found else arguments.recipe, arguments.overrides)
-        plan = make_plan(recipe)
+        machine = Machine.here()
+        recipe, choices = compose_for(machine, str(found.recipe) if found else arguments.recipe, arguments.overrides)
+        plan = make_plan(recipe, machine, choices)
         reached = check_resumable(recipe, found) if found else None
         if arguments.dry_run:
             _show(recipe, plan, console)
@@ -81,6 +83,9 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     except RecipeError as error:
         return show_refusal(error)
 
+    if plan.choices:
+        chosen = ", ".join(f"{choice.key} {choice.value}" for choice in plan.choices)
+        console.print(Text(f"Chosen for this machine (--dry-run says why): {chosen}", "dim"), soft_wrap=True)
     for remark in plan.remarks:
         console.print(Text(f"Note: {remark}", "yellow"), soft_wrap=True)
     run = partial(_launch, reached=reached)

@@ -19,6 +19,7 @@ from msgspec import NODEFAULT, inspect
 from asyncrl.core.recipe.decode import LARGEST_INTEGER
 from asyncrl.core.recipe.describe import describe
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.section import AUTO, is_automatic
 
 _HEAD = """\
 # Recipe reference
@@ -30,6 +31,9 @@ contradict one another. On the command line, `asyncrl launch recipe.yaml learner
 out of the recipe again. A recipe extends another, one of yours or a shipped one, with `defaults: [quickstart, _self_]`.
 `${oc.env:HOME}` is replaced by the environment variable, and `${seed}` by the value of that key; where a text is to hold `${`,
 write `\\${`.
+
+What is `auto` is chosen at launch, from the machine's processors and memory and from the model. `asyncrl launch recipe.yaml
+--dry-run` shows each choice with its reason, and the run's folder keeps it, so that a resumed run has the same.
 
 An integer for which no upper bound is given is at most {largest}.
 
@@ -93,6 +97,8 @@ def _value(value_type: inspect.Type, key: str) -> str:
 def _default(field: inspect.Field) -> str:
     if field.required:
         return "required"
+    if is_automatic(field.type):
+        return f"`{AUTO}`"
     default: Any = field.default_factory() if field.default is NODEFAULT else field.default
     if isinstance(default, msgspec.Struct):
         tag = default.__struct_config__.tag

@@ -7,7 +7,7 @@ What :func:`resolved_yaml` writes, :func:`compose` reads back to an equal recipe
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,19 +32,30 @@ import recipes as shipped
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.automatic import Choice, choose
 from asyncrl.run.config_yaml import write_config
+from asyncrl.run.machine import Machine
 
 SHIPPED_FOLDER = Path(shipped.__file__).resolve().parent
 _NOT_A_HYDRA_APPLICATION = "take it out: Hydra only composes the recipe; run folders, with their logs, are made in run_dir"
 
 
 def compose(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe at a path, or the shipped recipe of that name, with overrides in Hydra's grammar.
+    """The recipe at a path, or the shipped recipe of that name, with what it leaves to the machine chosen for this one.
+
+    Args and errors: see :func:`compose_for`.
+    """
+    return compose_for(Machine.here(), recipe, overrides)[0]
+
+
+def compose_for(machine: Machine, recipe: str, overrides: Sequence[str] = ()) -> tuple[Recipe, tuple[Choice, ...]]:
+    """The recipe at a path, or the shipped recipe of that name, for a machine, and what was chosen for it.
 
     Args:
+        machine: where the run will be; decides about the keys that are ``auto``.
         recipe: path of a ``.yaml`` file, or a name that :func:`shipped_recipes` lists.
-        overrides: ``learner.lr=1e-4`` sets a key (in the YAML or not), ``~tracking.uri`` takes one out, ``group=option`` chooses
-            from a config group.
+        overrides: in Hydra's grammar. ``learner.lr=1e-4`` sets a key (in the YAML or not), ``~tracking.uri`` takes one out,
+            ``group=option`` chooses from a config group.
 
     Raises:
         RecipeError: for anything that keeps it from being a valid recipe; further problems are its notes.
@@ -58,7 +69,14 @@ def compose(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
         mapping = OmegaConf.to_container(config, resolve=True)
         _refuse_missing_values(mapping)  # an interpolation may give one, e.g. of an environment variable
     assert isinstance(mapping, dict)
-    return decode_recipe({str(key): value for key, value in mapping.items()})
+    choices: tuple[Choice, ...] = ()
+
+    def chosen(undecided: Recipe, automatic: Set[str]) -> Recipe:
+        nonlocal choices
+        decided, choices = choose(undecided, automatic, machine)
+        return decided
+
+    return decode_recipe({str(key): value for key, value in mapping.items()}, chosen), choices
 
 
 def resolved_yaml(recipe: Recipe) -> str:

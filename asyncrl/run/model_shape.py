@@ -13,6 +13,7 @@ from asyncrl.core.recipe.schema import GeneratorsConfig, LearnerConfig, LoraConf
 
 TINY = "tiny"
 """The ``model.path`` of the model that is made on this machine."""
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 Size = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -7,13 +7,14 @@ there. The memory is an estimate, which tells a run that fits from one that does
 from collections.abc import Iterator, Sequence
 
 import msgspec
-import psutil
 
 from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.reward import ModelReward, RewardConfig
 from asyncrl.core.recipe.schema import GeneratedTasks, LearnerConfig, ModelConfig, Recipe
 from asyncrl.envs.load import load_environment
-from asyncrl.run.model_shape import ModelShape, check_sizes, read_shape
+from asyncrl.run.automatic import Choice
+from asyncrl.run.machine import Machine
+from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, check_sizes, read_shape
 from asyncrl.run.reward_folder import read_reward_shape
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.units import memory, quantity
@@ -34,21 +35,6 @@ LEARNER_BYTES = 600 << 20
 CHECKED_TASKS = 20_000
 """How many of the tasks that an environment makes a plan makes and checks, so that it is there at once."""
 TRAJECTORY_BYTES_A_TOKEN = 9
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-class Machine(msgspec.Struct, frozen=True):
-    """The machine that the plan is for: bytes of memory, in all and free now, and processor cores."""
-
-    memory: int
-    free: int
-    cores: int
-
-    @classmethod
-    def here(cls) -> "Machine":
-        """This machine."""
-        found = psutil.virtual_memory()
-        return cls(memory=found.total, free=found.available, cores=psutil.cpu_count() or 1)
 
 
 class Processes(msgspec.Struct, frozen=True):
@@ -90,6 +76,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         outstanding_groups: groups that may be generated or waiting at any time.
         running_episodes: episodes that all engines together have room for.
         machine: the machine that it was made for.
+        choices: the recipe's values that were ``auto``.
         inert: which keys of the recipe have no effect; see :func:`asyncrl.core.recipe.inert.inert`.
         remarks: what is allowed but probably not meant.
     """
@@ -102,6 +89,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     outstanding_groups: int
     running_episodes: int
     machine: Machine
+    choices: tuple[Choice, ...]
     inert: str | None
     remarks: tuple[str, ...]
 
@@ -111,8 +99,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(process.count * process.each_bytes for process in self.processes)
 
 
-def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
-    """The plan of a recipe on a machine, by default this one.
+def make_plan(recipe: Recipe, machine: Machine | None = None, choices: Sequence[Choice] = ()) -> Plan:
+    """The plan of a recipe on a machine, by default this one, with those of the recipe's values that were chosen for it.
 
     Raises:
         RecipeError: the model, the tasks, the environment, the tool parser or a class that the recipe names are not there, or do
@@ -134,6 +122,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None) -> Plan:
         outstanding_groups=outstanding,
         running_episodes=recipe.generators.count * recipe.generators.max_running,
         machine=machine or Machine.here(),
+        choices=tuple(choices),
         inert=inert(recipe),
         remarks=(),
     )

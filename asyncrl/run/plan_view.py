@@ -11,10 +11,11 @@ from asyncrl.run.units import memory, quantity
 
 
 def plan_view(plan: Plan, recipe: Recipe) -> RenderableType:
-    """Processes and memory, tasks, batch arithmetic, and the remarks."""
+    """Processes and memory, tasks, batch arithmetic, what was chosen, and the remarks."""
     said = plan.remarks if plan.inert is None else (plan.inert, *plan.remarks)
     remarks = [Text(f"Note: {remark}", "yellow") for remark in said]
-    return Group(_processes(plan), Text(), _tasks(plan), Text(), _arithmetic(plan, recipe), *remarks)
+    tables = [_processes(plan), _tasks(plan), _arithmetic(plan, recipe), *([_choices(plan)] if plan.choices else [])]
+    return Group(*(part for table in tables for part in (table, Text())), *remarks)
 
 
 def _processes(plan: Plan) -> Table:
@@ -40,6 +41,15 @@ def _tasks(plan: Plan) -> Table:
     for source in plan.sources:
         tasks = f"{source.tasks:,}" if source.counted else f"at most {source.tasks:,}"
         table.add_row(source.split, source.name, tasks, f"{source.skipped:,}" if source.skipped else "none")
+    return table
+
+
+def _choices(plan: Plan) -> Table:
+    table = Table(title="Chosen for this machine", title_justify="left", show_header=False, border_style="dim", box=box.ROUNDED)
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    for choice in plan.choices:
+        table.add_row(choice.key, str(choice.value), choice.reason)
     return table
 
 

@@ -13,8 +13,9 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import compose
+from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import read_shape
-from asyncrl.run.plan import Machine, Source, make_plan
+from asyncrl.run.plan import Source, make_plan
 from asyncrl.run.plan_view import plan_view
 
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)

@@ -6,7 +6,8 @@ import pytest
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.run.compose import compose
-from asyncrl.run.plan import Machine, Plan, make_plan
+from asyncrl.run.machine import Machine
+from asyncrl.run.plan import Plan, make_plan
 
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
 SHAPE = {

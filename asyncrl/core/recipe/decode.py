@@ -1,11 +1,11 @@
 """Makes a typed recipe of a composed mapping, or errors that a user can act on.
 
 What always holds: a recipe that :func:`decode_recipe` returns fits the schema and breaks no rule between keys. All wrong keys are
-found in one pass; rules between keys are checked once every key is right by itself.
+found in one pass; rules between keys are checked once every key is right by itself and every ``auto`` has been chosen.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from difflib import get_close_matches
 from typing import Any, get_type_hints
 
@@ -16,16 +16,25 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.describe import describe
 from asyncrl.core.recipe.rules import broken_rules
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.section import AUTO, is_automatic, unmarked
 from asyncrl.core.text import writable
 
 LARGEST_INTEGER = 1_000_000_000
 """The largest integer in a recipe where its key sets no bound: no count in a run comes near it."""
 
 
-def decode_recipe(mapping: Mapping[str, Any]) -> Recipe:
+Chooser = Callable[[Recipe, Set[str]], Recipe]
+"""Given a recipe and its keys that are ``auto``, which have the schema's defaults in it, the recipe with them chosen."""
+
+
+def decode_recipe(mapping: Mapping[str, Any], choose: Chooser = lambda recipe, automatic: recipe) -> Recipe:
     """The typed recipe of a plain mapping, such as a YAML file gives.
 
     A section whose ``kind`` is left out is of the default's kind.
+
+    Args:
+        mapping: sections and keys.
+        choose: chooses the values of the keys that are ``auto``; by default they keep the schema's.
 
     Raises:
         RecipeError: the first thing wrong, with its place, the value seen and what would be right; all others are its notes.
@@ -33,7 +42,7 @@ def decode_recipe(mapping: Mapping[str, Any]) -> Recipe:
     reader = _Reader()
     complete = reader.section(_schema(), mapping, place="")
     _raise_together(reader.problems)
-    recipe = msgspec.convert(complete, Recipe)
+    recipe = choose(msgspec.convert(complete, Recipe), AUTOMATIC_KEYS - reader.chosen)
     _raise_together(list(broken_rules(recipe)))
     return recipe
 
@@ -57,6 +66,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self.problems: list[RecipeError] = []
+        self.chosen: set[str] = set()
+        """Keys that may be ``auto`` and have a value of their own."""
 
     def section(self, schema: inspect.StructType, value: Any, place: str) -> Any:
         if not isinstance(value, Mapping):
@@ -67,7 +78,11 @@ class _Reader:
         complete: dict[str, Any] = {}
         for key, entry in value.items():
             here = _join(place, str(key))
-            if key in fields:
+            if key in fields and is_automatic(fields[key].type):
+                if entry != AUTO:
+                    self.chosen.add(here)
+                    complete[key] = self._value(fields[key].type, None, hints[key], entry, here)
+            elif key in fields:
                 complete[key] = self._value(fields[key].type, _default_kind(fields[key]), hints[key], entry, here)
             elif key == schema.tag_field:
                 complete[key] = entry
@@ -134,6 +149,7 @@ def _broken_bound(value_type: inspect.Type, value: Any) -> str:
     """The bound, common to all recipes, that this value breaks; empty if it breaks none."""
     if isinstance(value, float) and not math.isfinite(value):
         return "finite"
+    value_type = unmarked(value_type)
     types = value_type.types if isinstance(value_type, inspect.UnionType) else (value_type,)
     integers = [number for number in types if isinstance(number, inspect.IntType)]
     if isinstance(value, int) and value > LARGEST_INTEGER and any(number.le is number.lt is None for number in integers):
@@ -199,3 +215,17 @@ def _join(place: str, key: str) -> str:
 def _show(value: Any) -> str:
     text = repr(value) if value is not None else "null"
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _automatic_keys(schema: inspect.StructType, place: str = "") -> Iterator[str]:
+    """The dotted path of every key that may be ``auto``; only sections of one kind have such keys."""
+    for field in schema.fields:
+        here = _join(place, field.encode_name)
+        if is_automatic(field.type):
+            yield here
+        elif isinstance(field.type, inspect.StructType):
+            yield from _automatic_keys(field.type, here)
+
+
+AUTOMATIC_KEYS = frozenset(_automatic_keys(_schema()))
+"""The dotted path of every key that may be ``auto``."""

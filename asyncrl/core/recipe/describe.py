@@ -2,6 +2,8 @@
 
 from msgspec import inspect
 
+from asyncrl.core.recipe.section import AUTO, is_automatic
+
 
 def describe(value_type: inspect.Type) -> str:
     """What a value of this type is, e.g. ``a number > 0 and <= 1``; reads well after "must be".
@@ -10,6 +12,8 @@ def describe(value_type: inspect.Type) -> str:
         TypeError: for a type that no recipe key has; teach it here when the schema starts to use it.
     """
     match value_type:
+        case inspect.Metadata(type=chosen) if is_automatic(value_type):
+            return f"{describe(chosen)}, or {AUTO}"
         case inspect.BoolType():
             return "true or false"
         case inspect.IntType():

@@ -7,7 +7,7 @@ from msgspec import Meta
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
-from asyncrl.core.recipe.section import Count, FileName, NonNegative, Positive, Seconds, Section, Text
+from asyncrl.core.recipe.section import AUTOMATIC, Count, FileName, NonNegative, Positive, Seconds, Section, Text
 
 
 class ModelConfig(Section, frozen=True):
@@ -125,16 +125,16 @@ class GeneratorsConfig(Section, frozen=True):
     Attributes:
         count: engines in the pool.
         max_running: the most episodes that one engine runs at once.
-        dtype: type of the engine's weights and activations.
+        dtype: type of the engine's weights and activations; ``auto`` is bfloat16 where the processor or GPU computes in it.
         kv_cache_mb: memory for the key-value cache of one engine on CPU, in MiB; on a GPU see ``gpu_memory_share``.
         gpu_memory_share: share of GPU memory that one engine takes; not used on CPU.
         tensor_parallel: GPUs that one engine spans; must be 1 on CPU.
     """
 
-    count: Count = 2
-    max_running: Count = 64
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    kv_cache_mb: Count = 256
+    count: Annotated[Count, AUTOMATIC] = 2
+    max_running: Annotated[Count, AUTOMATIC] = 64
+    dtype: Annotated[Literal["bfloat16", "float16", "float32"], AUTOMATIC] = "bfloat16"
+    kv_cache_mb: Annotated[Count, AUTOMATIC] = 256
     gpu_memory_share: Annotated[float, Meta(gt=0, le=1)] = 0.85
     tensor_parallel: Count = 1
 
@@ -309,10 +309,10 @@ class LearnerConfig(Section, frozen=True):
     clip_grad: Positive = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     fp8: Literal["none", "e4m3", "hybrid"] = "none"
-    micro_batch_tokens: Count = 8192
+    micro_batch_tokens: Annotated[Count, AUTOMATIC] = 8192
     tensor_parallel: Count = 1
     pipeline_parallel: Count = 1
-    data_parallel: Count = 1
+    data_parallel: Annotated[Count, AUTOMATIC] = 1
     context_parallel: Count = 1
     expert_parallel: Count = 1
     expert_tensor_parallel: Count = 1

@@ -1,9 +1,9 @@
-"""The base class of recipe sections, and the ranges of their numbers and texts."""
+"""The base class of recipe sections, the ranges of their numbers and texts, and the keys that may be ``auto``."""
 
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, inspect
 
 Count = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -11,6 +11,22 @@ Seconds = Annotated[float, Meta(gt=0, le=1e8)]
 Positive = Annotated[float, Meta(gt=0)]
 Text = Annotated[str, Meta(min_length=1)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
+
+AUTO = "auto"
+"""In a recipe, the value that leaves a key to be chosen for the machine and the model. It is also what a key that may have it has
+where the recipe is silent; the schema's own default holds where nobody chooses."""
+AUTOMATIC = Meta(extra={AUTO: True})
+"""Marks, as ``Annotated[Count, AUTOMATIC]``, a key that may be ``auto``."""
+
+
+def is_automatic(value_type: inspect.Type) -> bool:
+    """Whether a key of this type may be ``auto``."""
+    return isinstance(value_type, inspect.Metadata) and bool(value_type.extra and value_type.extra.get(AUTO))
+
+
+def unmarked(value_type: inspect.Type) -> inspect.Type:
+    """A key's type without the mark that it may be ``auto``."""
+    return value_type.type if isinstance(value_type, inspect.Metadata) else value_type
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

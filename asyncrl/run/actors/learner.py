@@ -53,7 +53,7 @@ class LearnerActor:
             meeting=meeting,
             listening=None if self._listening is None else self._listening.detach(),
             # On a laptop the engines share these cores, and threads waiting for each other there cost more than they do.
-            threads=max(1, (os.cpu_count() or 1) // (layout.ranks + recipe.generators.count)),
+            threads=max(1, len(os.sched_getaffinity(0)) // (layout.ranks + recipe.generators.count)),
         )
         self._learner = Learner(
             recipe.algorithm,

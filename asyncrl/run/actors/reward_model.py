@@ -33,7 +33,7 @@ class RewardModelActor:
             RecipeError: its folder lacks weights, or it reads other tokens than the policy writes.
         """
         check_vocabulary(self._reward, Path(self._model_path))
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // (self._sharing + 1)))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (self._sharing + 1)))
         self._model = RewardModel(self._reward, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def score(self, rows: Sequence[np.ndarray]) -> list[float]:

@@ -1,0 +1,131 @@
+"""Chooses what a recipe leaves to the machine: every key that is ``auto``.
+
+The choices follow from the machine, the model and the rest of the recipe. A resumed run keeps those written down in its own
+recipe.
+"""
+
+from collections.abc import Callable, Mapping, Set
+from math import ceil, gcd
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.machine import Machine
+from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, read_shape
+from asyncrl.run.units import memory
+
+MOST_RUNNING = 256
+"""vLLM's own default for the sequences that an engine runs at once."""
+LEAST_CACHE_MB = 64
+CACHE_SHARE = 0.2
+"""The largest share of free memory for the key-value caches of all engines."""
+MICRO_BATCH_TOKENS = 8192
+CORES_A_RANK = 4
+"""On CPU, of so many cores one is a learner rank's, the others are for engines, tools and the run's own processes."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A value that was chosen for the key of a recipe, and why."""
+
+    key: str
+    value: int | str
+    reason: str
+
+
+def choose(recipe: Recipe, keys: Set[str], machine: Machine) -> tuple[Recipe, tuple[Choice, ...]]:
+    """Choose values for the keys of a recipe that are ``auto``, in an order in which each may depend on those before it.
+
+    Args:
+        recipe: has the schema's defaults where it is ``auto``.
+        keys: dotted paths of the keys to choose.
+        machine: where the run will be.
+
+    Returns:
+        the recipe with the values chosen, and the choices.
+    """
+    try:
+        shape = read_shape(recipe.model.path)
+    except RecipeError:
+        shape = None  # the plan will refuse the model
+    choices = []
+    for key, rule in _RULES.items():
+        if key in keys:
+            section, name = key.split(".")
+            value, reason = rule(recipe, machine, shape)
+            changed = msgspec.structs.replace(getattr(recipe, section), **{name: value})
+            recipe = msgspec.structs.replace(recipe, **{section: changed})
+            choices.append(Choice(key, value, reason))
+    return recipe, tuple(choices)
+
+
+def _dtype(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
+    if machine.gpus:
+        return "bfloat16", "GPUs compute in it"
+    if machine.bfloat16:
+        return "bfloat16", "the processor has instructions for it"
+    return "float32", "the processor has no instructions for bfloat16"
+
+
+def _count(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
+    if machine.gpus:
+        spare = machine.gpus - recipe.learner.layout.ranks
+        each = recipe.generators.tensor_parallel
+        return max(1, spare // each), f"{machine.gpus} GPUs, of which the learner takes {recipe.learner.layout.ranks}"
+    return 2, "while one engine loads new weights, the other goes on"
+
+
+def _max_running(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
+    size, engines = recipe.batch.group_size, recipe.generators.count
+    groups = ceil((recipe.buffer.pipeline_depth + 1) * recipe.batch.groups_per_step / engines)
+    most = max(1, MOST_RUNNING // size) * size
+    if groups * size <= most:
+        return groups * size, "an engine's share of the episodes that may be outstanding"
+    return most, f"{most // size} groups; an engine of vLLM runs {MOST_RUNNING} sequences well"
+
+
+def _kv_cache_mb(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
+    generators = recipe.generators
+    if shape is None:
+        return generators.kv_cache_mb, "the model is not known"
+    needed = generators.max_running * recipe.model.max_context * shape.cache_bytes(ELEMENT_BYTES[generators.dtype])
+    most = int(machine.free * CACHE_SHARE / generators.count)
+    if needed > most:
+        return max(
+            LEAST_CACHE_MB, most >> 20
+        ), f"a fifth of the free memory for all engines; {memory(needed)} would hold every episode"
+    return max(LEAST_CACHE_MB, ceil(needed / 2**20)), "holds every running episode at its longest"
+
+
+def _micro_batch_tokens(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
+    if recipe.model.max_context > MICRO_BATCH_TOKENS:
+        return recipe.model.max_context, "holds the longest episode"
+    return MICRO_BATCH_TOKENS, "enough to keep the processor busy"
+
+
+def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
+    layout = msgspec.structs.replace(recipe.learner, data_parallel=1).layout
+    experts = layout.expert * layout.expert_tensor
+    least = experts // gcd(experts, layout.stage_ranks)
+    spare = 1 if machine.gpus else machine.cores // CORES_A_RANK // layout.ranks
+    ranks = min(max(1, spare), recipe.batch.groups_per_step) // least * least
+    if ranks <= least:
+        return (
+            least,
+            "the fewest that share out the experts"
+            if least > 1
+            else f"one rank for every {CORES_A_RANK} of {machine.cores} cores",
+        )
+    return ranks, f"one rank for every {CORES_A_RANK} of {machine.cores} cores"
+
+
+_Rule = Callable[[Recipe, Machine, ModelShape | None], tuple[int | str, str]]
+_RULES: Mapping[str, _Rule] = {
+    "learner.data_parallel": _data_parallel,
+    "generators.dtype": _dtype,
+    "generators.count": _count,
+    "generators.max_running": _max_running,
+    "generators.kv_cache_mb": _kv_cache_mb,
+    "learner.micro_batch_tokens": _micro_batch_tokens,
+}
+"""How each key is chosen, in the order in which they depend on one another."""

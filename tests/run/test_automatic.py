@@ -1,0 +1,96 @@
+"""What a recipe leaves to the machine is chosen for it, said, and kept."""
+
+import pytest
+from msgspec.structs import replace
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.run.automatic import MICRO_BATCH_TOKENS
+from asyncrl.run.compose import compose, compose_for, resolved_yaml
+from asyncrl.run.machine import Machine
+
+LAPTOP = Machine(memory=16 << 30, free=12 << 30, cores=2)
+
+
+def chosen(machine, *overrides):
+    """The values chosen for the quickstart with overrides, by key."""
+    recipe, choices = compose_for(machine, "quickstart", overrides)
+    for choice in choices:
+        section, name = choice.key.split(".")
+        assert getattr(getattr(recipe, section), name) == choice.value
+        assert choice.reason
+    return {choice.key: choice.value for choice in choices}
+
+
+@pytest.mark.parametrize(
+    ("machine", "dtype"),
+    [
+        (LAPTOP, "float32"),
+        (replace(LAPTOP, bfloat16=True), "bfloat16"),
+        (replace(LAPTOP, gpus=2), "bfloat16"),
+    ],
+)
+def test_engines_compute_in_the_type_that_the_machine_is_fast_in(machine, dtype):
+    assert chosen(machine)["generators.dtype"] == dtype
+
+
+def test_a_value_of_the_recipe_is_not_chosen():
+    found = chosen(LAPTOP, "generators.dtype=bfloat16", "generators.max_running=24", "learner.data_parallel=auto")
+    assert "generators.dtype" not in found
+    assert "generators.max_running" not in found
+    assert found["learner.data_parallel"] == 1
+
+
+def test_engines_have_room_for_every_outstanding_episode_up_to_a_bound():
+    assert chosen(LAPTOP)["generators.max_running"] == 2 * 16 * 8 // 2
+    assert chosen(LAPTOP, "generators.count=3")["generators.max_running"] == 11 * 8
+    assert chosen(LAPTOP, "batch.groups_per_step=64")["generators.max_running"] == 256
+    assert chosen(LAPTOP, "batch.group_size=100")["generators.max_running"] == 200
+    assert chosen(LAPTOP, "batch.group_size=300")["generators.max_running"] == 300
+
+
+def test_the_cache_holds_every_episode_or_a_fifth_of_the_memory():
+    wide = ("batch.groups_per_step=64", "model.max_context=1024", "generators.count=2")
+    token = 2 * 2 * 2 * 32 * 4  # keys and values, two layers, two heads of 32, in float32
+    assert chosen(LAPTOP, *wide)["generators.kv_cache_mb"] == 256 * 1024 * token // 2**20
+    assert chosen(replace(LAPTOP, free=2 << 30), *wide)["generators.kv_cache_mb"] == 204
+
+
+def test_a_micro_batch_holds_the_longest_episode(tmp_path):
+    assert chosen(LAPTOP)["learner.micro_batch_tokens"] == MICRO_BATCH_TOKENS
+    assert chosen(LAPTOP, "model.path=elsewhere", "model.max_context=20000")["learner.micro_batch_tokens"] == 20000
+
+
+def test_ranks_share_out_the_experts_and_never_outnumber_the_groups():
+    many = replace(LAPTOP, cores=32)
+    assert chosen(many)["learner.data_parallel"] == 8
+    assert chosen(many, "batch.groups_per_step=3")["learner.data_parallel"] == 3
+    assert chosen(many, "learner.tensor_parallel=2")["learner.data_parallel"] == 4
+    assert chosen(LAPTOP, "learner.expert_parallel=4")["learner.data_parallel"] == 4
+    assert chosen(replace(many, gpus=8))["learner.data_parallel"] == 1
+
+
+def test_engines_have_the_gpus_that_the_learner_leaves():
+    assert chosen(replace(LAPTOP, gpus=8), "learner.tensor_parallel=2")["generators.count"] == 6
+    assert chosen(replace(LAPTOP, gpus=8), "generators.tensor_parallel=2")["generators.count"] == 3
+    assert chosen(replace(LAPTOP, gpus=1))["generators.count"] == 1
+
+
+def test_what_was_chosen_is_written_down_and_kept_elsewhere(tmp_path):
+    recipe, choices = compose_for(LAPTOP, "quickstart")
+    assert choices
+    written = tmp_path / "recipe.yaml"
+    written.write_text(resolved_yaml(recipe))
+    assert compose_for(replace(LAPTOP, cores=64, bfloat16=True), str(written)) == (recipe, ())
+
+
+def test_only_keys_that_can_be_chosen_may_be_auto():
+    with pytest.raises(RecipeError, match=r"learner.tensor_parallel: 'auto' does not fit; must be an integer >= 1"):
+        compose("quickstart", ["learner.tensor_parallel=auto"])
+    with pytest.raises(RecipeError, match=r"generators.dtype: 'int3' does not fit; .*float32, or auto"):
+        compose("quickstart", ["generators.dtype=int3"])
+
+
+def test_this_machine_is_found_out():
+    machine = Machine.here()
+    assert 0 < machine.free <= machine.memory
+    assert machine.cores >= 1
