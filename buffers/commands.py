@@ -138,7 +138,17 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, tag=11):
         buffer.plan(self.steps)
 
 
-Command = Lease | Commit | Fail | Lost | Expire | Take | Trained | Advance | Checkpointed | Recovered | Plan
+class Pace(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """The pipeline depth changes."""
+
+    depth: int
+
+    def apply(self, buffer: ReplayBuffer) -> None:
+        """Change it."""
+        buffer.pace(self.depth)
+
+
+Command = Lease | Commit | Fail | Lost | Expire | Take | Trained | Advance | Checkpointed | Recovered | Plan | Pace
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

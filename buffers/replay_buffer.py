@@ -85,6 +85,21 @@ class ReplayBuffer:
         """Set the training steps of the whole run."""
         self._state.steps = steps
 
+    @property
+    def depth(self) -> int:
+        """The pipeline depth: training steps of groups that may be outstanding ahead of the learner."""
+        return self._limits.first_depth if self._state.depth is None else self._state.depth
+
+    def pace(self, depth: int) -> None:
+        """Change the pipeline depth. Groups that were issued stay.
+
+        Raises:
+            LedgerError: the recipe does not allow the depth.
+        """
+        if not 0 <= depth <= self._limits.largest_depth:
+            raise LedgerError(f"pipeline depth {depth} is not between 0 and {self._limits.largest_depth}")
+        self._state.depth = depth
+
     # Tickets
 
     def room(self) -> int:
@@ -92,6 +107,7 @@ class ReplayBuffer:
         groups, state = self._ledger.groups, self._state
         return self._policy.room(
             Load(
+                depth=self.depth,
                 waiting=groups[GroupState.RUNNING] + groups[GroupState.COMMITTED],
                 failed=groups[GroupState.FAILED],
                 unpublished_batches=sum(state.unpublished_batches.values()),
@@ -319,6 +335,7 @@ class ReplayBuffer:
             filtered_tasks=tuple(observed.filtered_tasks),
             skipped_rows=dict(self._tasks.skipped),
             kept_from=state.forgotten,
+            depth=self.depth,
             steps_trained=max([state.forgotten, *(version + 1 for version, kept in state.kept.items() if kept.trained)]),
         )
 

@@ -205,6 +205,10 @@ class BufferService:
         if sweep is not None:
             self._spawn(asyncio.to_thread(sweep))
 
+    async def pace(self, depth: int) -> None:
+        """See :meth:`BufferApi.pace`."""
+        await self._do(commands.Pace(depth))
+
     async def statistics(self) -> BufferStatistics:
         """See :meth:`BufferApi.statistics`."""
         return msgspec.structs.replace(self._buffer.statistics(), paused=self._pauses.message)

@@ -3,9 +3,9 @@
 What always holds:
 
 * no token older than ``max_staleness`` policy versions enters a loss;
-* at most ``pipeline_depth + 1`` batches of groups are outstanding. A group is outstanding from its ticket until the version that
-  its step made is published. So a group issued at version v has fewer groups than that before it, and if groups are taken in
-  order, it is trained by version ``v + pipeline_depth``;
+* at most ``pipeline_depth + 1`` batches of groups are outstanding, unless the depth has just become smaller. A group is
+  outstanding from its ticket until the version that its step made is published. So a group issued at version v has fewer groups
+  than that before it, and if groups are taken in order, it is trained by version ``v + pipeline_depth``;
 * under ``wait`` every group is trained whole. As ``pipeline_depth <= max_staleness``, the groups that must be trained by some
   version always fit into the batches up to it: no batch is forced to hold more than it can.
 """
@@ -22,6 +22,7 @@ class Load(msgspec.Struct, frozen=True):
     """What the buffer has to do, as far as it matters for new tickets.
 
     Attributes:
+        depth: the pipeline depth.
         waiting: groups that are running or committed.
         failed: groups that wait to be issued again.
         unpublished_batches: groups in batches whose step is not published yet.
@@ -31,6 +32,7 @@ class Load(msgspec.Struct, frozen=True):
         payload_bytes: held by groups that have not ended.
     """
 
+    depth: int
     waiting: int
     failed: int
     unpublished_batches: int
@@ -47,8 +49,6 @@ class StalenessPolicy:
         self._on_stale, self._max_staleness = buffer.on_stale, buffer.max_staleness
         self._max_reuse, self._groups_per_step = buffer.max_reuse, batch.groups_per_step
         self._max_bytes = buffer.capacity_mb * 1_000_000
-        self.max_outstanding = (buffer.pipeline_depth + 1) * batch.groups_per_step
-        """Number of groups that may be outstanding at once."""
 
     def room(self, load: Load) -> int:
         """Number of groups that may be issued now: the smallest that the pace, the rest of the run and the memory allow.
@@ -63,7 +63,7 @@ class StalenessPolicy:
         useful = max(needed, new_trainings)
         if load.payload_bytes >= self._max_bytes:
             useful = max(load.failed, min(useful, self._groups_per_step - load.waiting))
-        return max(0, min(self.max_outstanding - load.waiting - load.unpublished_batches, useful))
+        return max(0, min((load.depth + 1) * self._groups_per_step - load.waiting - load.unpublished_batches, useful))
 
     def oldest_version(self, version: PolicyVersion) -> PolicyVersion:
         """The oldest version whose tokens may be trained at ``version``."""

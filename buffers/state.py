@@ -38,6 +38,7 @@ class BufferState(msgspec.Struct):
     Attributes:
         steps: training steps of the run; never fewer than before.
         version: the published version.
+        depth: the pipeline depth, once it was changed; until then it is the recipe's.
         now: the last time that a caller gave, in seconds since the epoch.
         groups: that have not ended or are in a kept batch, oldest first.
         kept: batches handed out since the learner's last checkpoint.
@@ -55,6 +56,7 @@ class BufferState(msgspec.Struct):
 
     steps: int
     version: PolicyVersion = PolicyVersion(0)
+    depth: int | None = None
     now: float = 0.0
     groups: dict[GroupId, Group] = {}
     kept: dict[PolicyVersion, KeptBatch] = {}

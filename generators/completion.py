@@ -36,6 +36,8 @@ class EngineUse(msgspec.Struct, frozen=True):
         tokens_by_version: the same, by the policy version that sampled them.
         wall_seconds: seconds since the engine was ready.
         idle_seconds: how many of them nothing was running or the engine was paused.
+        paused_seconds: how many of them it was paused.
+        request_seconds: how long its requests took, added up.
         last_pause_seconds: how long the last installation kept the engine from generating; the one number that is no counter.
     """
 
@@ -43,6 +45,8 @@ class EngineUse(msgspec.Struct, frozen=True):
     tokens_by_version: Counter[PolicyVersion] = msgspec.field(default_factory=Counter)
     wall_seconds: float = 0.0
     idle_seconds: float = 0.0
+    paused_seconds: float = 0.0
+    request_seconds: float = 0.0
     last_pause_seconds: float = 0.0
 
 

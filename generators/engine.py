@@ -222,6 +222,8 @@ class VllmEngine:
             tokens_by_version=self._tokens_by_version.copy(),
             wall_seconds=self._occupancy.wall_seconds,
             idle_seconds=self._occupancy.idle_seconds,
+            paused_seconds=self._occupancy.paused_seconds,
+            request_seconds=self._occupancy.request_seconds,
             last_pause_seconds=self._last_pause_seconds,
         )
 

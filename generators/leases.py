@@ -8,6 +8,7 @@ What always holds:
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from asyncrl.core.ids import GroupId
@@ -35,11 +36,17 @@ class Leases:
 
     Args:
         max_running: episodes the engine runs at once.
+        group_size: episodes of a group.
         room_made: called whenever an episode has ended.
+        clock: tells the time in seconds, and never goes back.
     """
 
-    def __init__(self, max_running: int, room_made: Callable[[], None]) -> None:
-        self._max_running, self._room_made = max_running, room_made
+    def __init__(
+        self, max_running: int, group_size: int, room_made: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_running, self._group_size, self._room_made, self._clock = max_running, group_size, room_made, clock
+        self._settled_at = clock()
+        self._episode_seconds = self._held_back_seconds = 0.0
         self._playing = 0
         self._held: dict[GroupId, Lease] = {}
 
@@ -48,12 +55,32 @@ class Leases:
         """Episodes that the engine could run besides those that wait or run already; negative when some wait for a slot."""
         return self._max_running - self._playing
 
+    @property
+    def episode_seconds(self) -> float:
+        """How long episodes took room, added up."""
+        self._settle()
+        return self._episode_seconds
+
+    @property
+    def held_back_seconds(self) -> float:
+        """How long there was room for a group: its ticket was not to be had."""
+        self._settle()
+        return self._held_back_seconds
+
+    def _settle(self) -> None:
+        now = self._clock()
+        elapsed, self._settled_at = now - self._settled_at, now
+        self._episode_seconds += self._playing * elapsed
+        if self.room >= self._group_size:
+            self._held_back_seconds += elapsed
+
     def accept(self, ticket: Ticket, begin: Callable[[Lease, int], "asyncio.Task[None]"]) -> None:
         """Hold ``ticket``, and ``begin`` the work on each of its samples."""
         superseded = self._held.get(ticket.group_id)
         if superseded is not None:
             self.give_up(superseded)
         lease = self._held[ticket.group_id] = Lease(ticket)
+        self._settle()
         self._playing += len(ticket.samples)
         for index in ticket.samples:
             lease.work[index] = work = begin(lease, index)
@@ -63,6 +90,7 @@ class Leases:
         """The episode of a sample is over and takes no room any more. Harmless the second time."""
         if index in lease.playing:
             lease.playing.remove(index)
+            self._settle()
             self._playing -= 1
             self._room_made()
 

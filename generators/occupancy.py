@@ -13,7 +13,7 @@ class Occupancy:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._began = self._changed = clock()
-        self._idle = 0.0
+        self._idle = self._paused_seconds = self._request_seconds = 0.0
         self._paused = False
         self.running = 0
 
@@ -48,8 +48,23 @@ class Occupancy:
         self._settle()
         return self._idle
 
+    @property
+    def paused_seconds(self) -> float:
+        """Seconds in which the engine was paused."""
+        self._settle()
+        return self._paused_seconds
+
+    @property
+    def request_seconds(self) -> float:
+        """Seconds that all requests took, added up; pauses are part of them."""
+        self._settle()
+        return self._request_seconds
+
     def _settle(self) -> None:
         now = self._clock()
         elapsed, self._changed = now - self._changed, now
         if self._paused or self.running == 0:
             self._idle += elapsed
+        if self._paused:
+            self._paused_seconds += elapsed
+        self._request_seconds += self.running * elapsed

@@ -11,6 +11,8 @@ What always holds:
 
 import asyncio
 import logging
+import time
+from asyncio import sleep  # bound here, before an environment that replaces asyncio.sleep is imported
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -44,12 +46,18 @@ class GeneratorStatistics(EngineUse, frozen=True):
     Attributes:
         finished_episodes: episodes played for training, handed in or not.
         tool_output_cut: characters cut from the outputs of their tools, for ``environment.max_tool_output``.
+        episode_seconds: how long they took room, added up.
+        held_back_seconds: how long there was room for a group, and no ticket.
+        evaluating_seconds: how long an evaluation was being played.
         scoring: what a reward model said of them.
         blocked_by: sentences about code that blocked the event loop of all episodes for a second or longer, each place once.
     """
 
     finished_episodes: int = 0
     tool_output_cut: int = 0
+    episode_seconds: float = 0.0
+    held_back_seconds: float = 0.0
+    evaluating_seconds: float = 0.0
     scoring: ScoringUse = ScoringUse()
     blocked_by: tuple[str, ...] = ()
 
@@ -125,8 +133,9 @@ class GeneratorWorker:
         self._changed = asyncio.Event()
         self._serving: asyncio.Task[None]
         self._cut_off: asyncio.Future[str]
-        self._leases = Leases(settings.max_running, self._changed.set)
+        self._leases = Leases(settings.max_running, settings.group_size, self._changed.set)
         self._finished_episodes = self._tool_output_cut = 0
+        self._evaluating_seconds = 0.0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Generate until ``stop`` is set; then end all episodes where they are.
@@ -158,7 +167,7 @@ class GeneratorWorker:
     async def _renew(self) -> None:
         """Tell the buffer at intervals that the worker lives, and stop what nobody waits for any more."""
         while True:
-            await asyncio.sleep(self._settings.lease_s / RENEWALS_PER_LEASE)
+            await sleep(self._settings.lease_s / RENEWALS_PER_LEASE)
             asked_for = self._leases.held()
             for group_id in await self._ticket_client.renew(self._id, list(asked_for)):
                 # A group that came back while the answer was on the way is another lease, of which the answer knows nothing.
@@ -248,15 +257,18 @@ class GeneratorWorker:
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
         """One episode of each held-out task; see :func:`generators.evaluation.evaluate`."""
-        settings = self._settings
-        return await evaluate(
-            tasks,
-            msgspec.structs.replace(settings.limits, temperature=temperature),
-            self._tools,
-            at_once=settings.max_running,
-            attempts=settings.evaluation_attempts,
-            texts=settings.evaluation_texts,
-        )
+        settings, began = self._settings, time.monotonic()
+        try:
+            return await evaluate(
+                tasks,
+                msgspec.structs.replace(settings.limits, temperature=temperature),
+                self._tools,
+                at_once=settings.max_running,
+                attempts=settings.evaluation_attempts,
+                texts=settings.evaluation_texts,
+            )
+        finally:
+            self._evaluating_seconds += time.monotonic() - began
 
     def statistics(self) -> GeneratorStatistics:
         """Counters since the engine was ready."""
@@ -264,5 +276,8 @@ class GeneratorWorker:
             **msgspec.structs.asdict(self._engine.use()),
             finished_episodes=self._finished_episodes,
             tool_output_cut=self._tool_output_cut,
+            episode_seconds=self._leases.episode_seconds,
+            held_back_seconds=self._leases.held_back_seconds,
+            evaluating_seconds=self._evaluating_seconds,
             scoring=self._scoring.use if self._scoring is not None else ScoringUse(),
         )

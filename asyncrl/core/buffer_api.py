@@ -67,5 +67,12 @@ class BufferApi(Protocol):
     async def checkpointed(self, version: PolicyVersion) -> None:
         """Note that the learner never goes back to before ``version``, of which it has a durable checkpoint."""
 
+    async def pace(self, depth: int) -> None:
+        """Change the pipeline depth.
+
+        Raises:
+            LedgerError: the recipe does not allow it.
+        """
+
     async def statistics(self) -> BufferStatistics:
         """Return what the buffer holds, the whole ledger, and whether the run is paused."""

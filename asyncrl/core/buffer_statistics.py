@@ -116,6 +116,7 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
         skipped_rows: malformed rows of each task source.
         paused: why the run is paused; empty if it is not.
         kept_from: batches of earlier versions are no longer kept, so the learner cannot go back to before this version.
+        depth: the pipeline depth.
         steps_trained: number of training steps done, each counted once.
     """
 
@@ -135,4 +136,5 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
     skipped_rows: Mapping[str, int]
     paused: str = ""
     kept_from: PolicyVersion = PolicyVersion(0)
+    depth: int = 0
     steps_trained: int = 0

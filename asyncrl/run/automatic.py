@@ -77,7 +77,7 @@ def _count(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[
 
 def _max_running(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
     size, engines = recipe.batch.group_size, recipe.generators.count
-    groups = ceil((recipe.buffer.pipeline_depth + 1) * recipe.batch.groups_per_step / engines)
+    groups = ceil((recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step / engines)
     most = max(1, MOST_RUNNING // size) * size
     if groups * size <= most:
         return groups * size, "an engine's share of the episodes that may be outstanding"

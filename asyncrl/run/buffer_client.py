@@ -123,6 +123,10 @@ class BufferClient:
         """See :meth:`BufferApi.checkpointed`."""
         await self._call(BufferApi.checkpointed, version)
 
+    async def pace(self, depth: int) -> None:
+        """See :meth:`BufferApi.pace`."""
+        await self._call(BufferApi.pace, depth)
+
     async def statistics(self) -> BufferStatistics:
         """See :meth:`BufferApi.statistics`."""
         return await self._call(BufferApi.statistics)

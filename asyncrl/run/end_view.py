@@ -62,6 +62,8 @@ def _table(summary: Summary, name: str) -> Table:
     table.add_row("tokens", f"{quantity(tokens.generated)} generated, {quantity(tokens.trained)} trained")
     table.add_row("trajectories", f"{summary.trajectories_per_s:.1f} a second")
     table.add_row("idle", f"generators {percent(summary.idle.generators)}, learner {percent(summary.idle.learner)}")
+    if summary.bottleneck is not None:
+        table.add_row("bottleneck", summary.bottleneck.sentence)
     table.add_row("groups", _groups(summary.ledger))
     return table
 

@@ -144,8 +144,7 @@ async def _run(
         begin = await checkpointer.resume(published_version, statistics.kept_from)
         await cluster.take_over()  # everything was read and checked: only from here on do the run's files change
         folder.summary.unlink(missing_ok=True)  # it tells how the run ended before
-        shown = recipe.tracking.sample_trajectories
-        recorder = Recorder(generators, buffer, tracker, view, totals, recipe.steps, recipe.buffer.max_staleness, shown)
+        recorder = Recorder(recipe, generators, buffer, tracker, view, totals)
         tasks, temperature = load_tasks(recipe, "evaluation"), recipe.evaluation.temperature
         evaluator = Evaluator(generators, tasks, temperature, recorder, checkpointer)
         publisher = Publisher(cluster, generators, buffer, totals, published_version)

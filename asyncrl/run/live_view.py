@@ -173,7 +173,7 @@ def _dashboard(progress: Progress, rewards: Sequence[float], width: int) -> Sequ
         f"delivered in {_milliseconds(progress.publish_seconds)}, paused for {_milliseconds(progress.pause_seconds)}",
     )
     done = f"step {progress.step} of {progress.steps}, {duration(progress.eta_s)} to go"
-    return _bar(progress.step / progress.steps, done), Text(), table
+    return _bar(progress.step / progress.steps, done), Text(), table, Text(progress.bottleneck, "dim")
 
 
 def _bar(fraction: float, text: str) -> RenderableType:
@@ -210,5 +210,6 @@ def _progress_line(progress: Progress) -> str:
         f"generators {quantity(progress.generator_tokens_per_s)} tokens/s, idle {percent(progress.idle_generators)}",
         f"learner {quantity(progress.learner_tokens_per_s)} tokens/s, idle {percent(progress.idle_learner)}",
         f"{duration(progress.eta_s)} to go",
+        progress.bottleneck,
     ]
     return " · ".join(parts)

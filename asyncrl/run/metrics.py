@@ -36,6 +36,16 @@ VERSIONS_SAMPLED = Metric(
 )
 GENERATORS_IDLE = Metric("idle/generators", "share", Reduction.MEAN, "share of time engines had nothing running or were paused")
 LEARNER_IDLE = Metric("idle/learner", "share", Reduction.MEAN, "share of time the learner neither trained nor wrote weights")
+TOOL_TIME = Metric(
+    "episode/outside_engine", "share", Reduction.MEAN, "share of the running episodes' time in tools, environments and rewards"
+)
+HELD_BACK = Metric(
+    "generators/held_back", "share", Reduction.MEAN, "share of time engines had room for a group and no ticket could be had"
+)
+CORES_BUSY = Metric(
+    "run/cores_busy", "share", Reduction.MEAN, "share of the driver's processor cores that were busy with anything"
+)
+PIPELINE_DEPTH = Metric("buffer/pipeline_depth", "training steps", Reduction.MEAN, "experience that may be outstanding ahead")
 RUNNING = Metric("buffer/running_groups", "groups", Reduction.SUM, "groups being generated")
 COMMITTED = Metric("buffer/committed_groups", "groups", Reduction.SUM, "groups waiting to be trained")
 PAYLOAD = Metric("buffer/payload_bytes", "bytes", Reduction.SUM, "encoded trajectories held")

@@ -110,7 +110,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None, choices: Sequence[
     make_sampler(recipe.buffer, {})  # the class and the options are looked at, whatever the sources weigh
     shape = read_shape(recipe.model.path)
     check_sizes(shape, recipe.model, recipe.learner, recipe.generators)
-    outstanding = (recipe.buffer.pipeline_depth + 1) * recipe.batch.groups_per_step
+    outstanding = (recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step
     greedy = recipe.algorithm.greedy_sample is not None
     episodes = recipe.batch.groups_per_step * (recipe.batch.group_size - greedy)
     plan = Plan(

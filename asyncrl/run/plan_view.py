@@ -5,7 +5,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import BufferConfig, Recipe
 from asyncrl.run.plan import Plan
 from asyncrl.run.units import memory, quantity
 
@@ -67,11 +67,17 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
     table.add_row("the run trains on", f"{quantity(plan.episodes_in_all)} episodes in {recipe.steps} training steps")
     table.add_row(
         "outstanding at most",
-        f"{plan.outstanding_groups} groups, (pipeline_depth {buffer.pipeline_depth} + 1) x {batch.groups_per_step}; "
+        f"{plan.outstanding_groups} groups, (pipeline_depth {buffer.largest_depth} + 1) x {batch.groups_per_step}; "
         f"the engines have room for {plan.running_episodes} episodes",
     )
     table.add_row(
         "staleness",
-        f"paced at {buffer.pipeline_depth}, never over {buffer.max_staleness} policy versions (on_stale: {buffer.on_stale})",
+        f"{_pace(buffer)}, never over {buffer.max_staleness} policy versions (on_stale: {buffer.on_stale})",
     )
     return table
+
+
+def _pace(buffer: BufferConfig) -> str:
+    if buffer.first_depth == buffer.largest_depth:
+        return f"paced at {buffer.first_depth}"
+    return f"paced at {buffer.first_depth} to {buffer.largest_depth}, as little as keeps learner or engines busy"

@@ -19,6 +19,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         publish_seconds: from the writing of the last published version until every engine had it.
         pause_seconds: the longest time for which that kept an engine from generating.
         idle_generators, idle_learner: shares of time in [0, 1].
+        bottleneck: a sentence that names it, and what would help.
         eta_s: seconds to the end of the run as it goes now.
         evaluation: mean reward of the last evaluation that ended; None before the first.
     """
@@ -39,5 +40,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     pause_seconds: float
     idle_generators: float
     idle_learner: float
+    bottleneck: str
     eta_s: float
     evaluation: float | None = None

@@ -2,24 +2,34 @@
 
 import statistics
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
+
+import psutil
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading, combine
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.section import AUTO
 from asyncrl.core.spread import has_spread
 from asyncrl.run import metrics
+from asyncrl.run.bottleneck import find_bottleneck
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.live_view import LiveView
+from asyncrl.run.pacing import Pacing
 from asyncrl.run.progress import Progress
 from asyncrl.run.publisher import PublishTimes
-from asyncrl.run.totals import Totals, grown, idle_share
+from asyncrl.run.shares import Shares, StepTimes, grown
+from asyncrl.run.totals import Totals
 from generators.evaluation import EvaluationResult
 from generators.worker import GeneratorStatistics
+
+BOTTLENECK_STEPS = 20
+"""Training steps over which the bottleneck is looked for."""
 
 
 class MetricStore(Protocol):
@@ -38,47 +48,51 @@ class Recorder:
     """Records training steps and evaluations. Measuring starts with :meth:`begin`, when everything is up and warm.
 
     Args:
-        generators, buffer: are asked for counters.
+        recipe: of the run.
+        generators, buffer: are asked for counters; the buffer is told when the pipeline depth is to change.
         tracker, view, totals: get what is recorded.
-        steps: training steps of the whole run.
-        max_staleness: the bound that the view shows staleness against.
-        shown: episodes of an evaluation that are kept as text.
         clock: seconds.
     """
 
     def __init__(
         self,
+        recipe: Recipe,
         generators: GeneratorPool,
         buffer: BufferApi,
         tracker: MetricStore,
         view: LiveView,
         totals: Totals,
-        steps: int,
-        max_staleness: int,
-        shown: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool, self._buffer, self._tracker, self._view, self._totals = generators, buffer, tracker, view, totals
-        self._steps, self._max_staleness, self._shown, self._clock = steps, max_staleness, shown, clock
+        self._recipe, self._clock = recipe, clock
         self._began = self._step_ended = 0.0
         self._steps_here = 0
         self._generators: list[GeneratorStatistics] = []
         self._evaluation: float | None = None
+        self._shares: deque[Shares] = deque(maxlen=BOTTLENECK_STEPS)
+        self._pacing: Pacing | None = None
 
     async def begin(self) -> None:
         """Start measuring."""
         self._generators = await self._pool.statistics()
+        if self._recipe.buffer.pipeline_depth == AUTO:
+            self._pacing = Pacing((await self._buffer.statistics()).depth, self._recipe.buffer.largest_depth)
+        psutil.cpu_percent()  # the first call begins the measurement
         self._began = self._step_ended = self._clock()
         self._totals.begin(self._step_ended, self._generators)
 
     async def step(
-        self, step: int, batch: Batch, readings: Sequence[Reading], learner_busy: float, publish: PublishTimes | None
+        self, step: int, batch: Batch, readings: Sequence[Reading], times: StepTimes, publish: PublishTimes | None
     ) -> None:
-        """Record one training step. ``learner_busy``: seconds the learner trained and wrote; ``publish``: the last delivery."""
+        """Record one training step. ``times``: what the learner's side spent it on; ``publish``: the last delivery."""
         generators, buffer = await self._pool.statistics(), await self._buffer.statistics()
         now = self._clock()
         seconds, self._step_ended = now - self._step_ended, now
         before, self._generators = self._generators, generators
+        shares = Shares.of_step(times, seconds, before, generators, psutil.cpu_percent() / 100)
+        self._shares.append(shares)
+        bottleneck = find_bottleneck(Shares.mean(self._shares), self._recipe, buffer.depth, len(self._shares))
         trained = batch.trained().rows
         tokens = sum(row.length for row in trained)
         run_readings = [
@@ -88,8 +102,12 @@ class Recorder:
             Reading(metrics.FINISHED_RATE, grown(before, generators, "finished_episodes") / seconds),
             Reading(metrics.TRAINED_RATE, tokens / seconds),
             Reading(metrics.TRAJECTORY_RATE, len(trained) / seconds),
-            Reading(metrics.LEARNER_IDLE, max(0.0, 1 - learner_busy / seconds)),
-            Reading(metrics.GENERATORS_IDLE, idle_share(before, generators)),
+            Reading(metrics.LEARNER_IDLE, max(0.0, 1 - (times.training + times.writing) / seconds)),
+            Reading(metrics.GENERATORS_IDLE, shares.idle),
+            Reading(metrics.TOOL_TIME, shares.tools),
+            Reading(metrics.HELD_BACK, shares.held_back),
+            Reading(metrics.CORES_BUSY, shares.cores),
+            Reading(metrics.PIPELINE_DEPTH, buffer.depth),
             *(Reading(metrics.VERSIONS_SAMPLED, len(g.tokens_by_version)) for g in generators),
             *_scoring_readings(before, generators),
             Reading(metrics.TOOL_OUTPUT_CUT, grown(before, generators, "tool_output_cut")),
@@ -99,9 +117,18 @@ class Recorder:
             run_readings.append(Reading(metrics.PUBLISH_WRITE, publish.write_seconds))
             run_readings.append(Reading(metrics.PUBLISH_INSTALL, publish.install_seconds))
         values = combine([*readings, *run_readings])
-        self._totals.step(step, batch, readings, learner_busy, now, generators, buffer)
+        self._totals.step(step, batch, readings, times.training + times.writing, now, generators, buffer)
+        self._totals.bottleneck = bottleneck
         self._tracker.log(step, values)
-        self._view.update(self._progress(step, buffer.version, values))
+        self._view.update(self._progress(step, buffer.version, values, bottleneck.sentence))
+        await self._pace(shares.both_wait)
+
+    async def _pace(self, both_wait: float) -> None:
+        """Change the pipeline depth where the recipe leaves it open and the last steps ask for it."""
+        if self._pacing is None or not self._pacing.step(both_wait):
+            return
+        await self._buffer.pace(self._pacing.depth)
+        self._view.note(f"buffer.pipeline_depth is {self._pacing.depth} from here on: {self._pacing.reason}")
 
     def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> None:
         """Record one evaluation."""
@@ -113,15 +140,16 @@ class Recorder:
         self._tracker.log(version, values)
         samples = [f"task {r.task_id}, reward {r.reward:g}, {r.stop_reason}\n{r.text}" for r in results if r.text]
         if samples:
-            self._tracker.log_text(f"trajectories/version-{version:06d}.txt", "\n\n".join(samples[: self._shown]))
+            shown = samples[: self._recipe.tracking.sample_trajectories]
+            self._tracker.log_text(f"trajectories/version-{version:06d}.txt", "\n\n".join(shown))
         self._view.note(f"version {version}: evaluation reward {reward:.3f} over {len(results)} held-out tasks")
 
-    def _progress(self, step: int, version: PolicyVersion, values: dict[str, float]) -> Progress:
+    def _progress(self, step: int, version: PolicyVersion, values: dict[str, float], bottleneck: str) -> Progress:
         self._steps_here += 1
         elapsed = self._clock() - self._began
         return Progress(
             step=step,
-            steps=self._steps,
+            steps=self._recipe.steps,
             version=version,
             reward=values[metrics.REWARD.name],
             generator_tokens_per_s=values[metrics.GENERATED_RATE.name],
@@ -129,7 +157,7 @@ class Recorder:
             trajectories_per_s=values[metrics.TRAJECTORY_RATE.name],
             staleness_mean=values.get("staleness/mean", 0.0),
             staleness_max=values.get("staleness/max", 0.0),
-            staleness_bound=self._max_staleness,
+            staleness_bound=self._recipe.buffer.max_staleness,
             running=int(values[metrics.RUNNING.name]),
             committed=int(values[metrics.COMMITTED.name]),
             publish_seconds=values.get(metrics.PUBLISH_INSTALL.name, 0.0),
@@ -137,7 +165,8 @@ class Recorder:
             idle_generators=values[metrics.GENERATORS_IDLE.name],
             idle_learner=values[metrics.LEARNER_IDLE.name],
             evaluation=self._evaluation,
-            eta_s=elapsed / self._steps_here * (self._steps - step),
+            eta_s=elapsed / self._steps_here * (self._recipe.steps - step),
+            bottleneck=bottleneck,
         )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.buffer_statistics import LedgerCounts
+from asyncrl.run.bottleneck import Bottleneck
 
 
 class Status(StrEnum):
@@ -55,6 +56,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         steps: training steps done.
         wall_s: from start to end, coming up and going down included.
         trajectories_per_s: episodes trained over the training time.
+        bottleneck: what held the run up in its last training steps; None before the first.
         ledger: what became of every group issued.
         resumes: how often the run was resumed, failed attempts included. The time in between is not part of ``wall_s``.
     """
@@ -68,6 +70,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tokens: TokenTotals = TokenTotals()
     trajectories_per_s: float = 0.0
     idle: IdleShares = IdleShares()
+    bottleneck: Bottleneck | None = None
     versions_published: int = 0
     ledger: LedgerCounts = LedgerCounts(
         issued=0, running=0, committed=0, taken=0, trained=0, filtered=0, expired=0, failed=0, reasons={}

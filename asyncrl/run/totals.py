@@ -13,6 +13,8 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading
+from asyncrl.run.bottleneck import Bottleneck
+from asyncrl.run.shares import grown
 from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
 from generators.worker import GeneratorStatistics
 
@@ -97,6 +99,7 @@ class Totals:
         self.versions_published = 0
         """How many versions every engine acknowledged, without version 0."""
         self.buffer: BufferStatistics | None = None
+        self.bottleneck: Bottleneck | None = None
 
     def resume(self, saved: SavedTotals, published: PolicyVersion) -> None:
         """Go on from saved totals; every version up to ``published`` had been acknowledged."""
@@ -178,17 +181,7 @@ def summarize(totals: Totals, status: Status, reason: str, max_staleness: int) -
         tokens=TokenTotals(now.tokens_generated, now.tokens_trained),
         trajectories_per_s=now.trajectories_per_s,
         idle=IdleShares(now.idle_generators, now.idle_learner),
+        bottleneck=totals.bottleneck,
         versions_published=totals.versions_published,
     )
     return summary if totals.buffer is None else msgspec.structs.replace(summary, ledger=totals.buffer.ledger)
-
-
-def idle_share(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics]) -> float:
-    """Share of engine time between two readings in which engines had nothing running or were paused."""
-    wall, idle = grown(before, after, "wall_seconds"), grown(before, after, "idle_seconds")
-    return idle / wall if wall > 0 else 0.0
-
-
-def grown(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics], counter: str) -> float:
-    """How much a counter of :class:`GeneratorStatistics` has grown between two readings, over all generators."""
-    return float(sum(getattr(a, counter) - getattr(b, counter) for a, b in zip(after, before, strict=True)))

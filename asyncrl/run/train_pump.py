@@ -19,6 +19,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading
 from asyncrl.core.publication import Publication
 from asyncrl.run.publisher import PublishTimes
+from asyncrl.run.shares import StepTimes
 from learners.learner import StepReport
 
 
@@ -72,7 +73,7 @@ class Recording(Protocol):
     """Records training steps; see :class:`asyncrl.run.recorder.Recorder`."""
 
     async def step(
-        self, step: int, batch: Batch, readings: Sequence[Reading], learner_busy: float, publish: PublishTimes | None
+        self, step: int, batch: Batch, readings: Sequence[Reading], times: StepTimes, publish: PublishTimes | None
     ) -> None:
         """Record one training step."""
         ...
@@ -96,7 +97,7 @@ async def train_pump(
         begin: the version that the learner is at.
         steps: training steps of the whole run.
         evaluate_every: training steps between evaluations.
-        clock: gives seconds, for measuring how long the learner is busy.
+        clock: gives seconds, for measuring what the learner spends its time on.
     """
     async with asyncio.TaskGroup() as background:
         delivering: asyncio.Task[PublishTimes] | None = None
@@ -104,20 +105,24 @@ async def train_pump(
         for step in range(begin + 1, steps + 1):
             version = PolicyVersion(step)
             await checkpointer.room()
+            asked = clock()
             batch = await buffer.take(PolicyVersion(version - 1))
-            started = clock()
+            taken = clock()
             reports = await ranks.train(batch)
-            busy = clock() - started
+            done = clock()
             await buffer.trained(batch.version)
             await checkpointer.finish()  # the one begun a step ago, which was written while this step trained
+            ready = clock()
             publish_times = await delivering if delivering is not None else None
+            delivered = clock()
             write_seconds = 0.0
             if version >= publisher.published_version:
                 moved = any(report.weights_moved for report in reports)
                 publication, write_seconds = await publisher.write(version, must_differ=moved)
                 delivering = background.create_task(publisher.deliver(publication, write_seconds))
             readings = [reading for report in reports for reading in report.readings]
-            await recorder.step(step, batch, readings, busy + write_seconds, publish_times)
+            times = StepTimes(taken - asked, done - taken, delivered - ready, write_seconds)
+            await recorder.step(step, batch, readings, times, publish_times)
             await checkpointer.begin(version)
             due = step % evaluate_every == 0 and step < steps and (evaluating is None or evaluating.done())
             if due and delivering is not None:

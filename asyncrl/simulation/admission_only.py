@@ -32,7 +32,7 @@ class AdmissionOnly:
 
     def __init__(self, batch: BatchConfig, limits: BufferConfig, tasks: TaskStream) -> None:
         self._size, self._tasks = batch.group_size, tasks
-        self._most = (limits.pipeline_depth + 1) * batch.groups_per_step
+        self._most = (limits.largest_depth + 1) * batch.groups_per_step
         self._filters = any(isinstance(chosen, ZeroVarianceFilter) for chosen in limits.filters)
         self.batches = self
         self._issued = 0

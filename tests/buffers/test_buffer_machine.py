@@ -49,6 +49,7 @@ OFTEN = {
     "take_again": 0.5,
     "commit_again": 1,
     "checkpoint": 0.5,
+    "pace": 0.5,
     "restore": 0.4,
     "crash": 0.4,
 }
@@ -58,7 +59,7 @@ class BufferMachine(RuleBasedStateMachine):
     @initialize(
         reuse=st.integers(1, 3),
         on_stale=st.sampled_from(["mask", "wait", "drop"]),
-        depth=st.integers(0, 2),
+        depth=st.one_of(st.integers(0, 2), st.just("auto")),
         slack=st.integers(0, 2),
         groups=st.integers(1, 3),
         size=st.integers(2, 3),
@@ -69,6 +70,8 @@ class BufferMachine(RuleBasedStateMachine):
         bytes_per_row=st.sampled_from([100, 300_000]),
     )
     def start(self, reuse, on_stale, depth, slack, groups, size, partial, filters, sampler, steps, bytes_per_row):
+        self.open_depth = depth == "auto"
+        depth = 1 if self.open_depth else depth
         self.bound, self.depth, self.on_stale, self.groups, self.size, self.steps = (
             depth + slack,
             depth,
@@ -85,7 +88,7 @@ class BufferMachine(RuleBasedStateMachine):
             group_size=size,
             min_group=self.min_group,
             max_staleness=self.bound,
-            pipeline_depth=depth,
+            pipeline_depth="auto" if self.open_depth else depth,
             on_stale=on_stale,
             max_reuse=self.max_reuse,
             filters=filters,
@@ -301,6 +304,13 @@ class BufferMachine(RuleBasedStateMachine):
         assert self.buffer.snapshot() == before
 
     @rule(rng=st.randoms(use_true_random=False))
+    def pace(self, rng):
+        if self.open_depth:
+            depth = rng.randint(0, self.bound)
+            self.do("pace", depth)
+            self.depth = max(self.depth, depth)  # what was issued stays
+
+    @rule(rng=st.randoms(use_true_random=False))
     def checkpoint(self, rng):
         version = rng.randint(0, self.trained)
         self.do("batches.checkpointed", version)
@@ -484,7 +494,7 @@ def test_a_long_life(on_stale, seed):
     machine.start(
         reuse=rng.choice([1, 1, 2, 3]),
         on_stale=on_stale,
-        depth=rng.randint(0, 2),
+        depth=rng.choice([0, 1, 2, "auto"]),
         slack=rng.choice([0, 0, 1, 2]),
         groups=rng.randint(1, 3),
         size=rng.randint(2, 3),

@@ -22,6 +22,7 @@ from buffers.commands import (
     Fail,
     Lease,
     Lost,
+    Pace,
     Plan,
     Recovered,
     Take,
@@ -59,6 +60,7 @@ def some_command(chance, buffer, tickets):
             Checkpointed(version),
             Recovered(tuple(one.payload for one in samples[:1])),
             Plan(200 + chance.randrange(3)),
+            Pace(chance.randrange(4)),  # the largest is refused
         ]
     )
 
@@ -100,4 +102,4 @@ def test_a_command_of_a_finished_episode_is_small():
 
 
 def test_every_change_of_the_buffer_is_a_command():
-    assert {command.__struct_config__.tag for command in commands.Command.__args__} == set(range(1, 12))
+    assert {command.__struct_config__.tag for command in commands.Command.__args__} == set(range(1, 13))

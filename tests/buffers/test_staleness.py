@@ -15,7 +15,16 @@ def make_policy(groups=2, **buffer):
 
 
 def load(**values):
-    idle = {"waiting": 0, "failed": 0, "unpublished_batches": 0, "returning": 0, "supply": 0, "wanted": 1000, "payload_bytes": 0}
+    idle = {
+        "depth": 2,
+        "waiting": 0,
+        "failed": 0,
+        "unpublished_batches": 0,
+        "returning": 0,
+        "supply": 0,
+        "wanted": 1000,
+        "payload_bytes": 0,
+    }
     return Load(**{**idle, **values})
 
 
@@ -41,11 +50,11 @@ def load(**values):
     ],
 )
 def test_room(busy, room):
-    assert make_policy(pipeline_depth=2, capacity_mb=1).room(load(**busy)) == room
+    assert make_policy(capacity_mb=1).room(load(**busy)) == room
 
 
 def test_each_new_group_is_good_for_several_trainings():
-    assert make_policy(pipeline_depth=4, max_reuse=3).room(load(wanted=10, waiting=3, supply=3)) == 3
+    assert make_policy(max_reuse=3).room(load(depth=4, wanted=10, waiting=3, supply=3)) == 3
 
 
 @pytest.mark.parametrize(("on_stale", "deciding", "hope"), [("mask", 5, None), ("drop", 3, 6), ("wait", 3, 6)])
@@ -77,14 +86,16 @@ def test_demands(version, live, demands):
 @settings(deadline=None)
 @given(seed=st.integers(0, 2**32), depth=st.integers(0, 3), slack=st.integers(0, 3), groups=st.integers(1, 4))
 def test_what_must_be_trained_always_fits_and_meeting_it_is_enough(seed, depth, slack, groups):
-    """Groups are issued by the pace and trained in any order that meets the demands: none ever crosses the bound."""
+    """Groups are issued by a pace that may change at any time, and trained in any order that meets the demands: none ever crosses
+    the bound."""
     rng = random.Random(seed)
     bound = depth + slack
-    policy = make_policy(groups, max_staleness=bound, pipeline_depth=depth, on_stale="wait")
+    policy = make_policy(groups, max_staleness=bound, on_stale="wait")
     births, clock, taken = [], 0, 0
     for _ in range(60):
         unpublished_batches = groups * (taken - clock)
-        room = policy.room(load(waiting=len(births), supply=len(births), unpublished_batches=unpublished_batches))
+        depth = rng.choice([depth] * 4 + [rng.randint(0, bound)])
+        room = policy.room(load(depth=depth, waiting=len(births), supply=len(births), unpublished_batches=unpublished_batches))
         births += [clock] * rng.randint(0, room)
         demands = policy.demands(taken, {b: births.count(b) for b in births})
         assert max([n for _, n in demands], default=0) <= groups

@@ -42,7 +42,7 @@ async def test_room_wakes_one_after_the_other_the_longest_waiting_first():
     bench = Waiting()
     tasks = await bench.begin(*(bench.waiters.room(0) for _ in range(3)))
     assert await bench.woken(tasks) == [False, False, False], "there is no room"
-    bench.buffer._policy.max_outstanding += 1
+    bench.buffer.pace(bench.buffer.depth + 1)
     assert await bench.woken(tasks) == [True, False, False]
     assert await bench.woken(tasks) == [True, True, False]
     tasks[2].cancel()
@@ -51,7 +51,7 @@ async def test_room_wakes_one_after_the_other_the_longest_waiting_first():
 async def test_who_was_woken_and_has_gone_passes_the_room_on():
     bench = Waiting()
     tasks = await bench.begin(*(bench.waiters.room(0) for _ in range(2)))
-    bench.buffer._policy.max_outstanding += 1
+    bench.buffer.pace(bench.buffer.depth + 1)
     bench.waiters.wake()
     tasks[0].cancel()
     await asyncio.sleep(0)

@@ -16,7 +16,6 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
     [
         (UNCORRECTED, "algorithm.correction.weight", "buffer.max_staleness"),
         ({"buffer": {"max_staleness": 2, "pipeline_depth": 3}}, "buffer.pipeline_depth", "at most 2"),
-        ({"buffer": {"max_staleness": 0}}, "buffer.pipeline_depth", "at most 0"),
         ({"sampling": {"max_turn_tokens": 512}}, "sampling.max_turn_tokens", "below 512"),
         ({"learner": {"micro_batch_tokens": 511}}, "learner.micro_batch_tokens", "at least 512"),
         ({"batch": {"group_size": 65}}, "batch.group_size", "at most 64"),

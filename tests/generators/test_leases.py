@@ -8,7 +8,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from generators.leases import Lease, Leases
 
-MAX_RUNNING = 5
+MAX_RUNNING, GROUP_SIZE = 5, 2
 
 
 @settings(max_examples=150, deadline=None)
@@ -17,13 +17,13 @@ def test_room_and_holdings_follow_what_is_played_settled_and_given_up(data: st.D
     """Work is a task that waits; the model beside it is the set of (lease, sample) that play and that are unsettled."""
 
     async def run() -> None:
-        made_room = 0
+        made_room, now, playing_s, held_back_s = 0, 0.0, 0.0, 0.0
 
         def room_made() -> None:
             nonlocal made_room
             made_room += 1
 
-        leases = Leases(MAX_RUNNING, room_made)
+        leases = Leases(MAX_RUNNING, GROUP_SIZE, room_made, lambda: now)
         accepted: list[Lease] = []
         newest: dict[GroupId, Lease] = {}
         playing: set[tuple[int, int]] = set()
@@ -71,6 +71,11 @@ def test_room_and_holdings_follow_what_is_played_settled_and_given_up(data: st.D
                 leases.give_up(lease)
             for _ in range(3):
                 await asyncio.sleep(0)  # what was cancelled ends
+            seconds = data.draw(st.integers(0, 3))
+            now += seconds
+            playing_s += seconds * len(playing)
+            held_back_s += seconds * (MAX_RUNNING - len(playing) >= GROUP_SIZE)
+            assert (leases.episode_seconds, leases.held_back_seconds) == (playing_s, held_back_s)
             assert leases.room == MAX_RUNNING - len(playing)
             assert leases.held() == newest
             assert all(leases.holds(lease) == (newest.get(lease.ticket.group_id) is lease) for lease in accepted)

@@ -8,7 +8,7 @@ from generators.occupancy import Occupancy
 def test_time_splits_into_busy_and_idle(events: list[tuple[str, int]]) -> None:
     now = 0
     occupancy = Occupancy(lambda: float(now))
-    running, paused, idle = 0, False, 0
+    running, paused, idle, pauses, requests = 0, False, 0, 0, 0
     for event, seconds in events:
         if event == "leave" and not running:
             continue
@@ -17,5 +17,8 @@ def test_time_splits_into_busy_and_idle(events: list[tuple[str, int]]) -> None:
         paused = {"pause": True, "resume": False}.get(event, paused)
         now += seconds
         idle += seconds if paused or not running else 0
+        pauses += seconds if paused else 0
+        requests += running * seconds
     assert (occupancy.wall_seconds, occupancy.idle_seconds) == (now, idle)
+    assert (occupancy.paused_seconds, occupancy.request_seconds) == (pauses, requests)
     assert occupancy.running == running

@@ -184,7 +184,7 @@ def test_config_groups_shipped_and_of_one_s_own(write):
     path = write("mine.yaml", "defaults: [quickstart, learner: slow, _self_]\n")
     assert compose(path).learner.lr == 1e-7
     assert compose(path, ["learner=fast"]).learner.lr == 1e-3
-    assert compose(path, ["+pace=synchronous"]).buffer.pipeline_depth == 0
+    assert compose(path, ["+pace=synchronous"]).buffer.largest_depth == 0
     assert "fast, slow" in refused(path, "learner=fats").remedy
 
 

@@ -557,14 +557,22 @@ async def test_counters_only_grow() -> None:
 def test_no_counter_is_lost_with_a_generator() -> None:
     slot = GeneratorSlot(FakeGenerator(0, []))
     counted = GeneratorStatistics(
-        3, Counter({PolicyVersion(0): 3}), 3.0, 3.0, 3.0, finished_episodes=3, tool_output_cut=3, scoring=ScoringUse(3, 3.0, 3.0)
+        tokens_generated=3,
+        tokens_by_version=Counter({PolicyVersion(0): 3}),
+        wall_seconds=3.0,
+        held_back_seconds=3.0,
+        last_pause_seconds=3.0,
+        finished_episodes=3,
+        tool_output_cut=3,
+        scoring=ScoringUse(3, 3.0, 3.0),
     )
     slot.counted(counted)
     slot.vacate("it died")
     slot.counted(counted)
     counters = slot.counters
     assert (counters.tokens_generated, counters.finished_episodes, counters.tool_output_cut) == (6, 6, 6)
-    assert (counters.tokens_by_version, counters.wall_seconds, counters.last_pause_seconds) == ({0: 6}, 6.0, 3.0)
+    assert (counters.tokens_by_version, counters.wall_seconds, counters.held_back_seconds) == ({0: 6}, 6.0, 6.0)
+    assert counters.last_pause_seconds == 3.0
     assert counters.scoring == ScoringUse(6, 6.0, 6.0)
 
 

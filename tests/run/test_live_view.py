@@ -27,6 +27,7 @@ PROGRESS = Progress(
     idle_generators=0.034,
     idle_learner=0.31,
     evaluation=0.61,
+    bottleneck="learner-bound: x",
     eta_s=125,
 )
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"

@@ -181,7 +181,7 @@ def test_remarks_on_what_is_probably_not_meant(model):
     (idle,) = make_plan(
         compose(
             "quickstart",
-            ["batch.groups_per_step=1", "generators.count=3", "generators.max_running=8", "generators.kv_cache_mb=1024"],
+            ["batch.groups_per_step=1", "generators.count=3", "buffer.pipeline_depth=1", "generators.kv_cache_mb=1024"],
         ),
         ROOMY,
     ).remarks

@@ -16,6 +16,7 @@ from asyncrl.core.task import Task
 from asyncrl.run.compose import compose
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.publisher import Publisher, PublishTimes
+from asyncrl.run.shares import StepTimes
 from asyncrl.run.totals import Totals
 from asyncrl.run.train_pump import train_pump
 from generators.evaluation import EvaluationResult
@@ -97,9 +98,9 @@ class World:
 
     # the recorder
     async def step(
-        self, step: int, batch: Batch, readings: Sequence[Reading], learner_busy: float, publish: PublishTimes | None
+        self, step: int, batch: Batch, readings: Sequence[Reading], times: StepTimes, publish: PublishTimes | None
     ) -> None:
-        self.recorded.append((step, learner_busy, publish))
+        self.recorded.append((step, times, publish))
 
     def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> None:
         self.evaluated.append(version)
@@ -130,8 +131,8 @@ def test_a_publication_travels_while_the_next_batch_is_trained():
     world = play(3)
     assert world.when("begin train 1") < world.when("end install 1") < world.when("end train 1")
     assert world.when("begin install 1") == world.when("end write 1")
-    for step, busy, publish in world.recorded:
-        assert busy == TRAIN_S + WRITE_S
+    for step, times, publish in world.recorded:
+        assert (times.training, times.writing) == (TRAIN_S, WRITE_S)
         # The delivery that a step reports is that of the step before.
         assert publish == (None if step == 1 else PublishTimes(WRITE_S, INSTALL_S))
     assert world.totals.versions_published == 3

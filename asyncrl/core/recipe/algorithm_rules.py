@@ -39,7 +39,7 @@ def _stale_tokens_need_a_correction(recipe: Recipe) -> Iterator[RecipeError]:
         yield RecipeError(
             "algorithm.correction.weight",
             f"none with buffer.max_staleness {stale} would train stale tokens as if they were fresh",
-            "set it to token, algorithm.correction.anchor to behaviour, or buffer.max_staleness and buffer.pipeline_depth to 0",
+            "set it to token, algorithm.correction.anchor to behaviour, or buffer.max_staleness to 0",
         )
 
 

@@ -26,6 +26,8 @@ def describe(value_type: inspect.Type) -> str:
             return "text, not empty"
         case inspect.StrType():
             return "text"
+        case inspect.LiteralType(values=(only,)):
+            return str(only)
         case inspect.LiteralType(values=values):
             return f"one of {', '.join(str(value) for value in values)}"
         case inspect.DictType():

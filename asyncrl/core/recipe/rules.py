@@ -23,7 +23,7 @@ def broken_rules(recipe: Recipe) -> Iterator[RecipeError]:
 
 
 def _the_pace_keeps_the_bound(recipe: Recipe) -> Iterator[RecipeError]:
-    depth, bound = recipe.buffer.pipeline_depth, recipe.buffer.max_staleness
+    depth, bound = recipe.buffer.largest_depth, recipe.buffer.max_staleness
     if depth > bound:
         yield RecipeError(
             "buffer.pipeline_depth",

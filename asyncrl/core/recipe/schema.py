@@ -7,7 +7,7 @@ from msgspec import Meta
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
-from asyncrl.core.recipe.section import AUTOMATIC, Count, FileName, NonNegative, Positive, Seconds, Section, Text
+from asyncrl.core.recipe.section import AUTO, AUTOMATIC, Count, FileName, NonNegative, Positive, Seconds, Section, Text
 
 
 class ModelConfig(Section, frozen=True):
@@ -231,6 +231,8 @@ class BufferConfig(Section, frozen=True):
     Attributes:
         max_staleness: no token older than this enters a loss. 0 is synchronous training.
         pipeline_depth: how many training steps of experience may be outstanding ahead of the learner: the usual staleness.
+            ``auto`` begins with 1 and moves within ``max_staleness`` while training, by one at a time, to the smallest depth at
+            which learner and engines do not both wait.
         on_stale: what happens to groups that would cross the bound: ``mask`` their old tokens, ``wait`` for them before the next
             version is published, or ``drop`` them.
         max_reuse: how many training steps may train the same group, within the bound.
@@ -245,7 +247,7 @@ class BufferConfig(Section, frozen=True):
     """
 
     max_staleness: NonNegative = 4
-    pipeline_depth: NonNegative = 1
+    pipeline_depth: NonNegative | Literal["auto"] = AUTO
     on_stale: Literal["mask", "wait", "drop"] = "mask"
     max_reuse: Count = 1
     sampler: FifoSampler | FreshestSampler | PrioritisedSampler | StratifiedSampler | CustomSampler = FifoSampler()
@@ -255,6 +257,16 @@ class BufferConfig(Section, frozen=True):
     shards: Count = 1
     max_attempts: Count = 3
     max_failures: Count = 64
+
+    @property
+    def first_depth(self) -> int:
+        """The pipeline depth that a run begins with."""
+        return min(1, self.max_staleness) if self.pipeline_depth == AUTO else self.pipeline_depth
+
+    @property
+    def largest_depth(self) -> int:
+        """The largest pipeline depth that a run may come to."""
+        return self.max_staleness if self.pipeline_depth == AUTO else self.pipeline_depth
 
 
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

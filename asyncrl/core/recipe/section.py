@@ -1,6 +1,6 @@
 """The base class of recipe sections, the ranges of their numbers and texts, and the keys that may be ``auto``."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, inspect
@@ -12,7 +12,7 @@ Positive = Annotated[float, Meta(gt=0)]
 Text = Annotated[str, Meta(min_length=1)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
 
-AUTO = "auto"
+AUTO: Literal["auto"] = "auto"
 """In a recipe, the value that leaves a key to be chosen for the machine and the model. It is also what a key that may have it has
 where the recipe is silent; the schema's own default holds where nobody chooses."""
 AUTOMATIC = Meta(extra={AUTO: True})

@@ -1,0 +1,90 @@
+"""What holds a run up is named, with the knob that would change it and what that would bring."""
+
+import pytest
+
+from asyncrl.run.bottleneck import Kind, find_bottleneck
+from asyncrl.run.compose import compose
+from asyncrl.run.shares import Shares, StepTimes
+from generators.worker import GeneratorStatistics
+
+RECIPE = compose(
+    "quickstart",
+    ["generators.count=2", "generators.max_running=64", "learner.data_parallel=1", "buffer.max_staleness=4"],
+)
+
+
+def found(depth=1, **shares):
+    return find_bottleneck(Shares(**shares), RECIPE, depth, 20)
+
+
+@pytest.mark.parametrize(
+    ("shares", "kind", "knob"),
+    [
+        ({"training": 0.95, "waiting": 0.05, "idle": 0.6}, Kind.LEARNER, "learner.data_parallel 1 -> 2"),
+        ({"training": 0.3, "waiting": 0.7, "idle": 0.02, "tools": 0.1}, Kind.GENERATION, "generators.count 2 -> 3"),
+        ({"training": 0.2, "waiting": 0.8, "idle": 0.8, "tools": 0.95}, Kind.TOOLS, "generators.max_running 64 -> 128"),
+        ({"training": 0.2, "waiting": 0.8, "idle": 0.1, "tools": 0.9}, Kind.TOOLS, "generators.max_running 64 -> 128"),
+        ({"training": 0.3, "publishing": 0.6, "waiting": 0.1}, Kind.PUBLICATION, "batch.groups_per_step 16 -> 32"),
+        ({"training": 0.2, "waiting": 0.8, "idle": 0.7, "paused": 0.7}, Kind.PUBLICATION, "batch.groups_per_step 16 -> 32"),
+        ({"training": 0.4, "waiting": 0.6, "idle": 0.6, "held_back": 0.9}, Kind.STALENESS, "buffer.pipeline_depth 1 -> 2"),
+        ({"training": 0.2, "waiting": 0.8, "idle": 0.3, "evaluating": 1.0}, Kind.EVALUATION, "evaluation.every 10 -> 20"),
+    ],
+)
+def test_the_largest_share_names_it(shares, kind, knob):
+    bottleneck = found(**shares)
+    assert bottleneck.kind == kind
+    assert bottleneck.sentence.startswith(f"{kind}-bound: in the last 20 training steps ")
+    assert knob in bottleneck.sentence
+    assert bottleneck.factor is not None
+    assert f"would bring about {bottleneck.factor:.1f}x" in bottleneck.sentence
+
+
+def test_a_factor_is_amdahl_s_and_no_more_than_the_other_side_gives():
+    assert found(training=1.0, idle=0.9).factor == pytest.approx(2.0)
+    assert found(training=1.0, idle=0.375).factor == pytest.approx(1.6)
+    assert found(training=0.8, waiting=0.2, idle=0.9).factor == pytest.approx(1 / (0.2 + 0.4))
+    assert found(training=0.1, waiting=0.9, idle=0.9, tools=1.0).factor == pytest.approx(1 / 0.55)
+    assert found(training=0.8, waiting=0.9, idle=0.9, tools=0.99).factor == pytest.approx(1 / 0.8)
+
+
+def test_where_all_cores_are_busy_no_knob_helps():
+    bottleneck = found(training=1.0, idle=0.5, cores=0.99)
+    assert bottleneck.factor is None
+    assert "no knob helps, because all processor cores are busy" in bottleneck.sentence
+    assert found(training=1.0, idle=0.5, cores=0.6).factor == pytest.approx(1 / 0.6)
+    assert found(training=0.2, waiting=0.8, idle=0.8, tools=0.99, cores=1.0).factor is not None, "tools may only wait"
+
+
+def test_where_both_sides_keep_pace_no_knob_helps():
+    assert "learner and engines keep pace with each other" in found(training=0.97, waiting=0.02, idle=0.03).sentence
+
+
+def test_beyond_the_bound_the_bound_is_what_to_raise():
+    assert "buffer.max_staleness 4 -> 5" in found(depth=4, training=0.4, waiting=0.6, idle=0.6, held_back=0.9).sentence
+
+
+def test_shares_come_from_what_the_counters_grew_by():
+    before = [
+        GeneratorStatistics(wall_seconds=10, idle_seconds=1, episode_seconds=100, request_seconds=50),
+        GeneratorStatistics(),
+    ]
+    after = [
+        GeneratorStatistics(
+            wall_seconds=14, idle_seconds=2, episode_seconds=140, request_seconds=60, paused_seconds=1, held_back_seconds=2
+        ),
+        GeneratorStatistics(wall_seconds=4, idle_seconds=3, evaluating_seconds=4),
+    ]
+    shares = Shares.of_step(StepTimes(1.0, 2.0, 0.25, 0.75), 4.0, before, after, 0.5)
+    assert shares == Shares(
+        training=0.5,
+        waiting=0.25,
+        publishing=0.25,
+        idle=0.5,
+        paused=0.125,
+        held_back=0.25,
+        evaluating=0.5,
+        tools=0.75,
+        cores=0.5,
+    )
+    assert shares.both_wait == 0.25
+    assert Shares.mean([shares, Shares()]).training == 0.25
