@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 256 << 20
 """Size of Ray's object store in a cluster that the run starts itself; batches pass through it, weights do not."""
 
+LOOPBACK_S = 5.0
+"""How long this machine may take to connect to itself."""
 LEARNER_WATCH_S = 2.0
 """Seconds between looks at a learner rank that is asked for nothing."""
 
@@ -226,11 +229,26 @@ def start_ray() -> None:
         if address:
             ray.init(log_to_driver=False)
         else:
+            _check_loopback()
             _start_own_ray()
     except Exception as error:  # of any kind, Exception itself among them
         problem = f"cannot join Ray at {address}" if address else "Ray did not start"
         remedy = "see RAY_ADDRESS" if address else "see its logs in /tmp/ray; on a machine that is very busy, try again"
         raise ComponentFailed(f"{problem}: {str(error).strip() or type(error).__name__}; {remedy}") from error
+
+
+def _check_loopback() -> None:
+    """Ray would wait minutes for processes of its own that cannot be reached.
+
+    Raises:
+        OSError: this machine cannot connect to itself.
+    """
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), LOOPBACK_S):
+            pass
+    except OSError as error:
+        why = error.strerror or "no answer"
+        raise OSError(f"this machine cannot connect to itself at 127.0.0.1 ({why}); bring its loopback interface up") from error
 
 
 def _start_own_ray() -> None:

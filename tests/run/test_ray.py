@@ -85,3 +85,27 @@ def test_ray_is_the_run_s_alone_and_takes_no_sigterm(tmp_path):
     assert [*shown, left] == ["known", "unknown", "heard [15] 0", "left [] [15, 15]"], done.stderr
     assert told.startswith("told learner rank 0: its process died")
     assert "***" not in done.stderr, "Ray printed the stack of the driver"
+
+
+NO_NETWORK = """
+import ctypes, os, sys
+from asyncrl.core.errors import ComponentFailed
+from asyncrl.run.cluster import start_ray
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+flags = CLONE_NEWNET if os.geteuid() == 0 else CLONE_NEWUSER | CLONE_NEWNET
+if ctypes.CDLL(None, use_errno=True).unshare(flags):
+    sys.exit(77)
+try:
+    start_ray()
+except ComponentFailed as failure:
+    print(failure)
+"""
+
+
+def test_a_machine_that_cannot_reach_itself_is_told_at_once():
+    done = subprocess.run([sys.executable, "-c", NO_NETWORK], capture_output=True, text=True, timeout=100)
+    if done.returncode == 77:
+        pytest.skip("this system lets nobody make a network of their own")
+    assert done.stdout.startswith(
+        "Ray did not start: this machine cannot connect to itself at 127.0.0.1 (Network is unreachable)"
+    ), done.stderr
