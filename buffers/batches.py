@@ -29,10 +29,7 @@ class Batches:
     """Hands out batches, and keeps them for as long as they may be asked for again.
 
     Args:
-        config: how large batches are.
         state: state of the buffer; only this class changes what concerns batches in it.
-        groups: groups of the buffer.
-        policy: says which tokens and groups are too old.
         sampler: chooses what nothing forces into a batch.
         max_reuse: trainings a group is good for.
         seed: seed of the sampler's randomness.

@@ -22,8 +22,6 @@ class CurriculumBroken(AsyncRLError):
 
     Args:
         name: name of its class, ``module:Class``.
-        problem: what is wrong, with the value seen.
-        remedy: what to do about it.
     """
 
     def __init__(self, name: str, problem: str, remedy: str) -> None:
@@ -55,7 +53,6 @@ class CheckedCurriculum:
     """Checks every answer of a curriculum, and raises :class:`CurriculumBroken` with its class for anything that goes wrong.
 
     Args:
-        curriculum: the user's.
         sources: how many weights it must return.
     """
 

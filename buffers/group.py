@@ -19,7 +19,6 @@ class Group(msgspec.Struct, array_like=True, gc=False):
 
     Attributes:
         source: where the task was drawn from.
-        size: number of its episodes.
         attempt: how often its task broke the environment before.
         version: published version when it was last leased.
         birth: none of its tokens, sampled or still to be sampled, is older than this version.

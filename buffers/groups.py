@@ -24,14 +24,11 @@ class Groups:
     """All groups of a buffer.
 
     Attributes:
-        ledger: counts the groups.
-        index: finds groups.
         waiting_draws: tasks of expired groups, to be issued again.
         freed: payload that nobody needs any more; whoever frees it empties the list.
 
     Args:
         state: state of the buffer; only this class changes what concerns groups in it.
-        policy: policy of the buffer.
         size: number of episodes of a new group.
         max_reuse: trainings a group is good for.
     """

@@ -15,8 +15,6 @@ class HeldFor(msgspec.Struct, frozen=True):
     Attributes:
         version: at which they were born: none of their tokens is older.
         staleness: that their oldest token may have if they are trained now.
-        state: state of the groups.
-        groups: how many there are.
         age_s: the longest time that one of them may have been in its state.
     """
 

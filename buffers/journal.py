@@ -34,7 +34,6 @@ class JournalInUse(AsyncRLError):
     """Another process is writing the journal.
 
     Args:
-        folder: folder of the journal.
         holder: id of that process.
         seconds: how long this process waited for it.
     """

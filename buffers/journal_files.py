@@ -31,8 +31,6 @@ class JournalDamaged(AsyncRLError):
 
     Args:
         file: the damaged or missing file.
-        offset: where in the file.
-        problem: what is wrong.
         remedy: how to go on without what was recorded there; empty if that is not possible.
     """
 
@@ -46,7 +44,6 @@ class JournalGone(AsyncRLError):
     """The journal holds nothing, although its run had begun.
 
     Args:
-        folder: folder of the journal.
         evidence: what shows that the run had begun.
     """
 

@@ -29,7 +29,6 @@ class JsonLines:
         digest: digest of the file's bytes.
 
     Args:
-        path: path of the file.
         place: recipe key to blame.
         prompt_key, id_key: keys of a row.
 

@@ -170,7 +170,6 @@ class Ledger:
 
         Args:
             group: as it is before the move.
-            to: its next state.
             why: from a fixed vocabulary.
             example: details of this case.
 

@@ -39,7 +39,6 @@ class PayloadLost(AsyncRLError):
     Args:
         segment: path of the segment file.
         offset: where in it the payload should be.
-        problem: what is wrong.
     """
 
     def __init__(self, segment: Path, offset: int, problem: str) -> None:
@@ -54,7 +53,6 @@ class PayloadGone(AsyncRLError):
     """The folder of a whole shard is missing, and payload in it is needed.
 
     Args:
-        folder: folder of the shard.
         trajectories: how many of them are needed.
         size: size of these trajectories, in bytes.
     """
@@ -83,7 +81,6 @@ class PayloadWriter:
 
     Args:
         folder: folder of the shard; made at the first append if necessary.
-        shard: its number.
         name: name of the writer; the segments' names begin with it.
         segment_bytes: a new segment begins before one would grow beyond this.
         fsync: payload survives a power cut once :meth:`append` has returned.

@@ -97,7 +97,6 @@ class Takeover:
     Attributes:
         buffer: the buffer. Nobody may change it before :meth:`begin`.
         journal: where its commands go after that.
-        report: what was found.
     """
 
     def __init__(
@@ -141,9 +140,6 @@ def recover(
 
     Args:
         buffer: new, of the run's recipe and tasks.
-        identity: identity of the same recipe and tasks.
-        settings: settings of the journal.
-        folder: folder of the journal.
         stores: stores of all shards, by number. Nobody may write payload there yet.
         wait_s: how long to wait for the journal's last writer to die.
 

@@ -51,7 +51,6 @@ class ReplayBuffer:
         batches: that were handed out, and the next one.
 
     Args:
-        batch, limits: sections ``batch`` and ``buffer`` of the recipe.
         tasks: where tasks come from; owned by the buffer from now on.
         steps: training steps of the run; no more groups are issued than these can train.
         seed: seed of the sampler's randomness.

@@ -47,8 +47,6 @@ class BufferService:
     Args:
         buffer: new, or recovered.
         journal: where the buffer's commands go; None keeps none, and then a batch is given up as soon as it was trained.
-        groups_per_step: groups in a batch.
-        deadlines: deadlines of the recipe.
         free: frees payload that nobody needs any more; called in a thread.
         sweep: frees the payload that a recovery found unnecessary; called once, in a thread, when the learner's first checkpoint
             is durable. Before that, the run may need what came before it.

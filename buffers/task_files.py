@@ -38,7 +38,6 @@ def read_sources(files: Sequence[TaskFile], place: str, on_malformed: Literal["r
     """Read the sources, in order. Task ids are unique over all of them: with several sources, ids begin with the source's name.
 
     Args:
-        files: files of the recipe.
         place: its key, e.g. ``tasks.train``.
         on_malformed: what happens to rows that are not a task.
 

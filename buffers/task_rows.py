@@ -53,7 +53,6 @@ class TaskRows:
         skipped: number of rows that are not a task.
 
     Args:
-        files: files of the source.
         prompt_key, id_key: names of prompt and id in a row.
         id_prefix: put before the ids in the rows.
         taken: ids of other sources; the ids of this source are added to it.

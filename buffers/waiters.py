@@ -17,7 +17,6 @@ class Waiters:
 
     Args:
         buffer: what they look at; whoever changes it calls :meth:`wake`.
-        groups_per_step: groups in a batch.
     """
 
     def __init__(self, buffer: ReplayBuffer, groups_per_step: int) -> None:

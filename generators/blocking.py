@@ -100,12 +100,10 @@ class BlockingWatch:
     """Watches one loop, from :meth:`start` to :meth:`close`.
 
     Args:
-        loop: the loop to watch.
         thread: the thread that runs it.
         below: the code of the function that runs it.
         silence_s: how long it may be blocked, in seconds.
         on_blocked: called in the watching thread when the loop was blocked for that long, with a sentence for the user.
-        clock: tells the time in seconds.
     """
 
     def __init__(

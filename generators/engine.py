@@ -78,7 +78,6 @@ class VllmEngine:
         """Bring up an engine and warm it.
 
         Args:
-            config: the recipe's section of generators.
             model_path: a Hugging Face folder; its weights are version 0.
             name: whose engine it is, for errors.
             max_context: most tokens of a prompt and what is sampled after it.

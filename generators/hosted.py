@@ -32,7 +32,6 @@ class HostedEnvironment:
 
     Args:
         environment: the environment, just made.
-        task: the episode's task.
     """
 
     def __init__(self, environment: Environment, task: Task) -> None:

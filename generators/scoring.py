@@ -43,9 +43,7 @@ class Scoring:
     """Has episodes scored, and counts.
 
     Args:
-        scorer: gives the scores.
         environment_weight: this much of the environment's own reward is added to the score.
-        clock: tells the time in seconds.
     """
 
     def __init__(self, scorer: Scorer, environment_weight: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -72,9 +72,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     """What the recipe says of a worker's work.
 
     Attributes:
-        limits: the limits of the episodes it plays for training.
         max_running: episodes it plays at once.
-        group_size: episodes of a group.
         lease_s: seconds of silence after which the buffer gives a worker up.
         greedy_sample: index of the group's sample that is played at temperature 0, if there is one.
         reward_names: rewards that each episode must have.
@@ -111,9 +109,7 @@ class GeneratorWorker:
 
     Args:
         worker_id: names the worker to the buffer.
-        settings: what the recipe says of its work.
         tools: what episodes are played with; their engine is started, and warm.
-        ticket_client: hands out tickets and takes in episodes.
         scoring: says what finished episodes are worth; without it the environment does.
     """
 

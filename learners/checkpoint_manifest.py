@@ -24,12 +24,7 @@ class CheckpointNotWritten(AsyncRLError):
 
 
 class CheckpointDamaged(AsyncRLError):
-    """A checkpoint's files are not those that were written.
-
-    Args:
-        folder: the checkpoint.
-        problem: what is wrong with it.
-    """
+    """A checkpoint's files are not those that were written."""
 
     def __init__(self, folder: Path, problem: str) -> None:
         self.folder, self.problem = folder, problem
@@ -43,7 +38,6 @@ class UnknownClass(AsyncRLError):
     """A checkpoint's file names a class or a function that is not among those that belong there.
 
     Args:
-        folder: the checkpoint.
         file: the file, or the object in a file, that names it.
         name: the class or function, with its module.
     """

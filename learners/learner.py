@@ -63,12 +63,10 @@ class Learner:
         version: policy version of the weights.
 
     Args:
-        algorithm: the mathematics of the update.
         config: the model's data type, the parallel layout and the optimizer.
         deadlines: bound the wait for other ranks, at the start and in each step.
         temperature: temperature at which tokens are sampled.
         steps: training steps of the run, over which the learning rate decays.
-        seed: the run's seed.
         model_path: Hugging Face folder whose weights are version 0.
         rank: where this rank stands; its layout must be that of ``config``.
 

@@ -84,8 +84,6 @@ class HeldGroups(msgspec.Struct, frozen=True):
 
     Attributes:
         version: at which they were born: none of their tokens is older.
-        state: state of the groups.
-        groups: how many there are.
         since: seconds since the epoch; no group has been in its state for longer.
     """
 

@@ -29,7 +29,6 @@ class RecipeError(AsyncRLError):
     Args:
         place: dotted path of the offending key, e.g. ``learner.lr``.
         problem: what is wrong, with the value seen.
-        remedy: what would be right.
     """
 
     def __init__(self, place: str, problem: str, remedy: str) -> None:
@@ -43,8 +42,6 @@ class DeadlineExceeded(AsyncRLError):
     Args:
         waiter: who waited, e.g. ``train pump``.
         owner: who was waited for, e.g. ``buffer.take``.
-        seconds: the deadline that passed.
-        remedy: what the user can do about it.
     """
 
     def __init__(self, waiter: str, owner: str, seconds: float, remedy: str) -> None:

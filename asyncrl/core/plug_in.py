@@ -28,7 +28,6 @@ def users_code(what: str, place: str, remedy: str) -> Iterator[None]:
     Args:
         what: names the code, and ends where the error follows: ``make_tasks of 'a:B' raised``.
         place: key of the recipe to blame.
-        remedy: what would be right.
 
     Raises:
         RecipeError: the code raised anything but a ``RecipeError`` of its own.

@@ -25,7 +25,6 @@ class Shard(msgspec.Struct, frozen=True):
         name: Hugging Face name, e.g. ``model.layers.0.self_attn.q_proj.weight``.
         shape: the whole tensor's.
         start: index in the whole tensor of the rectangle's first element; its extent is ``tensor.shape``.
-        tensor: the values.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
     """One published policy version, or the part of it that one rank wrote.
 
     Attributes:
-        version: the policy version these weights are.
         files: paths that hold the bytes (for the ``shm`` transport, files in the memory file system).
         shards: which rectangles they hold; together they cover every tensor exactly once.
         fingerprint: sum over all elements, modulo 2**64, so that it does not depend on how tensors were sharded. Every engine

@@ -14,7 +14,6 @@ class Demonstration(msgspec.Struct, frozen=True):
     """One episode, as it might go.
 
     Attributes:
-        prompt: what the user asks.
         calls: the calls, one a turn, each with what the tool returns.
         answer: the final turn.
     """

@@ -16,7 +16,6 @@ class Parameters:
     Attributes:
         schema: JSON schema of type object.
         usage: how to call it, e.g. ``calculator(expression: str)``.
-        names: the parameters' names, in order.
 
     Args:
         function: a plain or async function whose first parameter is ``self``.

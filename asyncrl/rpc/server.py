@@ -34,7 +34,6 @@ class RpcServer:
     Args:
         served: the object. When a connection is lost, methods that it called are cancelled.
         methods: that may be called.
-        name: name of the object, for messages.
     """
 
     def __init__(self, served: object, methods: Mapping[str, Signature], name: str) -> None:

@@ -22,7 +22,6 @@ async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, r
         of: who is asked and for what, e.g. ``generator-0 to start``.
         by: who asks.
         seconds: how long the answer may take.
-        remedy: what a user can do when it takes longer.
 
     Raises:
         DeadlineExceeded: no answer in time.

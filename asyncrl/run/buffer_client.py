@@ -38,8 +38,6 @@ class BufferClient:
     way would be lost. So a client that loses its connection ends, and its tickets are issued again.
 
     Args:
-        actor: the buffer's Ray handle.
-        rpc: the connection to its service.
         client: the caller's name, for error messages.
         note: is given a line when a call has to wait for the buffer's disk, and another when it goes on.
         batch_seconds: how long the buffer may wait for a batch (``deadlines.batch``); needed by clients that take batches.

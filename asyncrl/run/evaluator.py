@@ -29,10 +29,7 @@ class Evaluator:
     """Runs evaluations and hands their results to the recorder.
 
     Args:
-        generators: play the episodes.
-        tasks: the held-out tasks.
         temperature: at which tokens are sampled; 0 is greedy.
-        recorder: takes in the results.
         checkpointer: keeps the totals that an evaluation changes.
     """
 

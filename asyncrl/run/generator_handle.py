@@ -24,9 +24,6 @@ class GeneratorHandle:
 
     Args:
         worker: the generator's name.
-        actor: its Ray handle.
-        deadlines: the recipe's.
-        log: its log file.
     """
 
     def __init__(self, worker: WorkerId, actor: Any, deadlines: DeadlinesConfig, log: Path) -> None:

@@ -52,7 +52,6 @@ class GeneratorPool:
     """The generators that work side by side; each method speaks for all that are up.
 
     Args:
-        size: how many there are.
         make: makes a generator's process, given a number that no other had.
         report_lost: tells the buffer that a worker is gone; may refuse to go on (``BudgetExceeded``).
         note: shows a line to the user.

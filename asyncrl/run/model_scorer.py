@@ -19,7 +19,6 @@ class ModelScorer:
     """Asks the run's own reward model for scores; see :class:`asyncrl.core.scoring.Scorer`.
 
     Args:
-        actor: handle of the model's actor.
         client: the asking generator's name, for error messages.
         deadline_s: how long the score of an episode may take.
     """

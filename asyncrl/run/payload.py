@@ -57,14 +57,7 @@ def this_node() -> str:
 
 
 class PayloadSink:
-    """Keeps a worker's trajectories on its node: those of a group in one shard, the groups spread over the node's shards.
-
-    Args:
-        buffer: the recipe's section.
-        shards: all shards of the run.
-        node: the worker's node.
-        name: the worker's name.
-    """
+    """Keeps a worker's trajectories on its node: those of a group in one shard, the groups spread over the node's shards."""
 
     def __init__(self, buffer: BufferConfig, shards: Sequence[ShardPlace], node: str, name: str) -> None:
         self._name = name
@@ -104,13 +97,7 @@ class PayloadSink:
 
 
 class PayloadSource:
-    """Reads the trajectories that a rank trains.
-
-    Args:
-        shards: all shards of the run.
-        node: the rank's node.
-        name: the rank's name, for error messages.
-    """
+    """Reads the trajectories that a rank trains."""
 
     def __init__(self, shards: Sequence[ShardPlace], node: str, name: str) -> None:
         self._name = name

@@ -34,9 +34,7 @@ class Publisher:
 
     Args:
         ranks, generators, buffer: write the weights, load them, and are told.
-        totals: counts what was published.
         published_version: the newest version that every engine has acknowledged.
-        clock: seconds.
     """
 
     def __init__(

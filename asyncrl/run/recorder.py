@@ -51,7 +51,6 @@ class Recorder:
         recipe: of the run.
         generators, buffer: are asked for counters; the buffer is told when the pipeline depth is to change.
         tracker, view, totals: get what is recorded.
-        clock: seconds.
     """
 
     def __init__(

@@ -70,8 +70,6 @@ class RemoteScorer:
     failed, as a failure of the infrastructure.
 
     Args:
-        reward: the recipe's section.
-        decode: gives the text of token ids.
         deadline_s: how long the score of an episode may take, waiting for its turn and repeated requests included.
         first_retry_s: wait before a request is made for the second time; each further wait is twice as long.
     """

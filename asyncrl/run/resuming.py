@@ -27,7 +27,6 @@ class Reached(msgspec.Struct, frozen=True):
     Attributes:
         summary: the summary that it would have if it ended now.
         totals: the totals at the checkpoint that its learner begins from.
-        statistics: what its buffer holds.
         note: tells the user that the summary cannot be read and is made anew; empty if it could be read.
     """
 

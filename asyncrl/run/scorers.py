@@ -19,10 +19,7 @@ def make_scoring(
     """How a generator has its episodes scored; None if the reward is the environment's own.
 
     Args:
-        reward: the recipe's section.
         seconds: how long the score of an episode may take.
-        reward_model: handle of the reward model's actor, if there is one.
-        decode: gives the text of token ids.
         client: the generator's name.
     """
     match reward:

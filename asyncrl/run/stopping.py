@@ -34,11 +34,7 @@ class Heard(Enum):
 
 
 class StopRequests:
-    """Tells a second request to stop from a signal that was sent twice.
-
-    Args:
-        clock: seconds, from any beginning.
-    """
+    """Tells a second request to stop from a signal that was sent twice."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -57,7 +57,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         wall_s: from start to end, coming up and going down included.
         trajectories_per_s: episodes trained over the training time.
         bottleneck: what held the run up in its last training steps; None before the first.
-        ledger: what became of every group issued.
         resumes: how often the run was resumed, failed attempts included. The time in between is not part of ``wall_s``.
     """
 

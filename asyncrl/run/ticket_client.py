@@ -36,9 +36,6 @@ class RemoteTicketClient:
     """The buffer over TCP, as :class:`asyncrl.core.ticket.TicketClient` describes it.
 
     Args:
-        buffer: the buffer's client.
-        worker: the worker that asks.
-        sink: keeps the trajectories.
         reward_names: names of the rewards that the buffer is told one by one; see :func:`asyncrl.core.trajectory.named_rewards`.
     """
 

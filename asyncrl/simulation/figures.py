@@ -66,10 +66,7 @@ class Cohort(Observer):
     The last groups of a run do not count, because their long episodes are still being generated when the run ends.
 
     Attributes:
-        issued_lengths: lengths of all episodes of these groups.
-        trained_lengths: lengths of the episodes that were trained.
         varied: groups whose rewards vary, so that no filter leaves them out.
-        trained: groups that were trained.
     """
 
     def __init__(self, shape: Shape, reward: Varied) -> None:

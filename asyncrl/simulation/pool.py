@@ -36,7 +36,6 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """The simulated world. Times are in seconds.
 
     Attributes:
-        engines: number of engines.
         slots: episodes that an engine runs at once; it leases a group when there is a slot for each of its episodes.
         shortest: duration of the shortest possible episode.
         tail: exponent of the Pareto distribution of durations; below 2 its variance is infinite, with ``math.inf`` all are equal.
@@ -47,7 +46,6 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         engine_life: mean time after which an engine dies.
         silence: time after which a dead engine's episodes are given up and it comes back.
         broken: share of episodes whose environment breaks.
-        seed: seed of durations and failures.
     """
 
     engines: int
@@ -117,10 +115,6 @@ class Pool:
 
     Args:
         buffer: new.
-        shape: shape of the simulated world.
-        reward: reward of an episode.
-        observers: are told what happens.
-        batch: how large batches are.
         steps: training steps of the run.
         renews: after each publication engines stop the groups that nobody waits for any more. There are none unless the buffer
             drops what is stale.

@@ -49,7 +49,6 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     """Loads publications. One instance lives in each vLLM worker.
 
     Attributes:
-        transport: reads the publications.
         fingerprint: fingerprint of the tensors that the last completed update handed to the model; None before the first.
     """
 

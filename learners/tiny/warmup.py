@@ -34,7 +34,6 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         impatience: how often the demonstrator skips an addition. Above one half, that is what a greedy model does.
         steps: optimizer steps; the learning rates rise for ``lr_steps``, and fall to zero in the second half.
-        batch_size: demonstrations in a step.
         matrix_lr: learning rate of Muon.
         lr: learning rate of AdamW.
         measure_every: steps between measurements.

@@ -32,8 +32,6 @@ class BufferActor:
     nothing that changes the buffer before :meth:`take_over` has.
 
     Args:
-        recipe: the run's recipe.
-        run: the run's folder.
         run_id: unique among the runs on this host.
         log_file: this process's log file; the other shards' log files are made beside it.
     """

@@ -21,11 +21,6 @@ class PayloadShard:
 
     Attributes:
         store: gives up what lies there, and checks it.
-
-    Args:
-        buffer: section of the recipe.
-        shard: its number.
-        folder: folder of its files.
     """
 
     def __init__(self, buffer: BufferConfig, shard: int, folder: Path) -> None:
@@ -91,8 +86,6 @@ class RemoteStore:
     """The store of a shard in another process, for use in threads of this one.
 
     Args:
-        shard: the shard's number.
-        actor: the actor that serves it.
         whole_s: how long a call may take that reads or lists the whole shard, as when a run is resumed.
     """
 
