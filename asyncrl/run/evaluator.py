@@ -1,28 +1,12 @@
 """Evaluation on held-out tasks, on the generators, beside training."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.task import Task
+from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.generator_pool import GeneratorPool
-from generators.evaluation import EvaluationResult
-
-
-class EvaluationRecording(Protocol):
-    """Takes in the results; see :class:`asyncrl.run.recorder.Recorder`."""
-
-    def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> None:
-        """Record one evaluation."""
-        ...
-
-
-class TotalsNoting(Protocol):
-    """Keeps the totals that a resume does not measure again; see :class:`asyncrl.run.checkpointer.Checkpointer`."""
-
-    def note(self) -> None:
-        """Add them to the newest saved totals."""
-        ...
+from asyncrl.run.recorder import Recorder
 
 
 class Evaluator:
@@ -38,8 +22,8 @@ class Evaluator:
         generators: GeneratorPool,
         tasks: Sequence[Task],
         temperature: float,
-        recorder: EvaluationRecording,
-        checkpointer: TotalsNoting,
+        recorder: Recorder,
+        checkpointer: Checkpointer,
     ) -> None:
         self._generators, self._tasks, self._temperature = generators, tasks, temperature
         self._recorder, self._checkpointer = recorder, checkpointer

@@ -3,8 +3,7 @@
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import psutil
 
@@ -25,23 +24,12 @@ from asyncrl.run.progress import Progress
 from asyncrl.run.publisher import PublishTimes
 from asyncrl.run.shares import Shares, StepTimes, grown
 from asyncrl.run.totals import Totals
+from asyncrl.run.tracking import Tracker
 from generators.evaluation import EvaluationResult
 from generators.worker import GeneratorStatistics
 
 BOTTLENECK_STEPS = 20
 """Training steps over which the bottleneck is looked for."""
-
-
-class MetricStore(Protocol):
-    """Keeps metrics and texts; see :class:`asyncrl.run.tracking.Tracker`."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record metrics of a training step."""
-        ...
-
-    def log_text(self, name: str, text: str) -> None:
-        """Record a text artifact."""
-        ...
 
 
 class Recorder:
@@ -58,7 +46,7 @@ class Recorder:
         recipe: Recipe,
         generators: GeneratorPool,
         buffer: BufferApi,
-        tracker: MetricStore,
+        tracker: Tracker,
         view: LiveView,
         totals: Totals,
         clock: Callable[[], float] = time.monotonic,

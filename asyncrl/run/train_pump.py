@@ -10,15 +10,16 @@ nothing is published until the published version is reached.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.metrics import Reading
-from asyncrl.core.publication import Publication
-from asyncrl.run.publisher import PublishTimes
+from asyncrl.run.checkpointer import Checkpointer
+from asyncrl.run.evaluator import Evaluator
+from asyncrl.run.publisher import Publisher, PublishTimes
+from asyncrl.run.recorder import Recorder
 from asyncrl.run.shares import StepTimes
 from learners.learner import StepReport
 
@@ -31,64 +32,16 @@ class Ranks(Protocol):
         ...
 
 
-class Publishing(Protocol):
-    """Writes and delivers weights; see :class:`asyncrl.run.publisher.Publisher`."""
-
-    published_version: PolicyVersion
-
-    async def write(self, version: PolicyVersion, *, must_differ: bool) -> tuple[Publication, float]:
-        """Write ``version``; the seconds it took."""
-        ...
-
-    async def deliver(self, publication: Publication, write_seconds: float) -> PublishTimes:
-        """Have every engine load ``publication``, and make it the published version."""
-        ...
-
-
-class Evaluating(Protocol):
-    """Evaluates a version; see :class:`asyncrl.run.evaluator.Evaluator`."""
-
-    async def evaluate(self, version: PolicyVersion) -> None:
-        """Evaluate ``version`` on all held-out tasks."""
-        ...
-
-
-class Checkpointing(Protocol):
-    """Saves the learner's state; see :class:`asyncrl.run.checkpointer.Checkpointer`."""
-
-    async def room(self) -> None:
-        """Wait until the disk has room for another training step."""
-        ...
-
-    async def begin(self, version: PolicyVersion) -> None:
-        """Begin the checkpoint of ``version`` if one is due."""
-        ...
-
-    async def finish(self) -> None:
-        """Wait for the checkpoint that was begun, if any."""
-        ...
-
-
-class Recording(Protocol):
-    """Records training steps; see :class:`asyncrl.run.recorder.Recorder`."""
-
-    async def step(
-        self, step: int, batch: Batch, readings: Sequence[Reading], times: StepTimes, publish: PublishTimes | None
-    ) -> None:
-        """Record one training step."""
-        ...
-
-
 async def train_pump(
     begin: PolicyVersion,
     steps: int,
     evaluate_every: int,
     buffer: BufferApi,
     ranks: Ranks,
-    publisher: Publishing,
-    evaluator: Evaluating,
-    checkpointer: Checkpointing,
-    recorder: Recording,
+    publisher: Publisher,
+    evaluator: Evaluator,
+    checkpointer: Checkpointer,
+    recorder: Recorder,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Run the training steps from version ``begin`` to ``steps``; returns when the last version is delivered.
@@ -132,7 +85,7 @@ async def train_pump(
         await checkpointer.finish()
 
 
-async def _evaluate_delivered(delivering: "asyncio.Task[PublishTimes]", evaluator: Evaluating, version: PolicyVersion) -> None:
+async def _evaluate_delivered(delivering: "asyncio.Task[PublishTimes]", evaluator: Evaluator, version: PolicyVersion) -> None:
     """Evaluate ``version`` once every engine has it."""
     await delivering
     await evaluator.evaluate(version)
