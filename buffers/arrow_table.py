@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from asyncrl.core.errors import RecipeError
-from buffers.task_rows import Head
+from buffers.task_rows import RowHead
 
 PARQUET_MAGIC = b"PAR1"
 
@@ -51,13 +51,13 @@ class ArrowTable:
         self._batches = self._plain(table, place).to_batches()
         self._ends = list(accumulate(batch.num_rows for batch in self._batches))
 
-    def heads(self) -> Iterator[Head]:
+    def heads(self) -> Iterator[RowHead]:
         """Yield the prompt and id of every row, in order."""
         for batch in self._batches:
             prompts = batch.column(self._prompt_key).to_pylist()
             has_ids = self._id_key in batch.schema.names
             ids = batch.column(self._id_key).to_pylist() if has_ids else [None] * len(prompts)
-            yield from map(Head, prompts, ids)
+            yield from map(RowHead, prompts, ids)
 
     def where(self, position: int) -> str:
         """Return where the row is, for messages."""

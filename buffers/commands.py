@@ -20,7 +20,7 @@ from buffers.replay_buffer import ReplayBuffer
 logger = logging.getLogger(__name__)
 
 
-class Lease(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class IssueTickets(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """A worker asks for up to ``limit`` groups at ``now`` (seconds since the epoch)."""
 
     worker: WorkerId
@@ -128,7 +128,7 @@ class Recovered(msgspec.Struct, frozen=True, array_like=True, tag=10):
         return buffer.batches.drop_lost_payload(self.lost_payload)
 
 
-class Plan(msgspec.Struct, frozen=True, array_like=True, tag=11):
+class SetSteps(msgspec.Struct, frozen=True, array_like=True, tag=11):
     """The run has ``steps`` training steps: the first command of a run, repeated whenever a resume makes the run longer."""
 
     steps: int
@@ -148,7 +148,7 @@ class Pace(msgspec.Struct, frozen=True, array_like=True, tag=12):
         buffer.pace(self.depth)
 
 
-Command = Lease | Commit | Fail | Lost | Expire | Take | Trained | Advance | Checkpointed | Recovered | Plan | Pace
+Command = IssueTickets | Commit | Fail | Lost | Expire | Take | Trained | Advance | Checkpointed | Recovered | SetSteps | Pace
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

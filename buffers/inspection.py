@@ -36,7 +36,7 @@ class LengthBin(msgspec.Struct, frozen=True):
     share_trained: float
 
 
-class Source(msgspec.Struct, frozen=True):
+class SourceCounts(msgspec.Struct, frozen=True):
     """A source of tasks: how many tasks were drawn from it, and how many malformed rows were skipped."""
 
     name: str
@@ -51,7 +51,7 @@ class BufferReport(msgspec.Struct, frozen=True):
     ledger: LedgerCounts
     held: tuple[HeldFor, ...]
     lengths: tuple[LengthBin, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[SourceCounts, ...]
     payload_bytes: int
     kept_batches: int
     kept_bytes: int
@@ -72,7 +72,7 @@ def inspect(statistics: BufferStatistics, drawn: Mapping[str, int], now: float) 
             for held in statistics.held
         ),
         lengths=_bins(statistics.lengths_issued, statistics.lengths_trained),
-        sources=tuple(Source(name, count, statistics.skipped_rows.get(name, 0)) for name, count in drawn.items()),
+        sources=tuple(SourceCounts(name, count, statistics.skipped_rows.get(name, 0)) for name, count in drawn.items()),
     )
 
 

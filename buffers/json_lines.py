@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from buffers.task_rows import NESTING, TOO_DEEP, Head, is_too_deep
+from buffers.task_rows import NESTING, TOO_DEEP, RowHead, is_too_deep
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ROW = msgspec.json.Decoder(dict[str, Any])
@@ -49,7 +49,7 @@ class JsonLines:
         self.digest = blake2b(self._content, digest_size=16).hexdigest()
         self._starts, self._numbers = array("Q"), array("Q")
 
-    def heads(self) -> Iterator[Head]:
+    def heads(self) -> Iterator[RowHead]:
         """Decode and check every row, in order. Call this before :meth:`row`."""
         content, encoder, scratch = self._content, msgspec.msgpack.Encoder(), bytearray()
         start, number = len(BYTE_ORDER_MARK) if content.startswith(BYTE_ORDER_MARK) else 0, 0
@@ -65,11 +65,11 @@ class JsonLines:
                     # Tickets carry the row as MessagePack, which has no integers of more than 64 bits.
                     encoder.encode_into(row, scratch)
                 except RecursionError:
-                    yield Head(None, None, f"is {TOO_DEEP}; flatten it")
+                    yield RowHead(None, None, f"is {TOO_DEEP}; flatten it")
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    yield Head(None, None, _why_not_decoded(line, error))
+                    yield RowHead(None, None, _why_not_decoded(line, error))
                 except OverflowError:
-                    yield Head(None, None, "holds an integer of more than 64 bits")
+                    yield RowHead(None, None, "holds an integer of more than 64 bits")
                 else:
                     yield self._head(row, line)
             start = end + 1
@@ -88,14 +88,14 @@ class JsonLines:
         end = self._content.find(b"\n", start)
         return _ROW.decode(self._content[start:] if end < 0 else self._content[start:end])
 
-    def _head(self, row: dict[str, Any], line: bytes) -> Head:
+    def _head(self, row: dict[str, Any], line: bytes) -> RowHead:
         # A row of few brackets is not worth walking through.
         if line.count(b"[") + line.count(b"{") > NESTING and is_too_deep(row):
             named = f"(id {row[self._id_key]!r}) " if self._id_key in row else ""
-            return Head(None, None, f"{named}is {TOO_DEEP}; flatten it")
+            return RowHead(None, None, f"{named}is {TOO_DEEP}; flatten it")
         if self._prompt_key in row:
-            return Head(row[self._prompt_key], row.get(self._id_key))
-        return Head(None, None, f"has no {self._prompt_key!r}, only {', '.join(map(repr, row)) or 'an empty object'}")
+            return RowHead(row[self._prompt_key], row.get(self._id_key))
+        return RowHead(None, None, f"has no {self._prompt_key!r}, only {', '.join(map(repr, row)) or 'an empty object'}")
 
 
 def _why_not_decoded(line: bytes, error: Exception) -> str:

@@ -213,9 +213,9 @@ def _taken_over(buffer: ReplayBuffer, steps: int, journal: Journal, found: Recov
         changes.append(recovered)
         buffer.drain_freed()
     if steps != buffer.steps or not resumed:
-        plan = commands.Plan(steps)
-        plan.apply(buffer)
-        changes.append(plan)
+        set_steps = commands.SetSteps(steps)
+        set_steps.apply(buffer)
+        changes.append(set_steps)
     statistics = buffer.statistics()
     report = RecoveryReport(
         resumed=resumed,

@@ -84,7 +84,7 @@ class BufferService:
 
         def lease() -> Command | None:
             allowed = self._losses[worker] == losses and self._may_lease(version)
-            return commands.Lease(worker, limit, self._clock()) if allowed else None
+            return commands.IssueTickets(worker, limit, self._clock()) if allowed else None
 
         until = asyncio.get_running_loop().time() + LEASE_WAIT_S
         tickets: list[Ticket] | None = None

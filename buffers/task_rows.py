@@ -20,7 +20,7 @@ NESTING = 100
 TOO_DEEP = f"nested more than {NESTING} levels deep"
 
 
-class Head(NamedTuple):
+class RowHead(NamedTuple):
     """What makes a row a task, or the ``problem`` that keeps it from being one."""
 
     prompt: Any
@@ -33,7 +33,7 @@ class RowFile(Protocol):
 
     @property
     def digest(self) -> str: ...  # noqa: D102
-    def heads(self) -> Iterator[Head]: ...  # noqa: D102
+    def heads(self) -> Iterator[RowHead]: ...  # noqa: D102
     def where(self, position: int) -> str: ...  # noqa: D102
     def number(self, position: int) -> int: ...  # noqa: D102
     def row(self, position: int) -> dict[str, Any]: ...  # noqa: D102

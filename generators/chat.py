@@ -1,9 +1,9 @@
 """Multi-turn chat as token ids: the sampled turns stay exactly as sampled, and only what is new is ever tokenized.
 
-After a turn, the row continues with the *delta*: what the chat template puts between the end of an assistant turn and the start
-of the next one. It is found by rendering a conversation whose assistant turn is a marker, and taking what follows the marker's
-end-of-turn token. So a row is always a true prefix extension, whatever the model wrote and however the template would render it
-again; and what stands right after the end-of-turn token (often a newline) is part of the delta, never lost.
+After a turn, the token stream continues with the *delta*: what the chat template puts between the end of an assistant turn and
+the start of the next one. It is found by rendering a conversation whose assistant turn is a marker, and taking what follows the
+marker's end-of-turn token. So the stream is always a true prefix extension, whatever the model wrote and however the template
+would render it again; and what stands right after the end-of-turn token (often a newline) is part of the delta, never lost.
 
 Nothing that a message or the description of a tool says becomes a control token (see :mod:`generators.control_tokens`), so that
 neither can begin or end a turn. A template whose turns are told apart by ordinary text alone is refused.
@@ -86,7 +86,7 @@ class ChatFormat:
         return cls(AutoTokenizer.from_pretrained(model_path))
 
     async def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """The first tokens of a row: messages, tools, and the start of an assistant turn."""
+        """The first tokens of an episode: messages, tools, and the start of an assistant turn."""
         turns = _turns(messages)
         return await self._tokenize(msgspec.msgpack.encode((turns, tools)), partial(self._render, turns, tools))
 

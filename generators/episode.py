@@ -23,7 +23,7 @@ from asyncrl.envs.base import Environment, Fault, Observation, StepResult
 from generators.chat import ChatFormat
 from generators.completion import Engine
 from generators.hosted import HostedEnvironment
-from generators.row import Row
+from generators.token_stream import TokenStream
 from generators.tool_calls import ToolCallReader
 from generators.tool_output import TOOL_OUTPUT_CUT, cut_tool_outputs
 
@@ -91,15 +91,15 @@ async def run_episode(task: Task, name: EpisodeName, limits: EpisodeLimits, tool
         EnvironmentBroken: the environment raised, hung in ``reset``, or wrote a prompt that leaves no room for a turn.
         ComponentFailed: the engine died.
     """
-    row = Row()
+    stream = TokenStream()
     metrics: dict[str, float] = {}
     async with _environment_of(task, limits, tools) as environment:
         scope = asyncio.timeout(limits.episode_timeout_s)
         try:
             async with scope:
-                stop_reason = await _play(environment, task, limits, tools, row, metrics)
+                stop_reason = await _play(environment, task, limits, tools, stream, metrics)
         except TimeoutError as error:
-            if not row:
+            if not stream:
                 problem = f"reset() took longer than environment.episode_timeout_s = {limits.episode_timeout_s:g} s"
                 raise EnvironmentBroken(f"task {task.id}: {problem}") from error
             stop_reason = StopReason.EPISODE_TIMEOUT
@@ -108,12 +108,12 @@ async def run_episode(task: Task, name: EpisodeName, limits: EpisodeLimits, tool
         group_id=name.group_id,
         sample_index=name.sample_index,
         attempt=name.attempt,
-        token_ids=np.array(row.token_ids, np.int32),
-        logprobs=row.logprobs,
-        loss_mask=row.loss_mask,
-        version_spans=row.version_spans,
-        turns=row.turns,
-        reward=sum(row.rewards),
+        token_ids=np.array(stream.token_ids, np.int32),
+        logprobs=stream.logprobs,
+        loss_mask=stream.loss_mask,
+        version_spans=stream.version_spans,
+        turns=stream.turns,
+        reward=sum(stream.rewards),
         stop_reason=stop_reason,
         sampling=Sampling(temperature=limits.temperature, top_p=1.0, top_k=0),
         metrics=metrics,
@@ -125,32 +125,32 @@ async def _play(
     task: Task,
     limits: EpisodeLimits,
     tools: EpisodeTools,
-    row: Row,
+    stream: TokenStream,
     metrics: dict[str, float],
 ) -> StopReason:
-    """Play turns and add them to ``row`` and ``metrics``. Both are valid at every await, where a deadline may end the episode."""
+    """Play turns and add them to ``stream`` and ``metrics``, valid at every await, where a deadline may end the episode."""
     observation = await _reset(environment)
     with environment.blamed("reset"):  # it may hold what no template can render
-        row.append_given(await tools.chat.prompt(observation.messages, observation.tools))
-    if len(row) >= limits.max_context:
+        stream.append_given(await tools.chat.prompt(observation.messages, observation.tools))
+    if len(stream) >= limits.max_context:
         raise EnvironmentBroken(
-            f"task {task.id}: its prompt has {len(row)} tokens, and model.max_context is {limits.max_context}; raise that, or "
+            f"task {task.id}: its prompt has {len(stream)} tokens, and model.max_context is {limits.max_context}; raise that, or "
             "leave such tasks out"
         )
     for turn in range(limits.max_turns):
         completion = await tools.engine.generate(
-            row.token_ids,
-            max_tokens=min(limits.max_turn_tokens, limits.max_context - len(row)),
+            stream.token_ids,
+            max_tokens=min(limits.max_turn_tokens, limits.max_context - len(stream)),
             temperature=limits.temperature,
             stop_token_id=tools.chat.end_of_turn,
         )
-        row.append_turn(completion)
+        stream.append_turn(completion)
         if not completion.finished_by_stop:
             full = len(completion.token_ids) < limits.max_turn_tokens
             return StopReason.CONTEXT_LENGTH if full else StopReason.TURN_LENGTH
         text = tools.chat.turn_text(completion.token_ids.tolist())
         result = await _step(environment, tools.reader, text)
-        row.reward_turn(result.reward)
+        stream.reward_turn(result.reward)
         for metric, value in result.metrics.items():
             metrics[metric] = metrics.get(metric, 0.0) + value
         if result.done:
@@ -163,9 +163,9 @@ async def _play(
                 if cut:
                     metrics[TOOL_OUTPUT_CUT] = metrics.get(TOOL_OUTPUT_CUT, 0.0) + cut
                 delta = await tools.chat.delta(messages)
-            if len(row) + len(delta) >= limits.max_context:
+            if len(stream) + len(delta) >= limits.max_context:
                 return StopReason.CONTEXT_LENGTH
-            row.append_given(delta)
+            stream.append_given(delta)
     return StopReason.MAX_TURNS
 
 

@@ -47,7 +47,7 @@ PATIENT = (
 """A machine that has other work to do is no reason for a run to fail."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class LearningVariant(msgspec.Struct, frozen=True):
     """One row of the table.
 
     Attributes:
@@ -65,18 +65,18 @@ class Row(msgspec.Struct, frozen=True):
 
 
 ROWS = (
-    Row("dppo-1", "DPPO, the quickstart as it is"),
-    Row("clip-1", "PPO clipping", PPO_CLIP),
-    Row("decoupled-1", "recomputed anchor, truncated weights", DECOUPLED),
-    Row("dppo-4", "staleness 4, DPPO", OLDER),
-    Row("clip-4", "staleness 4, PPO clipping", (*OLDER, *PPO_CLIP)),
-    Row("decoupled-4", "staleness 4, recomputed anchor, truncated weights", (*OLDER, *DECOUPLED)),
-    Row("dppo-8", "staleness 8, DPPO", STALE),
-    Row("clip-8", "staleness 8, PPO clipping", (*STALE, *PPO_CLIP)),
-    Row("decoupled-8", "staleness 8, recomputed anchor, truncated weights", (*STALE, *DECOUPLED)),
-    Row("uncorrected-8", "staleness 8, no correction", (*STALE, *DECOUPLED), uncorrected=True),
-    Row("critic", "PPO with a critic", (*DECOUPLED, "algorithm.advantage={kind: gae, critic_lr: 2e-4}")),
-    Row(
+    LearningVariant("dppo-1", "DPPO, the quickstart as it is"),
+    LearningVariant("clip-1", "PPO clipping", PPO_CLIP),
+    LearningVariant("decoupled-1", "recomputed anchor, truncated weights", DECOUPLED),
+    LearningVariant("dppo-4", "staleness 4, DPPO", OLDER),
+    LearningVariant("clip-4", "staleness 4, PPO clipping", (*OLDER, *PPO_CLIP)),
+    LearningVariant("decoupled-4", "staleness 4, recomputed anchor, truncated weights", (*OLDER, *DECOUPLED)),
+    LearningVariant("dppo-8", "staleness 8, DPPO", STALE),
+    LearningVariant("clip-8", "staleness 8, PPO clipping", (*STALE, *PPO_CLIP)),
+    LearningVariant("decoupled-8", "staleness 8, recomputed anchor, truncated weights", (*STALE, *DECOUPLED)),
+    LearningVariant("uncorrected-8", "staleness 8, no correction", (*STALE, *DECOUPLED), uncorrected=True),
+    LearningVariant("critic", "PPO with a critic", (*DECOUPLED, "algorithm.advantage={kind: gae, critic_lr: 2e-4}")),
+    LearningVariant(
         "gspo",
         "GSPO, a weight for each row",
         (
@@ -98,7 +98,7 @@ class LearningSettings(msgspec.Struct, frozen=True):
         model_seed: of the tiny model that all runs begin with.
     """
 
-    rows: tuple[Row, ...] = ROWS
+    rows: tuple[LearningVariant, ...] = ROWS
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: int = 80
     every: int = 10
@@ -152,7 +152,7 @@ class CannotContinue(AsyncRLError):
     """The result file holds something else than the beginning of this benchmark."""
 
 
-class Interrupted(Exception):
+class MeasurementInterrupted(Exception):
     """The user stopped a run."""
 
 
@@ -197,7 +197,7 @@ def run(json_file: Path, console: Console, settings: LearningSettings | None = N
         console.print(f"Run {number} of {len(missing)}: {row.title}, seed {seed}", markup=False, highlight=False)
         try:
             done = _in_a_process(_measure, row, seed, settings, model)
-        except Interrupted:
+        except MeasurementInterrupted:
             raise KeyboardInterrupt from None
         except Exception as error:  # noqa: BLE001 - whatever the run's process died of is recorded as its failure
             done = LearningRun(row.name, seed, failure=f"{type(error).__name__}: {error}")
@@ -208,7 +208,7 @@ def run(json_file: Path, console: Console, settings: LearningSettings | None = N
     return result
 
 
-def recipe(row: Row, seed: int, settings: LearningSettings, model: Path) -> Recipe:
+def recipe(row: LearningVariant, seed: int, settings: LearningSettings, model: Path) -> Recipe:
     """The recipe of one run.
 
     Raises:
@@ -236,7 +236,7 @@ def _silently(progress: TinyProgress) -> None:
     pass
 
 
-def _measure(row: Row, seed: int, settings: LearningSettings, model: Path) -> LearningRun:
+def _measure(row: LearningVariant, seed: int, settings: LearningSettings, model: Path) -> LearningRun:
     of_run = recipe(row, seed, settings, model)
     folder = RunFolder.create(of_run)
     log = folder.logs / "driver.log"
@@ -244,7 +244,7 @@ def _measure(row: Row, seed: int, settings: LearningSettings, model: Path) -> Le
     with folder.driven(), LiveView(Console(), of_run.name) as view:
         summary, _ = launch(of_run, folder, view)
     if summary.status is Status.INTERRUPTED:
-        raise Interrupted
+        raise MeasurementInterrupted
     failure = f"{summary.reason}; see {folder.logs}" if summary.status is Status.FAILED else ""
     return LearningRun(
         row=row.name,
@@ -287,7 +287,7 @@ def markdown(result: LearningResult) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cells(row: Row, settings: LearningSettings, runs: Mapping[tuple[str, int], LearningRun]) -> Sequence[str]:
+def _cells(row: LearningVariant, settings: LearningSettings, runs: Mapping[tuple[str, int], LearningRun]) -> Sequence[str]:
     of_row = [runs.get((row.name, seed)) for seed in settings.seeds]
     whole = [run for run in of_row if run is not None and not run.failure]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TextIO
 
 from asyncrl.core.errors import Interrupted, RecipeError
+from asyncrl.core.standard_streams import standard_stream
 from asyncrl.core.text import told
 
 _OURS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen ")
@@ -56,11 +56,6 @@ def _where(raised: TracebackType | None) -> str:
     users = [(file, line) for file, line in lines if not file.startswith(_OURS)]
     own = [f" ({file}:{line})" for file, line in users if file == users[0][0]]
     return own[-1] if own else ""
-
-
-def standard_stream(number: int) -> TextIO:
-    """Text for descriptor ``number``, which stays open when the stream is closed."""
-    return open(number, "w", buffering=1, errors="backslashreplace", closefd=False)
 
 
 def load_class(name: str, place: str) -> type:

@@ -20,7 +20,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.run.progress import Progress
+from asyncrl.run.progress import RunProgress
 from asyncrl.run.units import duration, percent, quantity
 
 SECONDS_A_LINE = 15.0
@@ -45,7 +45,7 @@ class LiveView:
         self._began = self._phase_began = clock()
         self._phase = ""
         self._warmup: tuple[float, str] | None = None
-        self._progress: Progress | None = None
+        self._progress: RunProgress | None = None
         self._rewards: tuple[float, ...] = ()
         self._spinner = Spinner("dots", style="cyan")
         self._next_line = 0.0
@@ -84,7 +84,7 @@ class LiveView:
                 self._warmup_lines = int(fraction / WARMUP_A_LINE) + 1
                 self._line(f"{self._phase}: {percent(fraction)}, {text}")
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: RunProgress) -> None:
         """Show the newest training step."""
         with self._lock:
             self._progress = progress
@@ -140,7 +140,7 @@ class LiveView:
         return [*_dashboard(progress, self._rewards, min(self._console.width, MAX_WIDTH) - PANEL_WIDTH)]
 
 
-def _dashboard(progress: Progress, rewards: Sequence[float], width: int) -> Sequence[RenderableType]:
+def _dashboard(progress: RunProgress, rewards: Sequence[float], width: int) -> Sequence[RenderableType]:
     label, figure = 10, 22
     rest = max(1, width - label - figure - 4)
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -202,7 +202,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:,.0f} ms"
 
 
-def _progress_line(progress: Progress) -> str:
+def _progress_line(progress: RunProgress) -> str:
     parts = [
         f"training step {progress.step}/{progress.steps}",
         f"reward {progress.reward:.3f}",

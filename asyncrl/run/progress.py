@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     """State of the run after a training step. Rates and idle shares are over the time since the step before.
 
     Attributes:

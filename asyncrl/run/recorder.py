@@ -20,7 +20,7 @@ from asyncrl.run.bottleneck import find_bottleneck
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.pacing import Pacing
-from asyncrl.run.progress import Progress
+from asyncrl.run.progress import RunProgress
 from asyncrl.run.publisher import PublishTimes
 from asyncrl.run.shares import Shares, StepTimes, grown
 from asyncrl.run.totals import Totals
@@ -131,10 +131,10 @@ class Recorder:
             self._tracker.log_text(f"trajectories/version-{version:06d}.txt", "\n\n".join(shown))
         self._view.note(f"version {version}: evaluation reward {reward:.3f} over {len(results)} held-out tasks")
 
-    def _progress(self, step: int, version: PolicyVersion, values: dict[str, float], bottleneck: str) -> Progress:
+    def _progress(self, step: int, version: PolicyVersion, values: dict[str, float], bottleneck: str) -> RunProgress:
         self._steps_here += 1
         elapsed = self._clock() - self._began
-        return Progress(
+        return RunProgress(
             step=step,
             steps=self._recipe.steps,
             version=version,

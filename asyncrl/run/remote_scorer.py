@@ -52,7 +52,7 @@ class EpisodeToScore(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ScoreAnswer(msgspec.Struct, frozen=True):
     """A service's answer: the score of each episode, in order, or null where it has none."""
 
     scores: tuple[float | None, ...]
@@ -65,7 +65,7 @@ class _NotNow(Exception):
 class RemoteScorer:
     """A reward model behind HTTP; see :class:`asyncrl.core.scoring.Scorer`.
 
-    A request is made again if the answer does not come in time, is not an :class:`Answer`, is too long, or has a status of a
+    A request is made again if the answer does not come in time, is not an :class:`ScoreAnswer`, is too long, or has a status of a
     service that is down or overloaded. A redirection is not followed. An episode that has no score after ``deadline_s`` has
     failed, as a failure of the infrastructure.
 
@@ -140,7 +140,7 @@ class RemoteScorer:
         try:
             status, answer = await self._exchange(body, seconds, most)
             if 200 <= status < 300:
-                return msgspec.convert(json.loads(answer), Answer).scores
+                return msgspec.convert(json.loads(answer), ScoreAnswer).scores
         except TimeoutError as error:
             raise _NotNow(f"it did not answer within reward.timeout_s {seconds:g} s") from error
         except (OSError, aiohttp.ClientError) as error:

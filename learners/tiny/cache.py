@@ -24,7 +24,7 @@ from asyncrl.core.task import Task
 from asyncrl.envs import calculator, demonstrations, signature, tools
 from asyncrl.envs.demonstrations import Demonstration, demonstrate, demonstrate_impatience, demonstrate_mistake
 from asyncrl.envs.load import make_tasks
-from learners.tiny.conversations import Row, encode, render
+from learners.tiny.conversations import Example, encode, render
 from learners.tiny.tokenizer import fit_tokenizer
 from learners.tiny.warmup import CONTEXT_LENGTH, Material, Measurement, WarmUp, warm_up
 
@@ -91,7 +91,7 @@ def _make(
     tokenizer = fit_tokenizer(render([show(task) for task in training[:_TOKENIZER_TASKS] for show in _SHOWN]), CONTEXT_LENGTH)
     generator = random.Random(seed)
 
-    def rows(tasks: Sequence[Task], show: Callable[[Task], Demonstration]) -> list[list[Row]]:
+    def rows(tasks: Sequence[Task], show: Callable[[Task], Demonstration]) -> list[list[Example]]:
         return [encode([show(task) for task in kind], tokenizer) for kind in _by_operations(tasks)]
 
     def report(measured: Measurement) -> None:

@@ -17,8 +17,8 @@ from learners.tiny.chat_template import CHAT_TEMPLATE
 from learners.tiny.tokenizer import ASSISTANT_HEADER, END_OF_TURN
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One demonstration as tokens.
+class Example(msgspec.Struct, frozen=True):
+    """One demonstration as tokens, to train or measure on.
 
     Attributes:
         token_ids: [T].
@@ -58,15 +58,15 @@ def render(demonstrations: Sequence[Demonstration]) -> list[str]:
     return list(texts)
 
 
-def encode(demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokenizerFast) -> list[Row]:
+def encode(demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokenizerFast) -> list[Example]:
     """The tokens of each, and where the assistant speaks."""
     header = tokenizer.encode(ASSISTANT_HEADER)
     end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     encoded = tokenizer(render(demonstrations), add_special_tokens=False)["input_ids"]
-    return [Row(tuple(ids), tuple(_spoken(ids, header, end))) for ids in encoded]
+    return [Example(tuple(ids), tuple(_spoken(ids, header, end))) for ids in encoded]
 
 
-def pad(rows: Sequence[Row]) -> PaddedRows:
+def pad(rows: Sequence[Example]) -> PaddedRows:
     """The rows as one tensor; attention is causal, so what the padding holds does not matter."""
     length = max(len(row.token_ids) for row in rows)
     return PaddedRows(

@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.core.errors import AsyncRLError
-from learners.tiny.conversations import Row, pad
+from learners.tiny.conversations import Example, pad
 from learners.tiny.success import measure, spoken_logits
 
 CONTEXT_LENGTH = 1024
@@ -77,9 +77,9 @@ class Material(msgspec.Struct, frozen=True):
         spared: those of ``held_out`` whose tasks the habit spares.
     """
 
-    train: Sequence[Sequence[Row]]
-    held_out: Sequence[Sequence[Row]]
-    spared: Sequence[Sequence[Row]]
+    train: Sequence[Sequence[Example]]
+    held_out: Sequence[Sequence[Example]]
+    spared: Sequence[Sequence[Example]]
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -149,7 +149,12 @@ def _lr_share(step: int, settings: WarmUp) -> float:
     return min(1.0, step / settings.lr_steps, 2 * (settings.steps + 1 - step) / settings.steps)
 
 
-def _train(model: Qwen3ForCausalLM, optimizers: dict[torch.optim.Optimizer, float], rows: Sequence[Row], lr_share: float) -> None:
+def _train(
+    model: Qwen3ForCausalLM,
+    optimizers: dict[torch.optim.Optimizer, float],
+    rows: Sequence[Example],
+    lr_share: float,
+) -> None:
     """One optimizer step, on what the assistant says in ``rows``."""
     logits, targets = spoken_logits(model, pad(rows))
     model.zero_grad()
@@ -161,7 +166,7 @@ def _train(model: Qwen3ForCausalLM, optimizers: dict[torch.optim.Optimizer, floa
         optimizer.step()
 
 
-def _batches(kinds: Sequence[Sequence[Row]], size: int, generator: random.Random) -> Iterator[list[Row]]:
+def _batches(kinds: Sequence[Sequence[Example]], size: int, generator: random.Random) -> Iterator[list[Example]]:
     """Endless batches of all kinds; the longest, which is the hardest, comes twice as often as each other."""
     weights = [1] * (len(kinds) - 1) + [2]
     while True:

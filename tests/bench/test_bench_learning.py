@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from asyncrl.bench import learning
-from asyncrl.bench.learning import ROWS, CannotContinue, Interrupted, LearningResult, LearningRun, LearningSettings
+from asyncrl.bench.learning import ROWS, CannotContinue, LearningResult, LearningRun, LearningSettings, MeasurementInterrupted
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.decode import decode_recipe
 from asyncrl.core.recipe.rules import broken_rules
@@ -57,7 +57,7 @@ def test_only_the_row_without_correction_breaks_a_rule(row):
 
 def test_runs_go_seed_by_seed_and_none_is_repeated(tmp_path, measured):
     done, raising = measured
-    raising[FIRST.name, 5] = Interrupted()
+    raising[FIRST.name, 5] = MeasurementInterrupted()
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path)
     assert done == [(FIRST.name, 3), (SECOND.name, 3), (FIRST.name, 5)]

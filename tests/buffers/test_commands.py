@@ -20,11 +20,11 @@ from buffers.commands import (
     Commit,
     Expire,
     Fail,
-    Lease,
+    IssueTickets,
     Lost,
     Pace,
-    Plan,
     Recovered,
+    SetSteps,
     Take,
     Trained,
     decode,
@@ -49,7 +49,7 @@ def some_command(chance, buffer, tickets):
     kind = chance.choice(list(FailureKind))
     return chance.choice(
         [
-            *[Lease(worker, chance.randrange(1, 5), float(buffer.version))] * 3,
+            *[IssueTickets(worker, chance.randrange(1, 5), float(buffer.version))] * 3,
             *[Commit(samples, 1.5)] * 12,
             Fail(group, chance.randrange(3), kind, "it broke"),
             Lost(worker),
@@ -59,7 +59,7 @@ def some_command(chance, buffer, tickets):
             *[Advance(version)] * 3,
             Checkpointed(version),
             Recovered(tuple(one.payload for one in samples[:1])),
-            Plan(200 + chance.randrange(3)),
+            SetSteps(200 + chance.randrange(3)),
             Pace(chance.randrange(4)),  # the largest is refused
         ]
     )
@@ -81,7 +81,7 @@ def test_a_replay_is_the_same_buffer_to_the_byte_whatever_failed(seed, name, cut
             answer = command.apply(live)
         except AsyncRLError:
             answer = []
-        if isinstance(command, Lease):
+        if isinstance(command, IssueTickets):
             tickets += answer
         live.drain_freed()
     replayed = restored(used, stream(), snapshot)

@@ -48,7 +48,7 @@ class Life:
         return command.apply(self.buffer)
 
     def lease(self, groups):
-        return self.do(commands.Lease("worker", groups, 0.0))
+        return self.do(commands.IssueTickets("worker", groups, 0.0))
 
     def generate(self, ticket, indexes=None):
         made = []

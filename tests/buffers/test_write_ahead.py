@@ -9,14 +9,14 @@ from samples import make_recipe, make_tasks
 
 from asyncrl.core.errors import ComponentFailed, FailureKind, LedgerError
 from buffers import commands, write_ahead
-from buffers.commands import Advance, Commit, Fail, Lease
+from buffers.commands import Advance, Commit, Fail, IssueTickets
 from buffers.disk import DiskFull
 from buffers.journal import Journal
 from buffers.journal_files import read_journal
 from buffers.pauses import Pauses
 from buffers.write_ahead import WriteAhead
 
-LEASE = Lease("worker", 1, 0.0)
+LEASE = IssueTickets("worker", 1, 0.0)
 
 
 class SpiedJournal(Journal):

@@ -36,7 +36,7 @@ def run(tmp_path):
         journal.append(commands.encode(command))
         return command.apply(buffer)
 
-    tickets = do(commands.Lease(WorkerId("generator-0"), 4, 1e9))
+    tickets = do(commands.IssueTickets(WorkerId("generator-0"), 4, 1e9))
     for ticket, length in zip(tickets[:3], (10, 10, 1000), strict=True):
         ref = PayloadRef(0, "segment", 0, 10, 0)
         samples = tuple(

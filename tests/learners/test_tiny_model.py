@@ -14,7 +14,7 @@ from asyncrl.envs.calculator import Calculator
 from asyncrl.envs.demonstrations import demonstrate
 from learners.tiny import TinyProgress, ensure_tiny_model
 from learners.tiny.cache import CACHE_VARIABLE, COMPLETE, default_cache_root
-from learners.tiny.conversations import Row, encode, pad, render
+from learners.tiny.conversations import Example, encode, pad, render
 from learners.tiny.success import spoken_logits
 from learners.tiny.tokenizer import fit_tokenizer
 from learners.tiny.warmup import Material, Measurement, WarmUp, WarmUpFailed, new_model, warm_up
@@ -146,7 +146,7 @@ def test_padding_changes_no_logits():
 
 
 @torch.no_grad()
-def follows_greedily(model: Qwen3ForCausalLM, row: Row) -> bool:
+def follows_greedily(model: Qwen3ForCausalLM, row: Example) -> bool:
     """Decode the spoken parts one token at a time, without looking ahead."""
     written: list[int] = []
     for token, spoken in zip(row.token_ids, row.spoken, strict=True):

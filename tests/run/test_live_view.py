@@ -7,9 +7,9 @@ from rich.console import Console
 
 from asyncrl.run.compose import compose
 from asyncrl.run.live_view import LiveView
-from asyncrl.run.progress import Progress
+from asyncrl.run.progress import RunProgress
 
-PROGRESS = Progress(
+PROGRESS = RunProgress(
     step=12,
     steps=60,
     version=12,

@@ -73,7 +73,7 @@ class Run:
         return command.apply(self.buffer)
 
     def lease(self, groups):
-        return self.do(commands.Lease(WorkerId("generator-0"), groups, 1e9))
+        return self.do(commands.IssueTickets(WorkerId("generator-0"), groups, 1e9))
 
     def commit(self, *tickets):
         for ticket in tickets:

@@ -39,7 +39,7 @@ def decode_recipe(mapping: Mapping[str, Any], choose: Chooser = lambda recipe, a
     Raises:
         RecipeError: the first thing wrong, with its place, the value seen and what would be right; all others are its notes.
     """
-    reader = _Reader()
+    reader = _SectionReader()
     complete = reader.section(_schema(), mapping, place="")
     _raise_together(reader.problems)
     recipe = choose(msgspec.convert(complete, Recipe), AUTOMATIC_KEYS - reader.chosen)
@@ -61,7 +61,7 @@ def _raise_together(problems: Sequence[RecipeError]) -> None:
         raise first
 
 
-class _Reader:
+class _SectionReader:
     """Walks a mapping along the schema, completing kinds that were left out and collecting every problem in recipe order."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from asyncrl.core.plug_in import standard_stream
+from asyncrl.core.standard_streams import standard_stream
 
 
 def route_output(log_file: Path) -> None:

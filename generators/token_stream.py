@@ -1,4 +1,4 @@
-"""One episode's row of tokens, grown turn by turn in the order the engine saw them."""
+"""The token stream of an episode, grown turn by turn in the order the engine saw it."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from asyncrl.core.trajectory import Turn, VersionSpan
 from generators.completion import Completion
 
 
-class Row:
+class TokenStream:
     """The tokens of an episode, only ever appended to. Keeps the invariants of :class:`asyncrl.core.trajectory.Trajectory`.
 
     Attributes:
