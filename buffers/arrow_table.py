@@ -29,7 +29,6 @@ class ArrowTable:
 
     Args:
         path: path of a Parquet file, or of an Arrow stream as Hugging Face datasets writes them.
-        place: recipe key to blame.
         prompt_key, id_key: names of the columns; the one with ids may be missing.
 
     Raises:

@@ -169,11 +169,7 @@ def decode(record: bytes) -> Command:
 
 
 def replay(records: Iterable[bytes], buffer: ReplayBuffer) -> None:
-    """Apply recorded commands in order.
-
-    Raises:
-        msgspec.DecodeError: a record is not a command.
-    """
+    """Apply recorded commands in order. Raises what :func:`decode` raises."""
     for record in records:
         command = decode(record)
         try:

@@ -29,7 +29,6 @@ class JsonLines:
         digest: digest of the file's bytes.
 
     Args:
-        place: recipe key to blame.
         prompt_key, id_key: keys of a row.
 
     Raises:

@@ -23,11 +23,7 @@ class Mixer:
         self.credit = [0] * count
 
     def draw(self, shares: Sequence[int]) -> int:
-        """Return the index of the source to draw from; a source of share 0 is never drawn.
-
-        Args:
-            shares: share of each source, from :func:`shares_of`.
-        """
+        """Return the index of the source to draw from, given :func:`shares_of` all; a source of share 0 is never drawn."""
         self.credit = [credit + share for credit, share in zip(self.credit, shares, strict=True)]
         wanted = [index for index, share in enumerate(shares) if share]
         earned = [index for index in wanted if self.credit[index] > 0]
@@ -42,11 +38,7 @@ class Mixer:
 
 
 def shares_of(weights: Sequence[float]) -> list[int]:
-    """Turn weights into integer parts of a whole draw, at least one part for each weight that is not 0.
-
-    Args:
-        weights: finite, not negative, not all 0.
-    """
+    """Turn weights (finite, not negative, not all 0) into integer parts of a whole draw, at least one for each that is not 0."""
     largest = max(weights)  # divide by this first, as the sum of huge weights is infinite
     total = sum(weight / largest for weight in weights)
     shares = [max(1, int(weight / largest / total * _WHOLE)) if weight else 0 for weight in weights]

@@ -46,11 +46,7 @@ class Pauses:
 
     @asynccontextmanager
     async def deadline(self, seconds: float) -> AsyncIterator[None]:
-        """Limit the enclosed wait to ``seconds``, not counting paused time.
-
-        Raises:
-            TimeoutError: the time has passed.
-        """
+        """Raise ``TimeoutError`` in the enclosed wait after ``seconds``, not counting paused time."""
         async with asyncio.timeout(seconds) as scope:
             self._running.add(scope)
             if self._messages:

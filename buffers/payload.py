@@ -67,11 +67,7 @@ class PayloadGone(AsyncRLError):
 
 
 def check_there(folder: Path, refs: Collection[PayloadRef]) -> None:
-    """Check that the ``folder`` of a shard is there if ``refs`` in it are needed.
-
-    Raises:
-        PayloadGone: it is missing.
-    """
+    """Raise ``PayloadGone`` if the ``folder`` of a shard is missing and ``refs`` in it are needed."""
     if refs and not folder.is_dir():
         raise PayloadGone(folder, len(refs), sum(ref.size for ref in refs))
 
@@ -217,14 +213,11 @@ def _neighbours(refs: Sequence[PayloadRef]) -> Iterable[Sequence[PayloadRef]]:
 
 
 class PayloadStore:
-    """Frees payload in one folder.
+    """Frees payload in the folder of one shard, which may be missing.
 
     Freed space is given back at once, in whole pages, by punching holes; a segment is removed when all of it is freed and nobody
     writes it any more. If payload is freed in the order in which it was written, the rest takes only the space of its bytes; if
     it is freed at random, up to one page more for each payload. A file system without holes gives back whole segments only.
-
-    Args:
-        folder: folder of the shard; it may be missing.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -26,12 +26,8 @@ def systematic_hits(sizes: Sequence[int], n: int, start: int) -> list[int]:
 def inclusion_probabilities(sizes: Sequence[int], n: int) -> list[Fraction]:
     """Return each unit's probability to be in a sample of ``n`` without replacement: proportional to size, at most 1, in all n.
 
-    Units whose share would exceed 1 are in every sample, and the others share the rest (Särndal, Swensson and
-    Wretman 1992, "Model Assisted Survey Sampling", section 3.6).
-
-    Args:
-        sizes: positive.
-        n: from 0 to the number of units.
+    Sizes are positive, and ``n`` is at most their number. Units whose share would exceed 1 are in every sample, and the others
+    share the rest (Särndal, Swensson and Wretman 1992, "Model Assisted Survey Sampling", section 3.6).
     """
     certain: set[int] = set()
     while True:

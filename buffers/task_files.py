@@ -96,9 +96,7 @@ def find_files(root: Path, split: str, place: str) -> list[Path]:
     """Find the files of a source, in order.
 
     Args:
-        root: path of the source.
         split: split of a folder; empty if it has only one.
-        place: recipe key to blame.
 
     Raises:
         RecipeError: there is no file, or it is not clear which split is meant.

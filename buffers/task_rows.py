@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
+from asyncrl.core.text import short
 
 NAMED = 3
 """Number of malformed rows of a source that are named; the others are counted."""
@@ -111,14 +112,14 @@ def why_no_prompt(prompt: object) -> str:
         return ""
     if isinstance(prompt, list):
         return "has a list as prompt, perhaps of chat messages; give the text of what the user asks"
-    return f"has prompt {_short(prompt)}"
+    return f"has prompt {short(prompt)}"
 
 
 def why_no_id(own: object) -> str:
     """Say why a value is not an id; empty if it is one, or None, which means that the row has no id."""
     if own is None or (isinstance(own, str) and own) or (isinstance(own, int) and not isinstance(own, bool)):
         return ""
-    return f"has id {_short(own)}, which is neither text nor an integer"
+    return f"has id {short(own)}, which is neither text nor an integer"
 
 
 def why_repeated(own: object, task_id: str) -> str:
@@ -134,8 +135,3 @@ def is_too_deep(value: Any, levels: int = NESTING) -> bool:
         return False
     inner = value.values() if isinstance(value, dict) else value
     return not levels or any(is_too_deep(each, levels - 1) for each in inner)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -175,10 +175,6 @@ def _digest(source: TaskSource) -> str:
 def source_names(files: Sequence[TaskFile], place: str) -> list[str]:
     """Name the sources: the end of the path, as much as tells them apart, and ``:split`` where a split is given.
 
-    Args:
-        files: in the order of the recipe.
-        place: recipe key to blame.
-
     Raises:
         RecipeError: a source is named twice.
     """

@@ -29,13 +29,10 @@ def spelt_out(text: str) -> str:
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer: those it calls special, and those written like a tag.
+    """The control tokens of one tokenizer, which is not changed: those it calls special, and those written like a tag.
 
     Qwen does not call ``<tool_response>`` special, nor DeepSeek ``<|User|>``. Added tokens that are not written like a tag, such
     as runs of blanks or words of a trade, are ordinary text.
-
-    Args:
-        tokenizer: the tokenizer, which is not changed.
     """
 
     def __init__(self, tokenizer: "Tokenizer") -> None:

@@ -28,11 +28,7 @@ CANCELLED_ENVIRONMENT_S = 3.0
 
 
 class HostedEnvironment:
-    """One environment, for one episode.
-
-    Args:
-        environment: the environment, just made.
-    """
+    """One environment, just made, for one episode."""
 
     def __init__(self, environment: Environment, task: Task) -> None:
         self._environment, self._task = environment, task

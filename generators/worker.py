@@ -239,11 +239,7 @@ class GeneratorWorker:
             raise EnvironmentBroken(f"task {task.id}: {error}; {remedy}") from error
 
     async def install(self, publication: Publication) -> int:
-        """Load published weights under the running episodes; returns the fingerprint of what was loaded.
-
-        Raises:
-            WeightMismatch: the publication did not reach the whole model.
-        """
+        """Load published weights under the running episodes; see :meth:`generators.completion.Engine.install`."""
         self._installing += 1
         try:
             return await self._engine.install(publication)

@@ -50,8 +50,6 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: number of this rank, from 0.
-        meeting: where the ranks meet.
-        layout: how all ranks divide the work.
         listening: on rank 0, where ranks meet over TCP, the file number of the listening socket, which torch takes over.
         threads: CPU threads the operators of this rank may use.
 

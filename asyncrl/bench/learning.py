@@ -259,7 +259,7 @@ def _measure(row: LearningVariant, seed: int, settings: LearningSettings, model:
 
 def _evaluations(of_run: Recipe, folder: RunFolder) -> dict[int, float]:
     """Mean reward by version. A version that came due while the one before was still being evaluated is not there."""
-    client = MlflowClient(tracking_uri(of_run, folder))
+    client = MlflowClient(tracking_uri(of_run.tracking, folder))
     history = client.get_metric_history(folder.tracked_as.read_text(encoding="utf-8"), EVALUATION_REWARD.name)
     return {metric.step: metric.value for metric in history}
 

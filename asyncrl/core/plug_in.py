@@ -84,11 +84,9 @@ def load_class(name: str, place: str) -> type:
 
 
 def import_module(name: str, place: str, instead: str, mend: str) -> ModuleType:
-    """Import a module of the user's own, from Python's path or the current folder.
+    """Import a module of the user's own by its dotted name, from Python's path or the current folder.
 
     Args:
-        name: dotted.
-        place: key of the recipe to blame.
         instead: the remedy if there is no such module.
         mend: the remedy if it cannot be imported.
 

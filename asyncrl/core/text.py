@@ -6,6 +6,12 @@ TOLD_CHARACTERS = 4_000
 """Characters kept of an error's text or traceback: some hold a whole page or table, which goes to logs, journal and summary."""
 
 
+def short(value: object) -> str:
+    """``value`` as Python writes it, cut after 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def writable(text: str) -> str:
     r"""``text`` with each lone half of a surrogate pair spelt out (``\udcff``): UTF-8 has no bytes for it.
 

@@ -33,7 +33,6 @@ class RpcServer:
 
     Args:
         served: the object. When a connection is lost, methods that it called are cancelled.
-        methods: that may be called.
     """
 
     def __init__(self, served: object, methods: Mapping[str, Signature], name: str) -> None:

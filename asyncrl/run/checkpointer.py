@@ -64,10 +64,7 @@ class Checkpointer:
         self._written = (PolicyVersion(0), SavedTotals())
 
     async def resume(self, published_version: PolicyVersion, kept_from: PolicyVersion) -> PolicyVersion:
-        """Bring learner and totals to the newest checkpoint, if there is one, and return its version. Writes nothing.
-
-        Args:
-            published_version, kept_from: as of :func:`begin_from`.
+        """Bring learner and totals to where they :func:`begin_from`, and return that version. Writes nothing.
 
         Raises:
             CheckpointOfTheFuture, CheckpointsGone: the buffer and the newest checkpoint do not go together.

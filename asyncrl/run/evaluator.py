@@ -10,12 +10,7 @@ from asyncrl.run.recorder import Recorder
 
 
 class Evaluator:
-    """Runs evaluations and hands their results to the recorder.
-
-    Args:
-        temperature: at which tokens are sampled; 0 is greedy.
-        checkpointer: keeps the totals that an evaluation changes.
-    """
+    """Runs evaluations, and hands the results to the recorder and the totals that they change to the checkpointer."""
 
     def __init__(
         self,

@@ -100,11 +100,7 @@ class RunFolder:
             yield
 
     def check_not_driven(self) -> None:
-        """Check that no process drives the run, so that its files do not change while they are read. Changes nothing.
-
-        Raises:
-            RecipeError: a process does.
-        """
+        """Raise a ``RecipeError`` if a process drives the run: its files would change while they are read. Changes nothing."""
         if self._lock.is_file():
             with self._locked(os.O_RDWR):
                 pass

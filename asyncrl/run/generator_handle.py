@@ -20,23 +20,22 @@ T = TypeVar("T")
 
 
 class GeneratorHandle:
-    """A generator in a process of its own; see :class:`asyncrl.run.generator_slot.Generator`.
+    """A generator in a process of its own. Every call but :meth:`run` has a deadline.
 
-    Args:
-        worker: the generator's name.
+    Every call raises ``ProcessDied`` when the process or its event loop is gone, and what the generator itself raised otherwise.
     """
 
     def __init__(self, worker: WorkerId, actor: Any, deadlines: DeadlinesConfig, log: Path) -> None:
         self.worker, self._actor, self._deadlines, self._log = worker, actor, deadlines, log
 
     async def start(self) -> None:
-        """Start its engine."""
+        """Bring its engine up, with the weights of version 0."""
         # Longer than what the engine allows itself, whose error says more.
         seconds = self._deadlines.start + ANSWER_DEADLINE_S
         await self._ask(self._actor.start.remote(), "start", seconds, "raise deadlines.start")
 
     async def run(self) -> None:
-        """Generate until stopped."""
+        """Generate until stopped; returns at once if it was stopped before."""
         await self._while_it_answers(watch(self._actor.run.remote(), of=self.worker))
 
     async def _while_it_answers(self, work: Coroutine[Any, Any, T]) -> T:
@@ -75,7 +74,7 @@ class GeneratorHandle:
         return await self._while_it_answers(evaluating)
 
     async def statistics(self) -> GeneratorStatistics:
-        """The generator's counters."""
+        """Counters since it came up."""
         return await self._ask(self._actor.statistics.remote(), "count", ANSWER_DEADLINE_S)
 
     async def stop(self) -> None:

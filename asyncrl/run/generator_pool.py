@@ -31,7 +31,8 @@ from asyncrl.core.errors import (
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.task import Task
-from asyncrl.run.generator_slot import Generator, GeneratorSlot
+from asyncrl.run.generator_handle import GeneratorHandle
+from asyncrl.run.generator_slot import GeneratorSlot
 from generators.evaluation import EvaluationResult
 from generators.first_error import first_error
 from generators.worker import GeneratorStatistics
@@ -60,7 +61,7 @@ class GeneratorPool:
     def __init__(
         self,
         size: int,
-        make: Callable[[int], Generator],
+        make: Callable[[int], GeneratorHandle],
         report_lost: Callable[[WorkerId], Awaitable[None]],
         note: Callable[[str], None],
     ) -> None:
@@ -252,7 +253,7 @@ class GeneratorPool:
     def _up(self) -> list[GeneratorSlot]:
         return [slot for slot in self._slots if slot.up]
 
-    async def _of_each(self, slots: Sequence[GeneratorSlot], ask: Callable[[Generator], Awaitable[T]]) -> list[T | None]:
+    async def _of_each(self, slots: Sequence[GeneratorSlot], ask: Callable[[GeneratorHandle], Awaitable[T]]) -> list[T | None]:
         """The answers of the generators in ``slots``, None from one that died. Any other error is raised at once."""
 
         async def answer(slot: GeneratorSlot) -> T | None:
@@ -292,7 +293,7 @@ async def _in_time(answer: Awaitable[T]) -> T:
         raise ProcessDied(str(late)) from late
 
 
-async def _install(generator: Generator, publication: Publication) -> None:
+async def _install(generator: GeneratorHandle, publication: Publication) -> None:
     """Have ``generator`` load ``publication``, and prove that it did."""
     fingerprint = await _in_time(generator.install(publication))
     if fingerprint != publication.fingerprint:

@@ -1,55 +1,9 @@
 """A generator and, after its death, its successors; what the dead had counted is added to what their successors count."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
 
-from asyncrl.core.ids import WorkerId
-from asyncrl.core.publication import Publication
-from asyncrl.core.task import Task
-from generators.evaluation import EvaluationResult
+from asyncrl.run.generator_handle import GeneratorHandle
 from generators.worker import GeneratorStatistics
-
-
-class Generator(Protocol):
-    """A generator in a process of its own. Every call but :meth:`run` has a deadline of its own.
-
-    Every call raises ``ProcessDied`` when the process or its event loop is gone, and what the generator itself raised otherwise.
-    """
-
-    worker: WorkerId
-
-    async def start(self) -> None:
-        """Bring its engine up, with the weights of version 0."""
-        ...
-
-    async def run(self) -> None:
-        """Generate until stopped; returns at once if it was stopped before."""
-        ...
-
-    async def install(self, publication: Publication) -> int:
-        """Load a publication; returns the fingerprint of what was loaded."""
-        ...
-
-    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """One episode of each task."""
-        ...
-
-    async def statistics(self) -> GeneratorStatistics:
-        """Counters since it came up."""
-        ...
-
-    async def stop(self) -> None:
-        """Make :meth:`run` return."""
-        ...
-
-    async def close(self, seconds: float) -> None:
-        """Shut its engine down."""
-        ...
-
-    def kill(self) -> None:
-        """End its process, if there still is one."""
-        ...
 
 
 class GeneratorSlot:
@@ -63,13 +17,13 @@ class GeneratorSlot:
         blocked: how many died of a blocked event loop.
     """
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: GeneratorHandle) -> None:
         self.generator = generator
         self.up = False
         self.coming_up: asyncio.Task[None] | None = None
         self.death = ""
         self.blocked = 0
-        self._dead: Generator | None = None
+        self._dead: GeneratorHandle | None = None
         self._past = self._latest = GeneratorStatistics()
 
     def counted(self, statistics: GeneratorStatistics) -> None:

@@ -135,11 +135,7 @@ def read_shape(path: str) -> ModelShape:
 
 
 def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, generators: GeneratorsConfig) -> None:
-    """Check that the recipe's sizes fit the model's.
-
-    Raises:
-        RecipeError: they do not fit.
-    """
+    """Check that the recipe's sizes fit the model's; a ``RecipeError`` names one that does not."""
     context, positions = model.max_context, shape.max_position_embeddings
     if context > positions:
         raise RecipeError(

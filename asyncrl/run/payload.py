@@ -67,12 +67,7 @@ class PayloadSink:
 
     @classmethod
     async def of(cls, config: BufferConfig, buffer: Any, name: str) -> "PayloadSink":
-        """Make the sink of a worker in this process, in the run whose buffer is the actor ``buffer``.
-
-        Raises:
-            DeadlineExceeded: the buffer did not answer in time.
-            ComponentFailed: the buffer's actor died.
-        """
+        """Make the sink of a worker in this process, given its run's buffer actor. Raises what :func:`ask_buffer` raises."""
         asked, remedy = buffer.shards.remote(), "see logs/buffer.log"
         shards = await ask_buffer(asked, of="the buffer (shards)", by=name, seconds=SHARD_DEADLINE_S, remedy=remedy)
         return cls(config, shards, this_node(), name)
@@ -106,12 +101,7 @@ class PayloadSource:
 
     @classmethod
     def of(cls, buffer: Any, name: str) -> "PayloadSource":
-        """Make the source of rank ``name``, which runs in this process; ``buffer`` is the buffer's actor.
-
-        Raises:
-            DeadlineExceeded: the buffer did not answer in time.
-            ComponentFailed: the buffer's actor died.
-        """
+        """Make the source of a rank in this process, given its run's buffer actor. Raises what :func:`ask_shard` raises."""
         return cls(ask_shard(buffer.shards.remote(), of="the buffer (shards)", by=name), this_node(), name)
 
     def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:

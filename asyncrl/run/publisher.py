@@ -30,12 +30,7 @@ class WritingRanks(Protocol):
 
 
 class Publisher:
-    """Does the parts of a publication in their order, and refuses to publish unchanged weights as new.
-
-    Args:
-        ranks, generators, buffer: write the weights, load them, and are told.
-        published_version: the newest version that every engine has acknowledged.
-    """
+    """Has ``ranks`` write, ``generators`` load and ``buffer`` advance, in order; refuses to publish unchanged weights as new."""
 
     def __init__(
         self,

@@ -33,12 +33,9 @@ BOTTLENECK_STEPS = 20
 
 
 class Recorder:
-    """Records training steps and evaluations. Measuring starts with :meth:`begin`, when everything is up and warm.
+    """Records training steps and evaluations to tracker, view, totals. Measures from :meth:`begin` on, when all is up and warm.
 
-    Args:
-        recipe: of the run.
-        generators, buffer: are asked for counters; the buffer is told when the pipeline depth is to change.
-        tracker, view, totals: get what is recorded.
+    Generators and buffer are asked for counters; the buffer is told when the pipeline depth is to change.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
     if not recipe.tracking.uri:
         check_database(folder)
     totals, _ = totals_at(folder.checkpoints, version)
-    return Reached(_told_now(recipe, folder, totals, statistics, ended), totals, statistics, unreadable)
+    return Reached(_told_now(recipe.buffer.max_staleness, folder, totals, statistics, ended), totals, statistics, unreadable)
 
 
 def _how_it_ended(folder: RunFolder) -> tuple[Summary | None, str]:
@@ -110,13 +110,13 @@ def _check_not_begun(folder: RunFolder, buffer: BufferFolder, ended: Summary | N
 
 
 def _told_now(
-    recipe: Recipe, folder: RunFolder, saved: SavedTotals, statistics: BufferStatistics, ended: Summary | None
+    max_staleness: int, folder: RunFolder, saved: SavedTotals, statistics: BufferStatistics, ended: Summary | None
 ) -> Summary:
     """The summary so far: from the last checkpoint's totals, the journal, and the last summary if the run ended in order."""
     totals = Totals()
     totals.resume(saved, statistics.version)
     totals.buffer = statistics
-    known = summarize(totals, Status.FAILED, "", recipe.buffer.max_staleness)
+    known = summarize(totals, Status.FAILED, "", max_staleness)
     if ended is not None and ended.steps >= known.steps:
         known = msgspec.structs.replace(ended, ledger=known.ledger, versions_published=known.versions_published)
     resumes = folder.resumes if ended is None else max(folder.resumes, ended.resumes)

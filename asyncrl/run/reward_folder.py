@@ -67,11 +67,7 @@ def read_reward_shape(reward: ModelReward, policy: ModelConfig) -> ModelShape:
 
 
 def check_vocabulary(reward: ModelReward, policy: Path) -> None:
-    """Check that the reward model has every token of the policy in the folder ``policy`` under the same number.
-
-    Raises:
-        RecipeError: it has not.
-    """
+    """Raise a ``RecipeError`` if the reward model lacks a token of the policy in folder ``policy``, or numbers it otherwise."""
     known = _vocabulary(Path(reward.path), PLACE)
     other = "name a reward model with the policy's tokenizer, or serve it and use reward.kind remote, which gets text"
     for token, number in _vocabulary(policy, "model.path").items():

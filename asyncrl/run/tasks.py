@@ -9,6 +9,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.plug_in import users_code
 from asyncrl.core.recipe.schema import FileTasks, Recipe
 from asyncrl.core.task import Task
+from asyncrl.core.text import short
 from asyncrl.envs.load import make_tasks
 from buffers.curriculum import load_curriculum
 from buffers.task_files import read_sources
@@ -37,11 +38,7 @@ def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) 
 
 
 def load_tasks(recipe: Recipe, split: Split) -> Sequence[Task]:
-    """All tasks of one split, in the order of their sources.
-
-    Raises:
-        RecipeError: as :func:`load_sources`.
-    """
+    """All tasks of one split, in the order of their sources. Raises what :func:`load_sources` raises."""
     return [source.tasks[index] for source in load_sources(recipe, split) for index in range(len(source.tasks))]
 
 
@@ -60,14 +57,14 @@ def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStr
 def _check_made(tasks: Sequence[Task], maker: str, place: str) -> None:
     """Refuse what is not a list of tasks: an environment of the user's own may make anything."""
     if not isinstance(tasks, Sequence) or not tasks:
-        raise RecipeError(place, f"{maker} returned {_short(tasks)}", "return a list of at least one Task")
+        raise RecipeError(place, f"{maker} returned {short(tasks)}", "return a list of at least one Task")
     for index, task in enumerate(tasks):
         if not isinstance(task, Task) or not isinstance(task.id, str) or not isinstance(task.prompt, str):
-            raise RecipeError(place, f"{maker} returned {_short(task)} at {index}", "return Tasks whose id and prompt are text")
+            raise RecipeError(place, f"{maker} returned {short(task)} at {index}", "return Tasks whose id and prompt are text")
         if type(task) is not Task:
             raise RecipeError(place, f"{maker} returned a {type(task).__name__}", "return Tasks themselves, all else in data")
         if why := _altered(task):
-            raise RecipeError(place, f"{maker} returned task {_short(task.id)}, whose {why}", _PLAIN)
+            raise RecipeError(place, f"{maker} returned task {short(task.id)}, whose {why}", _PLAIN)
     if len({task.id for task in tasks}) < len(tasks):
         raise RecipeError(place, f"{maker} returned two tasks of one id", "give each task an id of its own")
 
@@ -75,7 +72,7 @@ def _check_made(tasks: Sequence[Task], maker: str, place: str) -> None:
 def _altered(task: Task) -> str:
     """What of the task would change on its way to the environment or through the journal; empty if nothing would."""
     if not isinstance(task.data, dict):
-        return f"data is {_short(task.data)}"
+        return f"data is {short(task.data)}"
     if is_too_deep(task.data):
         return f"data is {TOO_DEEP}"
     parts = {"id": task.id, "prompt": task.prompt} | {f"data[{key!r}]": {key: value} for key, value in task.data.items()}
@@ -92,10 +89,5 @@ def _altered(task: Task) -> str:
                 if repr(key) != repr(own_key):
                     return f"{name}'s key would reach the environment as {key!r}"
                 arrived, part = arrived[key], part[own_key]
-            return f"{name} would reach the environment as {_short(arrived)}, where {_short(part)} is meant"
+            return f"{name} would reach the environment as {short(arrived)}, where {short(part)} is meant"
     return ""
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -20,7 +20,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded, RecipeError
 from asyncrl.core.flatten import flatten
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import Recipe, TrackingConfig
 from asyncrl.run.compose import resolved_yaml
 from asyncrl.run.disk import POLL_S, ROOM_BYTES, free_bytes
 from asyncrl.run.folder import RunFolder
@@ -61,11 +61,14 @@ class _End(msgspec.Struct, frozen=True):
 
 
 class Tracker:
-    """One MLflow run. Call :meth:`start` once, then log from any thread, then :meth:`finish` once."""
+    """One MLflow run. Call :meth:`start` once, then log from any thread, then :meth:`finish` once.
+
+    To log raises ``TrackingFailed`` if this or an earlier record could not be kept.
+    """
 
     def __init__(self, recipe: Recipe, folder: RunFolder) -> None:
         self._recipe, self._folder = recipe, folder
-        self.uri = tracking_uri(recipe, folder)
+        self.uri = tracking_uri(recipe.tracking, folder)
         self._records: queue.Queue[_Values | _Text | _End] = queue.Queue(QUEUE_LENGTH)
         self._failure: Exception | None = None
         self._tracked_step = -1
@@ -79,19 +82,11 @@ class Tracker:
         self._thread.start()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record metrics of a training step; returns at once.
-
-        Raises:
-            TrackingFailed: this or an earlier record could not be kept.
-        """
+        """Record metrics of a training step; returns at once."""
         self._put(_Values(step, int(time.time() * 1000), dict(values)))
 
     def log_text(self, name: str, text: str) -> None:
-        """Record a text artifact under a path such as ``trajectories/version-20.txt``; returns at once.
-
-        Raises:
-            TrackingFailed: this or an earlier record could not be kept.
-        """
+        """Record a text artifact under a path such as ``trajectories/version-20.txt``; returns at once."""
         self._put(_Text(name, text))
 
     def finish(self, status: Status, seconds: float) -> None:
@@ -229,9 +224,9 @@ class Tracker:
                 return
 
 
-def tracking_uri(recipe: Recipe, folder: RunFolder) -> str:
-    """Where the run is tracked: the recipe's tracking.uri, or a SQLite file in the run folder."""
-    return recipe.tracking.uri or f"sqlite:///{folder.database}"
+def tracking_uri(config: TrackingConfig, folder: RunFolder) -> str:
+    """Where the run is tracked: ``tracking.uri``, or a SQLite file in the run folder."""
+    return config.uri or f"sqlite:///{folder.database}"
 
 
 def check_database(folder: RunFolder) -> None:

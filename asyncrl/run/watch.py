@@ -22,11 +22,7 @@ def own_daemons() -> list[psutil.Process]:
 
 @contextlib.asynccontextmanager
 async def ending_with(processes: Collection[psutil.Process]) -> AsyncIterator[None]:
-    """Cancel what runs in this context as soon as one of ``processes`` ends. On systems other than Linux nothing is watched.
-
-    Raises:
-        ComponentFailed: one of them ended.
-    """
+    """End what runs in this context by ``ComponentFailed`` as soon as one of ``processes`` ends; only Linux can watch them."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     gone: list[str] = []

@@ -17,7 +17,6 @@ class StalenessTally(Observer):
     Attributes:
         in_loss: tokens that entered a loss, by staleness.
         masked: tokens of trained rows that did not enter a loss.
-        rows: number of trained rows.
     """
 
     def __init__(self) -> None:

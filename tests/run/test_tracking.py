@@ -96,7 +96,7 @@ def test_a_resumed_run_whose_database_is_gone_is_tracked_anew(tmp_path):
 
     from mlflow import MlflowClient
 
-    client = MlflowClient(tracking.tracking_uri(recipe, folder))
+    client = MlflowClient(tracking.tracking_uri(recipe.tracking, folder))
     history = client.get_metric_history(folder.tracked_as.read_text(), "reward/mean")
     assert [point.step for point in history] == [2, 3]
 

@@ -36,11 +36,7 @@ def check_architecture(architectures: Sequence[str] | None, quantization: object
 
 
 def check_positive(sizes: Mapping[str, int | None]) -> None:
-    """Check that each of a config's sizes, given by name, is at least 1 or None.
-
-    Raises:
-        RecipeError: one is not.
-    """
+    """Check that each of a config's sizes, given by name, is at least 1 or None; a ``RecipeError`` names one that is not."""
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise RecipeError("model.path", f"config.json has {name} {size}", "name the folder of a model with at least 1")
