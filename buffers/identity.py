@@ -19,7 +19,7 @@ class JournalOfAnotherRun(AsyncRLError):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What a replay depends on besides the records.
+    """The recipe and tasks that a journal belongs to: a replay depends on them besides the records.
 
     Attributes:
         tasks: fingerprint of the task stream.

@@ -12,7 +12,7 @@ from asyncrl.core.spread import has_spread
 
 
 class ReadyGroup(msgspec.Struct, frozen=True, gc=False):
-    """What a sampler knows of a complete group.
+    """A complete group, as far as a sampler knows it.
 
     Attributes:
         source: the task source that its task was drawn from.

@@ -19,7 +19,7 @@ from asyncrl.core.recipe.schema import BatchConfig, BufferConfig
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What the buffer has to do, as far as it matters for new tickets.
+    """The work that the buffer has in hand, as far as it matters for new tickets.
 
     Attributes:
         depth: the pipeline depth.

@@ -21,7 +21,7 @@ from buffers.permutation import Permutation
 
 
 class Tasks(Protocol):
-    """A sequence of tasks."""
+    """A sequence of tasks, which may make each when it is asked for."""
 
     def __len__(self) -> int: ...
 

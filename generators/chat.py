@@ -91,7 +91,7 @@ class ChatFormat:
         return await self._tokenize(msgspec.msgpack.encode((turns, tools)), partial(self._render, turns, tools))
 
     async def delta(self, messages: Sequence[Message]) -> list[int]:
-        """What follows a sampled turn that ended with :attr:`end_of_turn`: messages, and the start of the next assistant turn."""
+        """The tokens after a sampled turn that ended with :attr:`end_of_turn`: messages, and the start of the next turn."""
         turns = _turns(messages)
         return await self._tokenize(
             msgspec.msgpack.encode((turns,)), lambda: self._after_marker(turns).removeprefix(self._end_name)
@@ -125,7 +125,7 @@ class ChatFormat:
         return ids
 
     def _render(self, turns: Sequence[Mapping[str, str]], tools: Sequence[ToolSpec] = (), generation: bool = True) -> str:
-        """What the template writes, with control tokens under their private names."""
+        """The text that the template writes, with control tokens under their private names."""
         rendered: str = self.tokenizer.apply_chat_template(
             list(turns),
             tools=[_spelt_out(tool.as_template_input()) for tool in tools] or None,
@@ -137,7 +137,7 @@ class ChatFormat:
         return rendered
 
     def _after_marker(self, turns: Sequence[Mapping[str, str]], generation: bool = True) -> str:
-        """What is rendered behind the marked assistant turn when ``turns`` follow it."""
+        """The text rendered behind the marked assistant turn when ``turns`` follow it."""
         marked = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _MARKER})
         _, marker, after = self._render((*marked, *turns), generation=generation).partition(_MARKER)
         if not marker or _MARKER in after:

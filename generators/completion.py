@@ -29,7 +29,7 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class EngineUse(msgspec.Struct, frozen=True):
-    """What an engine has done since it was ready; all counters only grow.
+    """Counters of one engine since it was ready, which only grow.
 
     Attributes:
         tokens_generated: tokens sampled.

@@ -32,7 +32,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class EpisodeLimits(msgspec.Struct, frozen=True):
-    """What bounds an episode, and what ends it.
+    """The limits of an episode, and the faults that end it.
 
     Attributes:
         max_turns, max_turn_tokens, max_context, max_tool_output, episode_timeout_s: the recipe's keys of the same names.

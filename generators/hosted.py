@@ -60,7 +60,7 @@ class HostedEnvironment:
 
     @contextmanager
     def blamed(self, method: str) -> Iterator[None]:
-        """What goes wrong in the enclosed code is the fault of what ``method`` returned, unless we were cancelled meanwhile."""
+        """Raise ``EnvironmentBroken`` for ``method`` if the enclosed code raises, unless we were cancelled meanwhile."""
         try:
             yield
         except BaseException as error:
@@ -122,7 +122,7 @@ class _Host:
         self.lost = not await ended({answer, self.task}, CANCELLED_ENVIRONMENT_S, name)
 
     def end(self) -> None:
-        """Run no further call."""
+        """End the task once the calls before this are over: no further call runs."""
         self._calls.put_nowait(None)
 
     async def _run(self) -> None:

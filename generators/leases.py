@@ -1,4 +1,4 @@
-"""What a worker holds: the tickets it works on, and how much of its engine they take.
+"""The leases of a worker: the tickets it works on, and how much of its engine they take.
 
 What always holds:
 

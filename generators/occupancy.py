@@ -1,4 +1,4 @@
-"""How an engine's time was spent: busy or idle. Told of the moments at which that changes; nothing is sampled."""
+"""How an engine's time was spent: busy or idle. It is told of the moments at which that changes; nothing is sampled."""
 
 from collections.abc import Callable
 

@@ -20,7 +20,7 @@ ENVIRONMENT_REWARD = "environment_reward"
 
 
 class ScoringUse(msgspec.Struct, frozen=True):
-    """What was scored so far; all counters only grow.
+    """Counters of what was scored so far, which only grow.
 
     Attributes:
         episodes: how many episodes have a score.

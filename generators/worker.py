@@ -41,7 +41,7 @@ RENEWALS_PER_LEASE = 4
 
 
 class GeneratorStatistics(EngineUse, frozen=True):
-    """What a worker and its engine have done; all counters only grow.
+    """Counters of a worker and its engine, which only grow.
 
     Attributes:
         finished_episodes: episodes played for training, handed in or not.
@@ -62,14 +62,14 @@ class GeneratorStatistics(EngineUse, frozen=True):
     blocked_by: tuple[str, ...] = ()
 
     def __add__(self, successor: "GeneratorStatistics") -> "GeneratorStatistics":
-        """What this generator counted and then its successor; the last pause and what blocks it are the successor's."""
+        """Counters of this generator and its successor together; the last pause and what blocks it are the successor's."""
         sums = {name: getattr(self, name) + getattr(successor, name) for name in self.__struct_fields__}
         latest = {"last_pause_seconds": successor.last_pause_seconds, "blocked_by": successor.blocked_by}
         return GeneratorStatistics(**sums | latest)
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
-    """What the recipe says of a worker's work.
+    """The settings of a worker that come from the recipe.
 
     Attributes:
         max_running: episodes it plays at once.

@@ -30,7 +30,7 @@ def row_shares(loss_tokens: Tensor, config: Aggregation) -> Tensor:
 
 
 def denominator(loss_tokens: Tensor, weights: Tensor, config: Aggregation) -> float:
-    """What the sum over the batch is divided by. Rows without a token in the loss do not count.
+    """The number that the sum over the batch is divided by. Rows without a token in the loss do not count.
 
     A row counts as much here as its terms count in the sum. So the loss is the ratio of two estimates that the sampler's weights
     make unbiased: of the terms, and of the tokens (or rows), of all groups that were ready.

@@ -56,7 +56,7 @@ class CheckpointMismatch(AsyncRLError):
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What two models must share for the one's state to fit the other: sizes, options that add parameters, data type.
+    """Everything that two models must share for the one's state to fit the other: sizes, options that add parameters, data type.
 
     Attributes:
         adapters: in words, the adapters that are trained in place of the policy's weights.
@@ -105,7 +105,7 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What has changed since the start of the run, beside the tensors.
+    """The state of the learner that changes during the run, beside the tensors.
 
     Attributes:
         version: policy version of the weights.

@@ -27,7 +27,7 @@ from learners.segments import Segments
 
 
 class Corrected(NamedTuple):
-    """What the correction makes of each token; all are [n].
+    """The outcome of the correction for each token; all are [n].
 
     Attributes:
         logp_anchor: float32, log-probability under the policy that the loss's ratio is formed with.
@@ -45,7 +45,7 @@ class Corrected(NamedTuple):
 
 
 def correct(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, config: CorrectionConfig) -> Corrected:
-    """What the correction makes of each token.
+    """Correct each token for having been sampled by an older policy.
 
     Args:
         logp_theta, logp_proximal: float32 [n], log-probabilities under the policy being optimised and the one before the step.

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """What training one version into the next did.
+    """Report of training one version into the next.
 
     Attributes:
         readings: readings of the whole batch on one rank, empty on all others, so that combining them gives the global values.

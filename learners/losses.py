@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 class Surrogate(NamedTuple):
-    """What is maximised for each token, and whether its gradient was cut."""
+    """The quantity that is maximised for each token, and whether its gradient was cut."""
 
     value: Tensor
     clipped: Tensor
@@ -107,7 +107,7 @@ def _divergence_from_reference(logp_theta: Tensor, tokens: LossTokens, config: K
 def _surrogate(
     log_ratio: Tensor, logp: Tensor, tokens: LossTokens, kept: Tensor, config: Loss, narrowing: Tensor | float
 ) -> Surrogate:
-    """What the loss maximises for each of the ``kept`` tokens (bool [n]). ``narrowing`` multiplies the clip range."""
+    """The surrogate of each of the ``kept`` tokens (bool [n]). ``narrowing`` multiplies the clip range."""
     advantages = tokens.advantages
     match config:
         case PpoClipLoss(clip_low=low, clip_high=high, dual_clip=dual_clip):

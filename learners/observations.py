@@ -119,7 +119,7 @@ def _staleness(batch: MicroBatch) -> Tally:
 
 
 def _distances(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) -> Tally:
-    """How far the policies are from one another, over all tokens and by staleness.
+    """Distances of the policies from one another, over all tokens and by staleness.
 
     The gap between engine and learner is measured on tokens that the version being trained sampled itself: only there do both
     sides compute the same number, so that the gap is due to their arithmetic.
@@ -150,7 +150,7 @@ def _distances(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcom
 
 
 def _left_out(batch: MicroBatch, outcome: Outcome) -> Tally:
-    """What the correction did, and how many tokens stayed out of the loss, by cause."""
+    """Effects of the correction, and how many tokens stayed out of the loss, by cause."""
     correction = outcome.correction
     masked, rejected = batch.mask & correction.masked & ~correction.rejected, batch.mask & correction.rejected
     tally = tally_means(

@@ -89,7 +89,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pipeline_rank(self) -> int:
-        """Pipeline stage."""
+        """The pipeline stage that this rank is of."""
         return self.rank // self.layout.stage_ranks
 
     @property

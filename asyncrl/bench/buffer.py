@@ -34,7 +34,7 @@ RUN_DEADLINE_S = 300.0
 
 
 class BenchSettings(msgspec.Struct, frozen=True):
-    """What is measured.
+    """How the replay buffer is measured.
 
     Attributes:
         tokens: tokens of a trajectory.
@@ -185,7 +185,7 @@ def _batches(settings: BenchSettings) -> int:
 
 
 def _deep_recipe(settings: BenchSettings, outstanding: int, steps: int) -> Recipe:
-    """With ``outstanding`` groups at full pipeline depth, for ``steps`` batches."""
+    """A recipe with ``outstanding`` groups at full pipeline depth, for ``steps`` batches."""
     depth = -(-outstanding // settings.groups_per_step) - 1
     return compose(
         "quickstart",

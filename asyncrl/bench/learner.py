@@ -24,7 +24,7 @@ Measured = TypeVar("Measured")
 
 
 class LogprobSettings(msgspec.Struct, frozen=True):
-    """What log-probabilities are measured of, in float32.
+    """Sizes of the float32 problem on which log-probabilities are measured.
 
     Attributes:
         tokens, vocabulary, hidden: of the product of hidden states and output layer.
@@ -38,7 +38,7 @@ class LogprobSettings(msgspec.Struct, frozen=True):
 
 
 class LearnerBenchSettings(msgspec.Struct, frozen=True):
-    """What is measured.
+    """How the learner is measured.
 
     Attributes:
         padding_free: rows of one length, where a loop that pads has nothing to pad.

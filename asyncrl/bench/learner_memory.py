@@ -108,6 +108,6 @@ def _alone() -> Iterator[dist.ProcessGroup]:
 
 
 def _resident(field: str) -> float:
-    """Megabytes."""
+    """This process's resident memory in megabytes."""
     (kilobytes,) = re.findall(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     return int(kilobytes) * 1024 / 1e6

@@ -37,7 +37,7 @@ Rows = dict[tuple[GroupId, int], Trajectory]
 
 
 class StepSettings(msgspec.Struct, frozen=True):
-    """What is measured.
+    """How steps are measured.
 
     Attributes:
         sigma: sigma of the logarithm of the rows' lengths; 0 for rows of one length.
@@ -56,7 +56,7 @@ class StepSettings(msgspec.Struct, frozen=True):
 
 
 class StepSpeed(msgspec.Struct, frozen=True):
-    """What was measured.
+    """The speed of the measured steps.
 
     Attributes:
         ratio: median over the repetitions of the learner's tokens a second over the plain loop's.
@@ -126,7 +126,7 @@ def measure(folder: Path, settings: StepSettings) -> StepSpeed:
 
 
 class PlainLoop:
-    """What one writes without a framework."""
+    """A training loop as one writes it without a framework."""
 
     def __init__(self, folder: Path, rows_at_once: int) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

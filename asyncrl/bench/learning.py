@@ -89,7 +89,7 @@ ROWS = (
 
 
 class LearningSettings(msgspec.Struct, frozen=True):
-    """What is run; a result is only continued with the settings it was begun with.
+    """The runs to make; a result is only continued with the settings it was begun with.
 
     Attributes:
         rows, seeds: each row once with each seed of task order and sampling, seed by seed.
@@ -106,7 +106,7 @@ class LearningSettings(msgspec.Struct, frozen=True):
 
 
 class LearningRun(msgspec.Struct, frozen=True):
-    """One run.
+    """The outcome of one training run.
 
     Attributes:
         row, seed: which.
@@ -157,7 +157,7 @@ class MeasurementInterrupted(Exception):
 
 
 def begun(json_file: Path, settings: LearningSettings) -> LearningResult:
-    """What an earlier command left in the file, without the runs that failed; nothing done if there is no file.
+    """The result that an earlier command left in the file, without the runs that failed; an empty one if there is no file.
 
     Raises:
         CannotContinue: it was made with other settings, or by something else.

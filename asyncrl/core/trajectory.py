@@ -66,7 +66,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
-    """One episode, never re-tokenized.
+    """The record of one token stream of an episode, never re-tokenized.
 
     Attributes:
         token_ids: int32 [T], prompt, sampled turns and tool responses in the order the engine saw them.

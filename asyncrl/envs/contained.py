@@ -21,7 +21,7 @@ CANCELLED_TOOL_S = 1.0
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """What a call raised instead of returning."""
+    """The outcome of a call that raised instead of returning."""
 
     error: BaseException
 

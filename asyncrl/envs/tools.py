@@ -84,7 +84,7 @@ class Tool:
 
 
 def error_text(problem: object) -> str:
-    """What the model reads when a call failed."""
+    """The text that the model reads when a call failed."""
     return f"error: {problem}"
 
 

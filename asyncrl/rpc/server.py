@@ -85,7 +85,7 @@ class _Strangers:
         self._counting: asyncio.TimerHandle | None = None
 
     def turned_away(self, address: object) -> None:
-        """Note one more."""
+        """Count one more connection that was turned away."""
         if self._counting is None:
             logger.warning("%s: %s connected and did not show the token", self._name, address)
             self._count_for_a_while()

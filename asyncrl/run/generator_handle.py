@@ -39,7 +39,7 @@ class GeneratorHandle:
         await self._while_it_answers(watch(self._actor.run.remote(), of=self.worker))
 
     async def _while_it_answers(self, work: Coroutine[Any, Any, T]) -> T:
-        """What ``work`` returns. Meanwhile the process must answer a call that needs no work as often as it renews a lease."""
+        """Do ``work``. Meanwhile the process must answer a call that needs no work as often as it renews a lease."""
         working = asyncio.ensure_future(work)
         answering = asyncio.create_task(self._answer(), name=f"{self.worker} answering")
         try:

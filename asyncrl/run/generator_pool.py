@@ -278,7 +278,7 @@ class GeneratorPool:
         slot.generator.kill()
 
     def _check_alive(self) -> None:
-        """Nobody waits for a generator that will not come."""
+        """Raise ``ComponentFailed`` if no generator is up or will be: nobody is to wait for one that will not come."""
         will_come = self._generating and not self._stopping.is_set()
         coming = any(slot.coming_up is not None and not slot.coming_up.done() for slot in self._slots)
         if not (will_come or coming or self._up()):

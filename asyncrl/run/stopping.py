@@ -41,7 +41,7 @@ class StopRequests:
         self._first: float | None = None
 
     def heard(self) -> Heard:
-        """What a signal means that came now."""
+        """Note a signal that came now, and tell what it means."""
         now = self._clock()
         if self._first is None:
             self._first = now

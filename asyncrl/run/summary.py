@@ -119,7 +119,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, path: Path) -> "Summary":
-        """Inverse of :meth:`write`.
+        """Read what :meth:`write` wrote.
 
         Raises:
             OSError: the file cannot be read.

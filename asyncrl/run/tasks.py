@@ -70,7 +70,7 @@ def _check_made(tasks: Sequence[Task], maker: str, place: str) -> None:
 
 
 def _altered(task: Task) -> str:
-    """What of the task would change on its way to the environment or through the journal; empty if nothing would."""
+    """Say which part of the task would change on its way to the environment or through the journal; empty if nothing would."""
     if not isinstance(task.data, dict):
         return f"data is {short(task.data)}"
     if is_too_deep(task.data):

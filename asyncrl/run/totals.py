@@ -20,7 +20,7 @@ from generators.worker import GeneratorStatistics
 
 
 class SavedTotals(msgspec.Struct, kw_only=True):
-    """What is known at a checkpoint. Times in seconds; engine times are summed over the engines.
+    """The totals that are saved with a checkpoint. Times in seconds; engine times are summed over the engines.
 
     Attributes:
         steps, trajectories, tokens_trained: training steps done; episodes and tokens trained in them.

@@ -1,4 +1,4 @@
-"""What loads a publication into an engine, as a vLLM weight-transfer backend, and the proof of what was loaded.
+"""Loads publications into an engine, as a vLLM weight-transfer backend, and proves what was loaded.
 
 vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``). What always holds for a load that
 raises nothing: the publication brought exactly the tensors of the checkpoint that the engine began with, each covered exactly
@@ -35,7 +35,7 @@ def register() -> None:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Nothing to agree on: a publication names its files."""
+    """Empty: sender and engine need not agree on anything, since a publication names its files."""
 
 
 @dataclass
@@ -124,7 +124,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.fingerprint, self._loaded = self._loaded, None
 
     def shutdown(self) -> None:
-        """Nothing to release: mappings end with the tensors that view them."""
+        """Do nothing: mappings end with the tensors that view them."""
 
 
 def _tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -45,7 +45,7 @@ class TinyProgress(msgspec.Struct, frozen=True):
 
 
 def default_cache_root() -> Path:
-    """``$ASYNCRL_CACHE/tiny``, or ``~/.cache/asyncrl/tiny``."""
+    """The folder ``$ASYNCRL_CACHE/tiny``, or ``~/.cache/asyncrl/tiny`` where the variable is not set."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "asyncrl") / "tiny"
 
 

@@ -56,7 +56,7 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """What a model can do after so many optimizer steps.
+    """The skill of a model after so many optimizer steps.
 
     Attributes:
         success: share of the held-out tasks that it solves.

@@ -11,7 +11,7 @@ from asyncrl.bench.learner_steps import GROUP_SIZE, StepSettings
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """What the benchmark writes into the environment for its processes is taken back."""
+    """Environment variables that the benchmark sets for its processes are taken back."""
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")
     shape = {"median_tokens": 24, "rows": GROUP_SIZE, "rows_at_once": 4, "repetitions": 1}

@@ -441,7 +441,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.replay()
 
     def finish_the_run(self):
-        """Nothing that went before keeps honest workers and a learner from ending the run."""
+        """Honest workers and a learner can end the run, whatever went before."""
         for worker in WORKERS:
             self.lose_worker(worker, comes_back=False)
         for _ in range(4 * self.steps + 8):

@@ -27,7 +27,7 @@ from buffers.ledger import TERMINAL
 from buffers.payload import PayloadStore
 
 KILLS = 50
-"""Of each of the runs."""
+"""How often each of the runs is killed."""
 GROUPS_PER_STEP = 4
 LONGEST_LIFE = 2 * CHECKPOINT_EVERY - 1
 """Steps of one life, but for the last; it gets at most one checkpoint further."""
@@ -87,14 +87,14 @@ class Life:
 
 
 def kill_point(chance):
-    """What to be killed at, and the longest time to live."""
+    """The point at which a run is killed, and the longest time it may live."""
     call, suffix, most, moments = chance.choice(POINTS)
     kill = Kill(chance.randrange(1, LONGEST_LIFE + 1), call, suffix, chance.randint(1, most), chance.choice(moments))
     return kill, chance.choice([chance.uniform(0.01, 0.15), 1.0])
 
 
 def check_what_is_left(recipe, paths):
-    """What the journal and the payload of a dead run say; nothing that was acknowledged is lost."""
+    """Check journal and payload of a dead run: nothing that was acknowledged is lost."""
     found = read_journal(paths.journal)
     tasks = crash_run.stream()
     buffer = restored(recipe, tasks, found.snapshot) if found.snapshot is not None else buffer_of(recipe, tasks)

@@ -14,7 +14,7 @@ from buffers.task_stream import TaskSource, TaskStream
 
 
 class Fixed:
-    """Weights from its options."""
+    """A curriculum whose weights are those of its options."""
 
     def __init__(self, sources, weights=None, state=None):
         self.sources, self.given, self.told = sources, weights or [1.0] * len(sources), state or {}

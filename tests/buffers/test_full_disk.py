@@ -15,7 +15,7 @@ RECIPE = msgspec.structs.replace(RECIPES["masked"], steps=40)
 
 
 async def refill(ballast):
-    """What the run itself frees is taken, too."""
+    """Fill the disk again: the space that the run itself frees is taken, too."""
     while True:
         fill(ballast)
         await asyncio.sleep(0.001)

@@ -65,7 +65,7 @@ def test_reuse_needs_fewer_groups_for_the_rest_of_the_run():
 
 
 def test_reuse_never_starves_a_batch_of_different_groups():
-    """With one group left that is good for both remaining trainings, a batch of two still needs another group."""
+    """A batch of two still needs another group when one group is left that is good for both remaining trainings."""
     buffer = make_buffer(steps=2, pipeline_depth=2, max_staleness=5, max_reuse=3)
     tickets = buffer.lease("w", 100, 0.0)
     assert len(tickets) == 2, "good for six trainings, of which four are wanted"

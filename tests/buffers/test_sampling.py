@@ -96,7 +96,7 @@ def test_fifo_takes_the_oldest_and_freshest_the_newest_tokens():
 
 
 class EveryStart:
-    """In place of a random generator: gives the starts of a systematic sample that differ, and how likely each is."""
+    """Stands in for a random generator: gives the starts of a systematic sample that differ, and how likely each is."""
 
     def __init__(self):
         self.start = self.total = 0

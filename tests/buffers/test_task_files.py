@@ -51,7 +51,7 @@ def write_parquet(path: Path, rows=ROWS, **options) -> Path:
 
 
 def save_to_disk(folder: Path, rows=ROWS, shards: int = 2, **state) -> Path:
-    """As ``Dataset.save_to_disk`` of datasets 5.2 writes."""
+    """Write a folder as ``Dataset.save_to_disk`` of datasets 5.2 does."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"data-{shard:05}-of-{shards:05}.arrow" for shard in range(shards)]
     size = -(-len(rows) // shards)
@@ -75,7 +75,7 @@ def save_to_disk(folder: Path, rows=ROWS, shards: int = 2, **state) -> Path:
 
 
 def save_dict_to_disk(folder: Path, **splits) -> Path:
-    """As ``DatasetDict.save_to_disk`` writes."""
+    """Write a folder as ``DatasetDict.save_to_disk`` does."""
     for split, rows in splits.items():
         save_to_disk(folder / split, rows)
     (folder / "dataset_dict.json").write_text(json.dumps({"splits": list(splits)}))

@@ -169,7 +169,7 @@ async def test_a_turn_without_calls_is_the_answer():
 
 
 class Graded(ToolEnvironment):
-    """Rewards as ``named``."""
+    """An environment that gives the reward ``named``."""
 
     named: ClassVar[dict[str, float]] = {"right": 1, "polite": 0.5}
 

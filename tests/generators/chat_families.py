@@ -117,7 +117,7 @@ _DEEPSEEK = """\
 
 
 def byte_level(template: str, special: Sequence[str], tags: Sequence[str], eos: str, **options: Any) -> PreTrainedTokenizerFast:
-    """As Llama 3 and Qwen have it: byte-level merges within words, and control tokens that the model's vocabulary lacks."""
+    """A tokenizer like Llama 3's or Qwen's: byte-level merges within words, and control tokens outside its vocabulary."""
     bpe = Tokenizer(models.BPE(ignore_merges=options.pop("ignore_merges", False)))
     bpe.normalizer = options.pop("normalizer", None)
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -196,7 +196,7 @@ def unigram() -> PreTrainedTokenizerFast:
 
 
 def tiny() -> PreTrainedTokenizerFast:
-    """The tiny model's own."""
+    """The tiny model's own tokenizer."""
     return fit_tokenizer(render([demonstrate(task) for task in Calculator.make_tasks("train", 60, 0)]), 1024)
 
 

@@ -133,7 +133,7 @@ PLAIN = (
 
 @pytest.mark.parametrize("start", ["", "{%- if add_generation_prompt -%}{{ ' Assistant:' }}{%- endif -%}"])
 def test_a_template_whose_assistant_turn_begins_by_ordinary_text_is_refused(start: str) -> None:
-    """As in Llama 2, to which ``[/INST]`` is no token."""
+    """Llama 2 is such a family: ``[/INST]`` is no token of it."""
     with pytest.raises(TemplateUnsuitable, match=r"ordinary text, ' \[/INST\]|followed by the start of") as caught:
         ChatFormat(make_tokenizer(PLAIN + start))
     assert RESERVED not in str(caught.value)

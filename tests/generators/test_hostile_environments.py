@@ -171,7 +171,7 @@ async def test_an_environment_that_cancels_its_own_task_fails_the_attempt() -> N
 
 
 async def test_a_timeout_of_the_environments_own_works_after_a_cancellation() -> None:
-    """What was cancelled before is forgotten: a task group or timeout in ``close`` counts cancellations, too."""
+    """Earlier cancellations are forgotten: a task group or timeout in ``close`` counts cancellations, too."""
     inner: list[str] = []
 
     class Patient(Hostile):

@@ -16,7 +16,7 @@ from learners.corrections import correct
 
 
 def token(log_ratio, turn=0, mask=True, staleness=0):
-    """Whose proximal probability is ``exp(log_ratio)`` times that under behaviour."""
+    """A token whose proximal probability is ``exp(log_ratio)`` times its behaviour probability."""
     return Token(-1.0, -1.0, -1.0 - log_ratio, mask, staleness, turn)
 
 
@@ -103,7 +103,7 @@ def test_several_criteria_each_reject():
 def test_the_log_linear_anchor_lies_a_version_back_and_never_beyond_the_policy_that_sampled():
     rows = [[token(0.8, staleness=age) for age in (0, 1, 2, 4)]]
     result = corrected(rows, anchor="proximal_log_linear", bound=LOOSE)
-    # Of a fresh token, and of one a version old, it is the behaviour policy.
+    # A fresh token, and one a version old, are anchored at the behaviour policy.
     assert result.logp_anchor.tolist() == pytest.approx([-1.8, -1.8, -1.4, -1.2])
     assert result.weight.log().tolist() == pytest.approx([0.0, 0.0, 0.4, 0.6], abs=1e-6)
 

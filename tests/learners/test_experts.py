@@ -108,7 +108,7 @@ def train_and_save(folder, target, **layout):
 
 
 def load_and_train(folder, source, again=None, **layout):
-    """As :func:`train_and_save`, of ranks that load."""
+    """Load the checkpoint and train on, as :func:`train_and_save` trains before it saves."""
     recipe, grid = recipe_and_grid(folder, **layout)
     results = run_ranks(rank_side.load_and_train, recipe, folder, source, AFTER, again, **grid)
     _, loaded, reports, shards = zip(*results, strict=True)

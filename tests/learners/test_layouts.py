@@ -85,7 +85,7 @@ def test_every_layout_has_the_loss_and_gradients_of_one_rank(folder, one_rank, l
 
 
 def hugging_face_gradients(folder):
-    """In float64."""
+    """Gradients of Hugging Face's model, in float64."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, experts_implementation="eager")
     hugging_face_loss(model).backward()
     return tensors_of(model, "grad")

@@ -40,7 +40,7 @@ def train_and_save(folder, target, **options):
 
 
 def load_and_train(folder, source, again=None, **options):
-    """As :func:`train_and_save`, of ranks that load."""
+    """Load the checkpoint and train on, as :func:`train_and_save` trains before it saves."""
     results = ranks_of(rank_side.load_and_train, folder, source, AFTER, again, **options)
     versions, loaded, reports, shards = zip(*results, strict=True)
     assert set(versions) == {8}
@@ -48,7 +48,7 @@ def load_and_train(folder, source, again=None, **options):
 
 
 def readings_of(reports):
-    """What each step measured, but for the time it took."""
+    """The readings of each step, without the time it took."""
     return [untimed(combine(r for rank in reports for r in rank[step].readings)) for step in range(len(reports[0]))]
 
 
@@ -274,7 +274,7 @@ def test_what_a_checkpoint_names_is_not_run_and_told_on_all_ranks(folder, sound,
 
 
 def test_the_crafted_checkpoints_would_have_run_something(sound, copies, tmp_path):
-    """As they are loaded where nobody looks at what they name."""
+    """Checks the attack itself: a loader that does not look at the names would have run it."""
     proof = tmp_path / "proof"
     for name in ("index", "old pickle"):
         pickle.loads((copies(f"shown {name}", crafted_ways(proof)[name][0]) / ".metadata").read_bytes())

@@ -60,7 +60,7 @@ def held(value, low, high):
 
 
 def reference_surrogate(row, at, thetas, anchors, kept, singled, config, decay):
-    """What the loss maximises of token ``at``; lists are of the row, ``kept`` of those of its tokens that are trained."""
+    """The surrogate of token ``at``; lists are of the row, ``kept`` of those of its tokens that are trained."""
     advantage, narrowing = row.advantage, decay ** row.tokens[at].staleness
     lr = thetas[at] - anchors[at]
     ratio = math.exp(lr)
@@ -170,7 +170,7 @@ def reference_rejected(row, at, correction):
 
 
 def margins(rows, config):
-    """How close to an edge, where rounding decides, any comparison of the correction comes."""
+    """How close any comparison of the correction comes to an edge, where rounding decides."""
     correction = config.correction
     for row in rows:
         anchors = [reference_anchor(token, token.theta, correction) for token in row.tokens]
@@ -363,7 +363,7 @@ LEFT_OUT = {
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("correction", LEFT_OUT.values(), ids=LEFT_OUT)
 def test_what_is_left_out_adds_nothing_to_the_rest_of_its_row(name, correction):
-    """As if it were not there, but for the denominator, which is given; its entropy adds nothing either."""
+    """The rest of the row is trained as if it were not there, but for the denominator, which is given."""
     kept = (Token(-1.0, -1.2, -1.1, True, 1, 0), Token(-2.0, -1.9, -2.2, True, 0, 0))
     outlier = Token(-0.5, -0.6, -5.0, True, 0, 0)
     config = decoupled_ppo(loss=LOSSES[name], correction=correction, entropy_bonus=0.3)
@@ -411,7 +411,7 @@ def test_the_trust_region_narrows_with_staleness():
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_with_the_log_linear_anchor_a_fresh_token_has_a_ratio_and_a_clip(staleness):
-    """As in a later optimizer step of its batch, when the policy has moved away from the one that sampled it."""
+    """So it is in a later optimizer step of its batch, when the policy has moved away from the one that sampled it."""
     log_linear = decoupled(anchor="proximal_log_linear", bound=TruncateBound(upper=9.0))
     gradient, outcome = one_token(HIGH, 1.0, LOSSES["ppo"], correction=log_linear, staleness=staleness)
     assert gradient == 0.0

@@ -127,7 +127,7 @@ def test_sizes_that_no_model_has_are_refused(tmp_path, change, message):
 
 
 def test_quantised_weights_are_refused(tmp_path):
-    """Of a folder whose config.json does not tell."""
+    """They are refused also where config.json does not say that they are quantised."""
     from learners.megatron.hugging_face import HuggingFaceTensors
 
     folder = make_model(tmp_path)

@@ -42,7 +42,7 @@ def assert_same_step(weights, expected, before):
 
 
 def flops_of(readings, ranks):
-    """Of the whole step, from what a rank computed a second."""
+    """FLOPs of the whole step, computed from the FLOPs a second that a rank reports."""
     return readings["learner/tflops_per_rank"] * 1e12 * readings["learner/step_seconds"] * ranks
 
 

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(count: int) -> list[np.ndarray]:
-    """Of many lengths; some hold the padding token inside."""
+    """Rows of many lengths; some hold the padding token inside."""
     rng = np.random.default_rng(0)
     drawn = [rng.integers(0, 64, rng.integers(1, 100)).astype(np.int32) for _ in range(count)]
     for row in drawn:

@@ -54,7 +54,7 @@ class Shop:
                 await asyncio.sleep(0)
 
     async def settle(self) -> None:
-        """As many passes of the loop as anything here could need."""
+        """Let the loop pass as often as anything here could need."""
         for _ in range(50):
             await asyncio.sleep(0)
 

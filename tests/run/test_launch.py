@@ -78,7 +78,7 @@ def test_ctrl_c_ends_everything_in_time(model: Path, tmp_path: Path):
 
 
 def test_sigterm_to_every_process_ends_everything_in_time(model: Path, tmp_path: Path):
-    """As a batch system sends it; ``timeout`` and the like, which send it to the driver and to its group, send it to fewer."""
+    """A batch system sends it to all; ``timeout`` and the like send it to fewer: the driver and its group."""
     run = Run.launch(model, tmp_path, "steps=10000", "generators.count=1")
     run.wait_for(lambda: "step 1/" in run.output, 300, "training to begin")
     others = [p for p in run.descendants() if not any(name in " ".join(p.cmdline()) for name in ("Generator", "EngineCore"))]

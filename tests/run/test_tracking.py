@@ -66,7 +66,7 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, capfd):
 
 
 def track(folder, step, told=""):
-    """In a process of its own, as each resume is: MLflow keeps databases open for as long as its process lives."""
+    """Track in a process of its own, as each resume does: MLflow keeps databases open for as long as its process lives."""
     program = f"""if True:
         import logging, pathlib, sys
         from asyncrl.run.compose import compose
@@ -135,7 +135,7 @@ def test_a_server_that_never_answers_holds_nobody_up(tmp_path):
 
 @contextmanager
 def no_file_may_grow_beyond(size):
-    """As on a full disk, for all files of this process."""
+    """Make this process meet a full disk, whatever file it writes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -74,13 +74,13 @@ class Run:
             self.process.wait()
 
     def descendants(self) -> list[psutil.Process]:
-        """Those that live."""
+        """The processes of the run that live."""
         self._remember()
         return [p for p in self._seen.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
     @property
     def output(self) -> str:
-        """What it printed so far."""
+        """Everything that the run has printed so far."""
         return self._output.read_text(errors="replace")
 
     def end(self, seconds: float) -> int:
@@ -96,7 +96,7 @@ class Run:
 
     @property
     def summary(self) -> Summary:
-        """How it ended."""
+        """The summary that the run wrote when it ended."""
         return Summary.read(self.folder / "summary.json")
 
     def left_behind(self) -> list[str]:

@@ -122,14 +122,14 @@ def test_staleness_sits_where_pipeline_depth_puts_it():
 
 
 def reward(task, sample_index, version):
-    """Of a deterministic engine: nothing but task, sample and weights decides. Some tasks are left out by the filter."""
+    """Reward by a deterministic engine: task, sample and weights alone decide. Some tasks are left out by the filter."""
     if zlib.crc32(task.id.encode()) % 5 < 2:
         return 0.0
     return zlib.crc32(f"{task.id}/{sample_index}/{version}".encode()) / 2**32
 
 
 def sequential_loop(steps, groups_per_step, group_size):
-    """What training is without asyncrl: one thing after the other."""
+    """Train without asyncrl: one thing after the other."""
     tasks = simulated_tasks(1000, seed=1)
     for version in range(steps):
         batch = []

@@ -30,7 +30,7 @@ from asyncrl.core.recipe.algorithm import (
 from asyncrl.core.recipe.schema import Recipe
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
-"""Of a reward of gdpo, without its sign: beyond these, squares overflow and standard deviations vanish."""
+"""Bounds of a weight of gdpo, without its sign: beyond these, squares overflow and standard deviations vanish."""
 
 
 def _stale_tokens_need_a_correction(recipe: Recipe) -> Iterator[RecipeError]:

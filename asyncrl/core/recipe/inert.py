@@ -76,5 +76,5 @@ def _in_the_critic(recipe: Recipe) -> Iterator[str]:
 
 
 def _more_steps(recipe: Recipe) -> str:
-    """What makes several optimizer steps of a batch; mini-batches are of whole groups."""
+    """The override that gives a batch several optimizer steps; mini-batches hold whole groups, so one group cannot be split."""
     return "algorithm.minibatches=2" if recipe.batch.groups_per_step > 1 else "algorithm.epochs=2"
