@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import msgspec
+
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.run.totals import SavedTotals
@@ -47,7 +49,7 @@ def totals_at(folder: Path, version: PolicyVersion) -> tuple[SavedTotals, str]:
     """The totals saved with the checkpoint of ``version`` in ``folder``, and what is wrong with them if they cannot be read."""
     file = totals_file(folder, version)
     try:
-        return SavedTotals.read(file), ""
+        return msgspec.json.decode(file.read_bytes(), type=SavedTotals), ""
     except (OSError, ValueError, RecursionError) as error:
         missing = version == 0 and isinstance(error, FileNotFoundError)
         return SavedTotals(), "" if missing else f"{file} cannot be read ({error}): the summary counts from version {version} on"

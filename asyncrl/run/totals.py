@@ -5,7 +5,6 @@ They are saved with each checkpoint. A resumed run goes on from there, so that a
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -74,16 +73,6 @@ class SavedTotals(msgspec.Struct, kw_only=True):
     def idle_learner(self) -> float:
         """Share of time while training in which the learner neither trained nor wrote weights."""
         return max(0.0, 1 - self.learner_busy / self.training) if self.training else 0.0
-
-    @classmethod
-    def read(cls, path: Path) -> "SavedTotals":
-        """Read them from a file.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError, RecursionError: it holds no totals.
-        """
-        return msgspec.json.decode(path.read_bytes(), type=cls)
 
 
 class Totals:
