@@ -65,6 +65,7 @@ def test_the_file_has_these_keys_and_no_others(tmp_path):
         "tokens",
         "trajectories_per_s",
         "idle",
+        "bottleneck",
         "versions_published",
         "ledger",
         "resumes",
