@@ -13,8 +13,8 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +24,18 @@ import numpy as np
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.publication import VLLM_BACKEND, Publication
+from asyncrl.core.publication import INSTALL, VLLM_BACKEND, Publication
 from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.trajectory import VersionSpan
 from generators.completion import Completion, EngineUse
 from generators.occupancy import Occupancy
 
 if TYPE_CHECKING:
-    from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
-WORKER_EXTENSION = "asyncrl.weights.vllm_engine.AcknowledgingWorker"
+WORKER_EXTENSION = "asyncrl.weights.vllm_engine.PublicationWorker"
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a key-value block on CPU: the smallest its attention takes, so that short prompts can share a cached prefix."""
@@ -169,50 +168,30 @@ class VllmEngine:
 
         The pause is what it takes to load. Requests keep their place and their cache; none is aborted or prefilled again.
         """
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        update = WeightTransferUpdateRequest({"publication": msgspec.msgpack.encode(publication)})
         async with self._installing:
             try:
-                async with self._paused():
-                    await self._load(update, publication.version)
-                acknowledged: list[int] = await self._llm.collective_rpc("acknowledge_weights")
+                # One call, which vLLM's process does between two steps: each further one would wait for this process's turn.
+                pause_s, *acknowledged = await self._llm.engine_core.call_utility_async(
+                    INSTALL, msgspec.msgpack.encode(publication), str(publication.version)
+                )
             except EngineDeadError as error:
                 raise ProcessDied(f"the vLLM engine died while version {publication.version} was installed") from error
-            except Exception as error:
-                # vLLM reports whatever went wrong in a worker as a bare Exception with the message.
+            except BaseException as error:
+                self._failure = str(error) or type(error).__name__
+                if not isinstance(error, Exception):
+                    raise
+                await self._llm.resume_generation()  # what waits for an answer is to hear of it
+                # vLLM reports whatever went wrong in its process as a bare Exception with the message.
                 raise WeightMismatch(f"version {publication.version} could not be installed: {error}") from error
+            # A request that was sent meanwhile counts as running: it may have found what older weights cached.
+            self._version, self._cache_salt = publication.version, str(publication.version)
+            self._last_pause_seconds = pause_s
+            self._occupancy.paused_for(pause_s)
         if len(set(acknowledged)) != 1:
             raise WeightMismatch(f"the workers of one engine loaded different weights: fingerprints {acknowledged}")
-        return acknowledged[0]
-
-    @asynccontextmanager
-    async def _paused(self) -> AsyncIterator[None]:
-        """Freeze all requests where they are, and let them go on afterwards, whatever happens."""
-        began = time.monotonic()
-        self._occupancy.pause()
-        try:
-            # AsyncLLM.pause_generation does just this, and then sleeps for 20 ms in which the engine would stand still.
-            await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
-            yield
-        finally:
-            await self._llm.resume_generation()
-            self._occupancy.resume()
-            self._last_pause_seconds = time.monotonic() - began
-
-    async def _load(self, update: "WeightTransferUpdateRequest", version: PolicyVersion) -> None:
-        """Replace the weights of the paused engine."""
-        # Requests from here on wait for the new weights to prefill them, and must find none of the old cache.
-        self._cache_salt = str(version)
-        try:
-            await self._llm.start_weight_update()
-            await self._llm.update_weights(update)
-            await self._llm.finish_weight_update(str(version))
-        except BaseException as error:
-            self._failure = str(error) or type(error).__name__
-            raise
-        self._version = version
+        return int(acknowledged[0])
 
     def use(self) -> EngineUse:
         """Counters since the engine was ready."""

@@ -14,7 +14,6 @@ class Occupancy:
         self._clock = clock
         self._began = self._changed = clock()
         self._idle = self._paused_seconds = self._request_seconds = 0.0
-        self._paused = False
         self.running = 0
 
     def enter(self) -> None:
@@ -27,15 +26,12 @@ class Occupancy:
         self._settle()
         self.running -= 1
 
-    def pause(self) -> None:
-        """The engine stopped generating for all requests."""
+    def paused_for(self, seconds: float) -> None:
+        """The engine had stopped generating for ``seconds`` until a moment ago."""
         self._settle()
-        self._paused = True
-
-    def resume(self) -> None:
-        """The engine generates again."""
-        self._settle()
-        self._paused = False
+        self._paused_seconds += seconds
+        if self.running:  # otherwise that time is idle already
+            self._idle += seconds
 
     @property
     def wall_seconds(self) -> float:
@@ -63,8 +59,6 @@ class Occupancy:
     def _settle(self) -> None:
         now = self._clock()
         elapsed, self._changed = now - self._changed, now
-        if self._paused or self.running == 0:
+        if self.running == 0:
             self._idle += elapsed
-        if self._paused:
-            self._paused_seconds += elapsed
         self._request_seconds += self.running * elapsed

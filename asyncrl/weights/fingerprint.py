@@ -12,6 +12,7 @@ It detects mistakes, not malice: the weights are not secret.
 """
 
 import hashlib
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -56,6 +57,7 @@ def fingerprint(shard: Shard) -> int:
     return int(total) % 2**64
 
 
+@lru_cache(maxsize=1024)  # a model publishes the same tensors again and again
 def _coordinate_weights(name: str, dimension: int, first: int, extent: int, device: torch.device) -> torch.Tensor:
     """int64 [extent]: odd numbers of indices ``first`` onwards; name and dimension choose the seed of their sequence."""
     digest = hashlib.blake2b(f"{dimension}:{name}".encode(), digest_size=8).digest()

@@ -8,9 +8,11 @@ the model afterwards cannot be compared bit for bit.
 """
 
 import logging
+import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -18,19 +20,59 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from asyncrl.core.errors import WeightMismatch
-from asyncrl.core.publication import VLLM_BACKEND, Publication, Shard
+from asyncrl.core.publication import INSTALL, VLLM_BACKEND, Publication, Shard
 from asyncrl.weights.checkpoint import Checkpoint
 from asyncrl.weights.fingerprint import fingerprint
 from asyncrl.weights.parent_watch import die_with_parent
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import Transport
 
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+
 
 def register() -> None:
     """Make the backend known to vLLM in this process, and tie vLLM's child processes to their parent. Safe to call again."""
+    from vllm.v1.engine.core import EngineCore
+
+    setattr(EngineCore, INSTALL, install_publication)
     if VLLM_BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(VLLM_BACKEND, PublicationTransfer)
     die_with_parent()
+
+
+def install_publication(core: "EngineCore", publication: bytes, version: str) -> "Future[list[float]]":
+    """Load a publication between two steps of vLLM's engine process, whose tokens are of ``version`` from then on.
+
+    If it cannot be loaded, the engine stays paused: nobody can say what it would sample.
+
+    Args:
+        publication: a :class:`Publication`, encoded as MessagePack.
+
+    Returns:
+        seconds for which the engine did not generate, then the fingerprint of what each worker loaded.
+    """
+    done: Future[list[float]] = Future()
+    began = time.monotonic()
+
+    def load(paused: "Future[None] | None" = None) -> None:
+        try:
+            if paused is not None:
+                paused.result()
+            fingerprints = core.collective_rpc("load_publication", args=(publication,))
+            core.set_weight_version(version)
+            core.resume_scheduler()
+        except BaseException as error:  # noqa: BLE001 - handed to the one who waits
+            done.set_exception(error)
+        else:
+            done.set_result([time.monotonic() - began, *fingerprints])
+
+    paused = core.pause_scheduler(mode="keep", clear_cache=False)
+    if paused is None:
+        load()
+    else:
+        paused.add_done_callback(load)
+    return done
 
 
 @dataclass
@@ -165,11 +207,14 @@ class _Fingerprinting:
             yield name, local
 
 
-class AcknowledgingWorker:
-    """Mixed into vLLM's worker class (``worker_extension_cls``), so that the front end can ask what was loaded."""
+class PublicationWorker:
+    """Mixed into vLLM's worker class (``worker_extension_cls``)."""
 
     weight_transfer_engine: PublicationTransfer
 
-    def acknowledge_weights(self) -> int | None:
-        """Fingerprint of the weights this worker loaded last."""
-        return self.weight_transfer_engine.fingerprint
+    def load_publication(self: Any, publication: bytes) -> int:
+        """Load a publication into the model of the paused engine; returns the fingerprint of what was loaded."""
+        self.start_weight_update()
+        self.update_weights({"publication": publication})
+        self.finish_weight_update()
+        return int(self.weight_transfer_engine.fingerprint)
