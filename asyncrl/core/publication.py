@@ -12,9 +12,9 @@ import msgspec
 from asyncrl.core.ids import PolicyVersion
 
 VLLM_BACKEND = "asyncrl_shm"
+"""Name of the vLLM weight-transfer backend that loads publications."""
 INSTALL = "install_publication"
 """The method of vLLM's engine process that installs a publication; see :mod:`asyncrl.weights.vllm_engine`."""
-"""Name of the vLLM weight-transfer backend that loads publications."""
 
 if TYPE_CHECKING:
     import torch
