@@ -9,7 +9,10 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
-.PHONY: quickstart test check setup setup-dev clean
+PEERS := .venv-peers
+PEERS_PIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: quickstart test check setup setup-dev bench-peers clean
 
 quickstart: setup
 	$(BIN)/asyncrl launch quickstart
@@ -22,6 +25,9 @@ check: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The trainers that `asyncrl bench loop --peer` measures, in an environment of their own: their pins collide with ours.
+bench-peers: $(PEERS)/.installed
 
 setup: $(INSTALLED)
 
@@ -41,5 +47,12 @@ $(INSTALLED_DEV): $(INSTALLED) requirements/dev.txt
 	@$(PIP) --requirement requirements/dev.txt 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }
 	@touch $@
 
+$(PEERS)/.installed: requirements/peers.txt
+	@echo "Setting up $(PEERS) (once, about two minutes) ..."
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@$(PEERS_PIP) $(TORCH) 2>$(PEERS)/pip.log || $(PEERS_PIP) --index-url $(TORCH_INDEX) $(TORCH) 2>>$(PEERS)/pip.log || { cat $(PEERS)/pip.log; exit 1; }
+	@$(PEERS_PIP) --requirement requirements/peers.txt 2>$(PEERS)/pip.log || { cat $(PEERS)/pip.log; exit 1; }
+	@touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(PEERS)

@@ -89,13 +89,13 @@ def run(json_file: Path, console: Console, settings: LearnerBenchSettings | None
     for name, of_steps in (("rows of one length", settings.padding_free), ("log-normal lengths", settings.lognormal)):
         console.print(f"Optimizer steps, {name}")
         with tempfile.TemporaryDirectory(prefix="asyncrl-bench-learner-") as folder:
-            speeds.append(_in_a_process(learner_steps.measure, Path(folder), of_steps))
+            speeds.append(in_own_process(learner_steps.measure, Path(folder), of_steps))
     size = settings.logprob
     shape = (size.tokens, size.vocabulary, size.hidden)
     console.print("Log-probabilities: memory")
-    tiled, full = (_in_a_process(learner_memory.megabytes, way, *shape) for way in ("tiled", "full"))
+    tiled, full = (in_own_process(learner_memory.megabytes, way, *shape) for way in ("tiled", "full"))
     console.print("Log-probabilities: time")
-    times = [_in_a_process(learner_memory.seconds, *shape, size.repetitions, bonus) for bonus in (False, True)]
+    times = [in_own_process(learner_memory.seconds, *shape, size.repetitions, bonus) for bonus in (False, True)]
     result = LearnerBenchResult(
         ratio_padding_free=speeds[0].ratio,
         ratio_lognormal=speeds[1].ratio,
@@ -125,8 +125,3 @@ def view(result: LearnerBenchResult) -> RenderableType:
     table.add_row("log-probabilities, time", f"{result.logprob_time_ratio:.2f} of full logits")
     table.add_row("with an entropy bonus", f"{result.logprob_time_ratio_entropy_bonus:.2f} of full logits")
     return table
-
-
-def _in_a_process(measure: Callable[..., Measured], *arguments: object) -> Measured:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(measure, *arguments).result()

@@ -4,31 +4,25 @@ Every run has a process of its own and begins with the same weights. The result 
 file, the command does the runs that are missing there, and those that failed.
 """
 
-import logging
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from mlflow import MlflowClient
 from rich.console import Console
 
+from asyncrl.bench.own_process import Interrupted, in_own_process, launch_here
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.launch import launch
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.metrics import EVALUATION_REWARD
 from asyncrl.run.summary import Status
 from asyncrl.run.tracking import tracking_uri
 from learners.tiny import TinyProgress, ensure_tiny_model
-
-Answer = TypeVar("Answer")
 
 BAR = 0.9
 """Share of the held-out tasks that the quickstart solves when it has learned; version 0 solves about 0.4."""
@@ -152,10 +146,6 @@ class CannotContinue(AsyncRLError):
     """The result file holds something else than the beginning of this benchmark."""
 
 
-class MeasurementInterrupted(Exception):
-    """The user stopped a run."""
-
-
 def begun(json_file: Path, settings: LearningSettings) -> LearningResult:
     """The result that an earlier command left in the file, without the runs that failed; an empty one if there is no file.
 
@@ -191,13 +181,13 @@ def run(json_file: Path, console: Console, settings: LearningSettings | None = N
     # The threads of many processes on few cores must not spin while they wait for each other.
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     console.print("Making the tiny model, unless it was made before")
-    model = _in_a_process(_make_model, settings.model_seed)
+    model = in_own_process(_make_model, settings.model_seed)
     missing = [(row, seed) for seed in settings.seeds for row in settings.rows if (row.name, seed) not in result.completed()]
     for number, (row, seed) in enumerate(missing, 1):
         console.print(f"Run {number} of {len(missing)}: {row.title}, seed {seed}", markup=False, highlight=False)
         try:
-            done = _in_a_process(_measure, row, seed, settings, model)
-        except MeasurementInterrupted:
+            done = in_own_process(_measure, row, seed, settings, model)
+        except Interrupted:
             raise KeyboardInterrupt from None
         except Exception as error:  # noqa: BLE001 - whatever the run's process died of is recorded as its failure
             done = LearningRun(row.name, seed, failure=f"{type(error).__name__}: {error}")
@@ -238,13 +228,7 @@ def _silently(progress: TinyProgress) -> None:
 
 def _measure(row: LearningVariant, seed: int, settings: LearningSettings, model: Path) -> LearningRun:
     of_run = recipe(row, seed, settings, model)
-    folder = RunFolder.create(of_run)
-    log = folder.logs / "driver.log"
-    logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with folder.driven(), LiveView(Console(), of_run.name) as view:
-        summary, _ = launch(of_run, folder, view)
-    if summary.status is Status.INTERRUPTED:
-        raise MeasurementInterrupted
+    folder, summary, _ = launch_here(of_run, LiveView(Console(), of_run.name))
     failure = f"{summary.reason}; see {folder.logs}" if summary.status is Status.FAILED else ""
     return LearningRun(
         row=row.name,
@@ -262,11 +246,6 @@ def _evaluations(of_run: Recipe, folder: RunFolder) -> dict[int, float]:
     client = MlflowClient(tracking_uri(of_run.tracking, folder))
     history = client.get_metric_history(folder.tracked_as.read_text(encoding="utf-8"), EVALUATION_REWARD.name)
     return {metric.step: metric.value for metric in history}
-
-
-def _in_a_process(work: Callable[..., Answer], *arguments: object) -> Answer:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(work, *arguments).result()
 
 
 def markdown(result: LearningResult) -> str:

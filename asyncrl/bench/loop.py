@@ -4,6 +4,7 @@ The clock runs from the moment everything is up, warm and evaluated to the end o
 is in and the time to start is not.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,9 +29,13 @@ class LoopResult(msgspec.Struct, frozen=True):
     training_s: float
 
 
-def recipe() -> Recipe:
-    """The quickstart over ``STEPS`` steps, evaluated only before and after."""
-    return compose("quickstart", ["name=bench-loop", f"steps={STEPS}", f"evaluation.every={STEPS}"])
+def recipe(overrides: Sequence[str] = ()) -> Recipe:
+    """The quickstart over ``STEPS`` steps, evaluated only before and after.
+
+    Raises:
+        RecipeError: an override is refused.
+    """
+    return compose("quickstart", ["name=bench-loop", f"steps={STEPS}", f"evaluation.every={STEPS}", *overrides])
 
 
 def run(recipe: Recipe, folder: RunFolder, view: LiveView, json_file: Path) -> Summary:

@@ -10,12 +10,14 @@ from pathlib import Path
 from rich.console import Console
 
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
-from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, RecipeError
 
 _LOOP = """\
 Train the quickstart's model on its task for a fixed number of steps and
 measure the loop as a whole: trajectories and completion tokens a second, and
-the share of time in which each side was idle."""
+the share of time in which each side was idle. With --workload, train models
+of random weights on other kinds of tasks, several times, and with --peer
+another trainer in turn, on the same tasks."""
 
 _BUFFER = """\
 Move trajectories from one producer process through the replay buffer to one
@@ -47,7 +49,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Make ``bench`` known."""
     parser = commands.add_parser("bench", help="measure", description="Measure asyncrl on this machine.")
     kinds = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
-    _add(kinds, "loop", "throughput of the whole loop", _LOOP, run_loop)
+    loop = _add(kinds, "loop", "throughput of the whole loop", _LOOP, run_loop)
+    loop.add_argument("--workload", metavar="NAME", help="short, tools, turns, slow or all")
+    loop.add_argument("--model", metavar="SIZE", default="all", help="with --workload: 1m, 6m or all (default all)")
+    loop.add_argument("--peer", metavar="NAME", help="with --workload: measure `trl` as well; see make bench-peers")
+    loop.add_argument("--repetitions", metavar="N", type=_count, default=3, help="with --workload: runs of each side (default 3)")
+    loop.add_argument("--steps", metavar="N", type=_count, help="with --workload: training steps that are measured")
+    loop.add_argument("--override", metavar="KEY=VALUE", action="append", default=[], help="change asyncrl's recipe")
     buffer = _add(kinds, "buffer", "the replay buffer as a service", _BUFFER, run_buffer)
     buffer.add_argument("--tokens", metavar="N", type=_count, default=2048, help="tokens of a trajectory (default 2048)")
     pool = _add(kinds, "pool", "a simulated pool of engines", _POOL, run_pool)
@@ -76,12 +84,34 @@ def run_loop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.bench import loop
     from asyncrl.run.folder import RunFolder
 
+    if arguments.workload is not None:
+        return _run_workloads(arguments, console)
     try:
-        recipe = loop.recipe()
+        if arguments.peer is not None:
+            raise RecipeError("--peer", "a peer trains a workload, and none is named", "add --workload NAME")
+        recipe = loop.recipe(arguments.override)
         folder = RunFolder.create(recipe)
     except RecipeError as error:
         return show_refusal(error)
     return run_to_end(partial(loop.run, json_file=arguments.json), recipe, folder, console)
+
+
+def _run_workloads(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    from asyncrl.bench import workload_runs
+    from asyncrl.bench.peer import PeerFailed
+
+    try:
+        plan = workload_runs.plan(
+            arguments.workload, arguments.model, arguments.peer, arguments.repetitions, arguments.override, arguments.steps
+        )
+        results = workload_runs.run(plan, arguments.json, console)
+    except RecipeError as error:
+        return show_refusal(error)
+    except (ComponentFailed, PeerFailed) as error:
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        return ExitCode.FAILED
+    console.print(workload_runs.view(results))
+    return ExitCode.COMPLETED
 
 
 def run_buffer(arguments: argparse.Namespace, console: Console) -> ExitCode:

@@ -23,7 +23,7 @@ def measured(monkeypatch):
     """Stands in for the processes: what was measured, and by row and seed what comes of it instead of a result."""
     done, raising = [], {}
 
-    def in_a_process(work, *arguments):
+    def in_own_process(work, *arguments):
         if work is learning._make_model:
             return MODEL
         row, seed, settings, model = arguments
@@ -33,7 +33,7 @@ def measured(monkeypatch):
             raise error
         return LearningRun(row.name, seed, evaluations={0: 0.4, 10: 0.8 + seed / 50, settings.steps: 0.95}, seconds=100.0)
 
-    monkeypatch.setattr(learning, "_in_a_process", in_a_process)
+    monkeypatch.setattr(learning, "in_own_process", in_own_process)
     return done, raising
 
 

@@ -1,0 +1,46 @@
+"""Measurements in processes of their own, one after the other: what one leaves behind does not slow the next."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import TypeVar
+
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.launch import launch
+from asyncrl.run.live_view import LiveView
+from asyncrl.run.summary import Status, Summary
+from asyncrl.run.totals import SavedTotals
+
+Answer = TypeVar("Answer")
+
+
+class Interrupted(Exception):
+    """The user stopped a run."""
+
+
+def in_own_process(work: Callable[..., Answer], *arguments: object) -> Answer:
+    """What ``work`` returns or raises in a fresh process. A run in it keeps its own deadlines.
+
+    Raises:
+        BrokenProcessPool: the process died.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def launch_here(recipe: Recipe, view: LiveView) -> tuple[RunFolder, Summary, SavedTotals]:
+    """Launch a run in this process, logging to its folder.
+
+    Raises:
+        Interrupted: the user stopped it.
+    """
+    folder = RunFolder.create(recipe)
+    log = folder.logs / "driver.log"
+    logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with folder.driven(), view:
+        summary, totals = launch(recipe, folder, view)
+    if summary.status is Status.INTERRUPTED:
+        raise Interrupted
+    return folder, summary, totals

@@ -1,0 +1,225 @@
+"""Measures workloads: asyncrl and its peer train the same model on the same tasks, in turn, within one command.
+
+The clock of either side runs from the end of its last warm-up step to the end of its last step. At both moments asyncrl has
+episodes under way that belong to later steps: what was played before the clock started makes up for what is never trained.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from asyncrl.bench.own_process import Interrupted, in_own_process, launch_here
+from asyncrl.bench.peer import PEERS, PeerDescription, peer_python, run_peer
+from asyncrl.bench.peers import workload_tools
+from asyncrl.bench.scripted_model import SIZES
+from asyncrl.bench.workloads import GROUP_SIZE, LEARNING_RATE, WARM_UP_STEPS, WORKLOADS, Material, Workload, make_material, recipe
+from asyncrl.core.errors import ComponentFailed, RecipeError
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.live_view import LiveView
+from asyncrl.run.progress import Progress
+from asyncrl.run.summary import IdleShares, Status
+
+ALL = "all"
+
+
+class SideResult(msgspec.Struct, frozen=True):
+    """What one side reached.
+
+    Attributes:
+        trajectories_per_s: median over the repetitions.
+        repetitions: trajectories a second of each.
+        sampled_tokens: tokens that the model sampled in an episode, on average; the two sides must agree.
+    """
+
+    trajectories_per_s: float
+    repetitions: tuple[float, ...]
+    sampled_tokens: float
+
+
+class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One workload with one model.
+
+    Attributes:
+        asyncrl, trl: what each side reached; no ``trl`` if no peer was asked for.
+        ratio: the median of asyncrl over that of the peer.
+        idle: shares of asyncrl's training time in which each of its sides did nothing, warm-up included; medians.
+    """
+
+    asyncrl: SideResult
+    trl: SideResult | msgspec.UnsetType = msgspec.UNSET
+    ratio: float | msgspec.UnsetType = msgspec.UNSET
+    idle: IdleShares
+
+
+Results = dict[str, dict[str, WorkloadResult]]
+"""By workload and model."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is measured.
+
+    Attributes:
+        workloads, models: names.
+        peer: name of the peer, or None.
+        repetitions: runs of each side.
+        overrides: overrides of asyncrl's recipe.
+        steps: training steps that are measured; None for each workload's own number.
+    """
+
+    workloads: tuple[str, ...]
+    models: tuple[str, ...]
+    peer: str | None = None
+    repetitions: int = 3
+    overrides: tuple[str, ...] = ()
+    steps: int | None = None
+
+
+def plan(
+    workload: str, model: str, peer: str | None, repetitions: int, overrides: Sequence[str], steps: int | None = None
+) -> Plan:
+    """The plan that a command line asks for.
+
+    Raises:
+        RecipeError: there is no such workload, model or peer.
+        PeerFailed: the peers are not set up.
+    """
+    if peer is not None:
+        _chosen("--peer", peer, PEERS)
+        peer_python()
+    workloads, models = _chosen("--workload", workload, [*WORKLOADS, ALL]), _chosen("--model", model, [*SIZES, ALL])
+    return Plan(
+        tuple(WORKLOADS) if ALL in workloads else workloads,
+        tuple(SIZES) if ALL in models else models,
+        peer,
+        repetitions,
+        tuple(overrides),
+        steps,
+    )
+
+
+def _chosen(option: str, name: str, known: Iterable[str]) -> tuple[str]:
+    if name not in known:
+        raise RecipeError(option, f"there is no {name!r}", f"name one of {', '.join(known)}")
+    return (name,)
+
+
+def run(plan: Plan, json_file: Path, console: Console) -> Results:
+    """Measure, and write ``json_file`` after each workload and model.
+
+    Raises:
+        RecipeError: an override is refused.
+        ComponentFailed, PeerFailed: a run failed.
+        KeyboardInterrupt: the user stopped a run.
+    """
+    results: Results = {}
+    for name in plan.workloads:
+        workload = WORKLOADS[name]
+        if plan.steps is not None:
+            workload = msgspec.structs.replace(workload, steps=plan.steps)
+        for model in plan.models:
+            with tempfile.TemporaryDirectory(prefix=f"asyncrl-{name}-{model}-") as folder:
+                result = _measure(plan, workload, model, Path(folder), console)
+            results.setdefault(name, {})[model] = result
+            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
+    return results
+
+
+def _measure(plan: Plan, workload: Workload, model: str, folder: Path, console: Console) -> WorkloadResult:
+    material = make_material(workload, model, folder)
+    checked = recipe(workload, model, material, plan.overrides)
+    ours: list[_OwnRun] = []
+    theirs: list[tuple[float, float]] = []
+    for number in range(1, plan.repetitions + 1):
+        where = f"{workload.name}, {model}, repetition {number} of {plan.repetitions}"
+        if plan.peer is not None:
+            console.print(f"{where}: {plan.peer}", markup=False, highlight=False)
+            result = run_peer(plan.peer, describe(workload, material), folder)
+            theirs.append((result.trajectories_per_s, result.sampled_tokens))
+        console.print(f"{where}: asyncrl", markup=False, highlight=False)
+        try:
+            ours.append(in_own_process(_train, checked, WARM_UP_STEPS))
+        except Interrupted:
+            raise KeyboardInterrupt from None
+    idle = [each.idle for each in ours]
+    own = _side([(each.trajectories_per_s, each.sampled_tokens) for each in ours])
+    peer = _side(theirs) if theirs else msgspec.UNSET
+    return WorkloadResult(
+        asyncrl=own,
+        trl=peer,
+        ratio=own.trajectories_per_s / peer.trajectories_per_s if isinstance(peer, SideResult) else msgspec.UNSET,
+        idle=IdleShares(statistics.median(each.generators for each in idle), statistics.median(each.learner for each in idle)),
+    )
+
+
+def _side(runs: Sequence[tuple[float, float]]) -> SideResult:
+    rates = tuple(rate for rate, _ in runs)
+    return SideResult(statistics.median(rates), rates, statistics.fmean(tokens for _, tokens in runs))
+
+
+def describe(workload: Workload, material: Material) -> PeerDescription:
+    """What a peer is given."""
+    return PeerDescription(
+        model=str(material.model),
+        tasks=str(material.tasks),
+        tools=workload_tools.__file__,
+        tool=workload.tool,
+        max_tool_rounds=workload.max_turns - 1,
+        max_completion_tokens=workload.max_context,
+        groups_per_step=workload.groups_per_step,
+        group_size=GROUP_SIZE,
+        warm_up_steps=WARM_UP_STEPS,
+        steps=workload.steps,
+        learning_rate=LEARNING_RATE,
+        threads=len(os.sched_getaffinity(0)),
+        seed=0,
+    )
+
+
+class _OwnRun(msgspec.Struct, frozen=True):
+    """One run of asyncrl."""
+
+    trajectories_per_s: float
+    sampled_tokens: float
+    idle: IdleShares
+
+
+class _StepTimes(LiveView):
+    """A live view that remembers when each training step ended, in seconds of a monotonic clock."""
+
+    def __init__(self, console: Console, name: str) -> None:
+        super().__init__(console, name)
+        self.ended: dict[int, float] = {}
+
+    def update(self, progress: Progress) -> None:
+        """Show the newest training step."""
+        self.ended[progress.step] = time.monotonic()
+        super().update(progress)
+
+
+def _train(recipe: Recipe, warm_up_steps: int) -> _OwnRun:
+    view = _StepTimes(Console(), recipe.name)
+    folder, summary, totals = launch_here(recipe, view)
+    if summary.status is not Status.COMPLETED:
+        raise ComponentFailed(f"{recipe.name} failed: {summary.reason}; see {folder.logs}")
+    seconds = view.ended[recipe.steps] - view.ended[warm_up_steps]
+    episodes = (recipe.steps - warm_up_steps) * recipe.batch.groups_per_step * recipe.batch.group_size
+    return _OwnRun(episodes / seconds, totals.tokens_trained / totals.trajectories, summary.idle)
+
+
+def view(results: Mapping[str, Mapping[str, WorkloadResult]]) -> Table:
+    """The results as a table."""
+    table = Table("workload", "model", "asyncrl", "trl", "ratio", "idle generators", "learner", title="trajectories a second")
+    for name, by_model in results.items():
+        for model, result in by_model.items():
+            trl = f"{result.trl.trajectories_per_s:.1f}" if isinstance(result.trl, SideResult) else ""
+            ratio = f"{result.ratio:.2f}" if isinstance(result.ratio, float) else ""
+            idle = (f"{result.idle.generators:.0%}", f"{result.idle.learner:.0%}")
+            table.add_row(name, model, f"{result.asyncrl.trajectories_per_s:.1f}", trl, ratio, *idle)
+    return table

@@ -1,0 +1,211 @@
+"""The workloads of ``asyncrl bench loop``: kinds of tasks that differ in what a trainer spends its time on.
+
+Each names one tool, what the scripted model says, and the limits that every trainer is given. Learning rate and group size are
+the same everywhere; whatever else can be tuned is left at its default, on both sides.
+"""
+
+import inspect
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.bench import workload_environments
+from asyncrl.bench.peers import workload_tools
+from asyncrl.bench.peers.workload_tools import WORDS
+from asyncrl.bench.scripted_model import CALL, END_OF_CALL, SIZES, Script, Turn, make_scripted_model
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.envs import ToolEnvironment
+from asyncrl.run.compose import compose
+
+LEARNING_RATE = 1e-6
+"""So small that the scripted model still follows its script at the end."""
+GROUP_SIZE = 8
+WARM_UP_STEPS = 1
+TASKS = 512
+EVALUATION_TASKS = 8
+
+_CHOICES = 10
+"""Numbers that the model chooses among, for each argument of a call."""
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """One workload.
+
+    Attributes:
+        name: as the command line and the result call it.
+        environment: the class of its environment.
+        tool: name of the tool, which is a function in :mod:`asyncrl.bench.peers.workload_tools`.
+        script: what the model says.
+        instructions: what the chat template writes before the tool's description.
+        question: a prompt, into which two numbers are filled.
+        max_turns: turns of the model in an episode.
+        max_turn_tokens: tokens of one turn; no turn reaches it.
+        max_context: tokens of an episode; none reaches it.
+        groups_per_step: groups in a training step.
+        steps: training steps that are measured, after ``WARM_UP_STEPS``.
+    """
+
+    name: str
+    environment: type[ToolEnvironment]
+    tool: str
+    script: Script
+    instructions: str
+    question: str = "What is {} plus {}?"
+    max_turns: int = 6
+    max_turn_tokens: int = 64
+    max_context: int
+    groups_per_step: int = 16
+    steps: int
+
+    def tasks(self, seed: int = 0) -> list[dict[str, str]]:
+        """Tasks for training and, at the end, for evaluation: what a line of their file holds."""
+        generator = random.Random(f"{self.name} {seed}")
+        return [
+            {"id": str(index), "prompt": self.question.format(generator.randint(10, 99), generator.randint(10, 99))}
+            for index in range(TASKS + EVALUATION_TASKS)
+        ]
+
+
+class Material(msgspec.Struct, frozen=True):
+    """What both sides are given, as paths.
+
+    Attributes:
+        model: a Hugging Face folder.
+        tasks: JSON lines with ``id`` and ``prompt``.
+        evaluation: the same, of held-out tasks.
+    """
+
+    model: Path
+    tasks: Path
+    evaluation: Path
+
+
+def make_material(workload: Workload, model: str, folder: Path) -> Material:
+    """Make the model of size ``model`` and the tasks of a workload in ``folder``, in a few seconds."""
+    material = Material(folder / "model", folder / "train.jsonl", folder / "evaluation.jsonl")
+    rows = workload.tasks()
+    documentation = inspect.getdoc(getattr(workload_tools, workload.tool)) or ""
+    texts = [*(row["prompt"] for row in rows), " ".join(WORDS), workload.tool, documentation]
+    make_scripted_model(material.model, SIZES[model], workload.script, workload.instructions, texts)
+    for file, some in ((material.tasks, rows[:TASKS]), (material.evaluation, rows[TASKS:])):
+        file.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in some))
+    return material
+
+
+def recipe(workload: Workload, model: str, material: Material, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of one run; knobs of generators, buffer and learner are what a user gets who sets none.
+
+    Raises:
+        RecipeError: an override is refused.
+    """
+    steps = WARM_UP_STEPS + workload.steps
+    environment = f"{workload_environments.__name__}:{workload.environment.__name__}"
+    settings: Mapping[str, Any] = {
+        "name": f"bench-loop-{workload.name}-{model}",
+        "steps": steps,
+        "model": {"path": str(material.model), "max_context": workload.max_context},
+        "environment": {"name": environment, "max_turns": workload.max_turns},
+        "tasks": {
+            "kind": "files",
+            "train": [{"path": str(material.tasks)}],
+            "evaluation": [{"path": str(material.evaluation)}],
+        },
+        "batch": {"groups_per_step": workload.groups_per_step, "group_size": GROUP_SIZE},
+        "sampling": {"max_turn_tokens": workload.max_turn_tokens},
+        "algorithm": {
+            "advantage": {"kind": "grpo"},
+            "loss": {"kind": "dppo"},
+            "correction": {"anchor": "behaviour", "weight": "none"},
+        },
+        "learner": {"lr": LEARNING_RATE},
+        "evaluation": {"every": steps},
+        "checkpoint": {"every": steps},
+    }
+    file = material.model.with_name(f"{workload.name}.yaml")
+    file.write_bytes(msgspec.json.encode(settings))  # JSON is YAML
+    return compose(str(file), overrides)
+
+
+def _numbers(place: int) -> tuple[str, ...]:
+    """The numbers that may be the argument at ``place``; no number may stand at two."""
+    first = 10 + place * _CHOICES
+    return tuple(str(number) for number in range(first, first + _CHOICES))
+
+
+def _words(first: int, last: int) -> Turn:
+    """Words that the model says one after the other."""
+    return [(f" {word}",) for word in WORDS[first:last]]
+
+
+def _call(tool: str, parameters: Sequence[str]) -> Turn:
+    """A call of a tool in the Hermes convention."""
+    opening: list[Sequence[str]] = [(CALL,), (f'\n{{"name": "{tool}", "arguments": {{"{parameters[0]}": ',)]
+    for place, parameter in enumerate(parameters):
+        opening += [(f', "{parameter}": ',)] if place else []
+        opening += [_numbers(place)]
+    return [*opening, ("}}\n",), (END_OF_CALL,)]
+
+
+_SHORT = "Tools:"
+_LONG = """\
+You are an assistant that works with great care and may call functions to find out what it does not know. The functions that \
+you may call are listed below, one in each line, as JSON objects with a name, a description, and the JSON schema of the \
+parameters. To call a function, say in a few words why you need it, and then write a JSON object with its name and its \
+arguments between the tags of a call; the result comes back in the next message. Call one function in each turn, and call none \
+once you know the answer. Then answer in one sentence, and do not repeat the question. If a function fails, say so instead of \
+guessing what it would have said. The functions are:"""
+
+WORKLOADS: Mapping[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            name="short",
+            environment=workload_environments.Adding,
+            tool=workload_tools.add.__name__,
+            script=Script(call=_call("add", ("a", "b")), answer=[(" It",), (" is",), _numbers(8)], again=True),
+            instructions=_SHORT,
+            question="{}+{}",
+            max_context=256,
+            steps=20,
+        ),
+        Workload(
+            name="tools",
+            environment=workload_environments.Adding,
+            tool=workload_tools.add.__name__,
+            script=Script(
+                call=[*_words(0, 24), *_call("add", ("a", "b"))],
+                answer=[*_words(30, 52), _numbers(8)],
+            ),
+            instructions=_LONG,
+            max_context=384,
+            steps=8,
+        ),
+        Workload(
+            name="turns",
+            environment=workload_environments.Reading,
+            tool=workload_tools.read_page.__name__,
+            script=Script(call=[*_words(0, 24), *_call("read_page", ("page",))]),
+            instructions=_LONG,
+            question="What do the pages between {} and {} say?",
+            max_turns=8,
+            max_context=1664,
+            groups_per_step=8,
+            steps=3,
+        ),
+        Workload(
+            name="slow",
+            environment=workload_environments.SlowAdding,
+            tool=workload_tools.slow_add.__name__,
+            script=Script(
+                call=[*_words(0, 22), *_call("slow_add", ("a", "b", "c"))],
+                answer=[*_words(30, 52), _numbers(8)],
+            ),
+            instructions=_LONG,
+            max_context=384,
+            steps=4,
+        ),
+    )
+}
