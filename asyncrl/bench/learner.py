@@ -7,11 +7,7 @@ changes from minute to minute. Each part has a process of its own.
 import os
 import statistics
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from rich import box
@@ -19,8 +15,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from asyncrl.bench import learner_memory, learner_steps
-
-Measured = TypeVar("Measured")
+from asyncrl.bench.own_process import in_own_process
 
 
 class LogprobSettings(msgspec.Struct, frozen=True):

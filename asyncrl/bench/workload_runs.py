@@ -1,7 +1,7 @@
 """Measures workloads: asyncrl and its peer train the same model on the same tasks, in turn, within one command.
 
-The clock of either side runs from the end of its last warm-up step to the end of its last step. At both moments asyncrl has
-episodes under way that belong to later steps: what was played before the clock started makes up for what is never trained.
+The clock of either side runs from the end of its last warm-up step to the end of its last measured step. At both moments asyncrl
+has as many episodes under way that belong to later steps, so that none of its work falls outside: its runs go on for some steps.
 """
 
 import os
@@ -49,7 +49,7 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         asyncrl, trl: what each side reached; no ``trl`` if no peer was asked for.
         ratio: the median of asyncrl over that of the peer.
-        idle: shares of asyncrl's training time in which each of its sides did nothing, warm-up included; medians.
+        idle: shares of asyncrl's training time in which each of its sides did nothing, over all its steps; medians.
     """
 
     asyncrl: SideResult
@@ -144,7 +144,7 @@ def _measure(plan: Plan, workload: Workload, model: str, folder: Path, console: 
             theirs.append((result.trajectories_per_s, result.sampled_tokens))
         console.print(f"{where}: asyncrl", markup=False, highlight=False)
         try:
-            ours.append(in_own_process(_train, checked, WARM_UP_STEPS))
+            ours.append(in_own_process(_train, checked, workload.steps))
         except Interrupted:
             raise KeyboardInterrupt from None
     idle = [each.idle for each in ours]
@@ -203,13 +203,13 @@ class _StepTimes(LiveView):
         super().update(progress)
 
 
-def _train(recipe: Recipe, warm_up_steps: int) -> _OwnRun:
+def _train(recipe: Recipe, steps: int) -> _OwnRun:
     view = _StepTimes(Console(), recipe.name)
     folder, summary, totals = launch_here(recipe, view)
     if summary.status is not Status.COMPLETED:
         raise ComponentFailed(f"{recipe.name} failed: {summary.reason}; see {folder.logs}")
-    seconds = view.ended[recipe.steps] - view.ended[warm_up_steps]
-    episodes = (recipe.steps - warm_up_steps) * recipe.batch.groups_per_step * recipe.batch.group_size
+    seconds = view.ended[WARM_UP_STEPS + steps] - view.ended[WARM_UP_STEPS]
+    episodes = steps * recipe.batch.groups_per_step * recipe.batch.group_size
     return _OwnRun(episodes / seconds, totals.tokens_trained / totals.trajectories, summary.idle)
 
 

@@ -27,6 +27,8 @@ WARM_UP_STEPS = 1
 TASKS = 512
 EVALUATION_TASKS = 8
 
+_NEVER = 1_000_000
+"""Training steps between two evaluations or checkpoints; the first and the last version are evaluated all the same."""
 _CHOICES = 10
 """Numbers that the model chooses among, for each argument of a call."""
 
@@ -98,14 +100,16 @@ def make_material(workload: Workload, model: str, folder: Path) -> Material:
 def recipe(workload: Workload, model: str, material: Material, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of one run; knobs of generators, buffer and learner are what a user gets who sets none.
 
+    A run has more steps than are measured: no episodes are begun that none of its steps would train, and without further steps
+    those of the last ones would be played before their time.
+
     Raises:
         RecipeError: an override is refused.
     """
-    steps = WARM_UP_STEPS + workload.steps
     environment = f"{workload_environments.__name__}:{workload.environment.__name__}"
     settings: Mapping[str, Any] = {
         "name": f"bench-loop-{workload.name}-{model}",
-        "steps": steps,
+        "steps": WARM_UP_STEPS + workload.steps,
         "model": {"path": str(material.model), "max_context": workload.max_context},
         "environment": {"name": environment, "max_turns": workload.max_turns},
         "tasks": {
@@ -121,12 +125,13 @@ def recipe(workload: Workload, model: str, material: Material, overrides: Sequen
             "correction": {"anchor": "behaviour", "weight": "none"},
         },
         "learner": {"lr": LEARNING_RATE},
-        "evaluation": {"every": steps},
-        "checkpoint": {"every": steps},
+        "evaluation": {"every": _NEVER},
+        "checkpoint": {"every": _NEVER},
     }
     file = material.model.with_name(f"{workload.name}.yaml")
     file.write_bytes(msgspec.json.encode(settings))  # JSON is YAML
-    return compose(str(file), overrides)
+    checked = compose(str(file), overrides)
+    return msgspec.structs.replace(checked, steps=checked.steps + checked.buffer.pipeline_depth + 1)
 
 
 def _numbers(place: int) -> tuple[str, ...]:
