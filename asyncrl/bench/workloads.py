@@ -16,6 +16,7 @@ from asyncrl.bench import workload_environments
 from asyncrl.bench.peers import workload_tools
 from asyncrl.bench.peers.workload_tools import WORDS
 from asyncrl.bench.scripted_model import CALL, END_OF_CALL, SIZES, Script, Turn, make_scripted_model
+from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs import ToolEnvironment
 from asyncrl.run.compose import compose
@@ -29,6 +30,7 @@ EVALUATION_TASKS = 8
 
 _NEVER = 1_000_000
 """Training steps between two evaluations or checkpoints; the first and the last version are evaluated all the same."""
+_SHARED = ("steps", "model", "environment", "tasks", "batch", "sampling")
 _CHOICES = 10
 """Numbers that the model chooses among, for each argument of a call."""
 
@@ -104,7 +106,7 @@ def recipe(workload: Workload, model: str, material: Material, overrides: Sequen
     those of the last ones would be played before their time.
 
     Raises:
-        RecipeError: an override is refused.
+        RecipeError: an override is refused, or changes what the peer is given too.
     """
     environment = f"{workload_environments.__name__}:{workload.environment.__name__}"
     settings: Mapping[str, Any] = {
@@ -130,7 +132,10 @@ def recipe(workload: Workload, model: str, material: Material, overrides: Sequen
     }
     file = material.model.with_name(f"{workload.name}.yaml")
     file.write_bytes(msgspec.json.encode(settings))  # JSON is YAML
-    checked = compose(str(file), overrides)
+    plain, checked = compose(str(file)), compose(str(file), overrides)
+    for key in _SHARED:
+        if getattr(checked, key) != getattr(plain, key):
+            raise RecipeError(key, "an override changes what every trainer is given alike", "override the other sections only")
     return msgspec.structs.replace(checked, steps=checked.steps + checked.buffer.pipeline_depth + 1)
 
 
