@@ -11,7 +11,7 @@ import msgspec
 
 import asyncrl
 from asyncrl.bench import peers
-from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.errors import AsyncRLError, RecipeError
 
 PEERS: Mapping[str, str] = {"trl": "trl_grpo.py"}
 """The program of each peer, in the folder of :mod:`asyncrl.bench.peers`."""
@@ -72,18 +72,18 @@ class PeerResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerFailed(AsyncRLError):
-    """A peer is not installed, or did not measure anything."""
+    """A peer did not measure anything."""
 
 
 def peer_python(environment: Path = ENVIRONMENT) -> Path:
     """The interpreter of the peers.
 
     Raises:
-        PeerFailed: they are not set up.
+        RecipeError: they are not set up.
     """
     python = environment / "bin" / "python"
     if not (environment / ".installed").is_file():
-        raise PeerFailed(f"the peers are not set up in {environment}; run `make bench-peers` in {environment.parent}")
+        raise RecipeError("--peer", f"there are no peers in {environment}", f"run `make bench-peers` in {environment.parent}")
     return python
 
 
@@ -95,7 +95,8 @@ def run_peer(name: str, description: PeerDescription, folder: Path, environment:
         folder: where the description is written.
 
     Raises:
-        PeerFailed: the peers are not set up, the program failed, or it took longer than ``RUN_S``.
+        RecipeError: the peers are not set up.
+        PeerFailed: the program failed, or took longer than ``RUN_S``.
     """
     python = peer_python(environment)
     program = Path(peers.__file__).with_name(PEERS[name])

@@ -11,20 +11,15 @@ trainer that reads Hugging Face's.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import msgspec
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
 
-PADDING, END = "<|pad|>", "<|end|>"
-ASKED, RESUMED = "<|respond|>", "<|resume|>"
-"""Tokens after which the model speaks: at first, and once a tool has answered."""
-CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
-CONTROL_TOKENS = (PADDING, END, ASKED, RESUMED, "<|system|>", "<|user|>", "<|tool|>")
-TAG_TOKENS = (CALL, END_OF_CALL)
+from asyncrl.bench.script import CONTROL_TOKENS, END, PADDING, TAG_TOKENS, Script, Size
 
 CONTEXT_LENGTH = 4096
 
@@ -86,65 +81,10 @@ _PIECE_SCORE, _BYTE_SCORE = -1.0, -20.0
 _WORD = re.compile(r" ?[A-Za-z_]+|[^A-Za-z_]")
 
 
-class Size(msgspec.Struct, frozen=True):
-    """The layout of a Qwen3, tied to nothing but its vocabulary.
-
-    Attributes:
-        hidden, layers, heads, key_value_heads, head_dim, intermediate: as Hugging Face's configuration calls them.
-    """
-
-    hidden: int
-    layers: int
-    heads: int
-    key_value_heads: int
-    head_dim: int
-    intermediate: int
-
-
-SIZES: Mapping[str, Size] = {
-    "1m": Size(hidden=128, layers=4, heads=4, key_value_heads=2, head_dim=32, intermediate=384),
-    "6m": Size(hidden=256, layers=6, heads=4, key_value_heads=2, head_dim=64, intermediate=1024),
-}
-
-Turn = Sequence[Sequence[str]]
-"""A turn as places, and each place as the tokens that may stand there, each as likely as the others."""
-
-
-class Script(msgspec.Struct, frozen=True):
-    """What the model says. Every token stands at one place only; all turns end with ``END``, which is not written here.
-
-    Attributes:
-        call: a turn that calls a tool.
-        answer: a turn that calls none; empty if the model calls the tool for ever.
-        again: after a tool's answer, whether the model calls once more with probability 1/2; it answers otherwise.
-    """
-
-    call: Turn
-    answer: Turn = ()
-    again: bool = False
-
-    def followers(self) -> dict[str, frozenset[str]]:
-        """The tokens that may follow each token, all as likely as the others.
-
-        Raises:
-            ValueError: a token stands at two places.
-        """
-        opening = frozenset(self.call[0])
-        resuming = opening if not self.answer else frozenset(self.answer[0]) | (opening if self.again else frozenset())
-        followers = {ASKED: opening, RESUMED: resuming}
-        for turn in (self.call, self.answer):
-            for place, following in zip(turn, [*turn[1:], [END]], strict=True) if turn else ():
-                for token in place:
-                    if token in followers:
-                        raise ValueError(f"{token!r} stands at two places of the script; a token says where in it the model is")
-                    followers[token] = frozenset(following)
-        return followers
-
-
 def make_scripted_model(
     folder: Path, size: Size, script: Script, instructions: str, texts: Iterable[str], seed: int = 0
 ) -> PreTrainedTokenizerFast:
-    """Write a Hugging Face folder of model and tokenizer.
+    """Write a Hugging Face folder of model and tokenizer. Progress bars of transformers are off from then on.
 
     Args:
         folder: where to; it is made.
@@ -152,6 +92,7 @@ def make_scripted_model(
         texts: prompts and tools' answers, or some of them; their words become tokens.
         seed: seed of the weights.
     """
+    logging.disable_progress_bar()
     tokenizer = _tokenizer(script, instructions, texts)
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -18,7 +18,7 @@ from rich.table import Table
 from asyncrl.bench.own_process import Interrupted, in_own_process, launch_here
 from asyncrl.bench.peer import PEERS, PeerDescription, peer_python, run_peer
 from asyncrl.bench.peers import workload_tools
-from asyncrl.bench.scripted_model import SIZES
+from asyncrl.bench.script import SIZES
 from asyncrl.bench.workloads import GROUP_SIZE, LEARNING_RATE, WARM_UP_STEPS, WORKLOADS, Material, Workload, make_material, recipe
 from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.recipe.schema import Recipe
@@ -87,8 +87,7 @@ def plan(
     """The plan that a command line asks for.
 
     Raises:
-        RecipeError: there is no such workload, model or peer.
-        PeerFailed: the peers are not set up.
+        RecipeError: there is no such workload, model or peer, or the peers are not set up.
     """
     if peer is not None:
         _chosen("--peer", peer, PEERS)
@@ -132,7 +131,7 @@ def run(plan: Plan, json_file: Path, console: Console) -> Results:
 
 
 def _measure(plan: Plan, workload: Workload, model: str, folder: Path, console: Console) -> WorkloadResult:
-    material = make_material(workload, model, folder)
+    material = in_own_process(make_material, workload, model, folder)
     checked = recipe(workload, model, material, plan.overrides)
     ours: list[_OwnRun] = []
     theirs: list[tuple[float, float]] = []

@@ -15,7 +15,7 @@ import msgspec
 from asyncrl.bench import workload_environments
 from asyncrl.bench.peers import workload_tools
 from asyncrl.bench.peers.workload_tools import WORDS
-from asyncrl.bench.scripted_model import CALL, END_OF_CALL, SIZES, Script, Turn, make_scripted_model
+from asyncrl.bench.script import CALL, END_OF_CALL, SIZES, Script, Turn
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs import ToolEnvironment
@@ -89,6 +89,8 @@ class Material(msgspec.Struct, frozen=True):
 
 def make_material(workload: Workload, model: str, folder: Path) -> Material:
     """Make the model of size ``model`` and the tasks of a workload in ``folder``, in a few seconds."""
+    from asyncrl.bench.scripted_model import make_scripted_model  # loads torch, and who only measures needs none
+
     material = Material(folder / "model", folder / "train.jsonl", folder / "evaluation.jsonl")
     rows = workload.tasks()
     documentation = inspect.getdoc(getattr(workload_tools, workload.tool)) or ""

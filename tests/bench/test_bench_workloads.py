@@ -19,9 +19,9 @@ from asyncrl.bench.own_process import Interrupted
 from asyncrl.bench.peer import PeerDescription, PeerFailed, PeerResult, peer_python, run_peer
 from asyncrl.bench.peers import workload_tools
 from asyncrl.bench.peers.workload_tools import MEAN_S, OUTLIER_S, PAGE_WORDS, call_seconds, read_page, turn_reward
-from asyncrl.bench.scripted_model import CALL, END, SIZES, Script
+from asyncrl.bench.script import CALL, END, SIZES, Script
 from asyncrl.bench.workload_runs import Plan, describe, plan
-from asyncrl.bench.workloads import GROUP_SIZE, WARM_UP_STEPS, WORKLOADS, Material, Workload, make_material, recipe
+from asyncrl.bench.workloads import GROUP_SIZE, WARM_UP_STEPS, WORKLOADS, Material, make_material, recipe
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import RecipeError
@@ -178,15 +178,13 @@ def environment_that(folder: Path, does: str) -> Path:
 
 
 def test_a_missing_environment_names_the_command_that_makes_it(tmp_path):
-    with pytest.raises(PeerFailed, match="run `make bench-peers` in "):
+    with pytest.raises(RecipeError, match="run `make bench-peers` in "):
         peer_python(tmp_path / ".venv-peers")
 
 
 def test_a_peer_reads_the_description_and_its_last_line_is_the_result(tmp_path, materials):
-    environment = environment_that(tmp_path, f"cat $2 >read; echo noise; echo '{msgspec.json.encode(MEASURED).decode()}'")
-    environment.joinpath("bin/python").write_text(
-        environment.joinpath("bin/python").read_text().replace(">read", f">{tmp_path}/read")
-    )
+    does = f"cat $2 >{tmp_path}/read; echo noise; echo '{msgspec.json.encode(MEASURED).decode()}'"
+    environment = environment_that(tmp_path, does)
     description = describe(WORKLOADS["tools"], materials["tools"])
     assert run_peer("trl", description, tmp_path, environment) == MEASURED
     assert msgspec.json.decode((tmp_path / "read").read_bytes(), type=PeerDescription) == description
@@ -210,6 +208,9 @@ def measured(monkeypatch):
     rates = [50.0, 80.0, 60.0]
 
     def in_own_process(work, *arguments):
+        if work is make_material:
+            folder = arguments[-1]
+            return Material(folder / "model", folder / "train.jsonl", folder / "evaluation.jsonl")
         ran.append("asyncrl")
         rate = rates[ran.count("asyncrl") - 1]
         return workload_runs._OwnRun(rate, 56.0, IdleShares(generators=rate / 100, learner=0.1))
@@ -218,12 +219,8 @@ def measured(monkeypatch):
         ran.append(name)
         return MEASURED
 
-    def material(workload: Workload, model: str, folder: Path) -> Material:
-        return Material(folder / "model", folder / "train.jsonl", folder / "evaluation.jsonl")
-
     monkeypatch.setattr(workload_runs, "in_own_process", in_own_process)
     monkeypatch.setattr(workload_runs, "run_peer", run_of_peer)
-    monkeypatch.setattr(workload_runs, "make_material", material)
     return ran
 
 
@@ -248,9 +245,12 @@ def test_without_a_peer_there_is_no_ratio(tmp_path, measured):
 
 
 def test_a_run_that_the_user_stops_stops_the_benchmark(tmp_path, measured, monkeypatch):
-    def interrupted(*_):
-        raise Interrupted
+    def interrupted(work, *arguments):
+        if work is workload_runs._train:
+            raise Interrupted
+        return play(work, *arguments)
 
+    play = workload_runs.in_own_process
     monkeypatch.setattr(workload_runs, "in_own_process", interrupted)
     with pytest.raises(KeyboardInterrupt):
         workload_runs.run(Plan(("short",), ("1m",)), tmp_path / "loop.json", Console(file=io.StringIO()))
