@@ -49,7 +49,7 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         asyncrl, trl: what each side reached; no ``trl`` if no peer was asked for.
         ratio: the median of asyncrl over that of the peer.
-        idle: shares of asyncrl's training time in which each of its sides did nothing, over all its steps; medians.
+        idle: shares of asyncrl's training time in which each of its sides did nothing, over the measured steps; medians.
     """
 
     asyncrl: SideResult
@@ -189,27 +189,34 @@ class _OwnRun(msgspec.Struct, frozen=True):
     idle: IdleShares
 
 
-class _StepTimes(LiveView):
-    """A live view that remembers when each training step ended, in seconds of a monotonic clock."""
+class _Steps(LiveView):
+    """A live view that remembers its training steps, and when each was over, in seconds of a monotonic clock."""
 
     def __init__(self, console: Console, name: str) -> None:
         super().__init__(console, name)
-        self.ended: dict[int, float] = {}
+        self.done: list[tuple[float, Progress]] = []
 
     def update(self, progress: Progress) -> None:
         """Show the newest training step."""
-        self.ended[progress.step] = time.monotonic()
+        self.done.append((time.monotonic(), progress))
         super().update(progress)
 
 
 def _train(recipe: Recipe, steps: int) -> _OwnRun:
-    view = _StepTimes(Console(), recipe.name)
+    view = _Steps(Console(), recipe.name)
     folder, summary, totals = launch_here(recipe, view)
     if summary.status is not Status.COMPLETED:
         raise ComponentFailed(f"{recipe.name} failed: {summary.reason}; see {folder.logs}")
-    seconds = view.ended[WARM_UP_STEPS + steps] - view.ended[WARM_UP_STEPS]
+    (began, _), *measured = view.done[WARM_UP_STEPS - 1 : WARM_UP_STEPS + steps]
+    ended = [end for end, _ in measured]
+    seconds = ended[-1] - began
+    shares = [(end - start) / seconds for start, end in zip([began, *ended[:-1]], ended, strict=True)]
+    idle = IdleShares(
+        sum(share * step.idle_generators for share, (_, step) in zip(shares, measured, strict=True)),
+        sum(share * step.idle_learner for share, (_, step) in zip(shares, measured, strict=True)),
+    )
     episodes = steps * recipe.batch.groups_per_step * recipe.batch.group_size
-    return _OwnRun(episodes / seconds, totals.tokens_trained / totals.trajectories, summary.idle)
+    return _OwnRun(episodes / seconds, totals.tokens_trained / totals.trajectories, idle)
 
 
 def view(results: Mapping[str, Mapping[str, WorkloadResult]]) -> Table:
