@@ -13,7 +13,7 @@ import msgspec
 from mlflow import MlflowClient
 from rich.console import Console
 
-from asyncrl.bench.own_process import Interrupted, in_own_process, launch_here
+from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process, launch_here
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import compose
@@ -187,7 +187,7 @@ def run(json_file: Path, console: Console, settings: LearningSettings | None = N
         console.print(f"Run {number} of {len(missing)}: {row.title}, seed {seed}", markup=False, highlight=False)
         try:
             done = in_own_process(_measure, row, seed, settings, model)
-        except Interrupted:
+        except MeasurementInterrupted:
             raise KeyboardInterrupt from None
         except Exception as error:  # noqa: BLE001 - whatever the run's process died of is recorded as its failure
             done = LearningRun(row.name, seed, failure=f"{type(error).__name__}: {error}")

@@ -16,12 +16,12 @@ from asyncrl.run.totals import SavedTotals
 Answer = TypeVar("Answer")
 
 
-class Interrupted(Exception):
+class MeasurementInterrupted(Exception):
     """The user stopped a run."""
 
 
 def in_own_process(work: Callable[..., Answer], *arguments: object) -> Answer:
-    """What ``work`` returns or raises in a fresh process. A run in it keeps its own deadlines.
+    """Return or raise what ``work`` returns or raises in a fresh process. A run in it keeps its own deadlines.
 
     Raises:
         BrokenProcessPool: the process died.
@@ -34,7 +34,7 @@ def launch_here(recipe: Recipe, view: LiveView) -> tuple[RunFolder, Summary, Sav
     """Launch a run in this process, logging to its folder.
 
     Raises:
-        Interrupted: the user stopped it.
+        MeasurementInterrupted: the user stopped it.
     """
     folder = RunFolder.create(recipe)
     log = folder.logs / "driver.log"
@@ -42,5 +42,5 @@ def launch_here(recipe: Recipe, view: LiveView) -> tuple[RunFolder, Summary, Sav
     with folder.driven(), view:
         summary, totals = launch(recipe, folder, view)
     if summary.status is Status.INTERRUPTED:
-        raise Interrupted
+        raise MeasurementInterrupted
     return folder, summary, totals

@@ -23,7 +23,7 @@ _LINES_SHOWN = 3
 
 
 class PeerDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What a peer is to train on, and with which limits.
+    """The work of a peer: on what it trains, and with which limits.
 
     Attributes:
         model: a Hugging Face folder.
@@ -55,7 +55,7 @@ class PeerDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a peer measured.
+    """The measurement of a peer.
 
     Attributes:
         trajectories_per_s: episodes trained a second.

@@ -1,4 +1,4 @@
-"""What a scripted model says, and the sizes that it comes in; :mod:`asyncrl.bench.scripted_model` makes one. Needs no torch."""
+"""The scripts and sizes of scripted models; :mod:`asyncrl.bench.scripted_model` makes such a model. Needs no torch."""
 
 from collections.abc import Mapping, Sequence
 
@@ -37,7 +37,7 @@ Turn = Sequence[Sequence[str]]
 
 
 class Script(msgspec.Struct, frozen=True):
-    """What the model says. Every token stands at one place only; all turns end with ``END``, which is not written here.
+    """The turns of a model. Every token stands at one place only; all turns end with ``END``, which is not written here.
 
     Attributes:
         call: a turn that calls a tool.

@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from asyncrl.bench.own_process import Interrupted, in_own_process, launch_here
+from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process, launch_here
 from asyncrl.bench.peer import PEERS, PeerDescription, peer_python, run_peer
 from asyncrl.bench.peers import workload_tools
 from asyncrl.bench.script import SIZES
@@ -23,14 +23,14 @@ from asyncrl.bench.workloads import GROUP_SIZE, LEARNING_RATE, WARM_UP_STEPS, WO
 from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.live_view import LiveView
-from asyncrl.run.progress import Progress
+from asyncrl.run.progress import RunProgress
 from asyncrl.run.summary import IdleShares, Status
 
 ALL = "all"
 
 
 class SideResult(msgspec.Struct, frozen=True):
-    """What one side reached.
+    """The speed that one side reached.
 
     Attributes:
         trajectories_per_s: median over the repetitions.
@@ -44,18 +44,20 @@ class SideResult(msgspec.Struct, frozen=True):
 
 
 class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload with one model.
+    """The result of one workload with one model.
 
     Attributes:
         asyncrl, trl: what each side reached; no ``trl`` if no peer was asked for.
         ratio: the median of asyncrl over that of the peer.
         idle: shares of asyncrl's training time in which each of its sides did nothing, over the measured steps; medians.
+        bottleneck: what asyncrl says about that at the end of the measured steps of the last repetition.
     """
 
     asyncrl: SideResult
     trl: SideResult | msgspec.UnsetType = msgspec.UNSET
     ratio: float | msgspec.UnsetType = msgspec.UNSET
     idle: IdleShares
+    bottleneck: str
 
 
 Results = dict[str, dict[str, WorkloadResult]]
@@ -63,7 +65,7 @@ Results = dict[str, dict[str, WorkloadResult]]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What is measured.
+    """The measurements that a command asks for.
 
     Attributes:
         workloads, models: names.
@@ -144,7 +146,7 @@ def _measure(plan: Plan, workload: Workload, model: str, folder: Path, console: 
         console.print(f"{where}: asyncrl", markup=False, highlight=False)
         try:
             ours.append(in_own_process(_train, checked, workload.steps))
-        except Interrupted:
+        except MeasurementInterrupted:
             raise KeyboardInterrupt from None
     idle = [each.idle for each in ours]
     own = _side([(each.trajectories_per_s, each.sampled_tokens) for each in ours])
@@ -154,6 +156,7 @@ def _measure(plan: Plan, workload: Workload, model: str, folder: Path, console: 
         trl=peer,
         ratio=own.trajectories_per_s / peer.trajectories_per_s if isinstance(peer, SideResult) else msgspec.UNSET,
         idle=IdleShares(statistics.median(each.generators for each in idle), statistics.median(each.learner for each in idle)),
+        bottleneck=ours[-1].bottleneck,
     )
 
 
@@ -163,7 +166,7 @@ def _side(runs: Sequence[tuple[float, float]]) -> SideResult:
 
 
 def describe(workload: Workload, material: Material) -> PeerDescription:
-    """What a peer is given."""
+    """The description of a workload that a peer is given."""
     return PeerDescription(
         model=str(material.model),
         tasks=str(material.tasks),
@@ -182,11 +185,12 @@ def describe(workload: Workload, material: Material) -> PeerDescription:
 
 
 class _OwnRun(msgspec.Struct, frozen=True):
-    """One run of asyncrl."""
+    """The outcome of one run of asyncrl."""
 
     trajectories_per_s: float
     sampled_tokens: float
     idle: IdleShares
+    bottleneck: str
 
 
 class _Steps(LiveView):
@@ -194,9 +198,9 @@ class _Steps(LiveView):
 
     def __init__(self, console: Console, name: str) -> None:
         super().__init__(console, name)
-        self.done: list[tuple[float, Progress]] = []
+        self.done: list[tuple[float, RunProgress]] = []
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: RunProgress) -> None:
         """Show the newest training step."""
         self.done.append((time.monotonic(), progress))
         super().update(progress)
@@ -216,7 +220,7 @@ def _train(recipe: Recipe, steps: int) -> _OwnRun:
         sum(share * step.idle_learner for share, (_, step) in zip(shares, measured, strict=True)),
     )
     episodes = steps * recipe.batch.groups_per_step * recipe.batch.group_size
-    return _OwnRun(episodes / seconds, totals.tokens_trained / totals.trajectories, idle)
+    return _OwnRun(episodes / seconds, totals.tokens_trained / totals.trajectories, idle, measured[-1][1].bottleneck)
 
 
 def view(results: Mapping[str, Mapping[str, WorkloadResult]]) -> Table:

@@ -36,7 +36,7 @@ _CHOICES = 10
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload.
+    """A kind of task, with its model and its limits.
 
     Attributes:
         name: as the command line and the result call it.
@@ -65,7 +65,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
 
     def tasks(self, seed: int = 0) -> list[dict[str, str]]:
-        """Tasks for training and, at the end, for evaluation: what a line of their file holds."""
+        """The rows of the task files: ``TASKS`` for training, then ``EVALUATION_TASKS`` for evaluation."""
         generator = random.Random(f"{self.name} {seed}")
         return [
             {"id": str(index), "prompt": self.question.format(generator.randint(10, 99), generator.randint(10, 99))}
@@ -74,7 +74,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Material(msgspec.Struct, frozen=True):
-    """What both sides are given, as paths.
+    """The files that both sides are given.
 
     Attributes:
         model: a Hugging Face folder.
@@ -138,7 +138,7 @@ def recipe(workload: Workload, model: str, material: Material, overrides: Sequen
     for key in _SHARED:
         if getattr(checked, key) != getattr(plain, key):
             raise RecipeError(key, "an override changes what every trainer is given alike", "override the other sections only")
-    return msgspec.structs.replace(checked, steps=checked.steps + checked.buffer.pipeline_depth + 1)
+    return msgspec.structs.replace(checked, steps=checked.steps + checked.buffer.largest_depth + 1)
 
 
 def _numbers(place: int) -> tuple[str, ...]:

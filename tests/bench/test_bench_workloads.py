@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers import Qwen3ForCausalLM
 
 from asyncrl.bench import peer, peers, workload_runs
-from asyncrl.bench.own_process import Interrupted
+from asyncrl.bench.own_process import MeasurementInterrupted
 from asyncrl.bench.peer import PeerDescription, PeerFailed, PeerResult, peer_python, run_peer
 from asyncrl.bench.peers import workload_tools
 from asyncrl.bench.peers.workload_tools import MEAN_S, OUTLIER_S, PAGE_WORDS, call_seconds, read_page, turn_reward
@@ -213,7 +213,7 @@ def measured(monkeypatch):
             return Material(folder / "model", folder / "train.jsonl", folder / "evaluation.jsonl")
         ran.append("asyncrl")
         rate = rates[ran.count("asyncrl") - 1]
-        return workload_runs._OwnRun(rate, 56.0, IdleShares(generators=rate / 100, learner=0.1))
+        return workload_runs._OwnRun(rate, 56.0, IdleShares(generators=rate / 100, learner=0.1), f"run {rate:g}")
 
     def run_of_peer(name, *_):
         ran.append(name)
@@ -232,6 +232,7 @@ def test_the_sides_take_turns_and_medians_are_written(tmp_path, measured):
     assert written["trl"]["trajectories_per_s"] == 20.0
     assert written["ratio"] == 3.0
     assert written["idle"] == {"generators": 0.6, "learner": 0.1}
+    assert written["bottleneck"] == "run 60"
     assert workload_runs.view(results).row_count == 1
 
 
@@ -241,13 +242,13 @@ def test_without_a_peer_there_is_no_ratio(tmp_path, measured):
     assert measured == ["asyncrl"] * 2
     written = json.loads((tmp_path / "loop.json").read_bytes())["short"]
     assert set(written) == {"1m", "6m"}
-    assert all(set(result) == {"asyncrl", "idle"} for result in written.values())
+    assert all(set(result) == {"asyncrl", "idle", "bottleneck"} for result in written.values())
 
 
 def test_a_run_that_the_user_stops_stops_the_benchmark(tmp_path, measured, monkeypatch):
     def interrupted(work, *arguments):
         if work is workload_runs._train:
-            raise Interrupted
+            raise MeasurementInterrupted
         return play(work, *arguments)
 
     play = workload_runs.in_own_process
