@@ -73,7 +73,7 @@ def test_models_have_about_the_size_they_are_called_by(tmp_path, size, millions)
 
 @EVERY_WORKLOAD
 def test_the_model_plays_by_its_script(workload, materials):
-    async def play() -> tuple[int, int, int]:
+    async def play() -> tuple[int, int, int, int]:
         environment = workload.environment()
         observation = await environment.reset(Task(id="0", prompt=workload.tasks()[0]["prompt"]))
         row = await chat.prompt(observation.messages, observation.tools)
@@ -92,21 +92,24 @@ def test_the_model_plays_by_its_script(workload, materials):
             assert not result.done
             row = row + await chat.delta(result.observation.messages)
         assert len(row) < workload.max_context
-        return prompt, len(sampled), sum(map(len, sampled))
+        return prompt, len(sampled), sum(map(len, sampled)), len(row)
 
     torch.manual_seed(0)
     model = Qwen3ForCausalLM.from_pretrained(materials[workload.name].model)
     chat = ChatFormat.load(str(materials[workload.name].model))
     if workload.name == "slow":
         workload = msgspec.structs.replace(workload, environment=_Hurried)
-    prompt, turns, sampled = asyncio.run(play())
+    if workload.name == "turns":
+        workload = msgspec.structs.replace(workload, max_turns=2)
+    prompt, turns, sampled, tokens = asyncio.run(play())
     match workload.name:
         case "short":
             assert prompt < 60
             assert sampled == 8 * (turns - 1) + 4
         case "turns":
-            assert turns == 8
-            assert sampled == 240
+            assert (turns, sampled) == (2, 60)
+            page = (tokens - prompt - sampled) // turns
+            assert 1450 < prompt + 8 * 30 + 7 * page < 1550
         case _:
             assert 180 < prompt < 220
             assert (turns, sampled) == (2, 56)
