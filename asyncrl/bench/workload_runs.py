@@ -143,11 +143,13 @@ def _measure(plan: Plan, workload: Workload, model: str, folder: Path, console: 
             console.print(f"{where}: {plan.peer}", markup=False, highlight=False)
             result = run_peer(plan.peer, describe(workload, material), folder)
             theirs.append((result.trajectories_per_s, result.sampled_tokens))
+            console.print(f"{where}: {plan.peer} {result.trajectories_per_s:.2f} trajectories/s", markup=False, highlight=False)
         console.print(f"{where}: asyncrl", markup=False, highlight=False)
         try:
             ours.append(in_own_process(_train, checked, workload.steps))
         except MeasurementInterrupted:
             raise KeyboardInterrupt from None
+        console.print(f"{where}: asyncrl {ours[-1].trajectories_per_s:.2f} trajectories/s", markup=False, highlight=False)
     idle = [each.idle for each in ours]
     own = _side([(each.trajectories_per_s, each.sampled_tokens) for each in ours])
     peer = _side(theirs) if theirs else msgspec.UNSET
