@@ -1,8 +1,10 @@
 """Small models, batches and recipes that the learner's tests share."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from loss_samples import decoupled_ppo
@@ -19,7 +21,7 @@ from transformers import (
 
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import PayloadRef
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import EnvironmentConfig, LearnerConfig, ModelConfig, Recipe, SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
@@ -67,8 +69,9 @@ def make_model(folder: Path, architecture: str = "qwen3", **overrides: Any) -> P
 
 
 def untimed(readings: dict[str, float]) -> dict[str, float]:
-    """The readings but those that are never the same twice."""
-    return {name: value for name, value in readings.items() if name not in ("learner/step_seconds", "learner/tflops_per_rank")}
+    """The readings but those that are never the same twice, or depend on the layout."""
+    other = ("learner/step_seconds", "learner/tflops_per_rank", "learner/tokens_computed")
+    return {name: value for name, value in readings.items() if name not in other}
 
 
 def tensors_of(model: torch.nn.Module, kind: str = "data") -> dict[str, np.ndarray]:
@@ -101,9 +104,19 @@ def make_recipe(folder: Path, *, tensor: int = 1, pipeline: int = 1, data: int =
 
 
 def make_row(
-    group: int, sample: int, prompt: int, completion: int, versions: tuple[int, ...], reward: float, temperature: float = 0.8
+    group: int,
+    sample: int,
+    prompt: int,
+    completion: int,
+    versions: tuple[int, ...],
+    reward: float,
+    temperature: float = 0.8,
+    alike: int = 0,
 ) -> Trajectory:
-    """A prompt, a sampled turn, two tokens of a tool and another sampled turn; ``versions`` sampled equal parts of each turn."""
+    """A prompt, a sampled turn, two tokens of a tool and another sampled turn; ``versions`` sampled equal parts of each turn.
+
+    The first ``alike`` tokens are those of every row of the group.
+    """
     random = np.random.default_rng(1000 * group + sample)
     length = prompt + 2 * completion + 2
     mask = np.zeros(length, bool)
@@ -116,12 +129,14 @@ def make_row(
         spans += [VersionSpan(a, b, PolicyVersion(v)) for a, b, v in zip(cuts, cuts[1:], versions, strict=False) if b > a]
         if start == prompt:
             spans.append(VersionSpan(start + completion, start + completion + 2, NOT_SAMPLED))
+    token_ids = random.integers(0, VOCABULARY, length)
+    token_ids[:alike] = np.random.default_rng(group).integers(0, VOCABULARY, alike)
     return Trajectory(
         task_id=TaskId(f"task-{group}"),
         group_id=GroupId(group),
         sample_index=sample,
         attempt=0,
-        token_ids=random.integers(0, VOCABULARY, length).astype(np.int32),
+        token_ids=token_ids.astype(np.int32),
         logprobs=np.where(mask, random.uniform(-6, -3, length), 0).astype(np.float32),
         loss_mask=mask,
         version_spans=tuple(spans),
@@ -145,28 +160,52 @@ def assemble(shards_by_rank):
 
 
 def make_batch(version: int = 5, oldest: int = 4) -> tuple[Batch, dict[tuple[GroupId, int], Trajectory]]:
-    """Three groups of four rows of 9 to 36 tokens, sampled by versions 3 to 5: those of 3 are too old."""
+    """Three groups of four rows of 9 to 36 tokens, sampled by versions 3 to 5: those of 3 are too old.
+
+    The rows of the second group have one prompt, and those of the third another.
+    """
     random = np.random.default_rng(0)
-    rows, records = {}, []
-    for group in range(3):
+    rows = []
+    for group, alike in enumerate((0, 9, 8)):
         for sample in range(4):
             prompt, completion = int(random.integers(3, 11)), int(random.integers(2, 13))
-            row = make_row(group, sample, prompt, completion, ((3, 4, 5), (5,), (4, 5))[sample % 3], float(random.integers(0, 2)))
-            sampled = row.versions()[row.loss_mask]
-            records.append(
-                BatchRow(
-                    group_id=row.group_id,
-                    task_id=row.task_id,
-                    sample_index=sample,
-                    length=len(row),
-                    sampled=((PolicyVersion(version), len(sampled)),),
-                    stop_reason=row.stop_reason,
-                    loss_tokens=int((sampled >= oldest).sum()),
-                    reward=row.reward,
-                    committed_version=PolicyVersion(version),
-                    weight=1.0,
-                    payload=NO_PAYLOAD,
-                )
+            versions, reward = ((3, 4, 5), (5,), (4, 5))[sample % 3], float(random.integers(0, 2))
+            rows.append(make_row(group, sample, alike or prompt, completion, versions, reward, alike=alike))
+    return batch_of(rows, version, oldest)
+
+
+def batch_of(
+    rows: Sequence[Trajectory], version: int = 5, oldest: int = 4
+) -> tuple[Batch, dict[tuple[GroupId, int], Trajectory]]:
+    """A batch of these rows, and the rows by their names."""
+    records = []
+    for row in rows:
+        sampled = row.versions()[row.loss_mask]
+        record = TrajectoryRecord.of(row, NO_PAYLOAD)
+        records.append(
+            BatchRow(
+                group_id=row.group_id,
+                task_id=row.task_id,
+                sample_index=row.sample_index,
+                length=len(row),
+                sampled=((PolicyVersion(version), len(sampled)),),
+                stop_reason=row.stop_reason,
+                loss_tokens=int((sampled >= oldest).sum()),
+                reward=row.reward,
+                committed_version=PolicyVersion(version),
+                weight=1.0,
+                payload=NO_PAYLOAD,
+                prompt_length=record.prompt_length,
+                prompt_checksums=record.prompt_checksums,
             )
-            rows[row.group_id, sample] = row
-    return Batch(PolicyVersion(version), PolicyVersion(oldest), tuple(records)), rows
+        )
+    names = {(row.group_id, row.sample_index): row for row in rows}
+    return Batch(PolicyVersion(version), PolicyVersion(oldest), tuple(records)), names
+
+
+def separate(
+    batch: Batch, rows: Mapping[tuple[GroupId, int], Trajectory]
+) -> tuple[Batch, Mapping[tuple[GroupId, int], Trajectory]]:
+    """The same rows, whose records do not tell what they share: none shares its beginning with another."""
+    records = tuple(msgspec.structs.replace(record, prompt_length=0, prompt_checksums=()) for record in batch.rows)
+    return msgspec.structs.replace(batch, rows=records), rows
