@@ -481,7 +481,7 @@ ALWAYS = (
     BufferMachine.the_pace_holds,
     BufferMachine.under_wait_nothing_is_lost_and_what_must_be_trained_fits,
 )
-BufferMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+BufferMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestBuffer = BufferMachine.TestCase
 
 

@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 from crash_run import stream
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_buffers import buffer_of, restored
 from test_crash import RECIPES, recipe
@@ -65,7 +65,6 @@ def some_command(chance, buffer, tickets):
     )
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), name=st.sampled_from([*RECIPES, "few failures"]), cut=st.integers(0, 249))
 def test_a_replay_is_the_same_buffer_to_the_byte_whatever_failed(seed, name, cut):
     used = FEW_FAILURES if name == "few failures" else RECIPES[name]

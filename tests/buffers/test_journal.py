@@ -51,7 +51,7 @@ operations = st.lists(
 
 
 @given(operations, st.integers(1, 300))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_recovery_is_the_last_snapshot_and_what_was_appended_since(tmp_path_factory, operations, segment_bytes):
     folder = tmp_path_factory.mktemp("journal")
     journal, _ = open_journal(folder, segment_bytes)
@@ -127,7 +127,6 @@ def test_wherever_the_last_write_was_torn_all_before_it_is_found(tmp_path, befor
 
 
 @given(st.data())
-@settings(deadline=None)
 def test_a_damaged_byte_is_cut_at_the_end_and_refused_elsewhere(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("journal")
     records = [b"%d" % n * 7 for n in range(6)]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_disk import filled, mounted
 
@@ -60,7 +60,6 @@ def test_what_a_tool_does_to_the_umask_does_not_close_the_files(folder):
     segment_bytes=st.integers(1, 1000),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None)
 def test_what_is_written_is_read_in_any_order(tmp_path_factory, appends, segment_bytes, seed):
     folder = tmp_path_factory.mktemp("payload")
     appending, reading = writer(folder, segment_bytes=segment_bytes, shard=3), PayloadReader(folder)

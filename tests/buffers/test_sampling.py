@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.errors import RecipeError
@@ -72,7 +72,6 @@ def ready_groups(draw, min_size=1, max_size=12):
 
 
 @pytest.mark.parametrize("kind", SAMPLERS, ids=str)
-@settings(deadline=None)
 @given(ready_groups(), st.data())
 def test_n_different_ready_groups_the_same_for_the_same_seed_and_consumed_with_their_last_use(kind, groups, data):
     n, version, seed = data.draw(st.integers(0, len(groups))), data.draw(st.integers(8, 20)), data.draw(st.integers(0, 99))
@@ -123,7 +122,6 @@ def outcomes(sampler, ready, n, version):
         yield sampler.sample(ready, n, version, probe), Fraction(until - begin, probe.total)
 
 
-@settings(deadline=None)
 @given(ready_groups(min_size=2), st.data())
 def test_prioritised_weights_make_the_mean_of_the_sample_an_unbiased_estimate(groups, data):
     n = data.draw(st.integers(1, len(groups)))
@@ -140,7 +138,6 @@ def test_prioritised_weights_make_the_mean_of_the_sample_an_unbiased_estimate(gr
     assert estimate == pytest.approx(sum(values.values()) / len(values), abs=1e-9)
 
 
-@settings(deadline=None)
 @given(ready_groups(min_size=3, max_size=8), st.data())
 def test_prioritised_includes_in_proportion_to_priority_capped_at_one(groups, data):
     n = data.draw(st.integers(1, len(groups) - 1))

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.recipe.schema import BatchConfig, BufferConfig
@@ -83,7 +83,6 @@ def test_demands(version, live, demands):
     assert make_policy(groups=2, max_staleness=2, on_stale="mask").demands(version, live) == []
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), depth=st.integers(0, 3), slack=st.integers(0, 3), groups=st.integers(1, 4))
 def test_what_must_be_trained_always_fits_and_meeting_it_is_enough(seed, depth, slack, groups):
     """Groups are issued by a pace that may change at any time, and trained in any order that meets the demands: none ever crosses

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.errors import RecipeError
@@ -120,7 +120,6 @@ def test_only_line_feeds_end_lines(tmp_path):
     assert tasks_of(read(path))[0].prompt == "a\u2028b\u0085c"
 
 
-@settings(deadline=None)
 @given(st.lists(st.fixed_dictionaries({"prompt": st.text(), "n": st.integers(-(2**63), 2**63 - 1), "x": st.none() | st.text()})))
 def test_any_text_comes_through_json_and_parquet(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("rows")

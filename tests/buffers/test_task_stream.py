@@ -49,14 +49,12 @@ sources = st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 100)), min_size=
 )
 
 
-@settings(deadline=None)
 @given(sizes, st.text())
 def test_a_permutation_holds_every_number_once(size, key):
     permutation = Permutation(size, key)
     assert sorted(permutation[position] for position in range(size)) == list(range(size))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10**12), st.text(), st.data())
 def test_a_permutation_of_any_size_is_asked_at_any_position(size, key, data):
     positions = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20, unique=True))
@@ -86,7 +84,6 @@ def test_neighbours_are_torn_apart():
     assert sum(steps) / len(steps) == pytest.approx(size / 3, rel=0.03)  # the mean distance of two random numbers
 
 
-@settings(deadline=None)
 @given(sources, st.integers(0, 2**31 - 1))
 def test_each_source_gives_every_task_once_an_epoch(drawn, seed):
     stream = TaskStream(drawn, seed)
@@ -116,7 +113,6 @@ def test_the_order_within_a_source_does_not_depend_on_the_others():
     assert drawn[:20] == alone
 
 
-@settings(deadline=None)
 @given(weights, st.integers(1, 400))
 def test_at_every_moment_each_source_is_within_one_draw_of_its_share(drawn_weights, draws):
     stream = TaskStream([source(f"s{index}", 3, weight) for index, weight in enumerate(drawn_weights)], seed=0)
@@ -129,7 +125,6 @@ def test_at_every_moment_each_source_is_within_one_draw_of_its_share(drawn_weigh
             assert abs(counts[f"s{index}"] - share) <= 1 + draw * len(drawn_weights) * Fraction(1, 2**31)
 
 
-@settings(deadline=None)
 @given(sources, st.integers(0, 99), st.integers(0, 120), st.booleans())
 def test_a_restored_stream_goes_on_as_if_never_stopped(drawn, seed, stop, with_curriculum):
     def fresh():
@@ -173,7 +168,6 @@ def test_rewards_move_the_shares_through_the_curriculum():
     TaskStream([source("a", 5)], seed=0).observe("a", [1.0])  # without a curriculum nobody listens
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0, 7.0]), min_size=3, max_size=3).filter(any), min_size=1, max_size=50))
 def test_a_source_of_weight_zero_is_never_drawn(schedule):
     class Scheduled(Follower):
@@ -223,7 +217,7 @@ def test_a_source_is_called_by_the_end_of_its_path(paths, names):
     assert source_names([TaskFile(path=path) for path in paths], "tasks.train") == names
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.lists(st.sampled_from("abc"), min_size=1, max_size=4), st.sampled_from(["", "x"])), max_size=8))
 def test_names_of_different_sources_differ(drawn):
     files = [

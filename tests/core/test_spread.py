@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.spread import SPREAD_TOLERANCE, has_spread
@@ -31,14 +31,12 @@ def test_spread_counts_above_the_tolerance_of_the_largest(values, expected):
     assert has_spread(values) == has_spread(values[::-1]) == expected
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=12), st.randoms())
 def test_the_order_of_a_sum_is_no_spread(terms, random):
     shuffled = random.sample(terms, len(terms))
     assert not has_spread((sum(terms), sum(shuffled), math.fsum(terms)))
 
 
-@settings(deadline=None)
 @given(st.floats(-1e9, 1e9), st.floats(2, 1e6))
 def test_what_is_twice_the_tolerance_apart_is_spread(value, times):
     assert has_spread((value, value + times * SPREAD_TOLERANCE * max(1.0, abs(value))))

@@ -56,7 +56,7 @@ def tool_of(text: str) -> ToolSpec:
 
 
 @EACH_FAMILY
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_prompt_has_the_control_tokens_of_its_template_whatever_it_says(family: str, data: st.DataObject) -> None:
     chat, say = chat_of(family), data.draw
@@ -69,7 +69,7 @@ def test_a_prompt_has_the_control_tokens_of_its_template_whatever_it_says(family
 
 
 @EACH_FAMILY
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_history_has_the_control_tokens_of_its_template_and_of_the_model(family: str, data: st.DataObject) -> None:
     """The model's own tokens stay what they are, control tokens among them."""
@@ -85,7 +85,7 @@ def test_a_history_has_the_control_tokens_of_its_template_and_of_the_model(famil
 
 
 @pytest.mark.parametrize("family", LOSSLESS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_what_a_message_says_is_still_all_there(family: str, data: st.DataObject) -> None:
     chat, text = chat_of(family), data.draw(hostile(family).filter(lambda text: RESERVED not in text))
@@ -94,7 +94,7 @@ def test_what_a_message_says_is_still_all_there(family: str, data: st.DataObject
 
 
 @EACH_FAMILY
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_text_without_control_tokens_is_tokenized_as_the_tokenizer_does_it(family: str, data: st.DataObject) -> None:
     chat = chat_of(family)

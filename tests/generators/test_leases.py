@@ -11,7 +11,7 @@ from generators.leases import Lease, Leases
 MAX_RUNNING, GROUP_SIZE = 5, 2
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_room_and_holdings_follow_what_is_played_settled_and_given_up(data: st.DataObject) -> None:
     """Work is a task that waits; the model beside it is the set of (lease, sample) that play and that are unsettled."""

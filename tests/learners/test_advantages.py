@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.recipe.algorithm import (
@@ -140,7 +140,6 @@ def test_gpg_makes_up_for_groups_without_spread():
     assert advantages_of([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]], GpgAdvantage()) == [[1.5, -1.5], [0.0, 0.0], [0.0, 0.0]]
 
 
-@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=7), st.integers(2, 5))
 def test_pass_at_k_is_the_mean_over_every_set_an_episode_is_in(succeeded, k):
     values = torch.tensor([float(one) for one in succeeded])
@@ -155,7 +154,6 @@ def test_pass_at_k_is_the_mean_over_every_set_an_episode_is_in(succeeded, k):
     assert result == pytest.approx([np.mean(one) for one in of_each])
 
 
-@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_max_rl_averages_the_scores_of_successes_less_those_of_all(succeeded, random):
     """The paper's estimator, of scores that are just numbers here: the mean over successes less the mean over everybody."""
@@ -173,7 +171,6 @@ def test_max_rl_weighs_rare_successes_more():
     ]
 
 
-@settings(deadline=None)
 @given(GROUPS)
 def test_the_best_of_a_group_is_credited_with_what_the_group_would_lose_without_it(groups):
     for group, result in zip(groups, advantages_of(groups, BestOfGroupAdvantage()), strict=True):

@@ -52,7 +52,7 @@ def loss_and_gradient(rows, config, divisor):
     return outcome.loss.item(), theta.grad.split([len(row.tokens) for row in rows])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     rows_of_tokens(min_rows=2, max_rows=6),
     st.sampled_from(KINDS),
@@ -79,7 +79,6 @@ def test_parts_of_a_batch_add_up_to_it(rows, kind, loss, correction, random):
         torch.testing.assert_close(gradients[number], gradient, rtol=1e-5, atol=1e-6)
 
 
-@settings(deadline=None)
 @given(rows_of_tokens(max_rows=6))
 def test_each_kind_is_what_its_name_says(rows):
     """The loss is ``-A * logp``, without any correction."""

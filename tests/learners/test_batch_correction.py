@@ -27,7 +27,6 @@ def outliers(log_ratios, masks, upper, cuts=()):
     ).tolist()
 
 
-@settings(deadline=None)
 @given(LOG_RATIOS, UPPER, st.sets(st.integers(0, 12)))
 def test_a_second_moment_leaves_out_the_fewest_of_the_largest(tokens, upper, cuts):
     log_ratios, masks = map(list, zip(*tokens, strict=True))
@@ -58,7 +57,7 @@ def test_what_a_second_moment_leaves_out_is_rejected():
     assert found.rejected.tolist() == [False, True]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(rows_of_tokens(), min_size=1, max_size=3), st.sampled_from(["token", "segment", "sequence"]))
 def test_normalised_weights_have_a_mean_of_one_over_what_they_weigh(parts, level):
     """Tokens, turns or rows of the whole batch, in Python; each part is a rank's."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.batch import Batch, BatchRow
@@ -26,7 +26,6 @@ def flat(rows):
     return torch.tensor([value for row in rows for value in row], dtype=torch.float64)
 
 
-@settings(deadline=None)
 @given(ROWS, st.sampled_from([1.0, 0.9, 0.0]))
 def test_a_turn_is_credited_with_what_came_from_it_on(rows, discount):
     expected = [
@@ -47,7 +46,6 @@ def test_turns_are_compared_in_the_same_place_of_the_same_group():
     assert len(set(groups.tolist())) == 3
 
 
-@settings(deadline=None)
 @given(ROWS, st.sampled_from([1.0, 0.9]), st.sampled_from([1.0, 0.95, 0.0]), st.randoms(use_true_random=False))
 def test_generalised_advantages_are_those_of_a_loop_backwards(rows, discount, smoothing, random):
     values = [[random.uniform(-2, 2) for _ in row] for row in rows]

@@ -204,7 +204,7 @@ def loss_of(rows, config, denominator, singled=None):
     return theta, outcome
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(rows_of_tokens(), st.sampled_from(list(LOSSES)), st.sampled_from(CORRECTIONS), st.data())
 def test_every_loss_with_every_correction_is_the_sum_of_its_terms(rows, name, correction, data):
     config = decoupled_ppo(loss=LOSSES[name], correction=correction)
@@ -227,7 +227,7 @@ def far_from_the_divergence_edge(rows, config):
 SMOOTH = [name for name in LOSSES if name not in ("cispo", "dppo_tv", "dppo_kl", "gspo", "clip_cov", "reinforce")]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(rows_of_tokens(), st.sampled_from(SMOOTH))
 def test_gradients_are_the_differences_of_the_formula(rows, name):
     config = decoupled_ppo(loss=LOSSES[name], correction=PLAIN)
@@ -256,7 +256,7 @@ def nudge(rows, number, at, shift):
     return [*rows[:number], msgspec.structs.replace(rows[number], tokens=tuple(tokens)), *rows[number + 1 :]]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(rows_of_tokens())
 def test_a_row_of_gspo_has_the_gradient_of_the_geometric_mean(rows):
     """Summed over the row; each token of the straight-through form has as much of it as any other."""
@@ -286,7 +286,7 @@ def one_token(theta, advantage, loss, behaviour=-1.0, correction=PLAIN, stalenes
     return logp.grad.item(), outcome
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(rows_of_tokens(), st.sampled_from(list(LOSSES)))
 def test_where_the_policy_is_its_anchor_every_loss_is_plain_reinforce(rows, name):
     """What :mod:`asyncrl.core.recipe.inert` tells at launch."""
@@ -381,7 +381,7 @@ def test_what_is_left_out_adds_nothing_to_the_rest_of_its_row(name, correction):
     assert of_entropy_with == pytest.approx([of_entropy[0], 0.0, of_entropy[1]])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(rows_of_tokens())
 def test_gmpo_weighs_each_token_within_its_mean(rows):
     """Weight times ratio is the ratio to the policy that sampled, token by token, and so is their geometric mean."""

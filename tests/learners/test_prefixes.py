@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import rank_side
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from learner_samples import assemble, batch_of, make_model, make_recipe, make_row, separate, untimed
 from loss_samples import decoupled_ppo
@@ -70,7 +70,6 @@ def rows_of(part):
     ]
 
 
-@settings(deadline=None)
 @given(groups(), st.integers(1, 4))
 def test_segments_put_together_are_the_rows(rows, multiple):
     plain, part = (packed(rows, multiple, share_prefixes=share) for share in (False, True))
@@ -96,7 +95,6 @@ def test_segments_put_together_are_the_rows(rows, multiple):
     )
 
 
-@settings(deadline=None)
 @given(st.integers(2, 9), st.integers(0, 300), st.integers(0, 80), st.data())
 def test_records_promise_at_least_half_of_what_rows_share_and_never_more(size, alike, extra, data):
     prompts = [alike + data.draw(st.integers(0, extra)) for _ in range(size)]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import uvloop
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.buffer_statistics import BufferStatistics, GroupState, HeldGroups, LedgerCounts, StaleTokens
@@ -345,7 +345,6 @@ class Sending(asyncio.Transport):
         return False
 
 
-@settings(deadline=None)
 @given(frames=st.lists(st.binary(max_size=300)), cuts=st.lists(st.integers(0, 3000)))
 def test_frames_arrive_however_the_network_cuts_them(frames: list[bytes], cuts: list[int]):
     connection = Collected()

@@ -129,7 +129,7 @@ async def test_a_delivery_waits_for_one_that_is_catching_up_and_reaches_it() -> 
     assert shop.made[2].loaded == [0, 1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 3))
 def test_nobody_reads_a_publication_that_is_being_overwritten(seed: int, size: int) -> None:
     """Deaths, starts and loading take random times, the learner writes each version over the one before the last; in the end, all

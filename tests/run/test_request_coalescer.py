@@ -11,7 +11,7 @@ from asyncrl.run.request_coalescer import RequestCoalescer
 STEPS = st.lists(st.sampled_from(["come", "come", "answer", "fail", "leave", "settle"]), max_size=40)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(steps=STEPS, calls_at_once=st.integers(1, 3), limit=st.none() | st.integers(1, 3))
 def test_every_caller_gets_the_answer_to_its_own_item(steps: list[str], calls_at_once: int, limit: int | None) -> None:
     """Items come, calls are answered or fail, and callers leave, in any order."""

@@ -24,7 +24,7 @@ def cut(shard: Shard, dimension: int, at: int) -> tuple[Shard, Shard]:
     return Shard(shard.name, shard.shape, shard.start, first), Shard(shard.name, shard.shape, moved, second)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     data=st.data(),
     shape=st.lists(st.integers(1, 6), min_size=1, max_size=4),
@@ -41,7 +41,7 @@ def test_is_independent_of_how_a_tensor_is_cut(data: st.DataObject, shape: list[
     assert sum(map(fingerprint, shards)) % 2**64 == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(shape=st.lists(st.integers(1, 6), min_size=1, max_size=3), dtype=st.sampled_from(DTYPES), data=st.data())
 def test_every_bit_counts(shape: list[int], dtype: torch.dtype, data: st.DataObject) -> None:
     tensor = random_tensor(shape, dtype, 1)
@@ -51,7 +51,7 @@ def test_every_bit_counts(shape: list[int], dtype: torch.dtype, data: st.DataObj
     assert fingerprint(whole("w", tensor)) != fingerprint(whole("w", changed))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data(), shape=st.lists(st.integers(1, 5), min_size=1, max_size=3))
 def test_sees_permutations(data: st.DataObject, shape: list[int]) -> None:
     tensor = random_tensor(shape, torch.float32, 2)
