@@ -14,7 +14,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +182,8 @@ class VllmEngine:
                 self._failure = str(error) or type(error).__name__
                 if not isinstance(error, Exception):
                     raise
-                await self._llm.resume_generation()  # what waits for an answer is to hear of it
+                with suppress(EngineDeadError):
+                    await self._llm.resume_generation()  # what waits for an answer is to hear of it
                 # vLLM reports whatever went wrong in its process as a bare Exception with the message.
                 raise WeightMismatch(f"version {publication.version} could not be installed: {error}") from error
             # A request that was sent meanwhile counts as running: it may have found what older weights cached.
@@ -190,7 +191,8 @@ class VllmEngine:
             self._last_pause_seconds = pause_s
             self._occupancy.paused_for(pause_s)
         if len(set(acknowledged)) != 1:
-            raise WeightMismatch(f"the workers of one engine loaded different weights: fingerprints {acknowledged}")
+            self._failure = f"the workers of one engine loaded different weights: fingerprints {acknowledged}"
+            raise WeightMismatch(self._failure)
         return int(acknowledged[0])
 
     def use(self) -> EngineUse:

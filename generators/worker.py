@@ -31,6 +31,7 @@ from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_epi
 from generators.evaluation import EvaluationResult, evaluate
 from generators.first_error import first_error
 from generators.leases import Lease, Leases
+from generators.occupancy import Occupancy
 from generators.scoring import Scoring, ScoringUse
 from generators.tool_output import TOOL_OUTPUT_CUT
 
@@ -131,7 +132,7 @@ class GeneratorWorker:
         self._cut_off: asyncio.Future[str]
         self._leases = Leases(settings.max_running, settings.group_size, self._changed.set)
         self._finished_episodes = self._tool_output_cut = 0
-        self._evaluating_seconds = 0.0
+        self._evaluations = Occupancy(time.monotonic)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Generate until ``stop`` is set; then end all episodes where they are.
@@ -249,7 +250,8 @@ class GeneratorWorker:
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
         """One episode of each held-out task; see :func:`generators.evaluation.evaluate`."""
-        settings, began = self._settings, time.monotonic()
+        settings = self._settings
+        self._evaluations.enter()
         try:
             return await evaluate(
                 tasks,
@@ -260,7 +262,7 @@ class GeneratorWorker:
                 texts=settings.evaluation_texts,
             )
         finally:
-            self._evaluating_seconds += time.monotonic() - began
+            self._evaluations.leave()
 
     def statistics(self) -> GeneratorStatistics:
         """Counters since the engine was ready."""
@@ -270,6 +272,6 @@ class GeneratorWorker:
             tool_output_cut=self._tool_output_cut,
             episode_seconds=self._leases.episode_seconds,
             held_back_seconds=self._leases.held_back_seconds,
-            evaluating_seconds=self._evaluating_seconds,
+            evaluating_seconds=self._evaluations.wall_seconds - self._evaluations.idle_seconds,
             scoring=self._scoring.use if self._scoring is not None else ScoringUse(),
         )

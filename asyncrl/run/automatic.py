@@ -10,6 +10,7 @@ from math import ceil, gcd
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, read_shape
@@ -69,9 +70,9 @@ def _dtype(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[
 
 def _count(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
     if machine.gpus:
-        spare = machine.gpus - recipe.learner.layout.ranks
+        others = recipe.learner.layout.ranks + isinstance(recipe.reward, ModelReward)
         each = recipe.generators.tensor_parallel
-        return max(1, spare // each), f"{machine.gpus} GPUs, of which the learner takes {recipe.learner.layout.ranks}"
+        return max(1, (machine.gpus - others) // each), f"GPUs: {machine.gpus}, of which learner and reward model take {others}"
     return 2, "while one engine loads new weights, the other goes on"
 
 
@@ -86,8 +87,8 @@ def _max_running(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> 
 
 def _kv_cache_mb(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
     generators = recipe.generators
-    if shape is None:
-        return generators.kv_cache_mb, "the model is not known"
+    if shape is None or machine.gpus:
+        return generators.kv_cache_mb, "the model is not known" if shape is None else "not used on a GPU"
     needed = generators.max_running * recipe.model.max_context * shape.cache_bytes(ELEMENT_BYTES[generators.dtype])
     most = int(machine.free * CACHE_SHARE / generators.count)
     if needed > most:
@@ -107,16 +108,13 @@ def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -
     layout = msgspec.structs.replace(recipe.learner, data_parallel=1).layout
     experts = layout.expert * layout.expert_tensor
     least = experts // gcd(experts, layout.stage_ranks)
-    spare = 1 if machine.gpus else machine.cores // CORES_A_RANK // layout.ranks
-    ranks = min(max(1, spare), recipe.batch.groups_per_step) // least * least
-    if ranks <= least:
-        return (
-            least,
-            "the fewest that share out the experts"
-            if least > 1
-            else f"one rank for every {CORES_A_RANK} of {machine.cores} cores",
-        )
-    return ranks, f"one rank for every {CORES_A_RANK} of {machine.cores} cores"
+    if machine.gpus:
+        return least, "further GPUs are for engines; raise it where the learner is the bottleneck"
+    spare = machine.cores // CORES_A_RANK // layout.ranks
+    ranks = min(spare, recipe.batch.groups_per_step) // least * least
+    if ranks > least:
+        return ranks, f"at most one rank for every {CORES_A_RANK} of {machine.cores} cores, and for each group of a step"
+    return least, "the fewest that share out the experts" if least > 1 else "engines and tools need the other cores"
 
 
 _Rule = Callable[[Recipe, Machine, ModelShape | None], tuple[int | str, str]]

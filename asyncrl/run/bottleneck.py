@@ -11,12 +11,16 @@ from enum import StrEnum
 
 import msgspec
 
+from asyncrl.core.recipe.rules import broken_rules
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.section import AUTO
 from asyncrl.run.shares import Shares
 from asyncrl.run.units import percent
 
 WORTH_SAYING = 1.1
 """The smallest factor for which changing a knob is advised."""
+ROOM_TO_SPARE = 0.2
+"""Share of the time in which engines may have had room before more room is no advice."""
 
 
 class Kind(StrEnum):
@@ -47,12 +51,23 @@ class Bottleneck(msgspec.Struct, frozen=True):
 
 
 class _Advice(msgspec.Struct, frozen=True):
-    """A knob, its value now and instead, and the factor by which that divides the time that is lost."""
+    """Knobs with their new value, the old one, and the factor by which the change divides the time that is lost."""
 
-    knob: str
+    knobs: tuple[str, ...]
     now: int
     then: int
     divides: float
+
+    def __str__(self) -> str:
+        return f"{' and '.join(self.knobs)} {self.now} -> {self.then}"
+
+    def breaks(self, recipe: Recipe) -> bool:
+        """Whether the recipe would be refused with it."""
+        for knob in self.knobs:
+            section, name = knob.split(".")
+            changed = msgspec.structs.replace(getattr(recipe, section), **{name: self.then})
+            recipe = msgspec.structs.replace(recipe, **{section: changed})
+        return next(broken_rules(recipe), None) is not None
 
 
 def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int) -> Bottleneck:
@@ -65,18 +80,20 @@ def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int) -> B
     lost = _lost(shares)
     kind = max(lost, key=lost.__getitem__)
     share = lost[kind]
-    found = f"{kind}-bound: in the last {steps} training steps {_says(kind, shares, share)}"
-    advice = _advice(kind, recipe, depth)
-    factor = min(_amdahl(share, advice.divides), _room(kind, shares))
-    if factor < WORTH_SAYING:
+    over = "training step" if steps == 1 else f"{steps} training steps"
+    found = f"{kind}-bound: in the last {over} {_says(kind, shares, share)}"
+    if kind is Kind.STALENESS and recipe.buffer.pipeline_depth == AUTO and depth < recipe.buffer.largest_depth:
+        return Bottleneck(kind, share, f"{found}; buffer.pipeline_depth, now {depth}, grows by itself")
+    advice = _advice(kind, shares, recipe, depth)
+    factor = min(1 / (1 - share + share / advice.divides), _room(kind, shares, advice.divides))
+    if factor < WORTH_SAYING or advice.breaks(recipe):
         return Bottleneck(kind, share, f"{found}; {_no_knob(shares)}")
-    sentence = f"{found}; {advice.knob} {advice.now} -> {advice.then} would bring about {factor:.1f}x"
-    return Bottleneck(kind, share, sentence, factor)
+    return Bottleneck(kind, share, f"{found}; {advice} would bring about {factor:.1f}x", factor)
 
 
 def _lost(shares: Shares) -> dict[Kind, float]:
     """The learner's time by what takes it; its waits for a batch in proportion to what the engines did meanwhile."""
-    held_back = max(0.0, shares.both_wait)
+    held_back = shares.both_wait
     evaluating = shares.evaluating / 2  # engines evaluate and train side by side
     rest = max(0.0, 1 - shares.idle - evaluating)
     engines = {
@@ -95,56 +112,57 @@ def _says(kind: Kind, shares: Shares, share: float) -> str:
     waited = f"the learner waited for {percent(share)} of the time"
     match kind:
         case Kind.LEARNER:
-            return f"the learner trained for {percent(share)} of the time, and generators idled for {percent(shares.idle)}"
+            return f"the learner trained for {percent(share)} of the time, and engines idled for {percent(shares.idle)}"
         case Kind.PUBLICATION:
             return f"publishing weights took {percent(share)} of the time"
         case Kind.EVALUATION:
             return f"{waited} because engines were evaluating"
         case Kind.STALENESS:
-            return f"{waited} because engines had room, and no tickets without going over the pace"
+            return f"{waited} while engines had room, and no tickets without going over the pace"
         case Kind.TOOLS:
             return f"{waited} for episodes, which spent {percent(shares.tools)} of theirs in tools"
         case Kind.GENERATION:
             return f"{waited} for engines to generate"
 
 
-def _advice(kind: Kind, recipe: Recipe, depth: int) -> _Advice:
+def _advice(kind: Kind, shares: Shares, recipe: Recipe, depth: int) -> _Advice:
     match kind:
         case Kind.LEARNER:
             ranks = recipe.learner.data_parallel
-            return _Advice("learner.data_parallel", ranks, 2 * ranks, 2)
+            return _Advice(("learner.data_parallel",), ranks, 2 * ranks, 2)
         case Kind.PUBLICATION:
             groups = recipe.batch.groups_per_step
-            return _Advice("batch.groups_per_step", groups, 2 * groups, 2)
+            return _Advice(("batch.groups_per_step",), groups, 2 * groups, 2)
         case Kind.EVALUATION:
             every = recipe.evaluation.every
-            return _Advice("evaluation.every", every, 2 * every, 2)
-        case Kind.STALENESS if depth < recipe.buffer.max_staleness:
-            return _Advice("buffer.pipeline_depth", depth, depth + 1, 2)
-        case Kind.STALENESS:
-            bound = recipe.buffer.max_staleness
-            return _Advice("buffer.max_staleness", bound, bound + 1, 2)
-        case Kind.TOOLS:
+            return _Advice(("evaluation.every",), every, 2 * every, 2)
+        case Kind.TOOLS if shares.held_back < ROOM_TO_SPARE:
             running = recipe.generators.max_running
-            return _Advice("generators.max_running", running, 2 * running, 2)
+            return _Advice(("generators.max_running",), running, 2 * running, 2)
+        case Kind.STALENESS | Kind.TOOLS:
+            fixed, bound = recipe.buffer.pipeline_depth != AUTO, recipe.buffer.max_staleness
+            both = ("buffer.max_staleness", "buffer.pipeline_depth") if fixed else ("buffer.max_staleness",)
+            knobs = ("buffer.pipeline_depth",) if depth < bound else both
+            # So many batches are under way side by side.
+            return _Advice(knobs, depth, depth + 1, 2 if kind is Kind.STALENESS else (depth + 2) / (depth + 1))
         case Kind.GENERATION:
             engines = recipe.generators.count
-            return _Advice("generators.count", engines, engines + 1, (engines + 1) / engines)
+            return _Advice(("generators.count",), engines, engines + 1, (engines + 1) / engines)
 
 
-def _amdahl(share: float, divides: float) -> float:
-    return 1 / (1 - share + share / divides)
-
-
-def _room(kind: Kind, shares: Shares) -> float:
+def _room(kind: Kind, shares: Shares, divides: float) -> float:
     """The largest factor that the other side allows, and the processor where the time is spent computing."""
-    most = 1 / max(0.01, 1 - shares.idle) if kind is Kind.LEARNER else 1 / max(0.01, shares.training + shares.publishing)
+    least = shares.training + shares.publishing
+    if kind is Kind.LEARNER:
+        least = 1 - shares.idle
+    elif kind is Kind.PUBLICATION:
+        least = shares.training + shares.publishing / divides
     if kind in (Kind.LEARNER, Kind.GENERATION, Kind.EVALUATION, Kind.STALENESS):
-        most = min(most, 1 / max(0.01, shares.cores))
-    return most
+        least = max(least, shares.cores)
+    return 1 / max(0.01, least)
 
 
 def _no_knob(shares: Shares) -> str:
     if shares.cores > 1 / WORTH_SAYING:
         return "no knob helps, because all processor cores are busy: a smaller model, shorter episodes or more cores would"
-    return "no knob helps much: learner and engines keep pace with each other"
+    return "no knob helps much: the others would wait for one another next"

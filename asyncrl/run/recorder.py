@@ -5,8 +5,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-import psutil
-
 from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.buffer_statistics import BufferStatistics
@@ -19,6 +17,7 @@ from asyncrl.run import metrics
 from asyncrl.run.bottleneck import find_bottleneck
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.live_view import LiveView
+from asyncrl.run.machine import busy_cores
 from asyncrl.run.pacing import Pacing
 from asyncrl.run.progress import RunProgress
 from asyncrl.run.publisher import PublishTimes
@@ -57,13 +56,15 @@ class Recorder:
         self._evaluation: float | None = None
         self._shares: deque[Shares] = deque(maxlen=BOTTLENECK_STEPS)
         self._pacing: Pacing | None = None
+        self._published_before = PolicyVersion(0)
 
     async def begin(self) -> None:
         """Start measuring."""
-        self._generators = await self._pool.statistics()
+        self._generators, buffer = await self._pool.statistics(), await self._buffer.statistics()
+        self._published_before = buffer.version
         if self._recipe.buffer.pipeline_depth == AUTO:
-            self._pacing = Pacing((await self._buffer.statistics()).depth, self._recipe.buffer.largest_depth)
-        psutil.cpu_percent()  # the first call begins the measurement
+            self._pacing = Pacing(buffer.depth, self._recipe.buffer.largest_depth)
+        busy_cores()  # the first call begins the measurement
         self._began = self._step_ended = self._clock()
         self._totals.begin(self._step_ended, self._generators)
 
@@ -75,8 +76,11 @@ class Recorder:
         now = self._clock()
         seconds, self._step_ended = now - self._step_ended, now
         before, self._generators = self._generators, generators
-        shares = Shares.of_step(times, seconds, before, generators, psutil.cpu_percent() / 100)
-        self._shares.append(shares)
+        shares = Shares.of_step(times, seconds, before, generators, busy_cores())
+        # A step that is done again after a resume waits for nothing, and towards the end no more tickets are wanted.
+        usual = self._published_before < step < self._recipe.steps - buffer.depth
+        if usual or not self._shares:
+            self._shares.append(shares)
         bottleneck = find_bottleneck(Shares.mean(self._shares), self._recipe, buffer.depth, len(self._shares))
         trained = batch.trained().rows
         tokens = sum(row.length for row in trained)
@@ -107,7 +111,8 @@ class Recorder:
         self._totals.bottleneck = bottleneck
         self._tracker.log(step, values)
         self._view.update(self._progress(step, buffer.version, values, bottleneck.sentence))
-        await self._pace(shares.both_wait)
+        if usual:
+            await self._pace(shares.both_wait)
 
     async def _pace(self, both_wait: float) -> None:
         """Change the pipeline depth where the recipe leaves it open and the last steps ask for it."""

@@ -35,8 +35,10 @@ class Shares(msgspec.Struct, frozen=True):
         paused: engines were paused to load weights.
         held_back: an engine had room for a group, and no ticket could be had.
         evaluating: an evaluation was being played.
-        tools: of the time of all training episodes, what they spent outside of engines: in tools, environments and rewards.
-        cores: of this machine's cores, those that were busy with anything.
+        tools: of the time of all training episodes, what they spent outside of engines: in tools and environments. Beside an
+            evaluation, whose requests count too, it comes out too small.
+        cores: of the cores that the driver may use, those that were busy with anything.
+        seconds: the time that these are shares of.
     """
 
     training: float = 0.0
@@ -48,11 +50,15 @@ class Shares(msgspec.Struct, frozen=True):
     evaluating: float = 0.0
     tools: float = 0.0
     cores: float = 0.0
+    seconds: float = 1.0
 
     @property
     def both_wait(self) -> float:
-        """The share of time that would be saved if, with more tickets, engines generated while the learner trains."""
-        return min(self.waiting, self.idle - self.paused, self.held_back)
+        """The share of time that would be saved if, with more tickets, engines generated while the learner trains.
+
+        An engine that plays the last episode of a batch alone counts as busy, so it is rather more.
+        """
+        return max(0.0, min(self.waiting, self.idle - self.paused, self.held_back))
 
     @classmethod
     def of_step(
@@ -80,12 +86,19 @@ class Shares(msgspec.Struct, frozen=True):
             evaluating=of_engines("evaluating_seconds"),
             tools=max(0.0, 1 - requests / episodes) if episodes > 0 else 0.0,
             cores=cores,
+            seconds=seconds,
         )
 
     @classmethod
     def mean(cls, several: Sequence["Shares"]) -> "Shares":
-        """The mean over training steps."""
-        return cls(*(fmean(getattr(one, name) for one in several) for name in cls.__struct_fields__))
+        """The shares of several training steps together; ``tools`` as far as nothing was evaluated beside them."""
+        seconds = [one.seconds for one in several]
+        alone = [one.seconds * max(1e-3, 1 - one.evaluating) for one in several]
+        means = {
+            name: fmean([getattr(one, name) for one in several], alone if name == "tools" else seconds)
+            for name in cls.__struct_fields__
+        }
+        return cls(**means | {"seconds": sum(seconds)})
 
 
 def grown(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics], counter: str) -> float:

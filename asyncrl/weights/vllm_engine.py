@@ -28,20 +28,20 @@ from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import Transport
 
 if TYPE_CHECKING:
-    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core import EngineCoreProc
 
 
 def register() -> None:
     """Make the backend known to vLLM in this process, and tie vLLM's child processes to their parent. Safe to call again."""
-    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core import EngineCoreProc
 
-    setattr(EngineCore, INSTALL, install_publication)
+    setattr(EngineCoreProc, INSTALL, install_publication)
     if VLLM_BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(VLLM_BACKEND, PublicationTransfer)
     die_with_parent()
 
 
-def install_publication(core: "EngineCore", publication: bytes, version: str) -> "Future[list[float]]":
+def install_publication(core: "EngineCoreProc", publication: bytes, version: str) -> "Future[list[float]]":
     """Load a publication between two steps of vLLM's engine process, whose tokens are of ``version`` from then on.
 
     If it cannot be loaded, the engine stays paused: nobody can say what it would sample.
@@ -52,6 +52,8 @@ def install_publication(core: "EngineCore", publication: bytes, version: str) ->
     Returns:
         seconds for which the engine did not generate, then the fingerprint of what each worker loaded.
     """
+    from vllm.v1.engine import EngineCoreRequestType
+
     done: Future[list[float]] = Future()
     began = time.monotonic()
 
@@ -62,6 +64,8 @@ def install_publication(core: "EngineCore", publication: bytes, version: str) ->
             fingerprints = core.collective_rpc("load_publication", args=(publication,))
             core.set_weight_version(version)
             core.resume_scheduler()
+            # The loop is on its way to wait for a message, and would not look whether there is work again.
+            core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
         except BaseException as error:  # noqa: BLE001 - handed to the one who waits
             done.set_exception(error)
         else:

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.decode import AUTOMATIC_KEYS
 from asyncrl.run.automatic import MICRO_BATCH_TOKENS
 from asyncrl.run.compose import compose, compose_for, resolved_yaml
 from asyncrl.run.machine import Machine
@@ -74,6 +75,10 @@ def test_engines_have_the_gpus_that_the_learner_leaves():
     assert chosen(replace(LAPTOP, gpus=8), "learner.tensor_parallel=2")["generators.count"] == 6
     assert chosen(replace(LAPTOP, gpus=8), "generators.tensor_parallel=2")["generators.count"] == 3
     assert chosen(replace(LAPTOP, gpus=1))["generators.count"] == 1
+
+
+def test_every_key_that_may_be_auto_has_a_rule():
+    assert set(chosen(LAPTOP)) == AUTOMATIC_KEYS
 
 
 def test_what_was_chosen_is_written_down_and_kept_elsewhere(tmp_path):

@@ -9,7 +9,7 @@ from generators.worker import GeneratorStatistics
 
 RECIPE = compose(
     "quickstart",
-    ["generators.count=2", "generators.max_running=64", "learner.data_parallel=1", "buffer.max_staleness=4"],
+    ["generators.count=2", "generators.max_running=64", "learner.data_parallel=1", "buffer.pipeline_depth=1"],
 )
 
 
@@ -44,7 +44,8 @@ def test_a_factor_is_amdahl_s_and_no_more_than_the_other_side_gives():
     assert found(training=1.0, idle=0.375).factor == pytest.approx(1.6)
     assert found(training=0.8, waiting=0.2, idle=0.9).factor == pytest.approx(1 / (0.2 + 0.4))
     assert found(training=0.1, waiting=0.9, idle=0.9, tools=1.0).factor == pytest.approx(1 / 0.55)
-    assert found(training=0.8, waiting=0.9, idle=0.9, tools=0.99).factor == pytest.approx(1 / 0.8)
+    assert found(training=0.45, waiting=0.55, idle=0.9, tools=1.0).factor == pytest.approx(1 / (0.45 + 0.275))
+    assert found(training=0.3, publishing=0.65, waiting=0.05).factor == pytest.approx(1 / (0.35 + 0.325))
 
 
 def test_where_all_cores_are_busy_no_knob_helps():
@@ -56,11 +57,41 @@ def test_where_all_cores_are_busy_no_knob_helps():
 
 
 def test_where_both_sides_keep_pace_no_knob_helps():
-    assert "learner and engines keep pace with each other" in found(training=0.97, waiting=0.02, idle=0.03).sentence
+    assert "the others would wait for one another next" in found(training=0.97, waiting=0.02, idle=0.03).sentence
+
+
+HELD_BACK = {"training": 0.4, "waiting": 0.6, "idle": 0.6, "held_back": 0.9}
 
 
 def test_beyond_the_bound_the_bound_is_what_to_raise():
-    assert "buffer.max_staleness 4 -> 5" in found(depth=4, training=0.4, waiting=0.6, idle=0.6, held_back=0.9).sentence
+    fixed = compose("quickstart", ["buffer.max_staleness=4", "buffer.pipeline_depth=4"])
+    knobs = "buffer.max_staleness and buffer.pipeline_depth 4 -> 5"
+    assert knobs in find_bottleneck(Shares(**HELD_BACK), fixed, 4, 20).sentence
+    moving = compose("quickstart", ["buffer.max_staleness=4", "buffer.pipeline_depth=auto"])
+    assert "; buffer.max_staleness 4 -> 5" in find_bottleneck(Shares(**HELD_BACK), moving, 4, 20).sentence
+
+
+def test_what_the_run_does_itself_is_no_advice():
+    moving = compose("quickstart", ["buffer.max_staleness=4", "buffer.pipeline_depth=auto"])
+    bottleneck = find_bottleneck(Shares(**HELD_BACK), moving, 2, 20)
+    assert bottleneck.sentence.endswith("buffer.pipeline_depth, now 2, grows by itself")
+    assert bottleneck.factor is None
+
+
+def test_a_change_that_the_recipe_would_be_refused_with_is_no_advice():
+    every_group_a_rank = compose("quickstart", ["batch.groups_per_step=3", "learner.data_parallel=2"])
+    bottleneck = find_bottleneck(Shares(training=1.0, idle=0.9), every_group_a_rank, 1, 20)
+    assert "no knob helps" in bottleneck.sentence
+
+
+def test_more_room_is_no_advice_where_engines_have_room():
+    slow = {"training": 0.2, "waiting": 0.8, "idle": 0.0, "tools": 1.0}
+    assert "generators.max_running 64 -> 128" in found(**slow, held_back=0.1).sentence
+    assert "buffer.pipeline_depth 1 -> 2" in found(**slow, held_back=0.9).sentence
+
+
+def test_one_step_is_one_training_step():
+    assert ": in the last training step the" in find_bottleneck(Shares(training=1.0), RECIPE, 1, 1).sentence
 
 
 def test_shares_come_from_what_the_counters_grew_by():
@@ -85,6 +116,13 @@ def test_shares_come_from_what_the_counters_grew_by():
         evaluating=0.5,
         tools=0.75,
         cores=0.5,
+        seconds=4.0,
     )
     assert shares.both_wait == 0.25
-    assert Shares.mean([shares, Shares()]).training == 0.25
+
+
+def test_shares_of_several_steps_are_shares_of_their_time():
+    mean = Shares.mean([Shares(training=1.0, seconds=3.0), Shares(training=0.2, seconds=1.0)])
+    assert (mean.training, mean.seconds) == (pytest.approx(0.8), 4.0)
+    beside_an_evaluation = Shares(tools=0.0, evaluating=1.0)
+    assert Shares.mean([Shares(tools=0.9), beside_an_evaluation]).tools == pytest.approx(0.9, abs=0.01)

@@ -51,4 +51,4 @@ def test_a_change_is_told_with_its_reason():
     for _ in range(SETTLING + WINDOW):
         changed = pacing.step(0.25)
     assert changed
-    assert pacing.reason == "learner and engines waited at the same time for 25 % of the last 4 training steps"
+    assert pacing.reason == "learner and engines both waited, for 25 % of the last 4 training steps"
