@@ -9,6 +9,7 @@ appendix B), but for attention, which is counted there as if every token saw its
 """
 
 from collections.abc import Iterable
+from itertools import repeat
 
 import msgspec
 
@@ -47,29 +48,30 @@ class ProductShapes(msgspec.Struct, frozen=True, kw_only=True):
     adapters: int = 0
 
 
-def forward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int) -> int:
+def forward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int, before: Iterable[int] = repeat(0)) -> int:
     """Operations of one forward pass.
 
     Args:
-        lengths: tokens of each row.
+        lengths: tokens that are computed of each row, or of what rows share.
         predicted: tokens the output layer is computed for.
+        before: for each of ``lengths``, how many tokens of its row come before: they are seen, but computed elsewhere.
     """
-    return sum(_products(shapes, lengths, predicted))
+    return sum(_products(shapes, lengths, predicted, before))
 
 
-def backward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int) -> int:
+def backward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int, before: Iterable[int] = repeat(0)) -> int:
     """Operations of one backward pass; arguments as in :func:`forward_flops`."""
-    weights, others = _products(shapes, lengths, predicted)
+    weights, others = _products(shapes, lengths, predicted, before)
     # A product with frozen weights needs the gradient of its other operand only.
     return (1 if shapes.adapters else 2) * weights + 2 * others
 
 
-def _products(shapes: ProductShapes, lengths: Iterable[int], predicted: int) -> tuple[int, int]:
+def _products(shapes: ProductShapes, lengths: Iterable[int], predicted: int, before: Iterable[int]) -> tuple[int, int]:
     """Operations with the model's own weights, and all other operations."""
     tokens = pairs = 0
-    for length in lengths:
+    for length, earlier in zip(lengths, before, strict=False):
         tokens += length
-        pairs += length * (length + 1) // 2
+        pairs += length * (length + 1) // 2 + length * earlier
     projections = 2 * shapes.hidden * shapes.head_dim * (shapes.heads + shapes.query_groups)
     weights = sum(projections + of_layer for of_layer in shapes.feed_forward)
     # Products of a query with a key, and of their attention weight with the value.

@@ -1,6 +1,11 @@
-"""One micro-batch as tensors: rows laid end to end, and what the loss has to know about each sampled token."""
+"""One micro-batch as tensors: rows laid end to end, and what the loss has to know about each sampled token.
+
+What rows of a group have in common at their beginning is laid down once, as a segment that the rows continue. It has no sampled
+token, so nothing but attention and positions knows of it.
+"""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import msgspec
 import numpy as np
@@ -10,6 +15,7 @@ from torch import Tensor
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.trajectory import Trajectory
 from learners.loss_tokens import LossTokens
+from learners.prefixes import planned_prefix, shared_prefix
 from learners.segments import Segments
 
 _PADDING_TOKEN = 0
@@ -20,7 +26,9 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
 
     Attributes:
         token_ids: int64 [t].
-        lengths: tokens of each row; they sum to ``t``. A last row of padding, if any, has no sampled token.
+        lengths: tokens of each segment; they sum to ``t``. First come the shared prefixes, then what each row has beyond the one
+            that it continues, or the whole row. A last segment of padding, if any, is not among the rows.
+        prefixes: for each shared prefix the numbers of the rows that continue it, which are neighbours.
         positions: int64 [n], increasing: where in the packed sequence the token *before* each sampled token stands, whose hidden
             state predicts it.
         targets: int64 [n], the sampled tokens.
@@ -33,6 +41,7 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
 
     token_ids: Tensor
     lengths: tuple[int, ...]
+    prefixes: tuple[range, ...] = ()
     positions: Tensor
     targets: Tensor
     in_buffer: Tensor
@@ -59,6 +68,7 @@ def pack(
     batch: Batch,
     temperature: float,
     multiple: int,
+    share_prefixes: bool,
 ) -> MicroBatch:
     """Lay ``rows`` end to end, padded at the end to a multiple of ``multiple`` tokens (what sequence parallelism divides).
 
@@ -68,6 +78,7 @@ def pack(
         advantages: for each row one advantage for all its turns, or one for each turn.
         shares: factor of each row's loss terms.
         temperature: temperature at which tokens are sampled.
+        share_prefixes: whether what neighbouring rows of a group have in common at their beginning is laid down once.
 
     Raises:
         ValueError: naming the row, if it is not what its record says, its advantages are not as many as its turns, a behaviour
@@ -80,19 +91,29 @@ def pack(
                 f"sample {record.sample_index} of group {record.group_id}: {len(of_turns)} advantages for its {len(row.turns)} "
                 "turns; its record must have the reward of each turn"
             )
-    lengths = [len(row) for row in rows]
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    total = int(starts[-1])
+    prefixes = _prefixes(records, rows) if share_prefixes else {}
+    shared = np.zeros(len(rows), np.int64)
+    for continuing, length in prefixes.items():
+        shared[continuing.start : continuing.stop] = length
+    own = np.array([len(row) for row in rows], np.int64) - shared
+    lengths = [*prefixes.values(), *own.tolist()]
+    total = sum(lengths)
     padding = -total % multiple if total else multiple
+    # Where each row begins, if rows were laid down whole, and where its own tokens do in the packed sequence.
+    starts = _starts(own + shared, 0)
+    own_starts = _starts(own, sum(prefixes.values()))
 
     def joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
         end_to_end: np.ndarray = np.concatenate([np.empty(0, dtype), *parts])
         return end_to_end.astype(dtype, copy=False)
 
-    token_ids = joined([row.token_ids for row in rows], np.int64)
+    first_tokens = [rows[continuing.start].token_ids[:length] for continuing, length in prefixes.items()]
+    own_tokens = [row.token_ids[length:] for row, length in zip(rows, shared.tolist(), strict=True)]
+    token_ids = joined([*first_tokens, *own_tokens], np.int64)
     sampled = np.flatnonzero(joined([row.loss_mask for row in rows], np.bool_))
     versions = joined([row.versions() for row in rows], np.int32)[sampled]
     row_of_token = np.searchsorted(starts, sampled, side="right") - 1
+    positions = (sampled - 1) + (own_starts - shared - starts)[row_of_token]
     committed = np.array([record.committed_version for record in records], np.int32)[row_of_token]
     # The sampled tokens are exactly those of the turns, in order.
     turn_lengths = np.array([turn.end - turn.start for row in rows for turn in row.turns], np.int64)
@@ -105,8 +126,9 @@ def pack(
     return MicroBatch(
         token_ids=torch.from_numpy(np.pad(token_ids, (0, padding), constant_values=_PADDING_TOKEN)),
         lengths=(*lengths, padding) if padding else tuple(lengths),
-        positions=torch.from_numpy(sampled - 1),
-        targets=torch.from_numpy(token_ids[sampled]),
+        prefixes=tuple(prefixes),
+        positions=torch.from_numpy(positions),
+        targets=torch.from_numpy(token_ids[positions + 1]),
         logp_behaviour=torch.from_numpy(joined([row.logprobs for row in rows], np.float32)[sampled]),
         advantages=torch.from_numpy(np.array(of_turn, np.float32)[turn_of_token]),
         mask=torch.from_numpy(versions >= batch.oldest_version),
@@ -118,6 +140,22 @@ def pack(
         staleness=torch.from_numpy(batch.version - versions),
         in_buffer=torch.from_numpy(batch.version - committed),
     )
+
+
+def _prefixes(records: Sequence[BatchRow], rows: Sequence[Trajectory]) -> dict[range, int]:
+    """For each shared prefix the rows that continue it, and its length."""
+    prefixes = {}
+    for _, numbers in groupby(range(len(records)), lambda number: records[number].group_id):
+        first, *others = numbers
+        alike = range(first, first + 1 + len(others))
+        if planned_prefix(records[alike.start : alike.stop]):
+            prefixes[alike] = shared_prefix(rows[alike.start : alike.stop])
+    return prefixes
+
+
+def _starts(lengths: np.ndarray, first: int) -> np.ndarray:
+    """int64 [rows], where rows of ``lengths`` begin that are laid end to end from ``first`` on."""
+    return first + np.cumsum(lengths) - lengths
 
 
 def _check(record: BatchRow, row: Trajectory, batch: Batch, temperature: float) -> None:

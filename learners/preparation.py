@@ -62,6 +62,10 @@ class MiniBatch(NamedTuple):
 class Preparation:
     """Prepares batches on one rank. :meth:`mini_batches` is collective.
 
+    Attributes:
+        shares_prefixes: whether what rows of a group have in common at their beginning is computed once in a micro-batch.
+            Context-parallel ranks, which divide each row between them, do not share.
+
     Args:
         algorithm: the mathematics of the update.
         config: says how many tokens a micro-batch may have, and whether products are in fp8.
@@ -75,6 +79,7 @@ class Preparation:
     ) -> None:
         self._algorithm, self._config, self._temperature = algorithm, config, temperature
         self._rank, self._trainer = rank, trainer
+        self.shares_prefixes = rank.layout.context == 1
 
     def rows_needed(self, batch: Batch) -> list[RowName]:
         """Names of the rows that this data-parallel slice trains.
@@ -118,7 +123,10 @@ class Preparation:
         return prepared
 
     def _planned(self, batch: Batch) -> list[list[int]]:
-        planned = plan(batch, self._rank.layout.data, self._config.micro_batch_tokens)[self._rank.data_rank]
+        ranks = plan(
+            batch, self._rank.layout.data, self._config.micro_batch_tokens, share_prefixes=self.shares_prefixes
+        )
+        planned = ranks[self._rank.data_rank]
         # The interleaved schedule goes round its stages with a micro-batch for each; empty ones fill the last round.
         stages = self._rank.layout.pipeline if self._rank.layout.virtual_pipeline > 1 else 1
         return planned + [[] for _ in range(-len(planned) % stages)]
@@ -144,6 +152,7 @@ class Preparation:
                     temperature=self._temperature,
                     # Tensor-parallel ranks divide the tokens between them.
                     multiple=self._rank.layout.tensor * (1 if self._config.fp8 == "none" else FP8_MULTIPLE),
+                    share_prefixes=self.shares_prefixes,
                 )
             )
         return packed

@@ -4,9 +4,11 @@ Control and data are separate: the buffer works with :class:`TrajectoryRecord`, 
 itself stays in a segment file on the node that made it until a data-parallel rank reads it.
 """
 
+import zlib
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion
 from asyncrl.core.trajectory import StopReason, Trajectory, named_rewards
@@ -36,6 +38,9 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
         greedy: sampled at temperature 0: no loss trains it, only its reward is used, as what other rewards are compared with.
         committed_version: the published version when the buffer took the trajectory in, and -1 before that; it splits staleness
             into in-flight and in-buffer.
+        prompt_length: leading tokens that nobody sampled.
+        prompt_checksums: their CRC-32, see :func:`prompt_checksums`. By these the learner plans, before it has any payload, which
+            rows can share their beginning.
     """
 
     group_id: GroupId
@@ -49,6 +54,8 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
     rewards: tuple[float, ...] = ()
     greedy: bool = False
     committed_version: PolicyVersion = PolicyVersion(-1)
+    prompt_length: int = 0
+    prompt_checksums: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, trajectory: Trajectory, payload: PayloadRef, reward_names: Sequence[str] = ()) -> "TrajectoryRecord":
@@ -62,6 +69,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
         for span in trajectory.version_spans:
             if span.version != NOT_SAMPLED:
                 sampled[span.version] = sampled.get(span.version, 0) + span.end - span.start
+        prompt = trajectory.token_ids[: trajectory.prompt_length()]
         return cls(
             group_id=trajectory.group_id,
             sample_index=trajectory.sample_index,
@@ -73,8 +81,37 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
             turn_rewards=tuple(turn.reward for turn in trajectory.turns),
             rewards=named_rewards(trajectory, reward_names),
             greedy=trajectory.sampling.temperature == 0,
+            prompt_length=len(prompt),
+            prompt_checksums=prompt_checksums(prompt),
         )
 
     def trainable_tokens(self, oldest_version: PolicyVersion) -> int:
         """Count the sampled tokens of version ``oldest_version`` or newer; a greedy trajectory has none."""
         return 0 if self.greedy else sum(tokens for version, tokens in self.sampled if version >= oldest_version)
+
+
+_SHORTEST_CHECKED = 64
+"""Shorter common beginnings are not looked for ahead: they save little, and each checksum lengthens every record."""
+
+
+def checked_lengths(length: int) -> list[int]:
+    """Of how many leading tokens of a prompt of ``length`` there are checksums: 64, 128, 256, ..., and the whole prompt.
+
+    Of what two prompts have in common at their beginning, at least half is found so, and all of it where they are equal.
+    """
+    lengths = []
+    checked = _SHORTEST_CHECKED
+    while checked < length:
+        lengths.append(checked)
+        checked *= 2
+    return [*lengths, length] if length else []
+
+
+def prompt_checksums(prompt: np.ndarray) -> tuple[int, ...]:
+    """CRC-32 of the first tokens of ``prompt`` (int32 [n]), for each of :func:`checked_lengths`."""
+    checksums, checksum, start = [], 0, 0
+    for end in checked_lengths(len(prompt)):
+        checksum = zlib.crc32(np.ascontiguousarray(prompt[start:end]), checksum)
+        checksums.append(checksum)
+        start = end
+    return tuple(checksums)

@@ -95,6 +95,10 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    def prompt_length(self) -> int:
+        """Count the leading tokens that nobody sampled."""
+        return int(self.loss_mask.argmax()) if self.loss_mask.any() else len(self)
+
     def versions(self) -> np.ndarray:
         """int32 [T]: the policy version that sampled each token, ``NOT_SAMPLED`` elsewhere."""
         spans = self.version_spans

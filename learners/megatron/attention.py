@@ -13,7 +13,8 @@ from torch import Tensor
 from learners.megatron.context import SplitRows
 from learners.megatron.elementwise import rotate
 from learners.megatron.packed_rows import PackedRows
-from learners.megatron.row_moves import place_rows, take_rows
+from learners.megatron.prefix_attention import continue_prefixes
+from learners.megatron.row_moves import padded, place_rows, take_rows
 
 
 class PackedAttention(MegatronModule):
@@ -21,6 +22,8 @@ class PackedAttention(MegatronModule):
 
     Rows of like length are computed as one padded block, because a call for each row of a hundred tokens would cost more than its
     mathematics. Padding stands at the end of a row, where a causal mask hides it from every real token.
+
+    Rows that continue a shared prefix see it too, see :mod:`.prefix_attention`.
 
     Rotary position embedding is applied here, for all rows at once, and not by the layer, which would go row by row.
     """
@@ -44,10 +47,12 @@ class PackedAttention(MegatronModule):
         query, key = (rotate(tensor, cosine, sine) for tensor in (query, key))
         if isinstance(packed_seq_params, SplitRows):
             return self._over_context(query, key, value, packed_seq_params)
+        if packed_seq_params.prefixes:
+            return continue_prefixes(query, key, value, packed_seq_params, self.softmax_scale)
         parts = []
         for bucket in packed_seq_params.buckets:
             queries, keys, values = (
-                _padded(tensor[bucket.start : bucket.end], bucket.slots, bucket.rows, bucket.longest, heads)
+                padded(tensor[bucket.start : bucket.end], bucket.slots, bucket.rows, bucket.longest, heads)
                 for tensor in (query, key, value)
             )
             output = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=self.softmax_scale)
@@ -68,9 +73,9 @@ class PackedAttention(MegatronModule):
         parts, tokens = [], []
         for block in split.blocks:
             rows = take_rows(both, block.keys)
-            keys, values = _padded(rows, block.slots, block.rows, block.longest, heads).split(dim, -1)
+            keys, values = padded(rows, block.slots, block.rows, block.longest, heads).split(dim, -1)
             for chunk in block.queries:
-                queries = _padded(take_rows(query, chunk.tokens), chunk.slots, block.rows, chunk.longest, heads)
+                queries = padded(take_rows(query, chunk.tokens), chunk.slots, block.rows, chunk.longest, heads)
                 seen_keys, seen_values = keys[:, :, : chunk.reach], values[:, :, : chunk.reach]
                 output = F.scaled_dot_product_attention(
                     queries, seen_keys, seen_values, attn_mask=chunk.mask, scale=self.softmax_scale
@@ -78,19 +83,3 @@ class PackedAttention(MegatronModule):
                 parts.append(take_rows(output.transpose(1, 2).reshape(block.rows * chunk.longest, -1), chunk.slots))
                 tokens.append(chunk.tokens)
         return place_rows(torch.cat(parts), torch.cat(tokens), query.size(0))
-
-
-def _padded(tensor: Tensor, slots: Tensor | None, rows: int, longest: int, heads: int) -> Tensor:
-    """[tokens, groups, dim] as [rows, heads, longest, dim], each token in its slot if it has one and each group repeated for its
-    heads.
-
-    Repeated here and not by ``enable_gqa``, with which torch leaves its fused CPU kernel.
-    """
-    if slots is not None:
-        tensor = place_rows(tensor, slots, rows * longest)
-    groups, dim = tensor.shape[1:]
-    block = tensor.reshape(rows, longest, groups, dim).transpose(1, 2)
-    if groups == heads:
-        return block
-    repeated = block.unsqueeze(2).expand(-1, -1, heads // groups, -1, -1)
-    return repeated.reshape(rows, heads, longest, dim)

@@ -172,18 +172,27 @@ class Part(NamedTuple):
 
 
 def part_of(
-    token_ids: Tensor, lengths: Sequence[int], positions: Tensor, targets: Tensor, *, ranks: int, rank: int, multiple: int
+    token_ids: Tensor,
+    lengths: Sequence[int],
+    positions: Tensor,
+    targets: Tensor,
+    *,
+    prefixes: tuple[range, ...],
+    ranks: int,
+    rank: int,
+    multiple: int,
 ) -> Part:
     """The part of a micro-batch that context-parallel rank ``rank`` of ``ranks`` computes.
 
     Args:
-        token_ids, lengths, positions, targets: see :class:`~learners.micro_batch.MicroBatch`.
+        token_ids, lengths, positions, targets, prefixes: see :class:`~learners.micro_batch.MicroBatch`; there are no prefixes
+            where several ranks divide the rows.
         multiple: the number of the part's tokens is a multiple of this.
     """
     device = token_ids.device
     if ranks == 1:
         everything = torch.arange(len(targets), device=device)
-        return Part(token_ids, PackedRows.of(lengths, device), positions, targets, everything, len(targets))
+        return Part(token_ids, PackedRows.of(lengths, device, prefixes), positions, targets, everything, len(targets))
     rows = SplitRows.share(lengths, ranks, rank, multiple, device)
     starts = rows.cu_seqlens_q.tolist()
     padded_places = torch.cat([torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=False)])

@@ -71,10 +71,10 @@ class PolicyModel(GPTModel):
             # The embedding is frozen, and a layer that is recomputed has gradients only if one of its inputs asks for its own.
             embedded.requires_grad_()
         rotary = None
-        if uses_transformer_engine(self.config):
+        if uses_transformer_engine(self.config) and not packed.prefixes:
             rotary = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)
         else:
-            packed.rotate_by(self.rotary_pos_emb.get_freqs_non_repeated(packed.max_seqlen_q), self.config.params_dtype)
+            packed.rotate_by(self.rotary_pos_emb.get_freqs_non_repeated(packed.longest_row), self.config.params_dtype)
         hidden: Tensor = self.decoder(
             hidden_states=embedded, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=packed
         )

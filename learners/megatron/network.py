@@ -20,6 +20,7 @@ from learners.megatron.log_probabilities import Predictions
 from learners.megatron.model import PolicyModel, distribute
 from learners.megatron.pipeline import communication
 from learners.micro_batch import MicroBatch
+from learners.prefixes import tokens_before
 
 
 class TrainingDiverged(AsyncRLError):
@@ -111,6 +112,7 @@ class Network:
                 batch.lengths,
                 batch.positions,
                 batch.targets,
+                prefixes=batch.prefixes,
                 ranks=context.size(),
                 rank=context.rank(),
                 multiple=self._learner.tensor_parallel,
@@ -140,7 +142,9 @@ class Network:
                 **arguments,
             )
         for batch in micro_batches:
-            described = self._shapes, batch.lengths[: batch.rows.count], len(batch.targets)
+            # All segments but the padding.
+            lengths = batch.lengths[: len(batch.prefixes) + batch.rows.count]
+            described = self._shapes, lengths, len(batch.targets), tokens_before(lengths, batch.prefixes)
             self.flops += forward_flops(*described)
             if not forward_only:
                 self.flops += backward_flops(*described)

@@ -1,13 +1,18 @@
-"""How a micro-batch's rows lie in the packed sequence, in the form Megatron's layers take it."""
+"""How a micro-batch's segments lie in the packed sequence, in the form Megatron's layers take it: rows, shared prefixes, and what
+continues these."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from learners.prefixes import tokens_before
 
 _LEAST_FILL = 0.8
 """A row shorter than this share of the longest in its bucket starts another bucket. So at most a fifth of a bucket is padding,
@@ -33,16 +38,28 @@ class Bucket:
     slots: Tensor | None
 
 
+class Continuation(NamedTuple):
+    """Where the tokens of a shared prefix lie in the packed sequence, and those of all rows that continue it."""
+
+    prefix: slice
+    rows: slice
+
+
 @dataclass
 class PackedRows(PackedSeqParams):
-    """Megatron's description of a packed sequence (``thd``), and the buckets our own attention computes it in."""
+    """Megatron's description of a packed sequence (``thd``), and the buckets our own attention computes it in.
+
+    To Megatron each segment is a row. Where rows continue a shared prefix only our own attention knows what they see.
+    """
 
     lengths: tuple[int, ...] = ()
+    prefixes: tuple[range, ...] = ()
     rotation: tuple[Tensor, Tensor] | None = None
+    flexible_mask: BlockMask | None = None
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> "PackedRows":
-        """Rows of ``lengths``, end to end.
+    def of(cls, lengths: Sequence[int], device: torch.device, prefixes: tuple[range, ...] = ()) -> "PackedRows":
+        """Segments of ``lengths``, end to end; ``prefixes`` as in :class:`~learners.micro_batch.MicroBatch`.
 
         ``max_seqlen`` must be the longest row and nothing larger: Megatron takes a rotary table as long as the whole packed
         sequence for one that holds a position for each of its tokens, and would not start rows at position 0.
@@ -55,13 +72,14 @@ class PackedRows(PackedSeqParams):
             max_seqlen_q=max(lengths),
             max_seqlen_kv=max(lengths),
             lengths=tuple(lengths),
+            prefixes=prefixes,
         )
 
     def rotate_by(self, angles: Tensor, dtype: torch.dtype) -> None:
         """Set the cosine and sine that attention rotates each token's queries and keys by, both [t, 1, dim / 2] in ``dtype``.
 
         Args:
-            angles: float32 [longest, dim / 2], for each position in a row.
+            angles: float32 [longest_row, dim / 2], for each position in a row.
         """
         positions = self.positions().to(angles.device)
         cosine, sine = (values[positions].unsqueeze(1).to(dtype) for values in (angles.cos(), angles.sin()))
@@ -69,11 +87,28 @@ class PackedRows(PackedSeqParams):
 
     def positions(self) -> Tensor:
         """int64 [t], the place of each token in its row."""
-        return torch.cat([torch.arange(length) for length in self.lengths])
+        before = tokens_before(self.lengths, self.prefixes)
+        return torch.cat([torch.arange(start, start + length) for start, length in zip(before, self.lengths, strict=True)])
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest row, those of its shared prefix included."""
+        before = tokens_before(self.lengths, self.prefixes)
+        return max(start + length for start, length in zip(before, self.lengths, strict=True))
+
+    @cached_property
+    def continuations(self) -> list[Continuation]:
+        """The shared prefixes and what continues them."""
+        ends = [0, *accumulate(self.lengths)]
+        first = len(self.prefixes)
+        return [
+            Continuation(slice(ends[number], ends[number + 1]), slice(ends[first + rows.start], ends[first + rows.stop]))
+            for number, rows in enumerate(self.prefixes)
+        ]
 
     @cached_property
     def buckets(self) -> list[Bucket]:
-        """The rows in order, cut where lengths differ too much; computed once and shared by all layers."""
+        """The segments in order, cut where lengths differ too much; computed once and shared by all layers."""
         device = self.cu_seqlens_q.device
         buckets = []
         start = 0

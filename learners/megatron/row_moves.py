@@ -32,6 +32,22 @@ def place_rows(source: Tensor, index: Tensor, rows: int) -> Tensor:
     return placed
 
 
+def padded(tensor: Tensor, slots: Tensor | None, rows: int, longest: int, heads: int) -> Tensor:
+    """[tokens, groups, dim] as [rows, heads, longest, dim], each token in its slot if it has one and each group repeated for its
+    heads.
+
+    Repeated here and not by ``enable_gqa``, with which torch leaves its fused CPU kernel.
+    """
+    if slots is not None:
+        tensor = place_rows(tensor, slots, rows * longest)
+    groups, dim = tensor.shape[1:]
+    block = tensor.reshape(rows, longest, groups, dim).transpose(1, 2)
+    if groups == heads:
+        return block
+    repeated = block.unsqueeze(2).expand(-1, -1, heads // groups, -1, -1)
+    return repeated.reshape(rows, heads, longest, dim)
+
+
 class _Take(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, source: Tensor, index: Tensor) -> Tensor:

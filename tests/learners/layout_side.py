@@ -15,10 +15,11 @@ from learners.rank import RankSpec
 
 
 def gradients(
-    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows, share_prefixes: bool = True
 ) -> tuple[StepReport, list[PlainShard], list[Any]]:
     """One step: its report, and this rank's part of the gradient before clipping, as rectangles of Hugging Face tensors."""
     learner = new_learner(spec, recipe, folder)
+    learner._preparation.shares_prefixes &= share_prefixes
     optimizer, chunks = learner._trainer._policy.optimizer, learner._trainer._policy._wrapped
     found: list[PlainShard] = []
     prepare = optimizer.prepare_grads

@@ -1,5 +1,6 @@
 """Small models, batches and recipes that the learner's tests share."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers import (
 
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import PayloadRef
+from asyncrl.core.payload import PayloadRef, prompt_checksums
 from asyncrl.core.recipe.schema import EnvironmentConfig, LearnerConfig, ModelConfig, Recipe, SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
@@ -101,9 +102,19 @@ def make_recipe(folder: Path, *, tensor: int = 1, pipeline: int = 1, data: int =
 
 
 def make_row(
-    group: int, sample: int, prompt: int, completion: int, versions: tuple[int, ...], reward: float, temperature: float = 0.8
+    group: int,
+    sample: int,
+    prompt: int,
+    completion: int,
+    versions: tuple[int, ...],
+    reward: float,
+    temperature: float = 0.8,
+    alike: int = 0,
 ) -> Trajectory:
-    """A prompt, a sampled turn, two tokens of a tool and another sampled turn; ``versions`` sampled equal parts of each turn."""
+    """A prompt, a sampled turn, two tokens of a tool and another sampled turn; ``versions`` sampled equal parts of each turn.
+
+    The first ``alike`` tokens are those of every row of the group.
+    """
     random = np.random.default_rng(1000 * group + sample)
     length = prompt + 2 * completion + 2
     mask = np.zeros(length, bool)
@@ -116,12 +127,14 @@ def make_row(
         spans += [VersionSpan(a, b, PolicyVersion(v)) for a, b, v in zip(cuts, cuts[1:], versions, strict=False) if b > a]
         if start == prompt:
             spans.append(VersionSpan(start + completion, start + completion + 2, NOT_SAMPLED))
+    token_ids = random.integers(0, VOCABULARY, length)
+    token_ids[:alike] = np.random.default_rng(group).integers(0, VOCABULARY, alike)
     return Trajectory(
         task_id=TaskId(f"task-{group}"),
         group_id=GroupId(group),
         sample_index=sample,
         attempt=0,
-        token_ids=random.integers(0, VOCABULARY, length).astype(np.int32),
+        token_ids=token_ids.astype(np.int32),
         logprobs=np.where(mask, random.uniform(-6, -3, length), 0).astype(np.float32),
         loss_mask=mask,
         version_spans=tuple(spans),
@@ -145,28 +158,42 @@ def assemble(shards_by_rank):
 
 
 def make_batch(version: int = 5, oldest: int = 4) -> tuple[Batch, dict[tuple[GroupId, int], Trajectory]]:
-    """Three groups of four rows of 9 to 36 tokens, sampled by versions 3 to 5: those of 3 are too old."""
+    """Three groups of four rows of 9 to 36 tokens, sampled by versions 3 to 5: those of 3 are too old.
+
+    The rows of the second group have one prompt, and those of the third another.
+    """
     random = np.random.default_rng(0)
-    rows, records = {}, []
-    for group in range(3):
+    rows = []
+    for group, alike in enumerate((0, 9, 8)):
         for sample in range(4):
             prompt, completion = int(random.integers(3, 11)), int(random.integers(2, 13))
-            row = make_row(group, sample, prompt, completion, ((3, 4, 5), (5,), (4, 5))[sample % 3], float(random.integers(0, 2)))
-            sampled = row.versions()[row.loss_mask]
-            records.append(
-                BatchRow(
-                    group_id=row.group_id,
-                    task_id=row.task_id,
-                    sample_index=sample,
-                    length=len(row),
-                    sampled=((PolicyVersion(version), len(sampled)),),
-                    stop_reason=row.stop_reason,
-                    loss_tokens=int((sampled >= oldest).sum()),
-                    reward=row.reward,
-                    committed_version=PolicyVersion(version),
-                    weight=1.0,
-                    payload=NO_PAYLOAD,
-                )
+            versions, reward = ((3, 4, 5), (5,), (4, 5))[sample % 3], float(random.integers(0, 2))
+            rows.append(make_row(group, sample, alike or prompt, completion, versions, reward, alike=alike))
+    return batch_of(rows, version, oldest)
+
+
+def batch_of(rows: Sequence[Trajectory], version: int = 5, oldest: int = 4) -> tuple[Batch, dict[tuple[GroupId, int], Trajectory]]:
+    """A batch of these rows, and the rows by their names."""
+    records = []
+    for row in rows:
+        sampled = row.versions()[row.loss_mask]
+        prompt = row.token_ids[: row.prompt_length()]
+        records.append(
+            BatchRow(
+                group_id=row.group_id,
+                task_id=row.task_id,
+                sample_index=row.sample_index,
+                length=len(row),
+                sampled=((PolicyVersion(version), len(sampled)),),
+                stop_reason=row.stop_reason,
+                loss_tokens=int((sampled >= oldest).sum()),
+                reward=row.reward,
+                committed_version=PolicyVersion(version),
+                weight=1.0,
+                payload=NO_PAYLOAD,
+                prompt_length=len(prompt),
+                prompt_checksums=prompt_checksums(prompt),
             )
-            rows[row.group_id, sample] = row
-    return Batch(PolicyVersion(version), PolicyVersion(oldest), tuple(records)), rows
+        )
+    names = {(row.group_id, row.sample_index): row for row in rows}
+    return Batch(PolicyVersion(version), PolicyVersion(oldest), tuple(records)), names

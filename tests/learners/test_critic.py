@@ -52,6 +52,7 @@ def packed(**changes):
         batch=batch,
         temperature=0.8,
         multiple=1,
+        share_prefixes=False,
     )
     return part, records
 

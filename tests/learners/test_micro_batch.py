@@ -19,7 +19,7 @@ def packed(multiple=1, take=12, **changes):
     # One for the whole row, or one a turn, in turn.
     advantages = [[float(number)] if number % 2 else [float(number), number + 0.5] for number in range(take)]
     shares = [1.0 + number for number in range(take)]
-    return records, payload, pack(records, payload, advantages, shares, batch=batch, temperature=TEMPERATURE, multiple=multiple)
+    return records, payload, pack(records, payload, advantages, shares, batch=batch, temperature=TEMPERATURE, multiple=multiple, share_prefixes=False)
 
 
 def test_every_sampled_token_is_predicted_from_the_token_before_it():
@@ -82,7 +82,7 @@ def test_a_payload_of_other_lengths_versions_or_numbers_is_refused():
     row = rows[record.group_id, record.sample_index]
 
     def attempt(record=record, row=row, batch=batch, advantages=(0.0,)):
-        pack([record], [row], [advantages], [1.0], batch=batch, temperature=TEMPERATURE, multiple=1)
+        pack([record], [row], [advantages], [1.0], batch=batch, temperature=TEMPERATURE, multiple=1, share_prefixes=False)
 
     attempt()
     with pytest.raises(ValueError, match="its record says 99"):

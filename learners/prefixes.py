@@ -1,0 +1,50 @@
+"""The beginning that rows of a group have in common, which is computed once for all of them.
+
+It ends before the last token that every row has before its first sampled one: that token predicts the first sampled one, and each
+row keeps it. So every prediction is made within its own row, and a shared prefix has neither targets nor a loss of its own.
+
+What always holds: rows share no more than they have in common; :func:`planned_prefix` knows no payload and never promises more
+than :func:`shared_prefix` finds (but for a collision of CRC-32).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from asyncrl.core.payload import TrajectoryRecord, checked_lengths
+from asyncrl.core.trajectory import Trajectory
+
+
+def planned_prefix(records: Sequence[TrajectoryRecord]) -> int:
+    """How many leading tokens rows can share by what their records say; 0 for a single row.
+
+    At least half of what they really share, if that is 128 tokens or more; all of it where their prompts are equal.
+    """
+    if len(records) < 2:
+        return 0
+    checked = (set(zip(checked_lengths(each.prompt_length), each.prompt_checksums, strict=False)) for each in records)
+    common = max((length for length, _ in set.intersection(*checked)), default=0)
+    return max(0, min(common, min(each.prompt_length for each in records) - 1))
+
+
+def tokens_before(lengths: Sequence[int], prefixes: Sequence[range]) -> list[int]:
+    """How many tokens of a shared prefix come before each segment of a micro-batch.
+
+    Args:
+        lengths, prefixes: see :class:`.micro_batch.MicroBatch`.
+    """
+    before = [0] * len(lengths)
+    for prefix, rows in zip(lengths, prefixes, strict=False):
+        for row in rows:
+            before[len(prefixes) + row] = prefix
+    return before
+
+
+def shared_prefix(rows: Sequence[Trajectory]) -> int:
+    """How many leading tokens rows share."""
+    first = rows[0].token_ids
+    common = min(row.prompt_length() for row in rows) - 1
+    for row in rows[1:]:
+        differing = np.flatnonzero(row.token_ids[:common] != first[:common])
+        common = int(differing[0]) if len(differing) else common
+    return max(0, common)
