@@ -61,6 +61,7 @@ class Learner:
 
     Attributes:
         version: policy version of the weights.
+        preparation: prepares each batch for its optimizer steps.
 
     Args:
         config: the model's data type, the parallel layout and the optimizer.
@@ -97,7 +98,7 @@ class Learner:
         self._trainer = Trainer(
             algorithm, config, deadlines, temperature=temperature, seed=seed, model_path=model_path, spec=rank
         )
-        self._preparation = Preparation(algorithm, config, temperature, rank, self._trainer)
+        self.preparation = Preparation(algorithm, config, temperature, rank, self._trainer)
         self._kl_coefficient = 0.0 if isinstance(algorithm.kl, NoKl) else algorithm.kl.coefficient
         self._saving: Saving | None = None
         self.version = PolicyVersion(0)
@@ -110,7 +111,7 @@ class Learner:
         Raises:
             RecipeError: if a row is longer than ``learner.micro_batch_tokens``.
         """
-        return self._preparation.rows_needed(batch)
+        return self.preparation.rows_needed(batch)
 
     def step(self, batch: Batch, rows: Mapping[tuple[GroupId, int], Trajectory]) -> StepReport:
         """Train ``batch.version`` into the next version by ``algorithm.epochs`` times ``algorithm.minibatches`` optimizer steps.
@@ -135,7 +136,7 @@ class Learner:
         if not any(row.loss_tokens for row in batch.rows):
             raise ValueError(f"no token of the {len(batch.rows)} rows for version {batch.version} may enter the loss")
         rate = learning_rate(batch.version, self._steps, self._config)
-        parts = self._preparation.mini_batches(batch, rows, self._kl_coefficient)
+        parts = self.preparation.mini_batches(batch, rows, self._kl_coefficient)
         tallies: list[Tally] = []
         norms: list[float] = []
         critic_norms: list[float] = []
@@ -162,13 +163,16 @@ class Learner:
         coefficient = self._kl_coefficient
         self._adapt_kl(whole)
         seconds = time.perf_counter() - started
-        flops = self._trainer.added_over_data(torch.tensor(self._trainer.flops - flops_before, dtype=torch.float64)).item()
+        computed = sum(micro_batch.computed_tokens for part in parts for micro_batch in part.micro_batches)
+        work = torch.tensor([self._trainer.flops - flops_before, computed], dtype=torch.float64)
+        flops, computed = self._trainer.added_over_data(work).tolist()
         readings = []
         if whole is not None:
             readings = [
                 *readings_of(whole, batch.version - batch.oldest_version),
                 Reading(metrics.GRAD_NORM, fmean(norms)),
                 Reading(metrics.LEARNING_RATE, rate),
+                Reading(metrics.TOKENS_COMPUTED, computed),
                 Reading(metrics.STEP_SECONDS, seconds),
                 *self._speed(flops / seconds / self._rank.layout.ranks),
             ]

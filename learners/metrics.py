@@ -76,6 +76,11 @@ TOKENS = _sum("learner/tokens", "tokens", "sampled tokens in the loss")
 TOKENS_MASKED_STALE = _sum("learner/tokens_masked_stale", "tokens", "sampled tokens kept out of the loss for their staleness")
 TOKENS_MASKED_WEIGHT = _sum("learner/tokens_masked_weight", "tokens", "tokens left out for an importance weight out of bounds")
 TOKENS_REJECTED = _sum("learner/tokens_rejected", "tokens", "tokens left out by a rejection criterion")
+TOKENS_COMPUTED = _sum(
+    "learner/tokens_computed",
+    "tokens",
+    "tokens of the batch as often as a pass computes them: a prefix that rows share counts once in each micro-batch",
+)
 STEP_SECONDS = Metric(
     "learner/step_seconds", "s", Reduction.MAX, "wall time of the batch's optimizer steps, data preparation included"
 )

@@ -49,6 +49,16 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
     values: Tensor | None = None
     returns: Tensor | None = None
 
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """:attr:`lengths` without the padding."""
+        return self.lengths[: len(self.prefixes) + self.rows.count]
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that a pass computes, padding left out."""
+        return sum(self.segments)
+
     def to(self, device: torch.device) -> "MicroBatch":
         """This micro-batch, copied to ``device``."""
         moved = {

@@ -5,7 +5,6 @@ logits of the sampled tokens only. Both compute log-probabilities and entropies,
 the gradient and step.
 """
 
-import math
 import statistics
 import time
 from pathlib import Path
@@ -14,26 +13,18 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
-from transformers.utils.logging import disable_progress_bar
+from transformers import AutoModelForCausalLM
 
-from asyncrl.core.batch import Batch, BatchRow
-from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, CorrectionConfig, PpoClipLoss
-from asyncrl.core.recipe.schema import DeadlinesConfig, LearnerConfig
-from asyncrl.core.trajectory import Sampling as Sampled
-from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
+from asyncrl.bench.learner_subject import GROUP_SIZE, LONGEST, VOCABULARY, Rows, make_batch, make_learner, make_model, make_row
+from asyncrl.core.batch import Batch
+from asyncrl.core.ids import GroupId
+from asyncrl.core.trajectory import Trajectory
 
-VOCABULARY, LONGEST = 4096, 2048
-GROUP_SIZE = 8
 LEARNING_RATE = 1e-6
 TRUNCATION = 2.0
 """The largest importance weight: the recipe's default."""
 SAME_GRADIENT = 1e-4
 """Relative: the two loops' gradient norms may differ by this before the first step."""
-
-Rows = dict[tuple[GroupId, int], Trajectory]
 
 
 class StepSettings(msgspec.Struct, frozen=True):
@@ -80,25 +71,11 @@ def measure(folder: Path, settings: StepSettings) -> StepSpeed:
     Raises:
         RuntimeError: if the loops do not compute the same gradient.
     """
-    from learners.learner import Learner as LearnerRank
-    from learners.rank import FileMeeting, RankSpec
-
-    disable_progress_bar()
-    _make_model(folder)
+    make_model(folder)
     batch, rows = _make_batch(settings)
     lengths = [record.length for record in batch.rows]
     budget = max(settings.rows_at_once * settings.median_tokens, max(lengths))
-    spec = RankSpec(rank=0, meeting=FileMeeting.make(folder / "meeting"))
-    learner = LearnerRank(
-        AlgorithmConfig(loss=PpoClipLoss(), correction=CorrectionConfig(anchor="proximal_recomputed", weight="token")),
-        LearnerConfig(lr=LEARNING_RATE, micro_batch_tokens=budget),
-        DeadlinesConfig(),
-        temperature=1.0,
-        steps=1,
-        seed=0,
-        model_path=folder,
-        rank=spec,
-    )
+    learner = make_learner(folder, budget, LEARNING_RATE)
     plain = PlainLoop(folder, settings.rows_at_once)
     readings = {reading.metric.name: reading.value for reading in learner.step(batch, rows).readings}
     difference = abs(plain.step(batch, rows) / readings["learner/grad_norm"] - 1)
@@ -177,64 +154,11 @@ def _parts(values: list[Item], size: int) -> list[list[Item]]:
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
-def _make_model(folder: Path) -> None:
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        head_dim=32,
-        max_position_embeddings=LONGEST,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-
-
 def _make_batch(settings: StepSettings) -> tuple[Batch, Rows]:
+    """A quarter of each row is prompt, another one for every row."""
     random = np.random.default_rng(0)
     lengths = settings.median_tokens * np.exp(settings.sigma * random.standard_normal(settings.rows))
-    rows, records = {}, []
-    for number, length in enumerate(np.clip(lengths, 16, LONGEST).astype(int).tolist()):
-        row = _make_row(GroupId(number // GROUP_SIZE), number % GROUP_SIZE, length, random)
-        rows[row.group_id, row.sample_index] = row
-        records.append(
-            BatchRow(
-                group_id=row.group_id,
-                task_id=row.task_id,
-                sample_index=row.sample_index,
-                length=length,
-                sampled=((PolicyVersion(0), length - length // 4),),
-                stop_reason=row.stop_reason,
-                loss_tokens=int(row.loss_mask.sum()),
-                reward=row.reward,
-                committed_version=PolicyVersion(0),
-                weight=1.0,
-                payload=PayloadRef(shard=0, segment="", offset=0, size=0, checksum=0),
-            )
-        )
-    return Batch(PolicyVersion(0), PolicyVersion(0), tuple(records)), rows
-
-
-def _make_row(group: GroupId, sample: int, length: int, random: np.random.Generator) -> Trajectory:
-    """A quarter prompt, the rest sampled by a policy near the one being trained, which knows nothing yet."""
-    prompt = length // 4
-    mask = np.arange(length) >= prompt
-    behaviour = -math.log(VOCABULARY) + random.normal(0, 0.3, length)
-    return Trajectory(
-        task_id=TaskId(str(group)),
-        group_id=group,
-        sample_index=sample,
-        attempt=0,
-        token_ids=random.integers(0, VOCABULARY, length).astype(np.int32),
-        logprobs=np.where(mask, behaviour, 0).astype(np.float32),
-        loss_mask=mask,
-        version_spans=(VersionSpan(0, prompt, NOT_SAMPLED), VersionSpan(prompt, length, PolicyVersion(0))),
-        turns=(Turn(prompt, length, 0.0),),
-        reward=float(sample % 2),
-        stop_reason=StopReason.ENVIRONMENT_DONE,
-        sampling=Sampled(temperature=1.0, top_p=1.0, top_k=0),
+    return make_batch(
+        make_row(GroupId(number // GROUP_SIZE), number % GROUP_SIZE, random.integers(0, VOCABULARY, length // 4), length, random)
+        for number, length in enumerate(np.clip(lengths, 16, LONGEST).astype(int).tolist())
     )

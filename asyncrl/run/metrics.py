@@ -28,6 +28,12 @@ FINISHED_RATE = Metric(
     "generators/episodes_per_s", "episodes/s", Reduction.SUM, "episodes played for training since the last step, trained or not"
 )
 TRAINED_RATE = Metric("learner/tokens_per_s", "tokens/s", Reduction.SUM, "tokens of the batch over the time since the last step")
+COMPUTED_RATE = Metric(
+    "learner/computed_tokens_per_s",
+    "tokens/s",
+    Reduction.SUM,
+    "the same, where a prefix that rows share counts as often as it is computed",
+)
 TRAJECTORY_RATE = Metric(
     "run/trajectories_per_s", "trajectories/s", Reduction.SUM, "episodes trained over the time since the last step"
 )

@@ -27,6 +27,7 @@ from asyncrl.run.totals import Totals
 from asyncrl.run.tracking import Tracker
 from generators.evaluation import EvaluationResult
 from generators.worker import GeneratorStatistics
+from learners.metrics import TOKENS_COMPUTED
 
 BOTTLENECK_STEPS = 20
 """Training steps over which the bottleneck is looked for."""
@@ -85,6 +86,7 @@ class Recorder:
             Reading(metrics.GENERATED_RATE, grown(before, generators, "tokens_generated") / seconds),
             Reading(metrics.FINISHED_RATE, grown(before, generators, "finished_episodes") / seconds),
             Reading(metrics.TRAINED_RATE, tokens / seconds),
+            *(Reading(metrics.COMPUTED_RATE, each.value / seconds) for each in readings if each.metric == TOKENS_COMPUTED),
             Reading(metrics.TRAJECTORY_RATE, len(trained) / seconds),
             Reading(metrics.LEARNER_IDLE, max(0.0, 1 - (times.training + times.writing) / seconds)),
             Reading(metrics.GENERATORS_IDLE, shares.idle),

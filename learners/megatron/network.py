@@ -142,9 +142,7 @@ class Network:
                 **arguments,
             )
         for batch in micro_batches:
-            # All segments but the padding.
-            lengths = batch.lengths[: len(batch.prefixes) + batch.rows.count]
-            described = self._shapes, lengths, len(batch.targets), tokens_before(lengths, batch.prefixes)
+            described = self._shapes, batch.segments, len(batch.targets), tokens_before(batch.segments, batch.prefixes)
             self.flops += forward_flops(*described)
             if not forward_only:
                 self.flops += backward_flops(*described)

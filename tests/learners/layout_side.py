@@ -19,7 +19,7 @@ def gradients(
 ) -> tuple[StepReport, list[PlainShard], list[Any]]:
     """One step: its report, and this rank's part of the gradient before clipping, as rectangles of Hugging Face tensors."""
     learner = new_learner(spec, recipe, folder)
-    learner._preparation.shares_prefixes &= share_prefixes
+    learner.preparation.shares_prefixes &= share_prefixes
     optimizer, chunks = learner._trainer._policy.optimizer, learner._trainer._policy._wrapped
     found: list[PlainShard] = []
     prepare = optimizer.prepare_grads

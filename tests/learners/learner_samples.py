@@ -68,8 +68,9 @@ def make_model(folder: Path, architecture: str = "qwen3", **overrides: Any) -> P
 
 
 def untimed(readings: dict[str, float]) -> dict[str, float]:
-    """The readings but those that are never the same twice."""
-    return {name: value for name, value in readings.items() if name not in ("learner/step_seconds", "learner/tflops_per_rank")}
+    """The readings but those that are never the same twice, or depend on the layout."""
+    other = ("learner/step_seconds", "learner/tflops_per_rank", "learner/tokens_computed")
+    return {name: value for name, value in readings.items() if name not in other}
 
 
 def tensors_of(model: torch.nn.Module, kind: str = "data") -> dict[str, np.ndarray]:

@@ -1,0 +1,95 @@
+"""The model, the learner and the rows that the benchmarks of the learner's optimizer steps have in common."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, CorrectionConfig, PpoClipLoss
+from asyncrl.core.recipe.schema import DeadlinesConfig, LearnerConfig
+from asyncrl.core.trajectory import Sampling as Sampled
+from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
+
+if TYPE_CHECKING:
+    from learners.learner import Learner
+
+VOCABULARY, LONGEST = 4096, 2048
+GROUP_SIZE = 8
+
+Rows = dict[tuple[GroupId, int], Trajectory]
+
+
+def make_model(folder: Path) -> None:
+    """A random model of 4 layers, the same every time, in ``folder``."""
+    disable_progress_bar()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=32,
+        max_position_embeddings=LONGEST,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+
+
+def make_learner(folder: Path, micro_batch_tokens: int, learning_rate: float) -> "Learner":
+    """A learner of one rank with the model in ``folder``."""
+    from learners.learner import Learner
+    from learners.rank import FileMeeting, RankSpec
+
+    return Learner(
+        AlgorithmConfig(loss=PpoClipLoss(), correction=CorrectionConfig(anchor="proximal_recomputed", weight="token")),
+        LearnerConfig(lr=learning_rate, micro_batch_tokens=micro_batch_tokens),
+        DeadlinesConfig(),
+        temperature=1.0,
+        steps=1,
+        seed=0,
+        model_path=folder,
+        rank=RankSpec(rank=0, meeting=FileMeeting.make(folder / "meeting")),
+    )
+
+
+def make_batch(rows: Iterable[Trajectory]) -> tuple[Batch, Rows]:
+    """A batch of these rows, and the rows by their names."""
+    version, nowhere = PolicyVersion(0), PayloadRef(shard=0, segment="", offset=0, size=0, checksum=0)
+    records, by_name = [], {}
+    for row in rows:
+        record = msgspec.structs.replace(TrajectoryRecord.of(row, nowhere), committed_version=version)
+        records.append(BatchRow.around(record, row.task_id, version, 1.0))
+        by_name[row.group_id, row.sample_index] = row
+    return Batch(version, version, tuple(records)), by_name
+
+
+def make_row(group: GroupId, sample: int, prompt: np.ndarray, length: int, random: np.random.Generator) -> Trajectory:
+    """``prompt``, and after it what a policy near the one being trained, which knows nothing yet, has sampled."""
+    mask = np.arange(length) >= len(prompt)
+    behaviour = -math.log(VOCABULARY) + random.normal(0, 0.3, length)
+    return Trajectory(
+        task_id=TaskId(str(group)),
+        group_id=group,
+        sample_index=sample,
+        attempt=0,
+        token_ids=np.concatenate([prompt, random.integers(0, VOCABULARY, length - len(prompt))]).astype(np.int32),
+        logprobs=np.where(mask, behaviour, 0).astype(np.float32),
+        loss_mask=mask,
+        version_spans=(VersionSpan(0, len(prompt), NOT_SAMPLED), VersionSpan(len(prompt), length, PolicyVersion(0))),
+        turns=(Turn(len(prompt), length, 0.0),),
+        reward=float(sample % 2),
+        stop_reason=StopReason.ENVIRONMENT_DONE,
+        sampling=Sampled(temperature=1.0, top_p=1.0, top_k=0),
+    )
