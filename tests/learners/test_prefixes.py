@@ -1,0 +1,162 @@
+"""Rows that share a prefix: found alike by plan and payload, and trained to the loss and gradients of rows that share nothing."""
+
+import layout_side
+import msgspec
+import numpy as np
+import pytest
+import rank_side
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learner_samples import VOCABULARY, assemble, batch_of, make_model, make_recipe, make_row, untimed
+from loss_samples import decoupled_ppo
+from ranks import run_ranks
+from test_critic import GAE
+from test_layouts import assert_same_gradients
+
+
+from asyncrl.core.metrics import combine
+from asyncrl.core.recipe.algorithm import KlInLoss
+from learners.micro_batch import pack
+from learners.prefixes import planned_prefix, shared_prefix, tokens_before
+
+
+def group(number, alike, prompts, completions):
+    """Rows whose first ``alike`` tokens are equal, and whose prompts have at least so many and one more."""
+    shapes = zip(prompts, completions, strict=True)
+    return [
+        make_row(number, sample, max(prompt, alike, 1), completion, (5,), float(sample % 2), alike=alike)
+        for sample, (prompt, completion) in enumerate(shapes)
+    ]
+
+
+@st.composite
+def groups(draw):
+    """A few groups of 1 to 9 rows, which share nothing, a part of their prompts, or all of them."""
+    rows = []
+    for number in range(draw(st.integers(1, 4))):
+        size, alike = draw(st.integers(1, 9)), draw(st.sampled_from([0, 1, 2, 17, 64, 65, 100, 130, 200]))
+        extra = draw(st.sampled_from([0, 1, 70]))
+        prompts = [alike + draw(st.integers(0, extra)) for _ in range(size)]
+        rows += group(number, alike, prompts, [draw(st.integers(1, 12)) for _ in range(size)])
+    return rows
+
+
+def packed(rows, multiple, *, share_prefixes):
+    batch, _ = batch_of(rows)
+    count = len(rows)
+    return pack(
+        batch.rows,
+        rows,
+        [[float(number)] for number in range(count)],
+        [1.0] * count,
+        batch=batch,
+        temperature=0.8,
+        multiple=multiple,
+        share_prefixes=share_prefixes,
+    )
+
+
+def rows_of(part):
+    """The tokens of each row, put together from the segments, and the places of each row's tokens in the packed sequence."""
+    ends = np.cumsum(part.lengths)
+    places = [np.arange(end - length, end) for end, length in zip(ends, part.lengths, strict=True)]
+    prefixes = len(part.prefixes)
+    before = {row: prefix for prefix, rows in enumerate(part.prefixes) for row in rows}
+    return [
+        np.concatenate([*([places[before[row]]] if row in before else []), places[prefixes + row]])
+        for row in range(part.rows.count)
+    ]
+
+
+@settings(deadline=None)
+@given(groups(), st.integers(1, 4))
+def test_segments_put_together_are_the_rows(rows, multiple):
+    plain, part = (packed(rows, multiple, share_prefixes=share) for share in (False, True))
+    assert plain.prefixes == ()
+    assert sum(part.lengths) == len(part.token_ids)
+    assert len(part.token_ids) % multiple == 0
+    assert all(length > 0 for length in part.lengths)
+    for number, (row, places) in enumerate(zip(rows, rows_of(part), strict=True)):
+        assert part.token_ids[places].tolist() == row.token_ids.tolist()
+        mine = part.rows.index == number
+        # Every prediction is made within the row's own segment.
+        own = part.lengths[len(part.prefixes) + number]
+        assert part.positions[mine].tolist() == places[np.flatnonzero(row.loss_mask) - 1].tolist()
+        assert set(part.positions[mine].tolist()) <= set(places[-own:].tolist())
+    for name in ("targets", "logp_behaviour", "advantages", "mask", "share", "staleness"):
+        assert torch.equal(getattr(part, name), getattr(plain, name)), name
+    before = tokens_before(part.lengths, part.prefixes)
+    for prefix, continuing in enumerate(part.prefixes):
+        assert len(continuing) > 1
+        assert {before[len(part.prefixes) + row] for row in continuing} == {part.lengths[prefix]}
+    assert part.computed_tokens == plain.computed_tokens - sum(
+        (len(continuing) - 1) * length for continuing, length in zip(part.prefixes, part.lengths, strict=False)
+    )
+
+
+@settings(deadline=None)
+@given(st.integers(2, 9), st.integers(0, 300), st.integers(0, 80), st.data())
+def test_records_promise_at_least_half_of_what_rows_share_and_never_more(size, alike, extra, data):
+    prompts = [alike + data.draw(st.integers(0, extra)) for _ in range(size)]
+    rows = group(0, alike, prompts, [3] * size)
+    found, promised = shared_prefix(rows), planned_prefix(batch_of(rows)[0].rows)
+    agreeing = [len({int(token) for token in column}) == 1 for column in zip(*(row.token_ids for row in rows), strict=False)]
+    common = agreeing.index(False) if False in agreeing else len(agreeing)
+    assert found == max(0, min(common, min(row.prompt_length() for row in rows) - 1))
+    assert promised <= found
+    if found >= 128 or len({row.prompt_length() for row in rows}) == 1 and common >= rows[0].prompt_length():
+        assert promised >= found / 2
+    if extra == 0 and alike:
+        assert promised == found == alike - 1
+
+
+def test_a_row_shares_with_none_alone():
+    rows = group(0, 20, [20], [4])
+    assert planned_prefix(batch_of(rows)[0].rows) == 0
+    assert packed(rows, 1, share_prefixes=True).prefixes == ()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"), max_position_embeddings=512)
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("experts"), "qwen3_moe", max_position_embeddings=512)
+
+
+MIXED = [
+    *group(0, 40, [40] * 5, [3, 9, 2, 7, 7]),
+    *group(1, 0, [5, 9, 4], [4, 4, 6]),
+    *group(2, 70, [75, 90, 71, 80], [5, 1, 8, 2]),
+    *group(3, 2, [2, 2], [6, 11]),
+    *group(4, 30, [30], [6]),
+]
+BATCHES = {
+    "mixed": MIXED,
+    "two": group(0, 1, [1, 1], [2, 2]),
+    "long": group(0, 200, [200] * 8, [2, 9, 4, 3, 6, 1, 1, 5]),
+    # The prompt is all that some rows have, but for one sampled token.
+    "all": group(0, 33, [33] * 4, [1] * 4),
+}
+
+
+def gradients(folder, rows, algorithm=None, *, share, **learner):
+    recipe = make_recipe(folder, clip_grad=1e9, **({"micro_batch_tokens": 1000} | learner))
+    if algorithm is not None:
+        recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
+    ((report, shards, _),) = run_ranks(layout_side.gradients, recipe, folder, *batch_of(rows), share)
+    readings = combine(report.readings)
+    return untimed(readings), assemble([shards]), readings["learner/tokens_computed"]
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_loss_and_gradients_are_those_without_sharing(folder, name):
+    expected, expected_gradients, separate = gradients(folder, BATCHES[name], share=False)
+    found, shared_gradients, shared = gradients(folder, BATCHES[name], share=True)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert_same_gradients(shared_gradients, expected_gradients)
+    assert separate == sum(len(row) for row in BATCHES[name])
+    assert shared < separate or name == "two"
