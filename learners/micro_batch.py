@@ -165,7 +165,8 @@ def _prefixes(records: Sequence[BatchRow], rows: Sequence[Trajectory]) -> dict[r
 
 def _starts(lengths: np.ndarray, first: int) -> np.ndarray:
     """int64 [rows], where rows of ``lengths`` begin that are laid end to end from ``first`` on."""
-    return first + np.cumsum(lengths) - lengths
+    starts: np.ndarray = first + np.cumsum(lengths) - lengths
+    return starts
 
 
 def _check(record: BatchRow, row: Trajectory, batch: Batch, temperature: float) -> None:

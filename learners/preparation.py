@@ -123,9 +123,7 @@ class Preparation:
         return prepared
 
     def _planned(self, batch: Batch) -> list[list[int]]:
-        ranks = plan(
-            batch, self._rank.layout.data, self._config.micro_batch_tokens, share_prefixes=self.shares_prefixes
-        )
+        ranks = plan(batch, self._rank.layout.data, self._config.micro_batch_tokens, share_prefixes=self.shares_prefixes)
         planned = ranks[self._rank.data_rank]
         # The interleaved schedule goes round its stages with a micro-batch for each; empty ones fill the last round.
         stages = self._rank.layout.pipeline if self._rank.layout.virtual_pipeline > 1 else 1

@@ -80,10 +80,10 @@ def measure(folder: Path, settings: PrefixSettings) -> PrefixSpeed:
     shared, separate = step(shares_prefixes=True), step(shares_prefixes=False)
     difference = abs(shared["learner/grad_norm"] / separate["learner/grad_norm"] - 1)
     if not difference < SAME_GRADIENT:
-        raise RuntimeError(f"the gradient norms with and without sharing differ by {difference:.1e}; sharing computes something else")
-    times = [
-        (step(shares_prefixes=True)["seconds"], step(shares_prefixes=False)["seconds"]) for _ in range(settings.repetitions)
-    ]
+        raise RuntimeError(
+            f"the gradient norms with and without sharing differ by {difference:.1e}; sharing computes something else"
+        )
+    times = [(step(shares_prefixes=True)["seconds"], step(shares_prefixes=False)["seconds"]) for _ in range(settings.repetitions)]
     learner.close()
     tokens = sum(record.length for record in batch.rows)
     computed = shared["learner/tokens_computed"]

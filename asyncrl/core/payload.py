@@ -111,7 +111,7 @@ def prompt_checksums(prompt: np.ndarray) -> tuple[int, ...]:
     """CRC-32 of the first tokens of ``prompt`` (int32 [n]), for each of :func:`checked_lengths`."""
     checksums, checksum, start = [], 0, 0
     for end in checked_lengths(len(prompt)):
-        checksum = zlib.crc32(np.ascontiguousarray(prompt[start:end]), checksum)
+        checksum = zlib.crc32(np.ascontiguousarray(prompt[start:end]).data, checksum)
         checksums.append(checksum)
         start = end
     return tuple(checksums)

@@ -221,6 +221,11 @@ def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
             f"at most {plan.outstanding_groups} groups are outstanding for generators.count {recipe.generators.count}: "
             "some engines never have work; raise buffer.pipeline_depth or batch.groups_per_step"
         )
+    if recipe.learner.context_parallel > 1:
+        remarks.append(
+            f"with learner.context_parallel {recipe.learner.context_parallel} the prompt that a group shares is computed once for "
+            "each of its rows; with 1 it is computed once in a micro-batch"
+        )
     cached_tokens = (recipe.generators.kv_cache_mb << 20) // shape.cache_bytes(ELEMENT_BYTES[recipe.generators.dtype])
     if cached_tokens < recipe.generators.max_running * recipe.model.max_context:
         remarks.append(

@@ -35,7 +35,11 @@ _FP8_CAPABILITY = (8, 9)
 def block_spec(config: TransformerConfig, chunk: int | None) -> TransformerBlockSubmodules:
     """The layers of this pipeline stage, or of one of its chunks, and the final norm."""
     if uses_transformer_engine(config):
-        return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=chunk)
+        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=chunk)
+        attention = importlib.import_module("learners.megatron.engine_attention").EngineAttention
+        for layer in spec.layer_specs:
+            layer.submodules.self_attention.submodules.core_attention = attention
+        return spec
     first = get_transformer_layer_offset(config, chunk)
     layers = range(first, first + get_num_layers_to_build(config, chunk))
     return TransformerBlockSubmodules(

@@ -17,7 +17,6 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from learners.megatron.packed_rows import Bucket, PackedRows
 
-
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -44,15 +43,15 @@ def continue_prefixes(query: Tensor, key: Tensor, value: Tensor, packed: PackedR
 def flexible(query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scale: float | None) -> Tensor:
     """The same by FlexAttention, on any device; without a GPU it is slow."""
     queries, keys, values = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
-    kernel = _compiled() if query.is_cuda else flex_attention
+    kernel: Callable[..., Tensor] = _compiled(flex_attention) if query.is_cuda else flex_attention
     grouped = query.size(1) != key.size(1)
     output: Tensor = kernel(queries, keys, values, block_mask=_mask(packed, query.device), scale=scale, enable_gqa=grouped)
     return output.squeeze(0).transpose(0, 1).flatten(1)
 
 
 @functools.cache
-def _compiled() -> Callable[..., Tensor]:
-    return torch.compile(flex_attention, dynamic=True)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
 
 
 def _mask(packed: PackedRows, device: torch.device) -> BlockMask:
@@ -70,7 +69,9 @@ def _mask(packed: PackedRows, device: torch.device) -> BlockMask:
             return (key <= query) & ((segment[key] == segment[query]) | (segment[key] == earlier[query]))
 
         tokens = len(segment)
-        packed.flexible_mask = create_block_mask(sees, None, None, tokens, tokens, device=str(device))
+        # Not compiled it would first make a mask of all pairs of tokens.
+        make = _compiled(create_block_mask) if device.type == "cuda" else create_block_mask
+        packed.flexible_mask = make(sees, None, None, tokens, tokens, device=device)
     return packed.flexible_mask
 
 
@@ -102,7 +103,7 @@ class _Merged(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, log_sum = ctx.saved_tensors
         grads = tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (query, key, value))
         for bucket in ctx.packed.buckets:
@@ -132,7 +133,8 @@ def _block(tensor: Tensor, bucket: Bucket) -> Tensor:
     tensor = tensor[bucket.start : bucket.end]
     if bucket.slots is not None:
         tensor = tensor.new_zeros(bucket.rows * bucket.longest, *tensor.shape[1:]).index_copy_(0, bucket.slots, tensor)
-    return tensor.unflatten(0, (bucket.rows, bucket.longest)).transpose(1, 2)
+    block: Tensor = tensor.unflatten(0, (bucket.rows, bucket.longest)).transpose(1, 2)
+    return block
 
 
 def _unblock(block: Tensor, bucket: Bucket) -> Tensor:

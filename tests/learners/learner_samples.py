@@ -173,7 +173,9 @@ def make_batch(version: int = 5, oldest: int = 4) -> tuple[Batch, dict[tuple[Gro
     return batch_of(rows, version, oldest)
 
 
-def batch_of(rows: Sequence[Trajectory], version: int = 5, oldest: int = 4) -> tuple[Batch, dict[tuple[GroupId, int], Trajectory]]:
+def batch_of(
+    rows: Sequence[Trajectory], version: int = 5, oldest: int = 4
+) -> tuple[Batch, dict[tuple[GroupId, int], Trajectory]]:
     """A batch of these rows, and the rows by their names."""
     records = []
     for row in rows:

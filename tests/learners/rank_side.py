@@ -352,3 +352,15 @@ def transformer_settings(spec: RankSpec, recipe: Recipe, folder: Path) -> dict[s
 
     settings = vars(policy_config(folder, recipe.learner).transformer)
     return {name: value for name, value in settings.items() if value is None or isinstance(value, bool | int | float | str)}
+
+
+def both_prefix_attentions(_: RankSpec, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """Attention over rows and shared prefixes, as a CPU computes it and as a GPU does."""
+    from learners.megatron.packed_rows import PackedRows
+    from learners.megatron.prefix_attention import continue_prefixes, flexible
+
+    packed = PackedRows.of((40, 7, 9, 8, 3, 12, 1, 20, 5), torch.device("cpu"), (range(3), range(3, 5)))
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(sum(packed.lengths), heads, 16, generator=random) for heads in (4, groups, groups))
+    of_cpu, of_gpu = (attend(query, key, value, packed, None) for attend in (continue_prefixes, flexible))
+    return of_cpu.numpy(), of_gpu.numpy()

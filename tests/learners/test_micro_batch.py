@@ -19,7 +19,11 @@ def packed(multiple=1, take=12, **changes):
     # One for the whole row, or one a turn, in turn.
     advantages = [[float(number)] if number % 2 else [float(number), number + 0.5] for number in range(take)]
     shares = [1.0 + number for number in range(take)]
-    return records, payload, pack(records, payload, advantages, shares, batch=batch, temperature=TEMPERATURE, multiple=multiple, share_prefixes=False)
+    return (
+        records,
+        payload,
+        pack(records, payload, advantages, shares, batch=batch, temperature=TEMPERATURE, multiple=multiple, share_prefixes=False),
+    )
 
 
 def test_every_sampled_token_is_predicted_from_the_token_before_it():

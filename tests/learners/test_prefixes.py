@@ -8,15 +8,15 @@ import rank_side
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner_samples import VOCABULARY, assemble, batch_of, make_model, make_recipe, make_row, untimed
+from learner_samples import assemble, batch_of, make_model, make_recipe, make_row, untimed
 from loss_samples import decoupled_ppo
 from ranks import run_ranks
 from test_critic import GAE
 from test_layouts import assert_same_gradients
 
-
 from asyncrl.core.metrics import combine
 from asyncrl.core.recipe.algorithm import KlInLoss
+from asyncrl.core.recipe.schema import LoraConfig
 from learners.micro_batch import pack
 from learners.prefixes import planned_prefix, shared_prefix, tokens_before
 
@@ -105,7 +105,7 @@ def test_records_promise_at_least_half_of_what_rows_share_and_never_more(size, a
     common = agreeing.index(False) if False in agreeing else len(agreeing)
     assert found == max(0, min(common, min(row.prompt_length() for row in rows) - 1))
     assert promised <= found
-    if found >= 128 or len({row.prompt_length() for row in rows}) == 1 and common >= rows[0].prompt_length():
+    if found >= 128 or (len({row.prompt_length() for row in rows}) == 1 and common >= rows[0].prompt_length()):
         assert promised >= found / 2
     if extra == 0 and alike:
         assert promised == found == alike - 1
@@ -160,3 +160,37 @@ def test_loss_and_gradients_are_those_without_sharing(folder, name):
     assert_same_gradients(shared_gradients, expected_gradients)
     assert separate == sum(len(row) for row in BATCHES[name])
     assert shared < separate or name == "two"
+
+
+def test_experts_have_the_gradients_without_sharing(experts):
+    expected, expected_gradients, _ = gradients(experts, MIXED, share=False)
+    found, shared_gradients, _ = gradients(experts, MIXED, share=True)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert_same_gradients(shared_gradients, expected_gradients)
+
+
+VARIANTS = {
+    "critic": (GAE, {}),
+    "reference": (decoupled_ppo(kl=KlInLoss(coefficient=0.1)), {}),
+    "recompute": (None, {"recompute": "full", "micro_batch_tokens": 220}),
+    "adapters": (None, {"lora": LoraConfig(rank=3)}),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_critic_reference_recompute_and_adapters_read_as_without_sharing(folder, name):
+    """The norms of the gradients among the readings."""
+    algorithm, learner = VARIANTS[name]
+    expected, _, _ = gradients(folder, MIXED, algorithm, share=False, **learner)
+    found, _, _ = gradients(folder, MIXED, algorithm, share=True, **learner)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert found["learner/grad_norm"] > 0
+    assert found.get("critic/grad_norm", 1.0) > 0
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+def test_the_path_of_a_gpu_sees_what_that_of_a_cpu_does(groups):
+    """Forward only: FlexAttention has no gradients on a CPU."""
+    parts = run_ranks(rank_side.both_prefix_attentions, groups)
+    ((of_cpu, of_gpu),) = parts
+    np.testing.assert_allclose(of_gpu, of_cpu, atol=1e-5)

@@ -299,7 +299,7 @@ class LearnerConfig(Section, frozen=True):
         fp8: multiply the layers' matrices in 8-bit floating point, by TransformerEngine with a current scale for each tensor: all
             in e4m3, or gradients in e5m2 (``hybrid``). Attention, norms, output layer and optimizer are not affected. Needs
             ``dtype`` bfloat16, a model without experts and GPUs of compute capability 8.9 or newer; has not run on one yet.
-        micro_batch_tokens: tokens packed into one micro-batch over all context-parallel ranks; must hold the longest episode.
+        micro_batch_tokens: tokens computed in one micro-batch over all context-parallel ranks; must hold the longest episode.
         tensor_parallel, pipeline_parallel, data_parallel, context_parallel: ranks along each dimension; their product is the
             number of ranks. Tensor-parallel ranks divide the sequence too, between their matrix products (sequence parallelism).
             Context-parallel ranks divide the tokens of each row, for rows too long for one.
