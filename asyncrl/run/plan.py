@@ -223,8 +223,8 @@ def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
         )
     if recipe.learner.context_parallel > 1:
         remarks.append(
-            f"with learner.context_parallel {recipe.learner.context_parallel} the prompt that a group shares is computed once for "
-            "each of its rows; with 1 it is computed once in a micro-batch"
+            f"with learner.context_parallel {recipe.learner.context_parallel} the prompt that a group shares is computed once "
+            "for each of its rows; with 1 it is computed once in a micro-batch"
         )
     cached_tokens = (recipe.generators.kv_cache_mb << 20) // shape.cache_bytes(ELEMENT_BYTES[recipe.generators.dtype])
     if cached_tokens < recipe.generators.max_running * recipe.model.max_context:

@@ -43,7 +43,9 @@ def continue_prefixes(query: Tensor, key: Tensor, value: Tensor, packed: PackedR
 def flexible(query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scale: float | None) -> Tensor:
     """The same by FlexAttention, on any device; without a GPU it is slow."""
     queries, keys, values = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
-    kernel: Callable[..., Tensor] = _compiled(flex_attention) if query.is_cuda else flex_attention
+    kernel: Any = flex_attention
+    if query.is_cuda:
+        kernel = _compiled(kernel)
     grouped = query.size(1) != key.size(1)
     output: Tensor = kernel(queries, keys, values, block_mask=_mask(packed, query.device), scale=scale, enable_gqa=grouped)
     return output.squeeze(0).transpose(0, 1).flatten(1)

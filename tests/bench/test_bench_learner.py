@@ -4,9 +4,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from asyncrl.bench import learner, learner_steps
+from asyncrl.bench import learner, learner_prefixes, learner_steps
 from asyncrl.bench.learner import LearnerBenchResult, LearnerBenchSettings, LogprobSettings
-from asyncrl.bench.learner_steps import GROUP_SIZE, StepSettings
+from asyncrl.bench.learner_prefixes import PrefixSettings
+from asyncrl.bench.learner_steps import StepSettings
+from asyncrl.bench.learner_subject import GROUP_SIZE
 
 
 @pytest.fixture
@@ -18,6 +20,7 @@ def tiny(monkeypatch):
     return LearnerBenchSettings(
         padding_free=StepSettings(sigma=0.0, **shape),
         lognormal=StepSettings(sigma=1.0, **shape),
+        shared_prefix=PrefixSettings(groups=2, prompt=40, median_suffix=12, micro_batch_tokens=256, repetitions=1),
         logprob=LogprobSettings(tokens=2048, vocabulary=4096, hidden=32, repetitions=1),
     )
 
@@ -33,6 +36,12 @@ def test_both_loops_take_the_same_gradient_and_the_result_is_written(tiny, tmp_p
     assert result.padding_free.tokens == GROUP_SIZE * 24
     assert result.padding_free.padding == 0
     assert 0 < result.lognormal.padding < 1
+    shared = result.shared_prefix
+    assert shared.gradient_difference < learner_prefixes.SAME_GRADIENT
+    saved = 2 * (GROUP_SIZE - 1) * 39
+    assert shared.token_ratio == pytest.approx(shared.tokens / (shared.tokens - saved))
+    assert shared.computed_tokens_per_s == pytest.approx(shared.tokens_per_s / shared.token_ratio)
+    assert result.ratio_shared_prefix == shared.ratio > 0
     assert result.logprob_megabytes < result.full_logits_megabytes
     console.print(learner.view(result))
     assert "rows of one length" in console.file.getvalue()

@@ -20,7 +20,7 @@ from transformers import (
 
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
-from asyncrl.core.payload import PayloadRef, prompt_checksums
+from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import EnvironmentConfig, LearnerConfig, ModelConfig, Recipe, SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
@@ -180,7 +180,7 @@ def batch_of(
     records = []
     for row in rows:
         sampled = row.versions()[row.loss_mask]
-        prompt = row.token_ids[: row.prompt_length()]
+        record = TrajectoryRecord.of(row, NO_PAYLOAD)
         records.append(
             BatchRow(
                 group_id=row.group_id,
@@ -194,8 +194,8 @@ def batch_of(
                 committed_version=PolicyVersion(version),
                 weight=1.0,
                 payload=NO_PAYLOAD,
-                prompt_length=len(prompt),
-                prompt_checksums=prompt_checksums(prompt),
+                prompt_length=record.prompt_length,
+                prompt_checksums=record.prompt_checksums,
             )
         )
     names = {(row.group_id, row.sample_index): row for row in rows}

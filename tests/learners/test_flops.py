@@ -74,7 +74,7 @@ def test_a_pass_beside_frozen_weights_is_what_torch_counts(folder):
 
 @pytest.mark.parametrize("grid", [{}, {"tensor": 2}, {"pipeline": 2}], ids=["one", "tp2", "pp2"])
 def test_a_step_of_adapters_counts_no_gradients_of_frozen_weights(folder, grid):
-    batch, rows = make_batch()
+    batch, rows = separate()
     recipe = make_recipe(folder, lora=LoraConfig(rank=5, targets=("o_proj",)), **grid)
     results = run_ranks(rank_side.train, recipe, folder, batch, rows, 1, None, **grid)
     readings = combine(reading for reports, _, _ in results for reading in reports[0].readings)
@@ -84,11 +84,18 @@ def test_a_step_of_adapters_counts_no_gradients_of_frozen_weights(folder, grid):
     assert flops_of(readings) * recipe.learner.layout.ranks == pytest.approx(expected, rel=1e-9)
 
 
-def readings_of(folder, algorithm=None):
-    recipe = make_recipe(folder)
+def separate():
+    """A batch whose records do not tell what its rows share, and the rows."""
+    batch, rows = make_batch()
+    records = tuple(msgspec.structs.replace(record, prompt_length=0, prompt_checksums=()) for record in batch.rows)
+    return msgspec.structs.replace(batch, rows=records), rows
+
+
+def readings_of(folder, algorithm=None, batch_and_rows=None, **learner):
+    recipe = make_recipe(folder, **learner)
     if algorithm is not None:
         recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
-    (result,) = run_ranks(rank_side.train, recipe, folder, *make_batch(), 1, None)
+    (result,) = run_ranks(rank_side.train, recipe, folder, *(batch_and_rows or separate()), 1, None)
     return combine(result[0][0].readings)
 
 
@@ -96,8 +103,23 @@ def flops_of(readings):
     return readings["learner/tflops_per_rank"] * 1e12 * readings["learner/step_seconds"]
 
 
-def test_a_step_counts_all_its_passes(folder, mixture):
+def test_a_shared_prefix_counts_once_and_every_row_sees_it(folder):
     batch, rows = make_batch()
+    readings = readings_of(folder, batch_and_rows=(batch, rows), micro_batch_tokens=1000)
+    # The prompts of the second and third group have 9 and 8 tokens; each row keeps its last one.
+    shared = [0] * 4 + [8] * 4 + [7] * 4
+    own = [record.length - prefix for record, prefix in zip(batch.rows, shared, strict=True)]
+    sampled = sum(int(row.loss_mask.sum()) for row in rows.values())
+    expected = forward_flops(SHAPES, [8, 7, *own], sampled, [0, 0, *shared])
+    assert flops_of(readings) == pytest.approx(3 * expected, rel=1e-9)
+    assert readings["learner/tokens_computed"] == 8 + 7 + sum(own)
+    # A prefix and what continues it are as much work as the row of both.
+    whole = forward_flops(SHAPES, [20], 0)
+    assert forward_flops(SHAPES, [8, 12], 0, [0, 8]) == whole > forward_flops(SHAPES, [8, 12], 0)
+
+
+def test_a_step_counts_all_its_passes(folder, mixture):
+    batch, rows = separate()
     lengths, sampled = [record.length for record in batch.rows], sum(int(row.loss_mask.sum()) for row in rows.values())
     policy = forward_flops(SHAPES, lengths, sampled)
     critic = forward_flops(msgspec.structs.replace(SHAPES, outputs=1), lengths, sampled)

@@ -188,6 +188,9 @@ def test_remarks_on_what_is_probably_not_meant(model):
     assert "some engines never have work" in idle
     (preempted,) = make_plan(compose("quickstart", [model, "generators.kv_cache_mb=64"]), ROOMY).remarks
     assert "preempts" in preempted
+    divided = ["generators.kv_cache_mb=1024", "learner.context_parallel=2"]
+    (repeated,) = make_plan(compose("quickstart", divided), ROOMY).remarks
+    assert "with learner.context_parallel 2 the prompt that a group shares is computed once for each of its rows" in repeated
 
 
 def test_the_plan_says_what_cannot_act():
