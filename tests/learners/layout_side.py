@@ -15,11 +15,10 @@ from learners.rank import RankSpec
 
 
 def gradients(
-    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows, share_prefixes: bool = True
+    spec: RankSpec, recipe: Recipe, folder: Path, batch: Batch, rows: Rows
 ) -> tuple[StepReport, list[PlainShard], list[Any]]:
     """One step: its report, and this rank's part of the gradient before clipping, as rectangles of Hugging Face tensors."""
     learner = new_learner(spec, recipe, folder)
-    learner.preparation.shares_prefixes &= share_prefixes
     optimizer, chunks = learner._trainer._policy.optimizer, learner._trainer._policy._wrapped
     found: list[PlainShard] = []
     prepare = optimizer.prepare_grads

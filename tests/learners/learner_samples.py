@@ -1,9 +1,10 @@
 """Small models, batches and recipes that the learner's tests share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from loss_samples import decoupled_ppo
@@ -200,3 +201,11 @@ def batch_of(
         )
     names = {(row.group_id, row.sample_index): row for row in rows}
     return Batch(PolicyVersion(version), PolicyVersion(oldest), tuple(records)), names
+
+
+def separate(
+    batch: Batch, rows: Mapping[tuple[GroupId, int], Trajectory]
+) -> tuple[Batch, Mapping[tuple[GroupId, int], Trajectory]]:
+    """The same rows, whose records do not tell what they share: none shares its beginning with another."""
+    records = tuple(msgspec.structs.replace(record, prompt_length=0, prompt_checksums=()) for record in batch.rows)
+    return msgspec.structs.replace(batch, rows=records), rows

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import rank_side
 import torch
-from learner_samples import VOCABULARY, make_batch, make_model, make_recipe
+from learner_samples import VOCABULARY, make_batch, make_model, make_recipe, separate
 from loss_samples import decoupled_ppo
 from ranks import run_ranks
 from torch.utils.flop_counter import FlopCounterMode
@@ -74,7 +74,7 @@ def test_a_pass_beside_frozen_weights_is_what_torch_counts(folder):
 
 @pytest.mark.parametrize("grid", [{}, {"tensor": 2}, {"pipeline": 2}], ids=["one", "tp2", "pp2"])
 def test_a_step_of_adapters_counts_no_gradients_of_frozen_weights(folder, grid):
-    batch, rows = separate()
+    batch, rows = separate(*make_batch())
     recipe = make_recipe(folder, lora=LoraConfig(rank=5, targets=("o_proj",)), **grid)
     results = run_ranks(rank_side.train, recipe, folder, batch, rows, 1, None, **grid)
     readings = combine(reading for reports, _, _ in results for reading in reports[0].readings)
@@ -84,18 +84,11 @@ def test_a_step_of_adapters_counts_no_gradients_of_frozen_weights(folder, grid):
     assert flops_of(readings) * recipe.learner.layout.ranks == pytest.approx(expected, rel=1e-9)
 
 
-def separate():
-    """A batch whose records do not tell what its rows share, and the rows."""
-    batch, rows = make_batch()
-    records = tuple(msgspec.structs.replace(record, prompt_length=0, prompt_checksums=()) for record in batch.rows)
-    return msgspec.structs.replace(batch, rows=records), rows
-
-
 def readings_of(folder, algorithm=None, batch_and_rows=None, **learner):
     recipe = make_recipe(folder, **learner)
     if algorithm is not None:
         recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
-    (result,) = run_ranks(rank_side.train, recipe, folder, *(batch_and_rows or separate()), 1, None)
+    (result,) = run_ranks(rank_side.train, recipe, folder, *(batch_and_rows or separate(*make_batch())), 1, None)
     return combine(result[0][0].readings)
 
 
@@ -119,7 +112,7 @@ def test_a_shared_prefix_counts_once_and_every_row_sees_it(folder):
 
 
 def test_a_step_counts_all_its_passes(folder, mixture):
-    batch, rows = separate()
+    batch, rows = separate(*make_batch())
     lengths, sampled = [record.length for record in batch.rows], sum(int(row.loss_mask.sum()) for row in rows.values())
     policy = forward_flops(SHAPES, lengths, sampled)
     critic = forward_flops(msgspec.structs.replace(SHAPES, outputs=1), lengths, sampled)

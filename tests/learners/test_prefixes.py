@@ -1,6 +1,7 @@
 """Rows that share a prefix: found alike by plan and payload, and trained to the loss and gradients of rows that share nothing."""
 
 import layout_side
+import lora_side
 import msgspec
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import rank_side
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner_samples import assemble, batch_of, make_model, make_recipe, make_row, untimed
+from learner_samples import assemble, batch_of, make_model, make_recipe, make_row, separate, untimed
 from loss_samples import decoupled_ppo
 from ranks import run_ranks
 from test_critic import GAE
@@ -147,7 +148,11 @@ def gradients(folder, rows, algorithm=None, *, share, **learner):
     recipe = make_recipe(folder, clip_grad=1e9, **({"micro_batch_tokens": 1000} | learner))
     if algorithm is not None:
         recipe = msgspec.structs.replace(recipe, algorithm=algorithm)
-    ((report, shards, _),) = run_ranks(layout_side.gradients, recipe, folder, *batch_of(rows), share)
+    batch = batch_of(rows) if share else separate(*batch_of(rows))
+    if recipe.learner.lora is None:
+        ((report, shards, _),) = run_ranks(layout_side.gradients, recipe, folder, *batch)
+    else:
+        ((report, _, shards, _),) = run_ranks(lora_side.gradients, recipe, folder, *batch)
     readings = combine(report.readings)
     return untimed(readings), assemble([shards]), readings["learner/tokens_computed"]
 
@@ -178,11 +183,12 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_critic_reference_recompute_and_adapters_read_as_without_sharing(folder, name):
-    """The norms of the gradients among the readings."""
+def test_critic_reference_recompute_and_adapters_have_the_gradients_without_sharing(folder, name):
+    """Of the critic the gradient's norm, which is among the readings."""
     algorithm, learner = VARIANTS[name]
-    expected, _, _ = gradients(folder, MIXED, algorithm, share=False, **learner)
-    found, _, _ = gradients(folder, MIXED, algorithm, share=True, **learner)
+    expected, expected_gradients, _ = gradients(folder, MIXED, algorithm, share=False, **learner)
+    found, shared_gradients, _ = gradients(folder, MIXED, algorithm, share=True, **learner)
+    assert_same_gradients(shared_gradients, expected_gradients)
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert found["learner/grad_norm"] > 0
     assert found.get("critic/grad_norm", 1.0) > 0
