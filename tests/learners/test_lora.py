@@ -180,8 +180,8 @@ def test_the_weights_stay_to_the_bit_and_the_sum_is_published(folder, dtype, gri
             added = ALPHA / RANK * adapters[f"{prefix}.lora_B.weight"] @ adapters[f"{prefix}.lora_A.weight"]
             expected = (weight.double() + torch.from_numpy(added)).to(weight.dtype).double().numpy()
             assert np.abs(expected - weight.double().numpy()).max() > 1e-3
-            # float32 sums round to the other neighbour now and then.
-            np.testing.assert_allclose(published[name], expected, rtol=2**-8 if dtype == "bfloat16" else 1e-5, atol=1e-7)
+            # float32 sums round to the other neighbour now and then, which in bfloat16 is up to 2**-7 away.
+            np.testing.assert_allclose(published[name], expected, rtol=2**-7 if dtype == "bfloat16" else 1e-5, atol=1e-7)
             assert (published[name] == expected).mean() > 0.8
         else:
             np.testing.assert_array_equal(published[name], weight.double().numpy())
