@@ -158,8 +158,8 @@ def _prefixes(records: Sequence[BatchRow], rows: Sequence[Trajectory]) -> dict[r
     for _, numbers in groupby(range(len(records)), lambda number: records[number].group_id):
         first, *others = numbers
         alike = range(first, first + 1 + len(others))
-        if planned_prefix(records[alike.start : alike.stop]):
-            prefixes[alike] = shared_prefix(rows[alike.start : alike.stop])
+        if planned_prefix(records[alike.start : alike.stop]) and (length := shared_prefix(rows[alike.start : alike.stop])):
+            prefixes[alike] = length
     return prefixes
 
 

@@ -50,7 +50,7 @@ class _Family(NamedTuple):
 def plan(batch: Batch, data_parallel: int, micro_batch_tokens: int, *, share_prefixes: bool) -> list[list[MicroBatchRows]]:
     """Micro-batches of each data-parallel rank, in the order they are trained.
 
-    As few micro-batches as the token budget and the greedy assignment allow.
+    The most even of a few plans, each of which has as few micro-batches as the token budget and the greedy assignment allow.
 
     Args:
         share_prefixes: whether what rows of a group have in common at their beginning is computed once in a micro-batch.

@@ -26,6 +26,8 @@ from learners.tiny import TinyProgress, ensure_tiny_model
 
 BAR = 0.9
 """Share of the held-out tasks that the quickstart solves when it has learned; version 0 solves about 0.4."""
+ALIKE = ("buffer.pipeline_depth=1", "generators.dtype=float32", "generators.count=2", "learner.data_parallel=1")
+"""What would be chosen for the machine, so that runs on different ones compare; later overrides win."""
 OLDER = ("buffer.max_staleness=4", "buffer.pipeline_depth=4")
 STALE = ("buffer.max_staleness=8", "buffer.pipeline_depth=7")
 PPO_CLIP = ("algorithm.loss={kind: ppo_clip}", "algorithm.correction={anchor: behaviour, weight: none}")
@@ -211,7 +213,7 @@ def recipe(row: LearningVariant, seed: int, settings: LearningSettings, model: P
         f"steps={settings.steps}",
         f"evaluation.every={settings.every}",
     )
-    checked = compose("quickstart", [*common, *PATIENT, *row.overrides])
+    checked = compose("quickstart", [*common, *PATIENT, *ALIKE, *row.overrides])
     if not row.uncorrected:
         return checked
     correction = msgspec.structs.replace(checked.algorithm.correction, weight="none")

@@ -16,7 +16,7 @@ from learners.prefixes import tokens_before
 
 _LEAST_FILL = 0.8
 """A row shorter than this share of the longest in its bucket starts another bucket. So at most a fifth of a bucket is padding,
-and buckets are few: their number grows with the logarithm of longest / shortest."""
+and buckets are few: their number grows with the logarithm of longest / shortest, for the rows of each shared prefix apart."""
 
 
 @dataclass(frozen=True)
