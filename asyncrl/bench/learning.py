@@ -230,7 +230,7 @@ def _silently(progress: TinyProgress) -> None:
 
 def _measure(row: LearningVariant, seed: int, settings: LearningSettings, model: Path) -> LearningRun:
     of_run = recipe(row, seed, settings, model)
-    folder, summary, _ = launch_here(of_run, LiveView(Console(), of_run.name))
+    folder, summary = launch_here(of_run, LiveView(Console(), of_run.name))
     failure = f"{summary.reason}; see {folder.logs}" if summary.status is Status.FAILED else ""
     return LearningRun(
         row=row.name,

@@ -4,6 +4,7 @@ The clock of either side runs from the end of its last warm-up step to the end o
 has as many episodes under way that belong to later steps, so that none of its work falls outside: its runs go on for some steps.
 """
 
+import math
 import os
 import statistics
 import tempfile
@@ -16,17 +17,22 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process, launch_here
-from asyncrl.bench.peer import PEERS, PeerDescription, peer_python, run_peer
+from asyncrl.bench.peer import PEERS, PeerDescription, check_sampled_tokens, peer_python, run_peer
 from asyncrl.bench.peers import workload_tools
 from asyncrl.bench.script import SIZES
 from asyncrl.bench.workloads import GROUP_SIZE, LEARNING_RATE, WARM_UP_STEPS, WORKLOADS, Material, Workload, make_material, recipe
 from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.bottleneck import find_bottleneck
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.progress import RunProgress
+from asyncrl.run.shares import Shares
 from asyncrl.run.summary import IdleShares, Status
 
 ALL = "all"
+REPETITIONS = 3
+STANDARD_ERRORS = 4
+"""Where lengths vary, so many standard errors of the sides' difference are put down to chance."""
 
 
 class SideResult(msgspec.Struct, frozen=True):
@@ -35,7 +41,8 @@ class SideResult(msgspec.Struct, frozen=True):
     Attributes:
         trajectories_per_s: median over the repetitions.
         repetitions: trajectories a second of each.
-        sampled_tokens: tokens that the model sampled in an episode, on average; the two sides must agree.
+        sampled_tokens: tokens that the model sampled in an episode, on average over the measured steps' episodes, whether or not
+            they entered the loss; the two sides must agree (:func:`asyncrl.bench.peer.check_sampled_tokens`).
     """
 
     trajectories_per_s: float
@@ -50,7 +57,7 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
         asyncrl, trl: what each side reached; no ``trl`` if no peer was asked for.
         ratio: the median of asyncrl over that of the peer.
         idle: shares of asyncrl's training time in which each of its sides did nothing, over the measured steps; medians.
-        bottleneck: what asyncrl says about that at the end of the measured steps of the last repetition.
+        bottleneck: what asyncrl says about the measured steps of the last repetition.
     """
 
     asyncrl: SideResult
@@ -78,7 +85,7 @@ class Plan(msgspec.Struct, frozen=True):
     workloads: tuple[str, ...]
     models: tuple[str, ...]
     peer: str | None = None
-    repetitions: int = 3
+    repetitions: int = REPETITIONS
     overrides: tuple[str, ...] = ()
     steps: int | None = None
 
@@ -116,7 +123,7 @@ def run(plan: Plan, json_file: Path, console: Console) -> Results:
 
     Raises:
         RecipeError: an override is refused.
-        ComponentFailed, PeerFailed: a run failed.
+        ComponentFailed, PeerFailed: a run failed, or the two sides did not do the same work.
         KeyboardInterrupt: the user stopped a run.
     """
     results: Results = {}
@@ -149,6 +156,8 @@ def _measure(plan: Plan, workload: Workload, model: str, folder: Path, console: 
             ours.append(in_own_process(_train, checked, workload.steps))
         except MeasurementInterrupted:
             raise KeyboardInterrupt from None
+        if plan.peer is not None:
+            check_sampled_tokens(plan.peer, theirs[-1][1], ours[-1].sampled_tokens, _chance(workload))
         console.print(f"{where}: asyncrl {ours[-1].trajectories_per_s:.2f} trajectories/s", markup=False, highlight=False)
     idle = [each.idle for each in ours]
     own = _side([(each.trajectories_per_s, each.sampled_tokens) for each in ours])
@@ -160,6 +169,12 @@ def _measure(plan: Plan, workload: Workload, model: str, folder: Path, console: 
         idle=IdleShares(statistics.median(each.generators for each in idle), statistics.median(each.learner for each in idle)),
         bottleneck=ours[-1].bottleneck,
     )
+
+
+def _chance(workload: Workload) -> float:
+    """The relative difference of the two sides' mean lengths that may be chance: each is the mean of independent episodes."""
+    episodes = workload.steps * workload.groups_per_step * GROUP_SIZE
+    return STANDARD_ERRORS * workload.spread * math.sqrt(2 / episodes)
 
 
 def _side(runs: Sequence[tuple[float, float]]) -> SideResult:
@@ -210,19 +225,29 @@ class _Steps(LiveView):
 
 def _train(recipe: Recipe, steps: int) -> _OwnRun:
     view = _Steps(Console(), recipe.name)
-    folder, summary, totals = launch_here(recipe, view)
+    folder, summary = launch_here(recipe, view)
     if summary.status is not Status.COMPLETED:
         raise ComponentFailed(f"{recipe.name} failed: {summary.reason}; see {folder.logs}")
-    (began, _), *measured = view.done[WARM_UP_STEPS - 1 : WARM_UP_STEPS + steps]
+    return _measured(recipe, view.done[WARM_UP_STEPS - 1 : WARM_UP_STEPS + steps])
+
+
+def _measured(recipe: Recipe, done: Sequence[tuple[float, RunProgress]]) -> _OwnRun:
+    """The outcome of the steps after the first of ``done``, at whose end the clock starts."""
+    (began, _), *measured = done
     ended = [end for end, _ in measured]
+    progress = [each for _, each in measured]
     seconds = ended[-1] - began
-    shares = [(end - start) / seconds for start, end in zip([began, *ended[:-1]], ended, strict=True)]
-    idle = IdleShares(
-        sum(share * step.idle_generators for share, (_, step) in zip(shares, measured, strict=True)),
-        sum(share * step.idle_learner for share, (_, step) in zip(shares, measured, strict=True)),
+    idle_learner = sum(
+        (end - start) * each.idle_learner for start, end, each in zip([began, *ended[:-1]], ended, progress, strict=True)
     )
-    episodes = steps * recipe.batch.groups_per_step * recipe.batch.group_size
-    return _OwnRun(episodes / seconds, totals.tokens_trained / totals.trajectories, idle, measured[-1][1].bottleneck)
+    shares = Shares.mean([each.shares for each in progress])
+    episodes = len(measured) * recipe.batch.groups_per_step * recipe.batch.group_size
+    return _OwnRun(
+        episodes / seconds,
+        sum(each.sampled_tokens for each in progress) / episodes,
+        IdleShares(shares.idle, idle_learner / seconds),
+        find_bottleneck(shares, recipe, progress[-1].pipeline_depth, len(measured)).sentence,
+    )
 
 
 def view(results: Mapping[str, Mapping[str, WorkloadResult]]) -> Table:

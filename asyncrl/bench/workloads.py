@@ -7,6 +7,7 @@ the same everywhere; whatever else can be tuned is left at its default, on both 
 import inspect
 import random
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ EVALUATION_TASKS = 8
 
 _NEVER = 1_000_000
 """Training steps between two evaluations or checkpoints; the first and the last version are evaluated all the same."""
-_SHARED = ("steps", "model", "environment", "tasks", "batch", "sampling")
+_SHARED = ("seed", "steps", "model", "environment", "tasks", "batch", "sampling", "learner.lr")
+"""What the peer is given too, by dotted path."""
 _CHOICES = 10
 """Numbers that the model chooses among, for each argument of a call."""
 
@@ -50,6 +52,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         max_context: tokens of an episode; none reaches it.
         groups_per_step: groups in a training step.
         steps: training steps that are measured, after ``WARM_UP_STEPS``.
+        spread: standard deviation of an episode's sampled tokens over their mean; 0 where all episodes are of one length.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int
     groups_per_step: int = 16
     steps: int
+    spread: float = 0.0
 
     def tasks(self, seed: int = 0) -> list[dict[str, str]]:
         """The rows of the task files: ``TASKS`` for training, then ``EVALUATION_TASKS`` for evaluation."""
@@ -136,8 +140,9 @@ def recipe(workload: Workload, model: str, material: Material, overrides: Sequen
     file.write_bytes(msgspec.json.encode(settings))  # JSON is YAML
     plain, checked = compose(str(file)), compose(str(file), overrides)
     for key in _SHARED:
-        if getattr(checked, key) != getattr(plain, key):
-            raise RecipeError(key, "an override changes what every trainer is given alike", "override the other sections only")
+        value = attrgetter(key)
+        if value(checked) != value(plain):
+            raise RecipeError(key, "an override changes what every trainer is given alike", "override other keys only")
     return msgspec.structs.replace(checked, steps=checked.steps + checked.buffer.largest_depth + 1)
 
 
@@ -182,6 +187,7 @@ WORKLOADS: Mapping[str, Workload] = {
             question="{}+{}",
             max_context=256,
             steps=20,
+            spread=0.51,
         ),
         Workload(
             name="tools",

@@ -51,9 +51,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     kinds = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     loop = _add(kinds, "loop", "throughput of the whole loop", _LOOP, run_loop)
     loop.add_argument("--workload", metavar="NAME", help="short, tools, turns, slow or all")
-    loop.add_argument("--model", metavar="SIZE", default="all", help="with --workload: 1m, 6m or all (default all)")
+    loop.add_argument("--model", metavar="SIZE", help="with --workload: 1m, 6m or all (default all)")
     loop.add_argument("--peer", metavar="NAME", help="with --workload: measure `trl` as well; see make bench-peers")
-    loop.add_argument("--repetitions", metavar="N", type=_count, default=3, help="with --workload: runs of each side (default 3)")
+    loop.add_argument("--repetitions", metavar="N", type=_count, help="with --workload: runs of each side (default 3)")
     loop.add_argument("--steps", metavar="N", type=_count, help="with --workload: training steps that are measured")
     loop.add_argument("--override", metavar="KEY=VALUE", action="append", default=[], help="change asyncrl's recipe")
     buffer = _add(kinds, "buffer", "the replay buffer as a service", _BUFFER, run_buffer)
@@ -87,8 +87,9 @@ def run_loop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     if arguments.workload is not None:
         return _run_workloads(arguments, console)
     try:
-        if arguments.peer is not None:
-            raise RecipeError("--peer", "a peer trains a workload, and none is named", "add --workload NAME")
+        for option in ("model", "peer", "repetitions", "steps"):
+            if getattr(arguments, option) is not None:
+                raise RecipeError(f"--{option}", "it says how a workload is measured, and none is named", "add --workload NAME")
         recipe = loop.recipe(arguments.override)
         folder = RunFolder.create(recipe)
     except RecipeError as error:
@@ -102,7 +103,12 @@ def _run_workloads(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
     try:
         plan = workload_runs.plan(
-            arguments.workload, arguments.model, arguments.peer, arguments.repetitions, arguments.override, arguments.steps
+            arguments.workload,
+            arguments.model or workload_runs.ALL,
+            arguments.peer,
+            arguments.repetitions or workload_runs.REPETITIONS,
+            arguments.override,
+            arguments.steps,
         )
         results = workload_runs.run(plan, arguments.json, console)
     except RecipeError as error:

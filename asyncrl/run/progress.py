@@ -2,6 +2,8 @@
 
 import msgspec
 
+from asyncrl.run.shares import Shares
+
 
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     """State of the run after a training step. Rates and idle shares are over the time since the step before.
@@ -13,12 +15,15 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
         generator_tokens_per_s: tokens sampled by all engines together.
         learner_tokens_per_s: tokens trained.
         trajectories_per_s: episodes trained.
+        sampled_tokens: tokens that the model sampled in the episodes of the last batch, whether or not they enter the loss.
         staleness_mean, staleness_max: of the tokens of the last batch, in policy versions.
         staleness_bound: the recipe's ``max_staleness``.
         running, committed: groups being generated, and waiting to be trained.
         publish_seconds: from the writing of the last published version until every engine had it.
         pause_seconds: the longest time for which that kept an engine from generating.
         idle_generators, idle_learner: shares of time in [0, 1].
+        shares: what the last training step's time was spent on.
+        pipeline_depth: experience that may be outstanding ahead, in training steps.
         bottleneck: a sentence that names it, and what would help.
         eta_s: seconds to the end of the run as it goes now.
         evaluation: mean reward of the last evaluation that ended; None before the first.
@@ -31,6 +36,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     generator_tokens_per_s: float
     learner_tokens_per_s: float
     trajectories_per_s: float
+    sampled_tokens: int
     staleness_mean: float
     staleness_max: float
     staleness_bound: int
@@ -40,6 +46,8 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     pause_seconds: float
     idle_generators: float
     idle_learner: float
+    shares: Shares
+    pipeline_depth: int
     bottleneck: str
     eta_s: float
     evaluation: float | None = None

@@ -110,7 +110,8 @@ class Recorder:
         self._totals.step(step, batch, readings, times.training + times.writing, now, generators, buffer)
         self._totals.bottleneck = bottleneck
         self._tracker.log(step, values)
-        self._view.update(self._progress(step, buffer.version, values, bottleneck.sentence))
+        sampled = sum(count for row in trained for _, count in row.sampled)
+        self._view.update(self._progress(step, buffer.version, values, shares, sampled, bottleneck.sentence))
         if usual:
             await self._pace(shares.both_wait)
 
@@ -135,7 +136,9 @@ class Recorder:
             self._tracker.log_text(f"trajectories/version-{version:06d}.txt", "\n\n".join(shown))
         self._view.note(f"version {version}: evaluation reward {reward:.3f} over {len(results)} held-out tasks")
 
-    def _progress(self, step: int, version: PolicyVersion, values: dict[str, float], bottleneck: str) -> RunProgress:
+    def _progress(
+        self, step: int, version: PolicyVersion, values: dict[str, float], shares: Shares, sampled: int, bottleneck: str
+    ) -> RunProgress:
         self._steps_here += 1
         elapsed = self._clock() - self._began
         return RunProgress(
@@ -146,6 +149,7 @@ class Recorder:
             generator_tokens_per_s=values[metrics.GENERATED_RATE.name],
             learner_tokens_per_s=values[metrics.TRAINED_RATE.name],
             trajectories_per_s=values[metrics.TRAJECTORY_RATE.name],
+            sampled_tokens=sampled,
             staleness_mean=values.get("staleness/mean", 0.0),
             staleness_max=values.get("staleness/max", 0.0),
             staleness_bound=self._recipe.buffer.max_staleness,
@@ -157,6 +161,8 @@ class Recorder:
             idle_learner=values[metrics.LEARNER_IDLE.name],
             evaluation=self._evaluation,
             eta_s=elapsed / self._steps_here * (self._recipe.steps - step),
+            shares=shares,
+            pipeline_depth=int(values[metrics.PIPELINE_DEPTH.name]),
             bottleneck=bottleneck,
         )
 

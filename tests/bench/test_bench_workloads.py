@@ -1,11 +1,16 @@
 """The workloads of ``asyncrl bench loop`` and their scripted models, and the comparison with a peer, without a run of either."""
 
 import asyncio
+import contextlib
 import inspect
 import io
 import json
+import os
 import re
 import statistics
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -15,8 +20,8 @@ from rich.console import Console
 from transformers import Qwen3ForCausalLM
 
 from asyncrl.bench import peer, peers, workload_runs
-from asyncrl.bench.own_process import MeasurementInterrupted
-from asyncrl.bench.peer import PeerDescription, PeerFailed, PeerResult, peer_python, run_peer
+from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process
+from asyncrl.bench.peer import PeerDescription, PeerFailed, PeerResult, check_sampled_tokens, peer_python, run_peer
 from asyncrl.bench.peers import workload_tools
 from asyncrl.bench.peers.workload_tools import MEAN_S, OUTLIER_S, PAGE_WORDS, call_seconds, read_page, turn_reward
 from asyncrl.bench.script import CALL, END, SIZES, Script
@@ -24,10 +29,12 @@ from asyncrl.bench.workload_runs import Plan, describe, plan
 from asyncrl.bench.workloads import GROUP_SIZE, WARM_UP_STEPS, WORKLOADS, Material, make_material, recipe
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
-from asyncrl.core.errors import RecipeError
+from asyncrl.core.errors import ProcessDied, RecipeError
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs import Action
+from asyncrl.run.progress import RunProgress
+from asyncrl.run.shares import Shares
 from asyncrl.run.summary import IdleShares
 from generators.chat import ChatFormat
 
@@ -52,8 +59,12 @@ def test_slow_calls_take_what_the_issue_says():
 
 
 def test_slow_calls_differ_by_seed_and_nothing_else():
-    assert [call_seconds(*call) for call in CALLS] == [call_seconds(*call, seed=0) for call in CALLS]
     assert [call_seconds(*call) for call in CALLS] != [call_seconds(*call, seed=1) for call in CALLS]
+    # The peer's process draws the same, whatever its hash seed.
+    program = f"import workload_tools as w; print([w.call_seconds(*call) for call in {CALLS[:20]}])"
+    where = {"PYTHONPATH": str(Path(workload_tools.__file__).parent), "PYTHONHASHSEED": "7"}
+    other = subprocess.run([sys.executable, "-c", program], env=where, capture_output=True, text=True, check=True)
+    assert json.loads(other.stdout) == [call_seconds(*call) for call in CALLS[:20]]
 
 
 def test_pages_and_rewards_follow_from_their_arguments():
@@ -154,8 +165,20 @@ def test_a_recipe_goes_on_after_the_measured_steps(workload, materials):
     assert deep.steps == WARM_UP_STEPS + workload.steps + 4
     assert deep.learner.data_parallel == 2
     assert deep.batch.group_size == GROUP_SIZE
-    with pytest.raises(RecipeError, match="batch: an override changes what every trainer is given"):
-        recipe(workload, "1m", material, ["batch.group_size=4"])
+
+
+@pytest.mark.parametrize(
+    ("key", "override"),
+    [
+        ("batch", "batch.group_size=4"),
+        ("learner.lr", "learner.lr=1e-3"),
+        ("seed", "seed=1"),
+        ("sampling", "sampling.temperature=0.5"),
+    ],
+)
+def test_what_the_peer_is_given_too_cannot_be_overridden(materials, key, override):
+    with pytest.raises(RecipeError, match=f"^{re.escape(key)}: an override changes what every trainer is given"):
+        recipe(WORKLOADS["tools"], "1m", materials["tools"], [override])
 
 
 def test_a_description_says_all_that_the_program_reads(materials):
@@ -168,6 +191,11 @@ def test_a_description_says_all_that_the_program_reads(materials):
 
 
 MEASURED = PeerResult(trajectories_per_s=20.0, seconds=6.4, sampled_tokens=56.0, tool_calls=1.0, failed_tool_calls=0.0)
+
+
+def printing(**changed: float) -> str:
+    """A program that says its last words and prints a result that is not what it should be."""
+    return f"echo last words; echo '{msgspec.json.encode(msgspec.structs.replace(MEASURED, **changed)).decode()}'"
 
 
 def environment_that(folder: Path, does: str) -> Path:
@@ -195,13 +223,39 @@ def test_a_peer_reads_the_description_and_its_last_line_is_the_result(tmp_path, 
 
 @pytest.mark.parametrize(
     ("does", "told"),
-    [("echo last words >&2; exit 3", "exit code 3: last words"), ("echo noise", "no result"), ("sleep 60", "longer than 0.2 s")],
+    [
+        ("echo last words >&2; exit 3", "exit code 3: last words\nall that it wrote is in LOG"),
+        ("echo last words", "no result as its last line .*; all that it wrote is in LOG"),
+        (printing(failed_tool_calls=0.125), "12.5% of its tool calls failed; all that it wrote is in LOG"),
+        (printing(tool_calls=0.5), "its episodes called tools 0.50 times on average, .*; all that it wrote is in LOG"),
+        ("sleep 60", "longer than 0.2 s"),
+    ],
 )
 def test_a_peer_that_fails_says_why(tmp_path, materials, monkeypatch, does, told):
     monkeypatch.setattr(peer, "RUN_S", 0.2 if "sleep" in does else 30.0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environment = environment_that(tmp_path, does)
-    with pytest.raises(PeerFailed, match=told):
+    with pytest.raises(PeerFailed, match=told.replace("LOG", re.escape(f"{tmp_path}/asyncrl-trl-"))):
         run_peer("trl", describe(WORKLOADS["tools"], materials["tools"]), tmp_path, environment)
+    for log in tmp_path.glob("asyncrl-trl-*.log"):
+        assert "last words" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("ours", "chance", "agree"), [(55.0, 0.0, True), (54.0, 0.0, False), (54.0, 0.05, True), (53.0, 0.05, False)]
+)
+def test_sides_that_sample_other_numbers_of_tokens_are_not_compared(ours, chance, agree):
+    with contextlib.nullcontext() if agree else pytest.raises(PeerFailed, match=f"56.00 sampled tokens with trl and {ours:.2f}"):
+        check_sampled_tokens("trl", 56.0, ours, chance)
+
+
+def test_only_where_lengths_vary_may_chance_part_the_sides():
+    assert {name for name, workload in WORKLOADS.items() if workload.spread} == {"short"}
+    # A call has 8 tokens and an answer 4; after each of up to four results both are as likely, and so in the last turn.
+    lengths = [12, 20, 28, 36, 44, 48]
+    shares = [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 32]
+    mean, square = (sum(share * length**power for share, length in zip(shares, lengths, strict=True)) for power in (1, 2))
+    assert WORKLOADS["short"].spread == pytest.approx((square - mean**2) ** 0.5 / mean, abs=0.01)
 
 
 @pytest.fixture
@@ -239,6 +293,58 @@ def test_the_sides_take_turns_and_medians_are_written(tmp_path, measured):
     assert workload_runs.view(results).row_count == 1
 
 
+def test_a_comparison_of_sides_that_did_other_work_ends_the_command(tmp_path, measured, monkeypatch, capsys):
+    shorter = msgspec.structs.replace(MEASURED, sampled_tokens=54.0)
+    monkeypatch.setattr(workload_runs, "run_peer", lambda *_: shorter)
+    monkeypatch.setattr(workload_runs, "peer_python", Path)
+    options = ["--workload", "tools", "--model", "1m", "--peer", "trl", "--json", str(tmp_path / "loop.json")]
+    assert main(["bench", "loop", *options]) == ExitCode.FAILED
+    assert measured == ["asyncrl"]
+    assert "54.00 sampled tokens with trl and 56.00 with asyncrl" in " ".join(capsys.readouterr().out.split())
+
+
+def test_figures_are_of_the_measured_steps(materials):
+    of_run = recipe(WORKLOADS["tools"], "1m", materials["tools"])
+    episodes = of_run.batch.groups_per_step * GROUP_SIZE
+    warm_up = msgspec.structs.replace(STEP, sampled_tokens=999_999, shares=Shares(waiting=1.0))
+    steps = [msgspec.structs.replace(STEP, sampled_tokens=tokens * episodes) for tokens in (55, 57)]
+    run = workload_runs._measured(of_run, list(zip([100.0, 102.0, 104.0], [warm_up, *steps], strict=True)))
+    assert run.trajectories_per_s == 2 * episodes / 4.0
+    assert run.sampled_tokens == 56.0
+    assert run.idle == IdleShares(generators=0.25, learner=0.125)
+    assert run.bottleneck.startswith("learner-bound: in the last 2 training steps the learner trained for 75 % of the time")
+
+
+STEP = RunProgress(
+    step=1,
+    steps=3,
+    version=1,
+    reward=0.5,
+    generator_tokens_per_s=1.0,
+    learner_tokens_per_s=1.0,
+    trajectories_per_s=1.0,
+    sampled_tokens=1,
+    staleness_mean=0.0,
+    staleness_max=0.0,
+    staleness_bound=1,
+    running=0,
+    committed=0,
+    publish_seconds=0.0,
+    pause_seconds=0.0,
+    idle_generators=0.25,
+    idle_learner=0.125,
+    shares=Shares(training=0.75, waiting=0.125, publishing=0.125, idle=0.25, cores=0.5),
+    pipeline_depth=1,
+    bottleneck="of all steps so far",
+    eta_s=0.0,
+)
+
+
+def test_a_process_that_dies_is_named_with_what_to_look_at():
+    with pytest.raises(ProcessDied, match=r"the process that ran \w+\._exit died; .*`dmesg`"):
+        in_own_process(os._exit, 1)
+
+
 def test_without_a_peer_there_is_no_ratio(tmp_path, measured):
     wanted = Plan(("short",), ("1m", "6m"), repetitions=1)
     workload_runs.run(wanted, tmp_path / "loop.json", Console(file=io.StringIO()))
@@ -271,7 +377,10 @@ def test_all_means_each():
         (["--workload", "slows"], "--workload: there is no 'slows'; name one of short, tools, turns, slow, all"),
         (["--workload", "slow", "--model", "7b"], "--model: there is no '7b'; name one of 1m, 6m, all"),
         (["--workload", "slow", "--peer", "trx"], "--peer: there is no 'trx'; name one of trl"),
-        (["--peer", "trl"], "--peer: a peer trains a workload, and none is named; add --workload NAME"),
+        (["--peer", "trl"], "--peer: it says how a workload is measured, and none is named; add --workload NAME"),
+        (["--model", "1m"], "--model: it says how a workload is measured, and none is named; add --workload NAME"),
+        (["--steps", "2"], "--steps: it says how a workload is measured, and none is named; add --workload NAME"),
+        (["--repetitions", "3"], "--repetitions: it says how a workload is measured, and none is named; add --workload NAME"),
         (["--workload", "slow", "--override", "learner.lrr=1"], "learner.lrr"),
     ],
 )

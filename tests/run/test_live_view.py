@@ -8,6 +8,7 @@ from rich.console import Console
 from asyncrl.run.compose import compose
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.progress import RunProgress
+from asyncrl.run.shares import Shares
 
 PROGRESS = RunProgress(
     step=12,
@@ -17,6 +18,7 @@ PROGRESS = RunProgress(
     generator_tokens_per_s=12_345,
     learner_tokens_per_s=23_456,
     trajectories_per_s=88.2,
+    sampled_tokens=7_168,
     staleness_mean=1.21,
     staleness_max=3,
     staleness_bound=4,
@@ -27,6 +29,8 @@ PROGRESS = RunProgress(
     idle_generators=0.034,
     idle_learner=0.31,
     evaluation=0.61,
+    shares=Shares(training=0.69, waiting=0.31, idle=0.034),
+    pipeline_depth=2,
     bottleneck="learner-bound: x",
     eta_s=125,
 )
