@@ -29,8 +29,8 @@ _HEAD = """\
 A recipe is a YAML file. What it leaves out has the default below; a key that is not here is refused, and so are values that
 contradict one another. On the command line, `asyncrl launch recipe.yaml learner.lr=1e-4` sets a key and `~learner.lr` takes one
 out of the recipe again. A recipe extends another, one of yours or a shipped one, with `defaults: [quickstart, _self_]`.
-`${oc.env:HOME}` is replaced by the environment variable, and `${seed}` by the value of that key; where a text is to hold `${`,
-write `\\${`.
+`${oc.env:HOME}` is replaced by the environment variable, and `${seed}` by the value of that key, if the recipe
+sets it; where a text is to hold `${`, write `\\${`.
 
 What is `auto` is chosen at launch, from the machine's processors and memory and from the model. `asyncrl launch recipe.yaml
 --dry-run` shows each choice with its reason, and the run's folder keeps it, so that a resumed run has the same.

@@ -18,6 +18,7 @@ time drives a run: it holds the folder's lock, which the system lets go of howev
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -57,11 +58,15 @@ class RunFolder:
         Raises:
             RecipeError: ``run_dir`` cannot be written to.
         """
+        claimed: Path | None = None
         try:
-            folder = cls(_claim(Path(recipe.run_dir), f"{recipe.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
+            claimed = _claim(Path(recipe.run_dir), f"{recipe.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+            folder = cls(claimed)
             folder.logs.mkdir()
             folder.recipe.write_text(resolved_yaml(recipe), encoding="utf-8")
         except OSError as error:
+            if claimed is not None:
+                shutil.rmtree(claimed, ignore_errors=True)  # half of a run folder is none
             problem = f"cannot make a run folder in {recipe.run_dir!r}: {error.strerror}"
             raise RecipeError("run_dir", problem, "name a folder that you may write to, e.g. with run_dir=runs") from error
         return folder

@@ -213,11 +213,19 @@ class GeneratorPool:
         return await self._of_each(slots, lambda generator: generator.evaluate(share_of[generator], temperature))
 
     async def _living(self) -> list[GeneratorSlot]:
-        """The slots whose generator is up, as soon as there is one."""
+        """The slots whose generator is up, as soon as there is one.
+
+        Before and after the generation pump, which replaces the dead, one of them is replaced here: an evaluation needs no more.
+        """
+        replaced = False
         while True:
             self._changed.clear()
             if living := self._up():
                 return living
+            if not (self._generating or self._coming_up() or replaced):
+                replaced = True
+                await self._replace(self._slots[0])
+                continue
             self._check_alive()
             await self._changed.wait()
 
@@ -277,11 +285,13 @@ class GeneratorPool:
         self._last_death = slot.death
         slot.generator.kill()
 
+    def _coming_up(self) -> bool:
+        return any(slot.coming_up is not None and not slot.coming_up.done() for slot in self._slots)
+
     def _check_alive(self) -> None:
         """Raise ``ComponentFailed`` if no generator is up or will be: nobody is to wait for one that will not come."""
         will_come = self._generating and not self._stopping.is_set()
-        coming = any(slot.coming_up is not None and not slot.coming_up.done() for slot in self._slots)
-        if not (will_come or coming or self._up()):
+        if not (will_come or self._coming_up() or self._up()):
             raise ComponentFailed(f"no generator is left: {self._last_death}")
 
 

@@ -80,5 +80,6 @@ async def _make_tiny(request: Request, seconds: float, view: LiveView) -> Path:
     if path is None:
         lines = (await errors).decode(errors="replace").strip().splitlines()
         logger.error("making the tiny model failed:\n%s", "\n".join(lines))
-        raise ComponentFailed(f"making the tiny model failed: {lines[-1] if lines else f'exit code {process.returncode}'}")
+        why = lines[-1] if lines else f"exit code {process.returncode}"
+        raise ComponentFailed(f"making the tiny model failed: {why}; it is kept in ~/.cache/asyncrl, or where ASYNCRL_CACHE says")
     return path

@@ -35,7 +35,10 @@ class StalenessTotals(msgspec.Struct, frozen=True):
 
 
 class TokenTotals(msgspec.Struct, frozen=True):
-    """Tokens that the engines sampled, and sampled tokens that entered a loss."""
+    """Tokens that the engines sampled, and sampled tokens that entered a loss.
+
+    Of a run that was killed, what engines sampled between the last checkpoint and the kill is not counted.
+    """
 
     generated: int = 0
     trained: int = 0

@@ -67,7 +67,7 @@ class SavedTotals(msgspec.Struct, kw_only=True):
     @property
     def idle_generators(self) -> float:
         """Share of engine time, while training, in which engines had nothing running or were paused."""
-        return self.engine_idle / self.engine_wall if self.engine_wall else 0.0
+        return min(1.0, self.engine_idle / self.engine_wall) if self.engine_wall else 0.0
 
     @property
     def idle_learner(self) -> float:

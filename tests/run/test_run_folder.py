@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -108,3 +109,13 @@ def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path):
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(RecipeError, match=r"is no run folder: it has no recipe\.yaml"):
         RunFolder.find(tmp_path)
+
+
+def test_half_of_a_run_folder_is_none(tmp_path, monkeypatch):
+    def full(self, *arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(RecipeError, match=r"cannot make a run folder in .*: No space left on device"):
+        RunFolder.create(compose("quickstart", [f"run_dir={tmp_path / 'runs'}"]))
+    assert list((tmp_path / "runs").iterdir()) == []
