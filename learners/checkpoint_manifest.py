@@ -55,7 +55,7 @@ class CheckpointMismatch(AsyncRLError):
     """A checkpoint holds another model than the one to be loaded."""
 
 
-class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointShape(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that two models must share for the one's state to fit the other: sizes, options that add parameters, data type.
 
     Attributes:
@@ -124,7 +124,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     progress: Progress
-    shape: ModelShape
+    shape: CheckpointShape
     layout: ParallelLayout
     files: tuple[StoredFile, ...]
 
@@ -169,7 +169,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             if found != expected:
                 raise CheckpointDamaged(folder, f"{expected.name} does not have the checksum that was written")
 
-    def require(self, shape: ModelShape, folder: Path) -> None:
+    def require(self, shape: CheckpointShape, folder: Path) -> None:
         """Compare the model of the checkpoint in ``folder`` with the one it is to be loaded into.
 
         Raises:

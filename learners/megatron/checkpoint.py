@@ -27,8 +27,8 @@ from learners import checkpoint_manifest, checkpoints
 from learners.checkpoint_manifest import (
     CheckpointDamaged,
     CheckpointNotWritten,
+    CheckpointShape,
     Manifest,
-    ModelShape,
     Progress,
     StoredFile,
 )
@@ -48,14 +48,14 @@ class LearnerState(msgspec.Struct, frozen=True):
     """What one rank saves and loads: the policy and, if there is one, the critic."""
 
     networks: Sequence[Network]
-    shape: ModelShape
+    shape: CheckpointShape
     spec: RankSpec
 
 
-def shape_of(config: PolicyConfig, critic: bool) -> ModelShape:
+def shape_of(config: PolicyConfig, critic: bool) -> CheckpointShape:
     """The shape of the model that ``config`` describes, alone or with a critic."""
     transformer = config.transformer
-    return ModelShape(
+    return CheckpointShape(
         layers=transformer.num_layers,
         hidden=transformer.hidden_size,
         feed_forward=transformer.ffn_hidden_size,

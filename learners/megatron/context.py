@@ -146,7 +146,7 @@ class SplitRows(PackedRows):
         return Block(len(rows), longest, torch.cat(keys).to(device), torch.cat(slots).to(device), (queries[0], queries[1]))
 
 
-class Part(NamedTuple):
+class RankPart(NamedTuple):
     """What this rank computes of a micro-batch.
 
     Attributes:
@@ -181,7 +181,7 @@ def part_of(
     ranks: int,
     rank: int,
     multiple: int,
-) -> Part:
+) -> RankPart:
     """The part of a micro-batch that context-parallel rank ``rank`` of ``ranks`` computes.
 
     Args:
@@ -192,7 +192,7 @@ def part_of(
     device = token_ids.device
     if ranks == 1:
         everything = torch.arange(len(targets), device=device)
-        return Part(token_ids, PackedRows.of(lengths, device, prefixes), positions, targets, everything, len(targets))
+        return RankPart(token_ids, PackedRows.of(lengths, device, prefixes), positions, targets, everything, len(targets))
     rows = SplitRows.share(lengths, ranks, rank, multiple, device)
     starts = rows.cu_seqlens_q.tolist()
     padded_places = torch.cat([torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=False)])
@@ -203,7 +203,7 @@ def part_of(
     local = mine[padded_places[positions]]
     sampled = (local >= 0).nonzero().flatten()
     padded_ids = place_rows(token_ids, padded_places, starts[-1])
-    return Part(padded_ids[places], rows, local[sampled], targets[sampled], sampled, len(targets))
+    return RankPart(padded_ids[places], rows, local[sampled], targets[sampled], sampled, len(targets))
 
 
 class _Whole(torch.autograd.Function):

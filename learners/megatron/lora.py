@@ -69,7 +69,7 @@ class Adapter(torch.nn.Module):
     def __init__(
         self,
         name: str,
-        part: placement.Part,
+        part: placement.TensorPart,
         inputs: int,
         settings: LoraConfig,
         config: TransformerConfig,

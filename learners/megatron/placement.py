@@ -20,7 +20,7 @@ from learners.megatron.model import PolicyModel
 from learners.rank import RankSpec
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """The part of a Megatron parameter that belongs to one Hugging Face tensor.
 
     Attributes:
@@ -36,36 +36,36 @@ class Part(NamedTuple):
     split: int | None
 
 
-_Rule = Callable[[Tensor, TransformerConfig], list[Part]]
+_Rule = Callable[[Tensor, TransformerConfig], list[TensorPart]]
 
 
 def _whole(name: str) -> _Rule:
-    return lambda local, _: [Part(name, local, tuple(local.shape), None)]
+    return lambda local, _: [TensorPart(name, local, tuple(local.shape), None)]
 
 
 def _split(name: str, dimension: int) -> _Rule:
-    return lambda local, _: [Part(name, local, tuple(local.shape), dimension)]
+    return lambda local, _: [TensorPart(name, local, tuple(local.shape), dimension)]
 
 
 def _query_key_value(kind: str) -> _Rule:
     """Megatron holds, query group after query group, the group's queries, then its key, then its value."""
 
-    def parts(local: Tensor, config: TransformerConfig) -> list[Part]:
+    def parts(local: Tensor, config: TransformerConfig) -> list[TensorPart]:
         queries = config.num_attention_heads // config.num_query_groups
         groups = local.view(-1, queries + 2, config.kv_channels, *local.shape[1:])
         taken = {"q": groups[:, :queries], "k": groups[:, queries], "v": groups[:, queries + 1]}
         rest = local.shape[1:]
         return [
-            Part(f"self_attn.{letter}_proj.{kind}", view, (view.numel() // max(1, rest.numel()), *rest), 0)
+            TensorPart(f"self_attn.{letter}_proj.{kind}", view, (view.numel() // max(1, rest.numel()), *rest), 0)
             for letter, view in taken.items()
         ]
 
     return parts
 
 
-def _gate_up(local: Tensor, _: TransformerConfig) -> list[Part]:
+def _gate_up(local: Tensor, _: TransformerConfig) -> list[TensorPart]:
     gate, up = local.chunk(2)
-    return [Part(f"{name}_proj.weight", half, tuple(half.shape), 0) for name, half in (("gate", gate), ("up", up))]
+    return [TensorPart(f"{name}_proj.weight", half, tuple(half.shape), 0) for name, half in (("gate", gate), ("up", up))]
 
 
 def _within(prefix: str, rule: _Rule) -> _Rule:
@@ -116,7 +116,7 @@ class Placed(msgspec.Struct, frozen=True):
     published: bool
 
 
-def layer_parts(name: str, values: Tensor, config: TransformerConfig) -> list[Part]:
+def layer_parts(name: str, values: Tensor, config: TransformerConfig) -> list[TensorPart]:
     """The parts of Hugging Face tensors in ``values``, which lie as those of this rank's parameter ``name`` of a layer do."""
     return _LAYER_RULES[name](values, config)
 

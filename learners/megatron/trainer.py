@@ -14,7 +14,7 @@ from torch import Tensor
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, GaeAdvantage, NoKl
 from asyncrl.core.recipe.schema import DeadlinesConfig, LearnerConfig
-from learners.checkpoint_manifest import ModelShape, Progress
+from learners.checkpoint_manifest import CheckpointShape, Progress
 from learners.flops import peak_flops
 from learners.megatron import checkpoint, hugging_face, lora, parallel, placement
 from learners.megatron.cpu_compat import cuda_means_cpu
@@ -215,7 +215,7 @@ class Trainer:
         """Scope of collectives: an error in it says that ``activity`` was waited for."""
         return parallel.named_wait(self._spec, activity, self._seconds)
 
-    def _shape(self, config: PolicyConfig, *, with_critic: bool) -> ModelShape:
+    def _shape(self, config: PolicyConfig, *, with_critic: bool) -> CheckpointShape:
         """What a model must share with this one to load its checkpoint: sizes, and the frozen weights that a checkpoint lacks."""
         shape = checkpoint.shape_of(config, with_critic)
         if self._lora is None:

@@ -29,9 +29,9 @@ from buffers import commands
 from buffers.journal_files import head_of
 from buffers.payload import PayloadStore, PayloadWriter
 from learners import checkpoint_manifest, checkpoints
-from learners.checkpoint_manifest import Manifest, ModelShape, Progress
+from learners.checkpoint_manifest import CheckpointShape, Manifest, Progress
 
-SHAPE = ModelShape(
+SHAPE = CheckpointShape(
     layers=1,
     hidden=8,
     feed_forward=8,
