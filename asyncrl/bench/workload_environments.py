@@ -56,7 +56,7 @@ class SlowAdding(_WorkloadEnvironment):
         return workload_tools.slow_add(a, b, c)
 
 
-class Reading(_WorkloadEnvironment):
+class PageReading(_WorkloadEnvironment):
     """Workload ``turns``."""
 
     @tool

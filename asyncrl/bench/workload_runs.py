@@ -20,7 +20,16 @@ from asyncrl.bench.own_process import MeasurementInterrupted, in_own_process, la
 from asyncrl.bench.peer import PEERS, PeerDescription, check_sampled_tokens, peer_python, run_peer
 from asyncrl.bench.peers import workload_tools
 from asyncrl.bench.script import SIZES
-from asyncrl.bench.workloads import GROUP_SIZE, LEARNING_RATE, WARM_UP_STEPS, WORKLOADS, Material, Workload, make_material, recipe
+from asyncrl.bench.workloads import (
+    GROUP_SIZE,
+    LEARNING_RATE,
+    WARM_UP_STEPS,
+    WORKLOADS,
+    Workload,
+    WorkloadFiles,
+    make_files,
+    recipe,
+)
 from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.bottleneck import find_bottleneck
@@ -71,7 +80,7 @@ Results = dict[str, dict[str, WorkloadResult]]
 """By workload and model."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class MeasurementPlan(msgspec.Struct, frozen=True):
     """The measurements that a command asks for.
 
     Attributes:
@@ -92,7 +101,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 def plan(
     workload: str, model: str, peer: str | None, repetitions: int, overrides: Sequence[str], steps: int | None = None
-) -> Plan:
+) -> MeasurementPlan:
     """The plan that a command line asks for.
 
     Raises:
@@ -102,7 +111,7 @@ def plan(
         _chosen("--peer", peer, PEERS)
         peer_python()
     workloads, models = _chosen("--workload", workload, [*WORKLOADS, ALL]), _chosen("--model", model, [*SIZES, ALL])
-    return Plan(
+    return MeasurementPlan(
         tuple(WORKLOADS) if ALL in workloads else workloads,
         tuple(SIZES) if ALL in models else models,
         peer,
@@ -118,7 +127,7 @@ def _chosen(option: str, name: str, known: Iterable[str]) -> tuple[str]:
     return (name,)
 
 
-def run(plan: Plan, json_file: Path, console: Console) -> Results:
+def run(plan: MeasurementPlan, json_file: Path, console: Console) -> Results:
     """Measure, and write ``json_file`` after each workload and model.
 
     Raises:
@@ -139,8 +148,8 @@ def run(plan: Plan, json_file: Path, console: Console) -> Results:
     return results
 
 
-def _measure(plan: Plan, workload: Workload, model: str, folder: Path, console: Console) -> WorkloadResult:
-    material = in_own_process(make_material, workload, model, folder)
+def _measure(plan: MeasurementPlan, workload: Workload, model: str, folder: Path, console: Console) -> WorkloadResult:
+    material = in_own_process(make_files, workload, model, folder)
     checked = recipe(workload, model, material, plan.overrides)
     ours: list[_OwnRun] = []
     theirs: list[tuple[float, float]] = []
@@ -182,7 +191,7 @@ def _side(runs: Sequence[tuple[float, float]]) -> SideResult:
     return SideResult(statistics.median(rates), rates, statistics.fmean(tokens for _, tokens in runs))
 
 
-def describe(workload: Workload, material: Material) -> PeerDescription:
+def describe(workload: Workload, material: WorkloadFiles) -> PeerDescription:
     """The description of a workload that a peer is given."""
     return PeerDescription(
         model=str(material.model),

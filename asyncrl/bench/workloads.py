@@ -77,7 +77,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-class Material(msgspec.Struct, frozen=True):
+class WorkloadFiles(msgspec.Struct, frozen=True):
     """The files that both sides are given.
 
     Attributes:
@@ -91,11 +91,11 @@ class Material(msgspec.Struct, frozen=True):
     evaluation: Path
 
 
-def make_material(workload: Workload, model: str, folder: Path) -> Material:
+def make_files(workload: Workload, model: str, folder: Path) -> WorkloadFiles:
     """Make the model of size ``model`` and the tasks of a workload in ``folder``, in a few seconds."""
     from asyncrl.bench.scripted_model import make_scripted_model  # loads torch, and who only measures needs none
 
-    material = Material(folder / "model", folder / "train.jsonl", folder / "evaluation.jsonl")
+    material = WorkloadFiles(folder / "model", folder / "train.jsonl", folder / "evaluation.jsonl")
     rows = workload.tasks()
     documentation = inspect.getdoc(getattr(workload_tools, workload.tool)) or ""
     texts = [*(row["prompt"] for row in rows), " ".join(WORDS), workload.tool, documentation]
@@ -105,7 +105,7 @@ def make_material(workload: Workload, model: str, folder: Path) -> Material:
     return material
 
 
-def recipe(workload: Workload, model: str, material: Material, overrides: Sequence[str] = ()) -> Recipe:
+def recipe(workload: Workload, model: str, material: WorkloadFiles, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of one run; knobs of generators, buffer and learner are what a user gets who sets none.
 
     A run has more steps than are measured: no episodes are begun that none of its steps would train, and without further steps
@@ -203,7 +203,7 @@ WORKLOADS: Mapping[str, Workload] = {
         ),
         Workload(
             name="turns",
-            environment=workload_environments.Reading,
+            environment=workload_environments.PageReading,
             tool=workload_tools.read_page.__name__,
             script=Script(call=[*_words(0, 24), *_call("read_page", ("page",))]),
             instructions=_LONG,

@@ -25,8 +25,8 @@ from asyncrl.bench.peer import PeerDescription, PeerFailed, PeerResult, check_sa
 from asyncrl.bench.peers import workload_tools
 from asyncrl.bench.peers.workload_tools import MEAN_S, OUTLIER_S, PAGE_WORDS, call_seconds, read_page, turn_reward
 from asyncrl.bench.script import CALL, END, SIZES, Script
-from asyncrl.bench.workload_runs import Plan, describe, plan
-from asyncrl.bench.workloads import GROUP_SIZE, WARM_UP_STEPS, WORKLOADS, Material, make_material, recipe
+from asyncrl.bench.workload_runs import MeasurementPlan, describe, plan
+from asyncrl.bench.workloads import GROUP_SIZE, WARM_UP_STEPS, WORKLOADS, WorkloadFiles, make_files, recipe
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.core.errors import ProcessDied, RecipeError
@@ -46,7 +46,7 @@ CALLS = [(a, b, c) for a in range(10, 20) for b in range(20, 30) for c in range(
 @pytest.fixture(scope="module")
 def materials(tmp_path_factory):
     folders = {name: tmp_path_factory.mktemp(name) for name in WORKLOADS}
-    return {name: make_material(WORKLOADS[name], "1m", folders[name]) for name in WORKLOADS}
+    return {name: make_files(WORKLOADS[name], "1m", folders[name]) for name in WORKLOADS}
 
 
 def test_slow_calls_take_what_the_issue_says():
@@ -77,7 +77,7 @@ def test_pages_and_rewards_follow_from_their_arguments():
 
 @pytest.mark.parametrize(("size", "millions"), [("1m", 1), ("6m", 6)])
 def test_models_have_about_the_size_they_are_called_by(tmp_path, size, millions):
-    material = make_material(WORKLOADS["tools"], size, tmp_path)
+    material = make_files(WORKLOADS["tools"], size, tmp_path)
     model = Qwen3ForCausalLM.from_pretrained(material.model)
     assert model.num_parameters() == pytest.approx(millions * 1e6, rel=0.1)
 
@@ -265,9 +265,9 @@ def measured(monkeypatch):
     rates = [50.0, 80.0, 60.0]
 
     def in_own_process(work, *arguments):
-        if work is make_material:
+        if work is make_files:
             folder = arguments[-1]
-            return Material(folder / "model", folder / "train.jsonl", folder / "evaluation.jsonl")
+            return WorkloadFiles(folder / "model", folder / "train.jsonl", folder / "evaluation.jsonl")
         ran.append("asyncrl")
         rate = rates[ran.count("asyncrl") - 1]
         return workload_runs._OwnRun(rate, 56.0, IdleShares(generators=rate / 100, learner=0.1), f"run {rate:g}")
@@ -282,7 +282,7 @@ def measured(monkeypatch):
 
 
 def test_the_sides_take_turns_and_medians_are_written(tmp_path, measured):
-    results = workload_runs.run(Plan(("tools",), ("1m",), "trl"), tmp_path / "loop.json", Console(file=io.StringIO()))
+    results = workload_runs.run(MeasurementPlan(("tools",), ("1m",), "trl"), tmp_path / "loop.json", Console(file=io.StringIO()))
     assert measured == ["trl", "asyncrl"] * 3
     written = json.loads((tmp_path / "loop.json").read_bytes())["tools"]["1m"]
     assert written["asyncrl"] == {"trajectories_per_s": 60.0, "repetitions": [50.0, 80.0, 60.0], "sampled_tokens": 56.0}
@@ -346,7 +346,7 @@ def test_a_process_that_dies_is_named_with_what_to_look_at():
 
 
 def test_without_a_peer_there_is_no_ratio(tmp_path, measured):
-    wanted = Plan(("short",), ("1m", "6m"), repetitions=1)
+    wanted = MeasurementPlan(("short",), ("1m", "6m"), repetitions=1)
     workload_runs.run(wanted, tmp_path / "loop.json", Console(file=io.StringIO()))
     assert measured == ["asyncrl"] * 2
     written = json.loads((tmp_path / "loop.json").read_bytes())["short"]
@@ -363,12 +363,12 @@ def test_a_run_that_the_user_stops_stops_the_benchmark(tmp_path, measured, monke
     play = workload_runs.in_own_process
     monkeypatch.setattr(workload_runs, "in_own_process", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        workload_runs.run(Plan(("short",), ("1m",)), tmp_path / "loop.json", Console(file=io.StringIO()))
+        workload_runs.run(MeasurementPlan(("short",), ("1m",)), tmp_path / "loop.json", Console(file=io.StringIO()))
 
 
 def test_all_means_each():
-    assert plan("all", "all", None, 3, ()) == Plan(tuple(WORKLOADS), tuple(SIZES))
-    assert plan("slow", "6m", None, 1, ["a=1"], 2) == Plan(("slow",), ("6m",), None, 1, ("a=1",), 2)
+    assert plan("all", "all", None, 3, ()) == MeasurementPlan(tuple(WORKLOADS), tuple(SIZES))
+    assert plan("slow", "6m", None, 1, ["a=1"], 2) == MeasurementPlan(("slow",), ("6m",), None, 1, ("a=1",), 2)
 
 
 @pytest.mark.parametrize(
