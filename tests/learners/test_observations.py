@@ -27,6 +27,7 @@ def micro_batch(take=slice(None), **changes):
         batch=batch,
         temperature=0.8,
         multiple=1,
+        share_prefixes=True,
     )
     return msgspec.structs.replace(packed, **changes)
 
