@@ -1,7 +1,8 @@
 """Names what a run waits for, the knob that would change it, and what that would bring.
 
 The learner's time is the run's: it trains, publishes, or waits for a batch. While it waits, engines have no tickets although they
-have room, are paused, evaluate, wait for tools, or generate. The largest share names the bottleneck.
+have room, are paused, evaluate, wait for tools, or generate. The largest of its three shares says which side holds the run up;
+where it waits, the largest of the engines' shares says why.
 
 What a knob brings is Amdahl's law (1967): the share of time that the knob divides shrinks, the rest stays, and neither the other
 side nor the processor gives more than it has.
@@ -78,7 +79,12 @@ def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int) -> B
         depth: the pipeline depth now.
     """
     lost = _lost(shares)
-    kind = max(lost, key=lost.__getitem__)
+    if shares.training >= max(shares.publishing, shares.waiting):
+        kind = Kind.LEARNER
+    elif shares.publishing >= shares.waiting:
+        kind = Kind.PUBLICATION
+    else:
+        kind = max((kind for kind in lost if kind is not Kind.LEARNER), key=lost.__getitem__)
     share = lost[kind]
     over = "training step" if steps == 1 else f"{steps} training steps"
     found = f"{kind}-bound: in the last {over} {_says(kind, shares, share)}"

@@ -27,6 +27,8 @@ def found(depth=1, **shares):
         ({"training": 0.3, "publishing": 0.6, "waiting": 0.1}, Kind.PUBLICATION, "batch.groups_per_step 16 -> 32"),
         ({"training": 0.2, "waiting": 0.8, "idle": 0.7, "paused": 0.7}, Kind.PUBLICATION, "batch.groups_per_step 16 -> 32"),
         ({"training": 0.4, "waiting": 0.6, "idle": 0.6, "held_back": 0.9}, Kind.STALENESS, "buffer.pipeline_depth 1 -> 2"),
+        # What engines do may be split up as it may: while the learner waits for longer than it trains, it is not the learner.
+        ({"training": 0.43, "waiting": 0.5, "idle": 0.04, "evaluating": 0.5, "tools": 0.4}, Kind.GENERATION, "count 2 -> 3"),
         ({"training": 0.2, "waiting": 0.8, "idle": 0.3, "evaluating": 1.0}, Kind.EVALUATION, "evaluation.every 10 -> 20"),
     ],
 )
