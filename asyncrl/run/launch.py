@@ -71,7 +71,7 @@ def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached |
     tracker.start()
     running = partial(_run, recipe, folder, view, totals, tracker)
     status, reason = asyncio.run(_supervise(running, folder.run_id, view, recipe.deadlines.shutdown))
-    summary = summarize(totals, status, reason, recipe.buffer.max_staleness)
+    summary = summarize(totals, status, reason, recipe.buffer)
     if reached is not None:
         summary = summary.going_on_from(reached.summary, totals.seconds)
     summary = summary.recorded(folder.summary)  # before anything else can go wrong

@@ -4,7 +4,7 @@ import msgspec
 
 from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.errors import AsyncRLError, RecipeError
-from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
+from asyncrl.core.recipe.schema import AppendOnlyJournal, BufferConfig, Recipe
 from asyncrl.run.beginning import begin_from, totals_at
 from asyncrl.run.buffer_folder import BufferFolder, journal_of
 from asyncrl.run.folder import RunFolder
@@ -63,7 +63,7 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
     if not recipe.tracking.uri:
         check_database(folder)
     totals, _ = totals_at(folder.checkpoints, version)
-    return Reached(_told_now(recipe.buffer.max_staleness, folder, totals, statistics, ended), totals, statistics, unreadable)
+    return Reached(_told_now(recipe.buffer, folder, totals, statistics, ended), totals, statistics, unreadable)
 
 
 def _how_it_ended(folder: RunFolder) -> tuple[Summary | None, str]:
@@ -110,13 +110,13 @@ def _check_not_begun(folder: RunFolder, buffer: BufferFolder, ended: Summary | N
 
 
 def _told_now(
-    max_staleness: int, folder: RunFolder, saved: SavedTotals, statistics: BufferStatistics, ended: Summary | None
+    limits: BufferConfig, folder: RunFolder, saved: SavedTotals, statistics: BufferStatistics, ended: Summary | None
 ) -> Summary:
     """The summary so far: from the last checkpoint's totals, the journal, and the last summary if the run ended in order."""
     totals = Totals()
     totals.resume(saved, statistics.version)
     totals.buffer = statistics
-    known = summarize(totals, Status.FAILED, "", max_staleness)
+    known = summarize(totals, Status.FAILED, "", limits)
     if ended is not None and ended.steps >= known.steps:
         known = msgspec.structs.replace(ended, ledger=known.ledger, versions_published=known.versions_published)
     resumes = folder.resumes if ended is None else max(folder.resumes, ended.resumes)

@@ -37,7 +37,7 @@ class StalenessTotals(msgspec.Struct, frozen=True):
 class TokenTotals(msgspec.Struct, frozen=True):
     """Tokens that the engines sampled, and sampled tokens that entered a loss.
 
-    Of a run that was killed, what engines sampled between the last checkpoint and the kill is not counted.
+    Of a run that was killed, what engines sampled between the last checkpoint and the kill counts only as far as it was trained.
     """
 
     generated: int = 0

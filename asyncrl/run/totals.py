@@ -5,6 +5,7 @@ They are saved with each checkpoint. A resumed run goes on from there, so that a
 
 import time
 from collections.abc import Sequence
+from math import ceil
 
 import msgspec
 
@@ -12,6 +13,7 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading
+from asyncrl.core.recipe.schema import BufferConfig
 from asyncrl.run.bottleneck import Bottleneck
 from asyncrl.run.shares import grown
 from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
@@ -157,17 +159,19 @@ class Totals:
         )
 
 
-def summarize(totals: Totals, status: Status, reason: str, max_staleness: int) -> Summary:
-    """The summary of a run that ended with this status and reason; ``max_staleness`` is its bound."""
+def summarize(totals: Totals, status: Status, reason: str, limits: BufferConfig) -> Summary:
+    """The summary of a run that ended with this status and reason; ``limits`` is section ``buffer`` of its recipe."""
     now = totals.now()
+    # Whoever was killed told nobody what it had sampled since the checkpoint; but what was trained was sampled before.
+    generated = max(now.tokens_generated, ceil(now.tokens_trained / limits.max_reuse))
     summary = Summary(
         status=status,
         reason=reason,
         steps=now.steps,
         wall_s=now.wall,
         evaluation=EvaluationEnds(now.evaluations[0], now.evaluations[-1]) if now.evaluations else EvaluationEnds(),
-        staleness=StalenessTotals(now.staleness_mean, now.staleness_max, max_staleness),
-        tokens=TokenTotals(now.tokens_generated, now.tokens_trained),
+        staleness=StalenessTotals(now.staleness_mean, now.staleness_max, limits.max_staleness),
+        tokens=TokenTotals(generated, now.tokens_trained),
         trajectories_per_s=now.trajectories_per_s,
         idle=IdleShares(now.idle_generators, now.idle_learner),
         bottleneck=totals.bottleneck,

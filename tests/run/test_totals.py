@@ -6,8 +6,10 @@ import pytest
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.metrics import Metric, Reading, Reduction
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.recipe.schema import BufferConfig
 from asyncrl.core.trajectory import StopReason
-from asyncrl.run.totals import SavedTotals, Totals
+from asyncrl.run.summary import Status
+from asyncrl.run.totals import SavedTotals, Totals, summarize
 from generators.worker import GeneratorStatistics
 
 MEAN = Metric("staleness/mean", "versions", Reduction.MEAN, "")
@@ -59,3 +61,13 @@ def test_a_resumed_run_counts_each_step_once():
     assert now.idle_learner == pytest.approx(0.25)
     assert now.evaluations == [0.25, 0.75]
     assert second.versions_published == 5
+
+
+def test_what_was_trained_had_been_generated_even_if_whoever_counted_was_killed():
+    totals = Totals()
+    totals.begin(0.0, [statistics(0, 0.0, 0.0)])
+    totals.step(1, batch(0), [], 1.0, 2.0, [statistics(3, 2.0, 0.0)], None)  # most tokens of the batch come from the journal
+    trained = totals.now().tokens_trained
+    assert trained > 3
+    assert summarize(totals, Status.COMPLETED, "", BufferConfig()).tokens.generated == trained
+    assert summarize(totals, Status.COMPLETED, "", BufferConfig(max_reuse=2)).tokens.generated == -(-trained // 2)
