@@ -95,9 +95,9 @@ _SHORTEST_CHECKED = 64
 
 
 def checked_lengths(length: int) -> list[int]:
-    """Of how many leading tokens of a prompt of ``length`` there are checksums: 64, 128, 256, ..., and the whole prompt.
+    """The lengths of a prompt's beginnings that get a checksum: 64, 128, 256, ..., and the whole ``length``.
 
-    Of what two prompts have in common at their beginning, at least half is found so, and all of it where they are equal.
+    By them two prompts find at least half of what they have in common at their beginning, and all of it where they are equal.
     """
     lengths = []
     checked = _SHORTEST_CHECKED

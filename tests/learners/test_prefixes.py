@@ -182,7 +182,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_critic_reference_recompute_and_adapters_have_the_gradients_without_sharing(folder, name):
-    """Of the critic the gradient's norm, which is among the readings."""
+    """The critic is compared by its gradient's norm, which is among the readings."""
     algorithm, learner = VARIANTS[name]
     expected, expected_gradients, _ = gradients(folder, MIXED, algorithm, share=False, **learner)
     found, shared_gradients, _ = gradients(folder, MIXED, algorithm, share=True, **learner)
