@@ -16,6 +16,7 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
     [
         (UNCORRECTED, "algorithm.correction.weight", "buffer.max_staleness"),
         ({"buffer": {"max_staleness": 2, "pipeline_depth": 3}}, "buffer.pipeline_depth", "at most 2"),
+        ({"buffer": {"max_staleness": 0, "pipeline_depth": 1}}, "buffer.pipeline_depth", "at most 0"),
         ({"sampling": {"max_turn_tokens": 512}}, "sampling.max_turn_tokens", "below 512"),
         ({"learner": {"micro_batch_tokens": 511}}, "learner.micro_batch_tokens", "at least 512"),
         ({"batch": {"group_size": 65}}, "batch.group_size", "at most 64"),
@@ -54,6 +55,7 @@ def test_a_contradiction_is_refused_with_a_remedy(sections: dict[str, Any], plac
     "sections",
     [
         {**UNCORRECTED, "buffer": SYNCHRONOUS},
+        {"buffer": {"max_staleness": 0}},
         {"buffer": {"max_staleness": 1, "pipeline_depth": 1, "on_stale": "wait"}},
         {"sampling": {"max_turn_tokens": 511}},
         {"learner": {"micro_batch_tokens": 512}},

@@ -367,6 +367,7 @@ async def test_nobody_left_ends_the_run_with_the_last_death() -> None:
         fake.die()
     with pytest.raises(ComponentFailed, match=r"no generator is left: generator-[01]: its process died"):
         await shop.pool.install(publication(0))
+    assert len(await shop.pool.evaluate(TASKS, 0.0)) == len(TASKS), "an evaluation has one of them replaced"
 
 
 async def test_a_generator_that_died_before_generation_began_is_replaced_when_it_begins() -> None:
