@@ -1,5 +1,6 @@
 """What the bookkeeping of one trajectory costs, in the plain class, with a great many groups outstanding."""
 
+import gc
 import time
 from collections import deque
 
@@ -18,6 +19,8 @@ _WORKER = WorkerId("producer")
 
 def core_us_per_trajectory(recipe: Recipe, steps: int) -> float:
     """Microseconds of lease, commit, take, trained and advance for each trajectory, over ``steps`` steps at full depth."""
+    gc.collect()
+    gc.freeze()  # as the buffer's process does
     buffer = ReplayBuffer(recipe.batch, recipe.buffer, make_task_stream(recipe), steps=recipe.steps, seed=recipe.seed)
     groups, rows = recipe.batch.groups_per_step, recipe.batch.groups_per_step * recipe.batch.group_size
     outstanding = deque(buffer.lease(_WORKER, buffer.room(), 0.0))

@@ -87,7 +87,13 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
 
     def trainable_tokens(self, oldest_version: PolicyVersion) -> int:
         """Count the sampled tokens of version ``oldest_version`` or newer; a greedy trajectory has none."""
-        return 0 if self.greedy else sum(tokens for version, tokens in self.sampled if version >= oldest_version)
+        if self.greedy:
+            return 0
+        trainable = 0  # a loop, since a generator would take twice as long for the one or two versions of a trajectory
+        for version, tokens in self.sampled:
+            if version >= oldest_version:
+                trainable += tokens
+        return trainable
 
 
 _SHORTEST_CHECKED = 64
@@ -109,9 +115,10 @@ def checked_lengths(length: int) -> list[int]:
 
 def prompt_checksums(prompt: np.ndarray) -> tuple[int, ...]:
     """CRC-32 of the first tokens of ``prompt`` (int32 [n]), for each of :func:`checked_lengths`."""
+    tokens = np.ascontiguousarray(prompt, np.int32).data.cast("B")
     checksums, checksum, start = [], 0, 0
     for end in checked_lengths(len(prompt)):
-        checksum = zlib.crc32(np.ascontiguousarray(prompt[start:end]).data, checksum)
+        checksum = zlib.crc32(tokens[4 * start : 4 * end], checksum)
         checksums.append(checksum)
         start = end
     return tuple(checksums)

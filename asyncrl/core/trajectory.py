@@ -97,7 +97,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     def prompt_length(self) -> int:
         """Count the leading tokens that nobody sampled."""
-        return int(self.loss_mask.argmax()) if self.loss_mask.any() else len(self)
+        return self.turns[0].start if self.turns else len(self)
 
     def versions(self) -> np.ndarray:
         """int32 [T]: the policy version that sampled each token, ``NOT_SAMPLED`` elsewhere."""
@@ -158,11 +158,13 @@ def named_rewards(trajectory: Trajectory, names: Sequence[str]) -> tuple[float, 
 
 def _stretches(mask: np.ndarray) -> list[int]:
     """Return where stretches of true begin and end, alternating."""
-    edges: list[int] = (np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist()
-    if len(mask) and mask[0]:
-        edges.insert(0, 0)
-    if len(mask) and mask[-1]:
-        edges.append(len(mask))
+    held = mask.tobytes()  # bytes are searched several times faster than an array
+    edges: list[int] = []
+    start = held.find(1)
+    while start >= 0:
+        end = held.find(0, start)
+        edges += (start, len(held) if end < 0 else end)
+        start = held.find(1, end) if end >= 0 else -1
     return edges
 
 

@@ -13,8 +13,8 @@ It detects mistakes, not malice: the weights are not secret.
 
 import hashlib
 from functools import lru_cache
-from typing import cast
 
+import numpy as np
 import torch
 
 from asyncrl.core.publication import Shard
@@ -61,6 +61,7 @@ def fingerprint(shard: Shard) -> int:
 def _coordinate_weights(name: str, dimension: int, first: int, extent: int, device: torch.device) -> torch.Tensor:
     """int64 [extent]: odd numbers of indices ``first`` onwards; name and dimension choose the seed of their sequence."""
     digest = hashlib.blake2b(f"{dimension}:{name}".encode(), digest_size=8).digest()
-    seed = int.from_bytes(digest, "little", signed=True)
-    index = torch.arange(first + 1, first + extent + 1, dtype=torch.int64, device=device)
-    return cast(torch.Tensor, mixed(index * STEP + seed, bits=-1)) | 1
+    seed = int.from_bytes(digest, "little")
+    index = np.arange(first + 1, first + extent + 1, dtype=np.uint64)
+    numbers = mixed(index * STEP + seed) | 1
+    return torch.from_numpy(numbers.view(np.int64)).to(device)
