@@ -24,7 +24,7 @@ import numpy as np
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.publication import INSTALL, VLLM_BACKEND, Publication
+from asyncrl.core.publication import INSTALL, PREPARE, VLLM_BACKEND, Publication
 from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.trajectory import VersionSpan
 from generators.completion import Completion, EngineUse
@@ -166,16 +166,17 @@ class VllmEngine:
     async def install(self, publication: Publication) -> int:
         """Load ``publication`` under the running requests; see :class:`generators.completion.Engine`.
 
-        The pause is what it takes to load. Requests keep their place and their cache; none is aborted or prefilled again.
+        The pause is what it takes to exchange weights that were made ready before, or, where that cannot be done, to load them.
+        Requests keep their place and their cache; none is aborted or prefilled again.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
         async with self._installing:
             try:
+                encoded, core = msgspec.msgpack.encode(publication), self._llm.engine_core
+                await core.call_utility_async(PREPARE, encoded)
                 # One call, which vLLM's process does between two steps: each further one would wait for this process's turn.
-                pause_s, *acknowledged = await self._llm.engine_core.call_utility_async(
-                    INSTALL, msgspec.msgpack.encode(publication), str(publication.version)
-                )
+                pause_s, *acknowledged = await core.call_utility_async(INSTALL, encoded, str(publication.version))
             except EngineDeadError as error:
                 raise ProcessDied(f"the vLLM engine died while version {publication.version} was installed") from error
             except BaseException as error:

@@ -13,8 +13,8 @@ from asyncrl.core.ids import PolicyVersion
 
 VLLM_BACKEND = "asyncrl_shm"
 """Name of the vLLM weight-transfer backend that loads publications."""
-INSTALL = "install_publication"
-"""The method of vLLM's engine process that installs a publication; see :mod:`asyncrl.weights.vllm_engine`."""
+PREPARE, INSTALL = "prepare_publication", "install_publication"
+"""The methods of vLLM's engine process that make a publication ready and install it; see :mod:`asyncrl.weights.vllm_engine`."""
 
 if TYPE_CHECKING:
     import torch

@@ -18,6 +18,9 @@ class Checkpoint:
 
     A tied output embedding may be absent or present on either side: it is the input embedding.
 
+    Attributes:
+        shapes: the shape of each tensor.
+
     Raises:
         WeightMismatch: if the folder has no safetensors files, so that nothing could be compared.
     """
@@ -31,10 +34,10 @@ class Checkpoint:
             )
         config = json.loads((Path(folder) / "config.json").read_text())
         self._optional = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         for file in files:
             with safe_open(file, "pt") as tensors:
-                self._shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+                self.shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
 
     def check(self, shards: Iterable[ShardRecord]) -> None:
         """Check that ``shards`` belong to exactly the tensors of the folder.
@@ -43,12 +46,12 @@ class Checkpoint:
             WeightMismatch: naming tensors that are missing, unknown or of another shape.
         """
         published = {shard.name: tuple(shard.shape) for shard in shards}
-        missing = self._shapes.keys() - published.keys() - self._optional
-        unknown = published.keys() - self._shapes.keys() - self._optional
+        missing = self.shapes.keys() - published.keys() - self._optional
+        unknown = published.keys() - self.shapes.keys() - self._optional
         reshaped = [
-            f"{name} as {list(published[name])} instead of {list(self._shapes[name])}"
-            for name in sorted(published.keys() & self._shapes.keys())
-            if published[name] != self._shapes[name]
+            f"{name} as {list(published[name])} instead of {list(self.shapes[name])}"
+            for name in sorted(published.keys() & self.shapes.keys())
+            if published[name] != self.shapes[name]
         ]
         problems = [
             *([f"lacks {_some(sorted(missing))}"] if missing else []),

@@ -8,21 +8,23 @@ the model afterwards cannot be compared bit for bit.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from asyncrl.core.errors import WeightMismatch
-from asyncrl.core.publication import INSTALL, VLLM_BACKEND, Publication, Shard
+from asyncrl.core.errors import ComponentFailed, WeightMismatch
+from asyncrl.core.publication import INSTALL, PREPARE, VLLM_BACKEND, Publication, Shard
 from asyncrl.weights.checkpoint import Checkpoint
 from asyncrl.weights.fingerprint import fingerprint
+from asyncrl.weights.load_plan import LoadPlan, PreparedLayer
 from asyncrl.weights.parent_watch import die_with_parent
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import Transport
@@ -35,10 +37,43 @@ def register() -> None:
     """Make the backend known to vLLM in this process, and tie vLLM's child processes to their parent. Safe to call again."""
     from vllm.v1.engine.core import EngineCoreProc
 
+    setattr(EngineCoreProc, PREPARE, prepare_publication)
     setattr(EngineCoreProc, INSTALL, install_publication)
     if VLLM_BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(VLLM_BACKEND, PublicationTransfer)
     die_with_parent()
+
+
+def prepare_publication(core: "EngineCoreProc", publication: bytes) -> "Future[None]":
+    """Make the weights of a publication ready beside those in use, in a thread, while vLLM's engine process goes on sampling.
+
+    Where the model runs in processes of its own, which only the engine's loop may call, this does nothing.
+
+    Args:
+        publication: a :class:`Publication`, encoded as MessagePack.
+    """
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    done: Future[None] = Future()
+    threads = torch.get_num_threads()
+
+    def prepare() -> None:
+        try:
+            # oneDNN packs weights for a number of threads, and computes nonsense with another. A new thread gets torch's number
+            # when torch is first asked for it.
+            if torch.get_num_threads() != threads:
+                raise ComponentFailed(f"a new thread computes with {torch.get_num_threads()} threads, the engine with {threads}")
+            core.collective_rpc("prepare_publication", args=(publication,))
+        except BaseException as error:  # noqa: BLE001 - handed to the one who waits
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    if isinstance(core.model_executor, UniProcExecutor):
+        threading.Thread(target=prepare, name="preparing a publication", daemon=True).start()
+    else:
+        done.set_result(None)
+    return done
 
 
 def install_publication(core: "EngineCoreProc", publication: bytes, version: str) -> "Future[list[float]]":
@@ -47,7 +82,7 @@ def install_publication(core: "EngineCoreProc", publication: bytes, version: str
     If it cannot be loaded, the engine stays paused: nobody can say what it would sample.
 
     Args:
-        publication: a :class:`Publication`, encoded as MessagePack.
+        publication: a :class:`Publication`, encoded as MessagePack; it need not have been prepared.
 
     Returns:
         seconds for which the engine did not generate, then the fingerprint of what each worker loaded.
@@ -91,6 +126,14 @@ class UpdateInfo(WeightTransferUpdateInfo):
     publication: bytes
 
 
+class _Prepared(NamedTuple):
+    """The layers of an encoded publication that is ready to be put into use, and the fingerprint of its tensors."""
+
+    publication: bytes
+    layers: list[PreparedLayer]
+    fingerprint: int
+
+
 class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     """Loads publications. One instance lives in each vLLM worker.
 
@@ -108,8 +151,34 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._checkpoint = Checkpoint(self.model_config.model)
         self._parameters = {name for name, _ in self.model.named_parameters()}
         self._tied = _tied_layers(self.model)
+        self._prepared: _Prepared | None = None
+        on_cpu = self.device.type == "cpu" and not self.model_config.use_mla
+        self._load_plan = LoadPlan.of(self.model, self._checkpoint.shapes, self._tied) if on_cpu else None
         # vLLM warns of every layer that a reload leaves untouched. Tied layers are rightly untouched; any other raises here.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+
+    def prepare(self, encoded: bytes) -> None:
+        """Make a publication's weights ready beside those in use, if there is a plan for that; may run in any thread.
+
+        Raises:
+            WeightMismatch: if its tensors are not those of the checkpoint.
+        """
+        if self._load_plan is not None:
+            publication = msgspec.msgpack.decode(encoded, type=Publication)
+            self._checkpoint.check(publication.shards)
+            tensors = _Fingerprinting(self.transport.read(publication), self.device)
+            layers = self._load_plan.prepare(dict(tensors))
+            self._prepared = _Prepared(encoded, layers, tensors.total)
+
+    def exchange(self, encoded: bytes) -> bool:
+        """Put the weights that were prepared for this publication into use; False if none were."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or prepared.publication != encoded:
+            return False
+        for layer in prepared.layers:
+            layer.exchange()
+        self.fingerprint = prepared.fingerprint
+        return True
 
     def start_weight_update(self) -> None:
         """Begin an update. Nothing is touched yet: a publication is checked first."""
@@ -216,9 +285,14 @@ class PublicationWorker:
 
     weight_transfer_engine: PublicationTransfer
 
+    def prepare_publication(self, publication: bytes) -> None:
+        """Make the weights of a publication ready; see :meth:`PublicationTransfer.prepare`."""
+        self.weight_transfer_engine.prepare(publication)
+
     def load_publication(self: Any, publication: bytes) -> int:
         """Load a publication into the model of the paused engine; returns the fingerprint of what was loaded."""
-        self.start_weight_update()
-        self.update_weights({"publication": publication})
-        self.finish_weight_update()
+        if not self.weight_transfer_engine.exchange(publication):
+            self.start_weight_update()
+            self.update_weights({"publication": publication})
+            self.finish_weight_update()
         return int(self.weight_transfer_engine.fingerprint)

@@ -5,8 +5,10 @@ from queue import SimpleQueue
 
 import pytest
 from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from asyncrl.weights.vllm_engine import install_publication
+from asyncrl.weights.vllm_engine import install_publication, prepare_publication
 
 
 class Core:
@@ -15,6 +17,7 @@ class Core:
     def __init__(self, *, busy, fails=False):
         self.paused, self.fails = (Future() if busy else None), fails
         self.input_queue, self.log = SimpleQueue(), []
+        self.model_executor = object.__new__(UniProcExecutor)
 
     def pause_scheduler(self, mode, clear_cache):
         self.log.append(f"pause, {mode}, {clear_cache}")
@@ -58,3 +61,21 @@ def test_an_engine_that_cannot_load_stays_paused_under_its_old_version(busy):
     with pytest.raises(RuntimeError, match="it lacks a tensor"):
         done.result(timeout=0)
     assert core.log == ["pause, keep, False", "load_publication (b'p',)"]
+
+
+def test_weights_are_made_ready_without_a_pause():
+    core = Core(busy=True)
+    assert prepare_publication(core, b"p").result(timeout=60) is None
+    assert core.log == ["prepare_publication (b'p',)"]
+
+
+def test_what_went_wrong_while_weights_were_made_ready_is_told():
+    with pytest.raises(RuntimeError, match="it lacks a tensor"):
+        prepare_publication(Core(busy=True, fails=True), b"p").result(timeout=60)
+
+
+def test_workers_in_processes_of_their_own_are_left_to_the_engine_s_loop():
+    core = Core(busy=True)
+    core.model_executor = object.__new__(MultiprocExecutor)
+    assert prepare_publication(core, b"p").result(timeout=0) is None
+    assert core.log == []

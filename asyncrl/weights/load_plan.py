@@ -1,0 +1,223 @@
+"""A plan of what vLLM's loaders do with a checkpoint, so that new weights can be prepared while the engine goes on sampling.
+
+vLLM's own way to replace weights takes the model apart, and the engine must be paused for all of it. A plan is made once, before
+the first publication: the model's loaders run on tensors without data, and each copy they make is noted. By the plan the new
+parameters of each layer are made, and packed for the kernels, beside those in use; the pause is only for exchanging them.
+
+What always holds: a plan exists only if the noted copies fill each parameter of the model completely, from tensors of the
+checkpoint and padding. For any other model (loaders that compute, experts and quantized layers with layouts of their
+own, devices other than the CPU) there is none, and vLLM's own way is taken.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Region = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Size, stride and offset of a view, in elements, as ``torch.as_strided`` takes them."""
+
+
+class _Copy(NamedTuple):
+    """``target`` of a parameter becomes ``source`` of the checkpoint's tensor ``name``."""
+
+    name: str
+    source: Region
+    target: Region
+
+    def run(self, parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
+        size, stride, offset = self.source
+        tensor = tensors[self.name]
+        source = torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+        torch.as_strided(parameter, *self.target).copy_(source)
+
+
+class _Padding(NamedTuple):
+    """``target`` of a parameter, for which the checkpoint has nothing, is filled with ``value``."""
+
+    value: float
+    target: Region
+
+    def run(self, parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
+        torch.as_strided(parameter, *self.target).fill_(self.value)
+
+
+_Steps = dict[torch.nn.Module, dict[str, list[_Copy | _Padding]]]
+"""What is done to make each parameter, by layer and name."""
+
+
+class PreparedLayer(NamedTuple):
+    """New parameters of a layer, and attributes that belong to them, such as packed weights."""
+
+    layer: torch.nn.Module
+    parameters: dict[str, torch.nn.Parameter | None]
+    attributes: dict[str, Any]
+
+    def exchange(self) -> None:
+        """Give the layer its new parameters."""
+        self.layer._parameters.update(self.parameters)
+        self.layer.__dict__.update(self.attributes)
+
+
+class LoadPlan:
+    """How the parameters of a model are made from the tensors of its checkpoint; see :meth:`of`."""
+
+    def __init__(
+        self,
+        steps: _Steps,
+        formats: Mapping[torch.nn.Module, Mapping[str, torch.Tensor]],
+        tied: Mapping[torch.nn.Module, torch.nn.Module],
+    ) -> None:
+        self._steps, self._formats, self._tied = steps, formats, tied
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]], tied: list[torch.nn.Module]) -> "LoadPlan | None":
+        """Make the plan, without touching any weight; None if this model has none.
+
+        Args:
+            model: a model that vLLM has loaded.
+            shapes: the checkpoint's tensors.
+            tied: layers whose parameters all belong to a layer before them.
+        """
+        layers = [layer for layer in model.modules() if layer._parameters and layer not in tied]
+        owners = {parameter: layer for layer in layers for parameter in layer._parameters.values() if parameter is not None}
+        tied_to = {layer: owners.get(next(layer.parameters(recurse=False))) for layer in tied}
+        if not all(map(_packs_by_itself, [*layers, *tied])) or not all(tied_to.values()):
+            return None
+        formats = {layer: _formats(layer) for layer in layers}
+        in_use = {layer: dict(layer._parameters) for layer in layers}
+        sources = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        recorder = _Recorder(sources, {layer: dict(tensors) for layer, tensors in formats.items()})
+        try:
+            for layer, tensors in formats.items():
+                layer._parameters.update(tensors)  # type: ignore[arg-type]
+            with recorder, torch.no_grad():
+                model.load_weights(sources.items())  # type: ignore[operator]
+        except (NotImplementedError, RuntimeError, _NotACopy):  # a loader that looks at values, or writes what is no parameter
+            return None
+        finally:
+            for layer, parameters in in_use.items():
+                layer._parameters.update(parameters)
+        steps = recorder.steps
+        whole = all(_fill(steps[layer][name], tensor) for layer, tensors in formats.items() for name, tensor in tensors.items())
+        return cls(steps, formats, {layer: owner for layer, owner in tied_to.items() if owner is not None}) if whole else None
+
+    @torch.no_grad()
+    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> list[PreparedLayer]:
+        """Make all parameters anew from the tensors of a checkpoint, beside those that are in use."""
+        made: dict[torch.nn.Module, dict[str, torch.nn.Parameter | None]] = {}
+        for layer, formats in self._formats.items():
+            made[layer] = dict.fromkeys(layer._parameters)
+            for name, tensor in formats.items():
+                parameter = _empty_like(tensor)
+                for step in self._steps[layer][name]:
+                    step.run(parameter, tensors)
+                made[layer][name] = parameter
+        of_tied = {layer: dict(made[owner]) for layer, owner in self._tied.items()}
+        return [_packed(layer, parameters) for layer, parameters in [*made.items(), *of_tied.items()]]
+
+
+def _packs_by_itself(layer: torch.nn.Module) -> bool:
+    """Whether what vLLM does to a layer's parameters behind their loaders concerns that layer alone, and is known."""
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    method = getattr(layer, "quant_method", None)
+    if isinstance(method, QuantizeMethodBase):
+        return type(method) in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
+    return not hasattr(layer, "process_weights_after_loading")
+
+
+def _formats(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The layer's parameters as its loaders expect them, without data. Kernels may have left only packed ones in the layer."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
+    from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
+
+    loadable, _ = get_layerwise_info(layer).restore_metadata
+    return {
+        name: restore_layer_refs(to_meta_tensor(loadable.get(name, parameter)), layer)
+        for name, parameter in layer._parameters.items()
+        if parameter is not None
+    }
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.nn.Parameter:
+    """A parameter for the data that ``tensor`` lacks, of the same class and with the same attributes."""
+    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    made.__class__ = tensor.__class__
+    made.__dict__ = tensor.__dict__.copy()
+    return made  # type: ignore[return-value]
+
+
+def _packed(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter | None]) -> PreparedLayer:
+    """Do to new parameters what vLLM does to those of a layer that it has just loaded; the layer itself stays as it is."""
+    shadow = copy.copy(layer)
+    shadow.__dict__["_parameters"] = dict(parameters)
+    method: Any = getattr(layer, "quant_method", None)
+    if method is not None:
+        method.process_weights_after_loading(shadow)
+    attributes = {
+        name: value
+        for name, value in shadow.__dict__.items()
+        if name != "_parameters" and (name not in layer.__dict__ or layer.__dict__[name] is not value)
+    }
+    return PreparedLayer(layer, shadow._parameters, attributes)
+
+
+def _fill(steps: list[_Copy | _Padding], tensor: torch.Tensor) -> bool:
+    """Whether the steps fill each element of ``tensor``, once."""
+    filled = torch.zeros(tensor.untyped_storage().nbytes() // tensor.element_size(), dtype=torch.bool)
+    for step in steps:
+        torch.as_strided(filled, *step.target).fill_(True)
+    elements = sum(torch.Size(step.target[0]).numel() for step in steps)
+    return elements == tensor.numel() and bool(torch.as_strided(filled, tensor.size(), tensor.stride()).all())
+
+
+class _NotACopy(Exception):
+    """A loader did something that no plan can repeat."""
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes every copy from one tensor without data to another, and every padding; refuses whatever else writes.
+
+    Args:
+        sources: tensors of the checkpoint.
+        targets: parameters, by layer and name.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, torch.Tensor], targets: Mapping[torch.nn.Module, Mapping[str, torch.Tensor]]
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: _Steps = {layer: {name: [] for name in tensors} for layer, tensors in targets.items()}
+        self._names = {_storage(tensor): name for name, tensor in sources.items()}
+        self._targets = {
+            _storage(tensor): self.steps[layer][name] for layer, tensors in targets.items() for name, tensor in tensors.items()
+        }
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not any(argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments):
+            return func(*args, **(kwargs or {}))
+        target, value = args[:2]
+        steps = self._targets.get(_storage(target))
+        if steps is not None and func is torch.ops.aten.fill_.Scalar:
+            steps.append(_Padding(value, _region(target)))
+            return target
+        if steps is not None and func is torch.ops.aten.copy_.default and value.shape == target.shape:
+            name = self._names.get(_storage(value))
+            if name is not None:
+                steps.append(_Copy(name, _region(value), _region(target)))
+                return target
+        raise _NotACopy(str(func))
+
+
+def _region(view: torch.Tensor) -> Region:
+    return tuple(view.size()), tuple(view.stride()), int(view.storage_offset())
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
