@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -13,6 +14,7 @@ from asyncrl.cli.outcome import ExitCode, show_system_failure
 from asyncrl.run.stopping import interrupting
 
 _DESCRIPTION = "Reinforcement learning of language models that act over many turns and call tools, asynchronously."
+LEAST_ADDRESS_SPACE = 1 << 30
 _EXIT_CODES = "Exit codes: 0 completed, 1 failed, 2 bad recipe or usage, 130 interrupted (Ctrl-C or SIGTERM)."
 
 
@@ -32,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.overrides.extend(left)
     console = PatientConsole()
     try:
+        _check_address_space()
         code: ExitCode = arguments.run(arguments, console)
     except KeyboardInterrupt:  # before there is a run that could end in an orderly way
         return ExitCode.INTERRUPTED
@@ -40,6 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code is ExitCode.COMPLETED and console.failure is not None:
         return show_system_failure(console.failure)
     return code
+
+
+def _check_address_space() -> None:
+    """Raise ``MemoryError`` where numpy's BLAS would ask for memory again and again, without an end, while it is imported."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if allowed != resource.RLIM_INFINITY and allowed < LEAST_ADDRESS_SPACE:
+        raise MemoryError(f"({allowed >> 20} MB of address space are allowed, at least {LEAST_ADDRESS_SPACE >> 20} are needed)")
 
 
 def run() -> NoReturn:

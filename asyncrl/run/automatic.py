@@ -22,6 +22,8 @@ LEAST_CACHE_MB = 64
 CACHE_SHARE = 0.2
 """The largest share of free memory for the key-value caches of all engines."""
 MICRO_BATCH_TOKENS = 8192
+FEW_CORES = 2
+"""With so many cores a CPU runs one engine."""
 CORES_A_RANK = 4
 """On CPU, of so many cores one is a learner rank's, the others are for engines, tools and the run's own processes."""
 
@@ -73,7 +75,9 @@ def _count(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[
         others = recipe.learner.layout.ranks + isinstance(recipe.reward, ModelReward)
         each = recipe.generators.tensor_parallel
         return max(1, (machine.gpus - others) // each), f"GPUs: {machine.gpus}, of which learner and reward model take {others}"
-    return 2, "while one engine loads new weights, the other goes on"
+    if machine.cores <= FEW_CORES:
+        return 1, f"{machine.cores} cores: a second engine would take turns with the learner"
+    return 2, "smaller batches, but a second process to answer episodes"
 
 
 def _max_running(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:

@@ -42,8 +42,9 @@ def test_a_value_of_the_recipe_is_not_chosen():
 
 
 def test_engines_have_room_for_every_outstanding_episode_up_to_a_bound():
-    assert chosen(LAPTOP, "buffer.pipeline_depth=1")["generators.max_running"] == 2 * 16 * 8 // 2
-    assert chosen(LAPTOP, "buffer.max_staleness=2")["generators.max_running"] == 3 * 16 * 8 // 2
+    assert chosen(LAPTOP, "buffer.pipeline_depth=0")["generators.max_running"] == 16 * 8
+    assert chosen(LAPTOP, "buffer.pipeline_depth=1", "generators.count=2")["generators.max_running"] == 2 * 16 * 8 // 2
+    assert chosen(LAPTOP, "buffer.max_staleness=2", "generators.count=2")["generators.max_running"] == 3 * 16 * 8 // 2
     assert chosen(LAPTOP, "buffer.pipeline_depth=1", "generators.count=3")["generators.max_running"] == 11 * 8
     assert chosen(LAPTOP, "batch.groups_per_step=64")["generators.max_running"] == 256
     assert chosen(LAPTOP, "batch.group_size=100")["generators.max_running"] == 200
@@ -55,6 +56,11 @@ def test_the_cache_holds_every_episode_or_a_fifth_of_the_memory():
     token = 2 * 2 * 2 * 32 * 4  # keys and values, two layers, two heads of 32, in float32
     assert chosen(LAPTOP, *wide)["generators.kv_cache_mb"] == 256 * 1024 * token // 2**20
     assert chosen(replace(LAPTOP, free=2 << 30), *wide)["generators.kv_cache_mb"] == 204
+
+
+def test_few_cores_have_one_engine():
+    assert chosen(LAPTOP)["generators.count"] == 1
+    assert chosen(replace(LAPTOP, cores=4))["generators.count"] == 2
 
 
 def test_a_micro_batch_holds_the_longest_episode(tmp_path):

@@ -69,7 +69,14 @@ def test_the_arithmetic_of_a_batch():
     plan = make_plan(
         compose(
             "quickstart",
-            ["batch.groups_per_step=6", "batch.group_size=4", "buffer.pipeline_depth=2", "generators.max_running=32", "steps=10"],
+            [
+                "batch.groups_per_step=6",
+                "batch.group_size=4",
+                "buffer.pipeline_depth=2",
+                "generators.count=2",
+                "generators.max_running=32",
+                "steps=10",
+            ],
         ),
         ROOMY,
     )
