@@ -220,7 +220,7 @@ def _sampling_params(max_tokens: int, temperature: float, stop_token_id: int) ->
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,  # requests may share it, since nobody changes it; copying it takes a third of the front end's time
+        skip_clone=True,  # requests may share it; copying it takes a third of the front end's time
     )
 
 

@@ -15,6 +15,7 @@ from asyncrl.run.stopping import interrupting
 
 _DESCRIPTION = "Reinforcement learning of language models that act over many turns and call tools, asynchronously."
 LEAST_ADDRESS_SPACE = 1 << 30
+"""Bytes of address space without which no command is tried."""
 _EXIT_CODES = "Exit codes: 0 completed, 1 failed, 2 bad recipe or usage, 130 interrupted (Ctrl-C or SIGTERM)."
 
 
@@ -46,10 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_address_space() -> None:
-    """Raise ``MemoryError`` where numpy's BLAS would ask for memory again and again, without an end, while it is imported."""
+    """Raise ``MemoryError`` where numpy's BLAS would ask for memory forever while it is imported."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     if allowed != resource.RLIM_INFINITY and allowed < LEAST_ADDRESS_SPACE:
-        raise MemoryError(f"({allowed >> 20} MB of address space are allowed, at least {LEAST_ADDRESS_SPACE >> 20} are needed)")
+        raise MemoryError(
+            f"({allowed >> 20} MiB of address space are allowed, at least {LEAST_ADDRESS_SPACE >> 20} MiB are needed)"
+        )
 
 
 def run() -> NoReturn:

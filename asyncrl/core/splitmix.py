@@ -6,6 +6,7 @@ from typing import Any
 STEP = 0x9E3779B97F4A7C15
 """Number ``n`` of the sequence that ``seed`` begins is ``mixed(seed + n * STEP)``, modulo 2**64."""
 WHOLE = (1 << 64) - 1
+"""All 64 bits."""
 
 
 def mixed(number: Any) -> Any:

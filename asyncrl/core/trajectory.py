@@ -114,6 +114,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"{length} tokens, {len(self.logprobs)} logprobs, {len(self.loss_mask)} mask entries: they must be equally long"
             )
+        if self.loss_mask.dtype != bool:
+            raise ValueError(f"the loss mask is of {self.loss_mask.dtype}; it must be of bool")
         end = 0
         for span in self.version_spans:
             if span.start != end or span.end <= span.start:
@@ -158,13 +160,15 @@ def named_rewards(trajectory: Trajectory, names: Sequence[str]) -> tuple[float, 
 
 def _stretches(mask: np.ndarray) -> list[int]:
     """Return where stretches of true begin and end, alternating."""
-    held = mask.tobytes()  # bytes are searched several times faster than an array
+    content = mask.tobytes()  # bytes are searched several times faster than an array
+    if content.count(0) + content.count(1) != len(content):
+        raise ValueError("the loss mask holds something other than true and false")
     edges: list[int] = []
-    start = held.find(1)
+    start = content.find(1)
     while start >= 0:
-        end = held.find(0, start)
-        edges += (start, len(held) if end < 0 else end)
-        start = held.find(1, end) if end >= 0 else -1
+        end = content.find(0, start)
+        edges += (start, len(content) if end < 0 else end)
+        start = content.find(1, end) if end >= 0 else -1
     return edges
 
 

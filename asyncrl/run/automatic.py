@@ -23,7 +23,7 @@ CACHE_SHARE = 0.2
 """The largest share of free memory for the key-value caches of all engines."""
 MICRO_BATCH_TOKENS = 8192
 FEW_CORES = 2
-"""With so many cores a CPU runs one engine."""
+"""With at most this many cores, a run on a CPU gets one engine."""
 CORES_A_RANK = 4
 """On CPU, of so many cores one is a learner rank's, the others are for engines, tools and the run's own processes."""
 
@@ -77,7 +77,7 @@ def _count(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[
         return max(1, (machine.gpus - others) // each), f"GPUs: {machine.gpus}, of which learner and reward model take {others}"
     if machine.cores <= FEW_CORES:
         return 1, f"{machine.cores} cores: a second engine would take turns with the learner"
-    return 2, "smaller batches, but a second process to answer episodes"
+    return 2, "two processes answer episodes, and one goes on when the other fails"
 
 
 def _max_running(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:

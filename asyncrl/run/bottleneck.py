@@ -2,7 +2,7 @@
 
 The learner's time is the run's: it trains, publishes, or waits for a batch. While it waits, engines have no tickets although they
 have room, are paused, evaluate, wait for tools, or generate. The largest of its three shares says which side holds the run up;
-where it waits clearly more than the engines idle, they do. The largest of the engines' shares then says why.
+where it waits clearly more than the engines idle, the engines hold it up. The largest of their shares then says why.
 
 What a knob brings is Amdahl's law (1967): the share of time that the knob divides shrinks, the rest stays, and neither the other
 side nor the processor gives more than it has.
@@ -21,7 +21,7 @@ from asyncrl.run.units import percent
 WORTH_SAYING = 1.1
 """The smallest factor for which changing a knob is advised."""
 CLEARLY_MORE = 0.1
-"""So much more of the time has the learner to wait than the engines idle, for the engines to be what holds the run up."""
+"""The engines hold the run up if the learner waits for this much more of the time than they idle."""
 ROOM_TO_SPARE = 0.2
 """Share of the time in which engines may have had room before more room is no advice."""
 
@@ -81,10 +81,10 @@ def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int) -> B
         depth: the pipeline depth now.
     """
     lost = _lost(shares)
-    engines_are_slower = shares.waiting > shares.idle + CLEARLY_MORE
-    if shares.training >= max(shares.publishing, shares.waiting) and not engines_are_slower:
+    engines_hold_up = shares.waiting > max(shares.publishing, shares.idle + CLEARLY_MORE)
+    if shares.training >= max(shares.publishing, shares.waiting) and not engines_hold_up:
         kind = Kind.LEARNER
-    elif shares.publishing >= shares.waiting:
+    elif shares.publishing >= max(shares.training, shares.waiting):
         kind = Kind.PUBLICATION
     else:
         kind = max((kind for kind in lost if kind is not Kind.LEARNER), key=lost.__getitem__)

@@ -157,7 +157,7 @@ def _processes(recipe: Recipe, shape: ModelShape, outstanding: int) -> tuple[Pro
     return (
         Processes("driver", 1, DRIVER_BYTES, "the pumps, tracking, this view"),
         Processes("Ray", 1, RAY_BYTES + 2 * weights, "its own processes, object store, published weights"),
-        Processes("generator", generators.count, ENGINE_BYTES + weights + cache, f"a vLLM engine ({generators.dtype})"),
+        Processes("generator", generators.count, ENGINE_BYTES + 2 * weights + cache, f"a vLLM engine ({generators.dtype})"),
         *_reward_model(recipe.reward, recipe.model),
         Processes("buffer", 1, BUFFER_BYTES + held, "the replay buffer"),
         Processes(

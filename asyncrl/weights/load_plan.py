@@ -6,11 +6,11 @@ parameters of each layer are made, and packed for the kernels, beside those in u
 
 What always holds: a plan exists only if the noted copies fill each parameter of the model completely, from tensors of the
 checkpoint and padding. For any other model (loaders that compute, experts and quantized layers with layouts of their
-own, devices other than the CPU) there is none, and vLLM's own way is taken.
+own, devices other than the CPU) no plan is made, and vLLM's own way is taken.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -67,10 +67,10 @@ class LoadPlan:
     def __init__(
         self,
         steps: _Steps,
-        formats: Mapping[torch.nn.Module, Mapping[str, torch.Tensor]],
+        templates: Mapping[torch.nn.Module, Mapping[str, torch.Tensor]],
         tied: Mapping[torch.nn.Module, torch.nn.Module],
     ) -> None:
-        self._steps, self._formats, self._tied = steps, formats, tied
+        self._steps, self._templates, self._tied = steps, templates, tied
 
     @classmethod
     def of(cls, model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]], tied: list[torch.nn.Module]) -> "LoadPlan | None":
@@ -83,44 +83,67 @@ class LoadPlan:
         """
         layers = [layer for layer in model.modules() if layer._parameters and layer not in tied]
         owners = {parameter: layer for layer in layers for parameter in layer._parameters.values() if parameter is not None}
-        tied_to = {layer: owners.get(next(layer.parameters(recurse=False))) for layer in tied}
-        if not all(map(_packs_by_itself, [*layers, *tied])) or not all(tied_to.values()):
+        tied_to = {layer: owners[next(layer.parameters(recurse=False))] for layer in tied}
+        if not all(map(_packs_by_itself, [*layers, *tied])) or _held_elsewhere(model, owners):
             return None
-        formats = {layer: _formats(layer) for layer in layers}
-        in_use = {layer: dict(layer._parameters) for layer in layers}
+        if any(_names(layer) != _names(owner) for layer, owner in tied_to.items()):
+            return None
+        templates = {layer: _templates(layer) for layer in layers}
+        in_use = {layer: dict(layer._parameters) for layer in model.modules()}
         sources = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-        recorder = _Recorder(sources, {layer: dict(tensors) for layer, tensors in formats.items()})
+        recorder = _Recorder(sources, templates)
         try:
-            for layer, tensors in formats.items():
+            for layer, tensors in templates.items():
                 layer._parameters.update(tensors)  # type: ignore[arg-type]
             with recorder, torch.no_grad():
                 model.load_weights(sources.items())  # type: ignore[operator]
-        except (NotImplementedError, RuntimeError, _NotACopy):  # a loader that looks at values, or writes what is no parameter
+        except Exception:  # noqa: BLE001 - whatever a loader cannot do without data, vLLM's own way is left
             return None
         finally:
             for layer, parameters in in_use.items():
+                layer._parameters.clear()
                 layer._parameters.update(parameters)
         steps = recorder.steps
-        whole = all(_fill(steps[layer][name], tensor) for layer, tensors in formats.items() for name, tensor in tensors.items())
-        return cls(steps, formats, {layer: owner for layer, owner in tied_to.items() if owner is not None}) if whole else None
+        complete = all(
+            _fill_exactly_once(steps[layer][name], tensor)
+            for layer, tensors in templates.items()
+            for name, tensor in tensors.items()
+        )
+        return cls(steps, templates, tied_to) if complete else None
 
     @torch.no_grad()
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> list[PreparedLayer]:
         """Make all parameters anew from the tensors of a checkpoint, beside those that are in use."""
-        made: dict[torch.nn.Module, dict[str, torch.nn.Parameter | None]] = {}
-        for layer, formats in self._formats.items():
-            made[layer] = dict.fromkeys(layer._parameters)
-            for name, tensor in formats.items():
-                parameter = _empty_like(tensor)
+        prepared = []
+        for layer, templates in self._templates.items():
+            made: dict[str, torch.nn.Parameter | None] = dict.fromkeys(layer._parameters)
+            for name, template in templates.items():
+                made[name] = parameter = _empty_like(template)
                 for step in self._steps[layer][name]:
                     step.run(parameter, tensors)
-                made[layer][name] = parameter
-        of_tied = {layer: dict(made[owner]) for layer, owner in self._tied.items()}
-        return [_packed(layer, parameters) for layer, parameters in [*made.items(), *of_tied.items()]]
+            # Packed one after the other: what a layer's kernels do not need unpacked is freed before the next one is made.
+            of_owner = [tied for tied, owner in self._tied.items() if owner is layer]
+            prepared += [_packed(each, made) for each in [layer, *of_owner]]
+        return prepared
+
+
+def _names(layer: torch.nn.Module) -> list[str]:
+    return [name for name, parameter in layer._parameters.items() if parameter is not None]
+
+
+def _held_elsewhere(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether something beside its layer holds the data of a parameter, and would keep the old ones."""
+    addresses = {parameter.data_ptr() for parameter in parameters if parameter.numel()}
+    for module in model.modules():
+        for owner in (module, getattr(module, "impl", None)):
+            for held in getattr(owner, "__dict__", {}).values():
+                if isinstance(held, torch.Tensor) and held.numel() and held.data_ptr() in addresses:
+                    return True
+    return False
 
 
 def _packs_by_itself(layer: torch.nn.Module) -> bool:
-    """Whether what vLLM does to a layer's parameters behind their loaders concerns that layer alone, and is known."""
+    """Whether what vLLM does to a layer's parameters after their loaders concerns that layer alone, and is known."""
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
@@ -131,7 +154,7 @@ def _packs_by_itself(layer: torch.nn.Module) -> bool:
     return not hasattr(layer, "process_weights_after_loading")
 
 
-def _formats(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _templates(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The layer's parameters as its loaders expect them, without data. Kernels may have left only packed ones in the layer."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
     from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
@@ -155,21 +178,20 @@ def _empty_like(tensor: torch.Tensor) -> torch.nn.Parameter:
 
 def _packed(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter | None]) -> PreparedLayer:
     """Do to new parameters what vLLM does to those of a layer that it has just loaded; the layer itself stays as it is."""
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+
     shadow = copy.copy(layer)
     shadow.__dict__["_parameters"] = dict(parameters)
+    before = dict(shadow.__dict__)
     method: Any = getattr(layer, "quant_method", None)
-    if method is not None:
+    if isinstance(method, QuantizeMethodBase):
         method.process_weights_after_loading(shadow)
-    attributes = {
-        name: value
-        for name, value in shadow.__dict__.items()
-        if name != "_parameters" and (name not in layer.__dict__ or layer.__dict__[name] is not value)
-    }
+    attributes = {name: value for name, value in shadow.__dict__.items() if name not in before or before[name] is not value}
     return PreparedLayer(layer, shadow._parameters, attributes)
 
 
-def _fill(steps: list[_Copy | _Padding], tensor: torch.Tensor) -> bool:
-    """Whether the steps fill each element of ``tensor``, once."""
+def _fill_exactly_once(steps: list[_Copy | _Padding], tensor: torch.Tensor) -> bool:
+    """Whether the steps fill each element of ``tensor`` exactly once."""
     filled = torch.zeros(tensor.untyped_storage().nbytes() // tensor.element_size(), dtype=torch.bool)
     for step in steps:
         torch.as_strided(filled, *step.target).fill_(True)
@@ -202,17 +224,17 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not any(argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments):
             return func(*args, **(kwargs or {}))
+        if func not in (torch.ops.aten.fill_.Scalar, torch.ops.aten.copy_.default):
+            raise _NotACopy(str(func))
         target, value = args[:2]
-        steps = self._targets.get(_storage(target))
-        if steps is not None and func is torch.ops.aten.fill_.Scalar:
+        steps = self._targets[_storage(target)]
+        if func is torch.ops.aten.fill_.Scalar:
             steps.append(_Padding(value, _region(target)))
-            return target
-        if steps is not None and func is torch.ops.aten.copy_.default and value.shape == target.shape:
-            name = self._names.get(_storage(value))
-            if name is not None:
-                steps.append(_Copy(name, _region(value), _region(target)))
-                return target
-        raise _NotACopy(str(func))
+        elif value.shape == target.shape:
+            steps.append(_Copy(self._names[_storage(value)], _region(value), _region(target)))
+        else:
+            raise _NotACopy(f"{tuple(value.shape)} into {tuple(target.shape)}")
+        return target
 
 
 def _region(view: torch.Tensor) -> Region:

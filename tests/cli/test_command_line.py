@@ -110,7 +110,7 @@ def test_help(arguments, capsys):
             "exec >/dev/full",
             "standard output: No space",
         ),
-        (["launch", "quickstart", "--dry-run"], "ulimit -v 200000", "195 MB of address space are allowed"),
+        (["launch", "quickstart", "--dry-run"], "ulimit -v 200000", "195 MiB of address space are allowed"),
         (["launch", "quickstart", "--dry-run"], "exec >&-", ""),
         (["launch", "quickstart", "--dry-run"], "unset HOME; export TERM=dumb LC_ALL=C", ""),
     ],

@@ -16,7 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.publication import Publication, Shard
+from asyncrl.core.publication import PREPARE, Publication, Shard
 from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge
@@ -94,6 +94,11 @@ def flip_bit(file: Path, offset: int) -> None:
     file.write_bytes(content)
 
 
+def erase(file: Path) -> None:
+    with file.open("r+b") as content:
+        content.write(bytes(file.stat().st_size))
+
+
 def sample(engine: VllmEngine, prompt: list[int], tokens: int, temperature: float = 1.0) -> asyncio.Task[Completion]:
     return asyncio.create_task(engine.generate(prompt, max_tokens=tokens, temperature=temperature, stop_token_id=NO_STOP))
 
@@ -164,6 +169,25 @@ async def test_weights_arrive_under_running_requests(engine, model, writer) -> N
     assert set(use.tokens_by_version) == {0, 1, 2}
     assert sum(use.tokens_by_version.values()) == use.tokens_generated
     assert 0 < use.last_pause_seconds < use.idle_seconds <= use.wall_seconds
+
+
+async def test_weights_are_made_ready_before_the_pause(engine, model, writer, monkeypatch) -> None:
+    """What the publication's file holds by the time of the pause does not matter: nothing is read in it."""
+    perturb(model)
+    publication, core = publish(writer, 3, shards(model)), engine._llm.engine_core
+    called = core.call_utility_async
+
+    async def call_and_erase(method: str, *arguments: object) -> object:
+        answer = await called(method, *arguments)
+        if method == PREPARE:
+            erase(Path(publication.files[0]))
+        return answer
+
+    monkeypatch.setattr(core, "call_utility_async", call_and_erase)
+    assert await engine.install(publication) == publication.fingerprint
+    prompt = list(range(5, 105))
+    completion = await sample(engine, prompt, 30)
+    assert np.abs(completion.logprobs - reference_logprobs(model, prompt, completion.token_ids)).max() < 1e-3
 
 
 async def test_bytes_changed_on_the_way_change_the_fingerprint(engine: VllmEngine, model, writer) -> None:

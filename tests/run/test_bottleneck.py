@@ -31,6 +31,7 @@ def found(depth=1, **shares):
         ({"training": 0.43, "waiting": 0.5, "idle": 0.04, "evaluating": 0.5, "tools": 0.4}, Kind.GENERATION, "count 2 -> 3"),
         # Engines that never idle hold up a learner that waits, however long it trains.
         ({"training": 0.64, "waiting": 0.36, "idle": 0.04, "cores": 0.7}, Kind.GENERATION, "generators.count 2 -> 3"),
+        ({"training": 0.6, "publishing": 0.25, "waiting": 0.15, "idle": 0.1}, Kind.LEARNER, "learner.data_parallel 1 -> 2"),
         ({"training": 0.8, "waiting": 0.2, "idle": 0.3}, Kind.LEARNER, "learner.data_parallel 1 -> 2"),
         ({"training": 0.2, "waiting": 0.8, "idle": 0.3, "evaluating": 1.0}, Kind.EVALUATION, "evaluation.every 10 -> 20"),
     ],

@@ -1,5 +1,7 @@
 """Plans of what loaders do: repeated beside the model, exact, and made only where that is possible."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -85,6 +87,9 @@ def test_a_second_publication_is_prepared_by_the_same_plan():
         pytest.param(lambda model, tensor: tensor.view(-1) * tensor.sum().item(), id="looks at values"),
         pytest.param(lambda model, tensor: model.down.weight.data.view(-1)[:6], id="copies from another parameter"),
         pytest.param(lambda model, tensor: tensor.view(-1)[:1], id="broadcasts"),
+        pytest.param(lambda model, tensor: tensor.view(-1).zero_(), id="writes in place"),
+        pytest.param(lambda model, tensor: tensor.numpy(), id="leaves torch"),
+        pytest.param(lambda model, tensor: torch._foreach_add([tensor.view(-1)], 1)[0], id="computes on lists"),
     ],
 )
 def test_loaders_that_do_more_than_copying_have_no_plan(compute):
@@ -98,6 +103,27 @@ def test_a_parameter_that_is_not_filled_has_no_plan():
     tensors, model = checkpoint(), Loader()
     del tensors["k"]
     assert LoadPlan.of(model, shapes(tensors), [model.output]) is None
+
+
+def test_a_parameter_that_something_else_holds_too_has_no_plan():
+    """As vLLM's attention holds the sinks of a layer: it would go on with the old ones."""
+    tensors, model = checkpoint(), Loader()
+    model.down.impl = SimpleNamespace(sinks=model.fused.bias)
+    assert LoadPlan.of(model, shapes(tensors), [model.output]) is None
+
+
+def test_a_loader_that_replaces_parameters_leaves_the_model_as_it_was():
+    def replace(model, tensor):
+        model.fused.bias = nn.Parameter(tensor.view(-1))
+        model.fused.extra = nn.Parameter(tensor)
+        return tensor.view(-1)
+
+    tensors, model = checkpoint(), Loader(replace)
+    before = dict(model.named_parameters(remove_duplicate=False))
+    LoadPlan.of(model, shapes(tensors), [model.output])
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert before.keys() == after.keys()
+    assert all(after[name] is before[name] for name in before)
 
 
 def test_a_layer_that_finishes_its_weights_in_a_way_of_its_own_has_no_plan():
