@@ -10,11 +10,14 @@ own, devices other than the CPU) no plan is made, and vLLM's own way is taken.
 """
 
 import copy
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+logger = logging.getLogger(__name__)
 
 Region = tuple[tuple[int, ...], tuple[int, ...], int]
 """Size, stride and offset of a view, in elements, as ``torch.as_strided`` takes them."""
@@ -97,7 +100,8 @@ class LoadPlan:
                 layer._parameters.update(tensors)  # type: ignore[arg-type]
             with recorder, torch.no_grad():
                 model.load_weights(sources.items())  # type: ignore[operator]
-        except Exception:  # noqa: BLE001 - whatever a loader cannot do without data, vLLM's own way is left
+        except Exception as error:  # noqa: BLE001 - whatever a loader cannot do without data, vLLM's own way is left
+            logger.info("weights will be loaded while the engine is paused: %s: %s", type(error).__name__, error)
             return None
         finally:
             for layer, parameters in in_use.items():
