@@ -14,9 +14,10 @@ from asyncrl.cli.outcome import ExitCode, show_system_failure
 from asyncrl.run.stopping import interrupting
 
 _DESCRIPTION = "Reinforcement learning of language models that act over many turns and call tools, asynchronously."
+_EXIT_CODES = "Exit codes: 0 completed, 1 failed, 2 bad recipe or usage, 130 interrupted (Ctrl-C or SIGTERM)."
+
 LEAST_ADDRESS_SPACE = 1 << 30
 """Bytes of address space without which no command is tried."""
-_EXIT_CODES = "Exit codes: 0 completed, 1 failed, 2 bad recipe or usage, 130 interrupted (Ctrl-C or SIGTERM)."
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,8 +5,8 @@ the first publication: the model's loaders run on tensors without data, and each
 parameters of each layer are made, and packed for the kernels, beside those in use; the pause is only for exchanging them.
 
 What always holds: a plan exists only if the noted copies fill each parameter of the model completely, from tensors of the
-checkpoint and padding. For any other model (loaders that compute, experts and quantized layers with layouts of their
-own, devices other than the CPU) no plan is made, and vLLM's own way is taken.
+checkpoint and padding. For any other model (loaders that compute, parameters that something beside their layer holds, experts and
+quantized layers with layouts of their own, devices other than the CPU) no plan is made, and vLLM's own way is taken.
 """
 
 import copy

@@ -2,9 +2,9 @@
 
 vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``). What always holds for a load that
 raises nothing: the publication brought exactly the tensors of the checkpoint that the engine began with, each covered exactly
-once; vLLM's loaders took them into every parameter of the model; and the acknowledged fingerprint is of the very tensors that
-were handed to those loaders. On CPU, vLLM repacks linear weights into its kernels' own layout as it loads them, so what lies in
-the model afterwards cannot be compared bit for bit.
+once; every parameter of the model was made from them, by vLLM's loaders or by a plan of what these do
+(:mod:`asyncrl.weights.load_plan`); and the acknowledged fingerprint is of the very tensors that were handed to them. On CPU,
+linear weights are repacked into the layout of vLLM's kernels, so what lies in the model afterwards cannot be compared bit by bit.
 """
 
 import logging

@@ -106,7 +106,7 @@ def test_a_parameter_that_is_not_filled_has_no_plan():
 
 
 def test_a_parameter_that_something_else_holds_too_has_no_plan():
-    """As vLLM's attention holds the sinks of a layer: it would go on with the old ones."""
+    """The attention of some models holds the sinks of a layer, and would go on with the old ones."""
     tensors, model = checkpoint(), Loader()
     model.down.impl = SimpleNamespace(sinks=model.fused.bias)
     assert LoadPlan.of(model, shapes(tensors), [model.output]) is None
