@@ -10,6 +10,7 @@ import numpy as np
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.core.trajectory import VersionSpan
+from generators.concurrency import EngineLoad
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -71,6 +72,14 @@ class Engine(Protocol):
 
         Raises:
             WeightMismatch: the publication did not reach the whole model.
+        """
+        ...
+
+    async def load(self) -> EngineLoad:
+        """What the engine has to do now.
+
+        Raises:
+            ComponentFailed: the engine died.
         """
         ...
 

@@ -29,6 +29,8 @@ from asyncrl.core.publication import INSTALL, PREPARE, VLLM_BACKEND, Publication
 from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.trajectory import VersionSpan
 from generators.completion import Completion, EngineUse
+from generators.concurrency import EngineLoad
+from generators.engine_load import REPORT_LOAD
 from generators.occupancy import Occupancy
 
 if TYPE_CHECKING:
@@ -162,9 +164,9 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         async with self._installing:
+            encoded, core = msgspec.msgpack.encode(publication), self._llm.engine_core
+            await self._prepare(publication.version, encoded)
             try:
-                encoded, core = msgspec.msgpack.encode(publication), self._llm.engine_core
-                await core.call_utility_async(PREPARE, encoded)
                 # One call, which vLLM's process does between two steps: each further one would wait for this process's turn.
                 pause_s, *acknowledged = await core.call_utility_async(INSTALL, encoded, str(publication.version))
             except EngineDeadError as error:
@@ -185,6 +187,27 @@ class VllmEngine:
             self._failure = f"the workers of one engine loaded different weights: fingerprints {acknowledged}"
             raise WeightMismatch(self._failure)
         return int(acknowledged[0])
+
+    async def _prepare(self, version: PolicyVersion, publication: bytes) -> None:
+        """Have the weights of a publication made ready. If that fails, the engine still has the weights it had."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            await self._llm.engine_core.call_utility_async(PREPARE, publication)
+        except EngineDeadError as error:
+            raise ProcessDied(f"the vLLM engine died while version {version} was made ready") from error
+        except Exception as error:
+            problem = f"version {version} could not be made ready, and the engine keeps version {self._version}"
+            raise WeightMismatch(f"{problem}: {error}") from error
+
+    async def load(self) -> EngineLoad:
+        """What the engine has to do now; see :class:`generators.completion.Engine`."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            return EngineLoad(*await self._llm.engine_core.call_utility_async(REPORT_LOAD))
+        except EngineDeadError as error:
+            raise ProcessDied("the vLLM engine died; see its log") from error
 
     def use(self) -> EngineUse:
         """Counters since the engine was ready."""

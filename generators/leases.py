@@ -34,26 +34,35 @@ class Lease:
 class Leases:
     """The tickets of one worker.
 
+    Attributes:
+        playing: episodes that have begun, or are about to, and are not over.
+
     Args:
-        max_running: episodes the engine runs at once.
+        max_running: episodes that may be played at once, to begin with.
         group_size: episodes of a group.
-        room_made: called whenever an episode has ended.
+        room_made: called whenever an episode has ended, or the limit was changed.
         clock: tells the time in seconds, and never goes back.
     """
 
     def __init__(
         self, max_running: int, group_size: int, room_made: Callable[[], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._max_running, self._group_size, self._room_made, self._clock = max_running, group_size, room_made, clock
+        self._limit, self._group_size, self._room_made, self._clock = max_running, group_size, room_made, clock
         self._settled_at = clock()
         self._episode_seconds = self._held_back_seconds = 0.0
-        self._playing = 0
         self._held: dict[GroupId, Lease] = {}
+        self.playing = 0
 
     @property
     def room(self) -> int:
-        """Episodes that the engine could run besides those that wait or run already; negative when some wait for a slot."""
-        return self._max_running - self._playing
+        """Episodes that may begin besides those that are played already; negative when more are played than may be."""
+        return self._limit - self.playing
+
+    def limit(self, episodes: int) -> None:
+        """Change how many episodes may be played at once. Those that have begun go on."""
+        self._settle()
+        self._limit = episodes
+        self._room_made()
 
     @property
     def episode_seconds(self) -> float:
@@ -70,7 +79,7 @@ class Leases:
     def _settle(self) -> None:
         now = self._clock()
         elapsed, self._settled_at = now - self._settled_at, now
-        self._episode_seconds += self._playing * elapsed
+        self._episode_seconds += self.playing * elapsed
         if self.room >= self._group_size:
             self._held_back_seconds += elapsed
 
@@ -81,7 +90,7 @@ class Leases:
             self.give_up(superseded)
         lease = self._held[ticket.group_id] = Lease(ticket)
         self._settle()
-        self._playing += len(ticket.samples)
+        self.playing += len(ticket.samples)
         for index in ticket.samples:
             lease.work[index] = work = begin(lease, index)
             work.add_done_callback(lambda _, index=index: self.played(lease, index))  # type: ignore[misc]
@@ -91,7 +100,7 @@ class Leases:
         if index in lease.playing:
             lease.playing.remove(index)
             self._settle()
-            self._playing -= 1
+            self.playing -= 1
             self._room_made()
 
     def settled(self, lease: Lease, index: int) -> None:

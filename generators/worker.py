@@ -27,6 +27,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.ticket import TicketClient
 from asyncrl.core.trajectory import Trajectory, named_rewards
 from generators.completion import EngineUse
+from generators.concurrency import Concurrency
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 from generators.evaluation import EvaluationResult, evaluate
 from generators.first_error import first_error
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 4
 """How often a worker is heard of before its lease is over: one late answer, or two, cost it nothing."""
+ADAPT_S = 1.0
+"""Seconds between two looks at the load of the engine."""
 
 
 class GeneratorStatistics(EngineUse, frozen=True):
@@ -50,6 +53,7 @@ class GeneratorStatistics(EngineUse, frozen=True):
         episode_seconds: how long they took room, added up.
         held_back_seconds: how long there was room for a group, and no ticket.
         evaluating_seconds: how long an evaluation was being played.
+        episode_limit: how many episodes may be played at once; no counter.
         scoring: what a reward model said of them.
         blocked_by: sentences about code that blocked the event loop of all episodes for a second or longer, each place once.
     """
@@ -59,13 +63,14 @@ class GeneratorStatistics(EngineUse, frozen=True):
     episode_seconds: float = 0.0
     held_back_seconds: float = 0.0
     evaluating_seconds: float = 0.0
+    episode_limit: int = 0
     scoring: ScoringUse = ScoringUse()
     blocked_by: tuple[str, ...] = ()
 
     def __add__(self, successor: "GeneratorStatistics") -> "GeneratorStatistics":
-        """Counters of this generator and its successor together; the last pause and what blocks it are the successor's."""
+        """Counters of this generator and its successor together; what is no counter is the successor's."""
         sums = {name: getattr(self, name) + getattr(successor, name) for name in self.__struct_fields__}
-        latest = {"last_pause_seconds": successor.last_pause_seconds, "blocked_by": successor.blocked_by}
+        latest = {name: getattr(successor, name) for name in ("last_pause_seconds", "episode_limit", "blocked_by")}
         return GeneratorStatistics(**sums | latest)
 
 
@@ -73,7 +78,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     """The settings of a worker that come from the recipe.
 
     Attributes:
-        max_running: episodes it plays at once.
+        max_running: the most episodes it plays at once.
         lease_s: seconds of silence after which the buffer gives a worker up.
         greedy_sample: index of the group's sample that is played at temperature 0, if there is one.
         reward_names: rewards that each episode must have.
@@ -131,6 +136,7 @@ class GeneratorWorker:
         self._serving: asyncio.Task[None]
         self._cut_off: asyncio.Future[str]
         self._leases = Leases(settings.max_running, settings.group_size, self._changed.set)
+        self._concurrency = Concurrency(settings.max_running, self._limit)
         self._finished_episodes = self._tool_output_cut = 0
         self._evaluations = Occupancy(time.monotonic)
 
@@ -147,14 +153,15 @@ class GeneratorWorker:
                 stopping = tasks.create_task(stop.wait(), name=f"{self._id} waiting to be stopped")
                 serving = self._serving = tasks.create_task(self._serve(), name=f"{self._id} serving")
                 renewing = tasks.create_task(self._renew(), name=f"{self._id} renewing its leases")
-                for needed in (stopping, serving, renewing):
+                adapting = tasks.create_task(self._adapt(), name=f"{self._id} adapting to its engine")
+                for needed in (stopping, serving, renewing, adapting):
                     needed.add_done_callback(self._ended)
                 await asyncio.wait({stopping, cut_off}, return_when=asyncio.FIRST_COMPLETED)
                 if not stop.is_set():
                     problem = f"its task {cut_off.result()!r} was cancelled, and not by the worker"
                     raise ProcessDied(f"{self._id}: {problem}; an environment may cancel no tasks but its own")
-                serving.cancel()
-                renewing.cancel()
+                for working in (serving, renewing, adapting):
+                    working.cancel()
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         """Note that a task was cancelled without which the worker would only look alive. One that failed ends the task group."""
@@ -170,6 +177,16 @@ class GeneratorWorker:
                 # A group that came back while the answer was on the way is another lease, of which the answer knows nothing.
                 logger.info("group %d is not wanted any more", group_id)
                 self._leases.give_up(asked_for[group_id])
+
+    async def _adapt(self) -> None:
+        """Hold as many episodes as the engine can bear."""
+        while True:
+            await sleep(ADAPT_S)
+            self._concurrency.observe(await self._engine.load(), self._leases.playing)
+
+    def _limit(self, episodes: int, reason: str) -> None:
+        logger.info("%d episodes at once from here on, of at most %d: %s", episodes, self._settings.max_running, reason)
+        self._leases.limit(episodes)
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -273,5 +290,6 @@ class GeneratorWorker:
             episode_seconds=self._leases.episode_seconds,
             held_back_seconds=self._leases.held_back_seconds,
             evaluating_seconds=self._evaluations.wall_seconds - self._evaluations.idle_seconds,
+            episode_limit=self._concurrency.limit,
             scoring=self._scoring.use if self._scoring is not None else ScoringUse(),
         )

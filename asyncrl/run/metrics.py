@@ -48,6 +48,12 @@ TOOL_TIME = Metric(
 HELD_BACK = Metric(
     "generators/held_back", "share", Reduction.MEAN, "share of time engines had room for a group and no ticket could be had"
 )
+EPISODE_LIMIT = Metric(
+    "generators/episode_limit",
+    "episodes",
+    Reduction.SUM,
+    "episodes that all engines together may play at once; falls below generators.max_running when key-value cache is short",
+)
 CORES_BUSY = Metric(
     "run/cores_busy", "share", Reduction.MEAN, "share of the driver's processor cores that were busy with anything"
 )

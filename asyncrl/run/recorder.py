@@ -97,6 +97,7 @@ class Recorder:
             Reading(metrics.TOOL_TIME, shares.tools),
             Reading(metrics.HELD_BACK, shares.held_back),
             Reading(metrics.CORES_BUSY, shares.cores),
+            Reading(metrics.EPISODE_LIMIT, sum(g.episode_limit for g in generators)),
             Reading(metrics.PIPELINE_DEPTH, buffer.depth),
             *(Reading(metrics.VERSIONS_SAMPLED, len(g.tokens_by_version)) for g in generators),
             *_scoring_readings(before, generators),

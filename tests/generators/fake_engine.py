@@ -14,6 +14,7 @@ from asyncrl.core.publication import Publication
 from asyncrl.core.trajectory import VersionSpan
 from generators.chat import ChatFormat
 from generators.completion import Completion, EngineUse
+from generators.concurrency import EngineLoad
 
 Script = Callable[[str], str]
 """From the decoded row so far to the text of the next turn; the end-of-turn token follows unless the text is cut."""
@@ -28,7 +29,8 @@ class FakeEngine:
         self.version = PolicyVersion(0)
         self.gate = asyncio.Event()
         self.gate.set()
-        self.running = self.most_running = self.tokens = 0
+        self.running = self.most_running = self.tokens = self.waiting = 0
+        self.cache_share = 0.0
         self.dead = False
         self.prompts: list[list[int]] = []
         self.temperatures: list[float] = []
@@ -60,6 +62,9 @@ class FakeEngine:
         self.version = publication.version
         self.gate.set()
         return publication.fingerprint
+
+    async def load(self) -> EngineLoad:
+        return EngineLoad(self.running, self.waiting, self.cache_share)
 
     def use(self) -> EngineUse:
         return EngineUse(self.tokens, wall_seconds=1.0)

@@ -18,6 +18,7 @@ def test_room_and_holdings_follow_what_is_played_settled_and_given_up(data: st.D
 
     async def run() -> None:
         made_room, now, playing_s, held_back_s = 0, 0.0, 0.0, 0.0
+        limit, limited = MAX_RUNNING, 0
 
         def room_made() -> None:
             nonlocal made_room
@@ -40,7 +41,7 @@ def test_room_and_holdings_follow_what_is_played_settled_and_given_up(data: st.D
 
         for _ in range(data.draw(st.integers(0, 25))):
             live = sorted(each for each in unsettled if newest.get(accepted[each[0]].ticket.group_id) is accepted[each[0]])
-            step = data.draw(st.sampled_from(["accept", "play", "settle", "give up"]))
+            step = data.draw(st.sampled_from(["accept", "play", "settle", "give up", "limit"]))
             if step == "accept":
                 group_id = GroupId(data.draw(st.integers(0, 3)))
                 samples = tuple(sorted(data.draw(st.sets(st.integers(0, 7), min_size=1, max_size=4))))
@@ -69,17 +70,20 @@ def test_room_and_holdings_follow_what_is_played_settled_and_given_up(data: st.D
                 if newest.get(lease.ticket.group_id) is lease:
                     drop(lease)
                 leases.give_up(lease)
+            elif step == "limit":
+                limit, limited = data.draw(st.integers(1, MAX_RUNNING)), limited + 1
+                leases.limit(limit)
             for _ in range(3):
                 await asyncio.sleep(0)  # what was cancelled ends
             seconds = data.draw(st.integers(0, 3))
             now += seconds
             playing_s += seconds * len(playing)
-            held_back_s += seconds * (MAX_RUNNING - len(playing) >= GROUP_SIZE)
+            held_back_s += seconds * (limit - len(playing) >= GROUP_SIZE)
             assert (leases.episode_seconds, leases.held_back_seconds) == (playing_s, held_back_s)
-            assert leases.room == MAX_RUNNING - len(playing)
+            assert leases.room == limit - len(playing)
             assert leases.held() == newest
             assert all(leases.holds(lease) == (newest.get(lease.ticket.group_id) is lease) for lease in accepted)
-            assert made_room == sum(len(lease.ticket.samples) for lease in accepted) - len(playing)
+            assert made_room == sum(len(lease.ticket.samples) for lease in accepted) - len(playing) + limited
         for lease in accepted:
             for work in lease.work.values():
                 assert work.cancelled() or newest.get(lease.ticket.group_id) is lease or not lease.unsettled

@@ -21,6 +21,7 @@ from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge
 from generators.completion import Completion
+from generators.concurrency import EngineLoad
 from generators.engine import VllmEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -205,11 +206,41 @@ async def test_a_cancelled_request_leaves_the_engine(engine: VllmEngine) -> None
     assert engine._occupancy.running == 0
 
 
-async def test_a_publication_that_lacks_tensors_is_refused_and_the_engine_with_it(engine: VllmEngine, model, writer) -> None:
-    """The last test of this engine."""
+async def test_the_load_of_an_engine(engine: VllmEngine) -> None:
+    running = [sample(engine, [1, 2, 3], 200) for _ in range(3)]
+    load = await engine.load()
+    while load.running < 3:
+        load = await engine.load()
+    assert load.waiting == 0
+    assert 0 < load.cache_share < 1
+    await asyncio.gather(*running)
+    assert await engine.load() == EngineLoad(running=0, waiting=0, cache_share=0.0)
+
+
+async def test_what_cannot_be_made_ready_leaves_the_engine_as_it_was(engine: VllmEngine, model, writer) -> None:
     incomplete = publish(writer, 4, [shard for shard in shards(model) if "q_proj" not in shard.name])
     running = sample(engine, [1, 2, 3], 20)
-    with pytest.raises(WeightMismatch, match=r"version 4 .* lacks model\.layers\.0\.self_attn\.q_proj\.weight"):
+    refused = rf"version 4 could .* keeps version {engine.version}: .* lacks model\.layers\.0\.self_attn\.q_proj\.weight"
+    with pytest.raises(WeightMismatch, match=refused):
+        await engine.install(incomplete)
+    assert {span.version for span in (await running).spans} == {engine.version}
+    complete = publish(writer, 5, shards(model))
+    assert await engine.install(complete) == complete.fingerprint
+    completion = await sample(engine, [1, 2, 3], 20)
+    assert np.abs(completion.logprobs - reference_logprobs(model, [1, 2, 3], completion.token_ids)).max() < 1e-3
+
+
+async def test_a_publication_that_fails_in_the_pause_ends_the_engine(engine, model, writer, monkeypatch) -> None:
+    """The last test of this engine."""
+    prepared = engine._llm.engine_core.call_utility_async
+
+    async def unprepared(method: str, *arguments: object) -> object:
+        return None if method == PREPARE else await prepared(method, *arguments)
+
+    monkeypatch.setattr(engine._llm.engine_core, "call_utility_async", unprepared)
+    incomplete = publish(writer, 6, [shard for shard in shards(model) if "q_proj" not in shard.name])
+    running = sample(engine, [1, 2, 3], 20)
+    with pytest.raises(WeightMismatch, match=r"version 6 .* lacks model\.layers\.0\.self_attn\.q_proj\.weight"):
         await engine.install(incomplete)
     for completion in (running, sample(engine, [1, 2, 3], 20)):
         with pytest.raises(ComponentFailed, match=r"unknown weights.*lacks model\.layers\.0"):

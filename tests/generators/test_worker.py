@@ -19,7 +19,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason, Trajectory
 from asyncrl.envs.base import Action, Observation, StepResult
-from generators import hosted
+from generators import hosted, worker
 from generators.episode import EpisodeTools
 from generators.scoring import Scoring
 from generators.tool_calls import ToolCallReader
@@ -176,6 +176,24 @@ async def test_the_engine_is_full_and_never_more() -> None:
         await shop.ticket_client.until(lambda: sum(map(len, shop.ticket_client.groups.values())) == 36)
     assert shop.engine.most_running == 6
     assert shop.ticket_client.limits[0] == 2
+
+
+async def test_a_full_cache_lets_the_worker_hold_fewer_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of four, at most twelve episodes: with the cache full two groups are played instead of three."""
+    monkeypatch.setattr(worker, "ADAPT_S", 0.01)
+    recipe = msgspec.structs.replace(RECIPE, generators=msgspec.structs.replace(RECIPE.generators, max_running=12))
+    shop = Shop([task(f"t{i}") for i in range(9)], recipe=recipe)
+    shop.engine.gate.clear()
+    async with shop.open():
+        await shop.ticket_client.until(lambda: shop.engine.running == 12)
+        shop.engine.waiting, shop.engine.cache_share = 2, 0.9
+        shop.engine.running -= 1  # one of those that wait
+        await shop.ticket_client.until(lambda: shop.worker.statistics().episode_limit == 10)
+        shop.engine.running += 1
+        shop.engine.gate.set()
+        await shop.ticket_client.until(lambda: sum(map(len, shop.ticket_client.groups.values())) == 36)
+        assert shop.worker.statistics().episode_limit <= 10
+    assert shop.ticket_client.limits[0] == 3
 
 
 async def test_what_is_cut_from_tool_outputs_is_counted() -> None:

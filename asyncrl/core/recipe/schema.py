@@ -124,7 +124,7 @@ class GeneratorsConfig(Section, frozen=True):
 
     Attributes:
         count: engines in the pool.
-        max_running: the most episodes that one engine runs at once.
+        max_running: the most episodes that one engine plays at once; fewer while its key-value cache is too small for them.
         dtype: type of the engine's weights and activations; ``auto`` is bfloat16 where the processor or GPU computes in it.
         kv_cache_mb: memory for the key-value cache of one engine on CPU, in MiB; on a GPU see ``gpu_memory_share``.
         gpu_memory_share: share of GPU memory that one engine takes; not used on CPU.

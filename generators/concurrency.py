@@ -1,0 +1,63 @@
+"""Decides how many episodes a worker plays at once, from what its engine can bear.
+
+An episode that waits for a tool takes nothing of its engine. One that samples takes key-value cache. When the cache is full, vLLM
+preempts requests and computes them again, or lets them wait while their episodes age. So the limit falls by a tenth when the cache
+was too small for what was playing, and grows by one episode a second while all of it is used and the cache has room (additive
+increase, multiplicative decrease: Chiu and Jain, 1989). What always holds: the limit lies between 1 and
+``generators.max_running``.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+DECREASE = 0.9
+"""The part of the episodes that remains allowed after the cache was too small for them."""
+FULL = 0.8
+"""The share of the cache in use above which requests wait for room in it, and up to which an episode may be added."""
+
+
+class EngineLoad(msgspec.Struct, frozen=True):
+    """What an engine has to do at one moment.
+
+    Attributes:
+        running: requests that are being computed.
+        waiting: requests that wait for room in the batch or in the cache, preempted ones among them.
+        cache_share: share of the key-value cache that running requests take, from 0 to 1.
+    """
+
+    running: int
+    waiting: int
+    cache_share: float
+
+
+class Concurrency:
+    """The limit on the episodes that one worker plays at once.
+
+    Args:
+        most: ``generators.max_running``, where the limit begins.
+        changed: called with the new limit and the reason whenever the limit changes.
+    """
+
+    def __init__(self, most: int, changed: Callable[[int, str], None]) -> None:
+        self._most, self._changed = most, changed
+        self._falling = False
+        self.limit = most
+
+    def observe(self, load: EngineLoad, playing: int) -> None:
+        """Adapt the limit to ``load``, seen while ``playing`` episodes were played. Meant for one call a second."""
+        if playing <= self.limit:
+            self._falling = False
+        if load.waiting > 0 and load.running < self._most and load.cache_share > FULL:
+            if not self._falling:  # one decrease is enough until the episodes above the limit are over
+                self._falling = True
+                reason = f"{load.waiting} requests waited for key-value cache, of which {load.cache_share:.0%} was in use"
+                self._set(int(DECREASE * min(playing, self.limit)), reason)
+        elif playing >= self.limit and load.waiting == 0 and load.cache_share <= FULL:
+            self._set(self.limit + 1, "the key-value cache has room again")
+
+    def _set(self, limit: int, reason: str) -> None:
+        limit = max(1, min(self._most, limit))
+        if limit != self.limit:
+            self.limit = limit
+            self._changed(limit, reason)

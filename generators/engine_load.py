@@ -1,0 +1,21 @@
+"""Reports what vLLM's engine process has to do. vLLM calls :func:`register` there (entry point ``vllm.general_plugins``)."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCoreProc
+
+REPORT_LOAD = "report_load"
+"""The name under which vLLM's engine process has :func:`report_load` as a method."""
+
+
+def register() -> None:
+    """Add the report to vLLM's engine process. Safe to call again."""
+    from vllm.v1.engine.core import EngineCoreProc
+
+    setattr(EngineCoreProc, REPORT_LOAD, report_load)
+
+
+def report_load(core: "EngineCoreProc") -> tuple[int, int, float]:
+    """The fields of a :class:`generators.concurrency.EngineLoad`."""
+    return *core.scheduler.get_request_counts(), core.scheduler.kv_cache_manager.usage
