@@ -1,9 +1,9 @@
 """Decides how many episodes a worker plays at once, from what its engine can bear.
 
-An episode that waits for a tool takes nothing of its engine. One that samples takes key-value cache. When the cache is full, vLLM
-preempts requests and computes them again, or lets them wait while their episodes age. So the limit falls by a tenth when the cache
-was too small for what was playing, and grows by one episode a second while all of it is used and the cache has room (additive
-increase, multiplicative decrease: Chiu and Jain, 1989). What always holds: the limit lies between 1 and
+An episode that waits for a tool takes nothing of its engine; one that samples takes key-value cache. When the cache is full, vLLM
+preempts requests and computes them again, or lets them wait while their episodes age. So the limit falls by a tenth when the
+cache was too small for what was playing, and grows by one episode a second while all of it is used and the cache has room
+(additive increase, multiplicative decrease: Chiu and Jain, 1989). What always holds: the limit lies between 1 and
 ``generators.max_running``.
 """
 

@@ -25,7 +25,7 @@ class Episode:
 
 @dataclass
 class SimulatedEngine:
-    """Does as vLLM does: admits requests while its cache has room, preempts the newest when it is full, and computes them again."""
+    """Admits requests while its cache has room, preempts the newest when it is full, and computes them again, as vLLM does."""
 
     cache: int
     running: list[Episode] = field(default_factory=list)
