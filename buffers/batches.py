@@ -114,7 +114,7 @@ class Batches:
             if group.oldest_sampled < oldest_version:
                 self._state.observed.stale_tokens.masked += _masked_tokens(group, oldest_version)
             for index in sorted(group.records):
-                yield BatchRow.around(group.records[index], group.task.id, oldest_version, weight)
+                yield BatchRow.around(group.records[index], group.task.id, group.source, oldest_version, weight)
 
     def trained(self, version: PolicyVersion) -> None:
         """Note that the batch of ``version`` was trained. Nothing happens the second time.

@@ -6,6 +6,7 @@ reward; what the model does badly ends in a stop reason and a reward, and never 
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from numbers import Real
@@ -15,10 +16,11 @@ import numpy as np
 
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import GroupId
+from asyncrl.core.messages import CallRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
-from asyncrl.core.text import told
-from asyncrl.core.trajectory import Sampling, StopReason, Trajectory
+from asyncrl.core.text import told, writable
+from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory
 from asyncrl.envs.base import Environment, Fault, Observation, StepResult
 from generators.chat import ChatFormat
 from generators.completion import Engine
@@ -29,6 +31,8 @@ from generators.tool_output import TOOL_OUTPUT_CUT, cut_tool_outputs
 
 _LARGEST = float(np.finfo(np.float32).max)
 """The largest reward or metric: the learner computes in 32 bits, and sums over an episode, kept in 64 bits, stay finite."""
+_TOOL_NAME, _PROBLEM = 100, 300
+"""The most characters that are kept of a tool's name, which the model may have made up, and of what was wrong with a call."""
 
 
 class EpisodeLimits(msgspec.Struct, frozen=True):
@@ -84,8 +88,10 @@ class EpisodeTools(msgspec.Struct, frozen=True):
     environment_factory: Callable[[], Environment]
 
 
-async def run_episode(task: Task, name: EpisodeName, limits: EpisodeLimits, tools: EpisodeTools) -> Trajectory:
-    """Run one episode of ``task``; its reward is the sum of its turns' rewards.
+async def run_episode(
+    task: Task, name: EpisodeName, limits: EpisodeLimits, tools: EpisodeTools, queued_s: float = 0.0
+) -> Trajectory:
+    """Run one episode of ``task``, which waited for ``queued_s`` seconds; its reward is the sum of its turns' rewards.
 
     Raises:
         EnvironmentBroken: the environment raised, hung in ``reset``, or wrote a prompt that leaves no room for a turn.
@@ -93,11 +99,14 @@ async def run_episode(task: Task, name: EpisodeName, limits: EpisodeLimits, tool
     """
     stream = TokenStream()
     metrics: dict[str, float] = {}
+    began, started = time.time() - queued_s, time.perf_counter()
     async with _environment_of(task, limits, tools) as environment:
         scope = asyncio.timeout(limits.episode_timeout_s)
         try:
             async with scope:
-                stop_reason = await _play(environment, task, limits, tools, stream, metrics)
+                observation = await _reset(environment)
+                reset_s = time.perf_counter() - started
+                stop_reason = await _play(environment, observation, task, limits, tools, stream, metrics)
         except TimeoutError as error:
             if not stream:
                 problem = f"reset() took longer than environment.episode_timeout_s = {limits.episode_timeout_s:g} s"
@@ -112,16 +121,18 @@ async def run_episode(task: Task, name: EpisodeName, limits: EpisodeLimits, tool
         logprobs=stream.logprobs,
         loss_mask=stream.loss_mask,
         version_spans=stream.version_spans,
-        turns=stream.turns,
-        reward=sum(stream.rewards),
+        turns=tuple(stream.turns),
+        reward=sum(turn.reward for turn in stream.turns),
         stop_reason=stop_reason,
         sampling=Sampling(temperature=limits.temperature, top_p=1.0, top_k=0),
         metrics=metrics,
+        times=EpisodeTimes(began, queued_s, reset_s),
     )
 
 
 async def _play(
     environment: HostedEnvironment,
+    observation: Observation,
     task: Task,
     limits: EpisodeLimits,
     tools: EpisodeTools,
@@ -129,7 +140,6 @@ async def _play(
     metrics: dict[str, float],
 ) -> StopReason:
     """Play turns and add them to ``stream`` and ``metrics``, valid at every await, where a deadline may end the episode."""
-    observation = await _reset(environment)
     with environment.blamed("reset"):  # it may hold what no template can render
         stream.append_given(await tools.chat.prompt(observation.messages, observation.tools))
     if len(stream) >= limits.max_context:
@@ -138,19 +148,21 @@ async def _play(
             "leave such tasks out"
         )
     for turn in range(limits.max_turns):
+        asked = time.perf_counter()
         completion = await tools.engine.generate(
             stream.token_ids,
             max_tokens=min(limits.max_turn_tokens, limits.max_context - len(stream)),
             temperature=limits.temperature,
             stop_token_id=tools.chat.end_of_turn,
         )
-        stream.append_turn(completion)
+        sampled = time.perf_counter()
+        stream.append_turn(completion, sampled - asked)
         if not completion.finished_by_stop:
             full = len(completion.token_ids) < limits.max_turn_tokens
             return StopReason.CONTEXT_LENGTH if full else StopReason.TURN_LENGTH
         text = tools.chat.turn_text(completion.token_ids.tolist())
         result = await _step(environment, tools.reader, text)
-        stream.reward_turn(result.reward)
+        stream.answer_turn(result.reward, result.calls, time.perf_counter() - sampled)
         for metric, value in result.metrics.items():
             metrics[metric] = metrics.get(metric, 0.0) + value
         if result.done:
@@ -188,7 +200,19 @@ async def _step(environment: HostedEnvironment, reader: ToolCallReader, text: st
             done=bool(result.done),
             metrics={_metric_name(name): _number(name, value) for name, value in result.metrics.items()},
             fault=None if result.fault is None else Fault(result.fault),
+            calls=tuple(_call(record) for record in result.calls),
         )
+
+
+def _call(record: object) -> CallRecord:
+    if not isinstance(record, CallRecord):
+        raise TypeError(f"it reports a call {record!r}, which must be a CallRecord")
+    return CallRecord(
+        writable(record.tool)[:_TOOL_NAME],
+        _number("seconds", record.seconds),
+        record.outcome,
+        writable(record.problem)[:_PROBLEM],
+    )
 
 
 def _metric_name(name: object) -> str:

@@ -66,8 +66,10 @@ class Scoring:
         if not math.isfinite(score):
             name = f"task {task.id}, group {trajectory.group_id}, sample {trajectory.sample_index}"
             raise ScoringFailed(FailureKind.DATA, f"the reward model's score of {name} is {score}; it must be a finite number")
-        self.use += ScoringUse(1, score, self._clock() - began)
+        seconds = self._clock() - began
+        self.use += ScoringUse(1, score, seconds)
         scored = _with_score(trajectory, score, self._environment_weight)
+        scored = msgspec.structs.replace(scored, times=msgspec.structs.replace(scored.times, scoring_s=seconds))
         if not math.isfinite(scored.reward):
             raise ScoringFailed(
                 FailureKind.DATA,

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from asyncrl.core.ids import NOT_SAMPLED, PolicyVersion
+from asyncrl.core.messages import CallRecord
 from asyncrl.core.trajectory import Turn, VersionSpan
 from generators.completion import Completion
 
@@ -14,13 +16,12 @@ class TokenStream:
 
     Attributes:
         token_ids: all tokens so far.
-        rewards: the rewards of the turns so far; a turn's reward is known after its tokens.
+        turns: the sampled segments so far; what the environment made of the last one is known after its tokens.
     """
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
-        self.rewards: list[float] = []
-        self._turns: list[tuple[int, int]] = []
+        self.turns: list[Turn] = []
         self._spans: list[VersionSpan] = []
         self._logprobs: list[np.ndarray] = []
 
@@ -30,19 +31,18 @@ class TokenStream:
         self._logprobs.append(np.zeros(len(token_ids), np.float32))
         self.token_ids.extend(token_ids)
 
-    def append_turn(self, completion: Completion) -> None:
-        """Append a sampled turn; its reward is 0 until :meth:`reward_turn`."""
+    def append_turn(self, completion: Completion, seconds: float) -> None:
+        """Append a turn that took ``seconds`` to sample; its reward is 0 until :meth:`answer_turn`."""
         start = len(self.token_ids)
         for span in completion.spans:
             self._append_span(span.end - span.start, span.version)
         self._logprobs.append(completion.logprobs)
         self.token_ids.extend(completion.token_ids.tolist())
-        self._turns.append((start, len(self.token_ids)))
-        self.rewards.append(0.0)
+        self.turns.append(Turn(start, len(self.token_ids), 0.0, generating_s=seconds))
 
-    def reward_turn(self, reward: float) -> None:
-        """Set the reward of the last turn."""
-        self.rewards[-1] = reward
+    def answer_turn(self, reward: float, calls: tuple[CallRecord, ...], seconds: float) -> None:
+        """Note what the environment made of the last turn, and the ``seconds`` it took."""
+        self.turns[-1] = msgspec.structs.replace(self.turns[-1], reward=reward, calls=calls, environment_s=seconds)
 
     def _append_span(self, length: int, version: PolicyVersion) -> None:
         if length == 0:
@@ -55,11 +55,6 @@ class TokenStream:
 
     def __len__(self) -> int:
         return len(self.token_ids)
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The sampled segments and their rewards."""
-        return tuple(Turn(start, end, reward) for (start, end), reward in zip(self._turns, self.rewards, strict=True))
 
     @property
     def version_spans(self) -> tuple[VersionSpan, ...]:
@@ -75,6 +70,6 @@ class TokenStream:
     def loss_mask(self) -> np.ndarray:
         """bool [T]: true where the policy sampled the token."""
         mask = np.zeros(len(self), bool)
-        for start, end in self._turns:
-            mask[start:end] = True
+        for turn in self.turns:
+            mask[turn.start : turn.end] = True
         return mask

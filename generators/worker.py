@@ -228,10 +228,12 @@ class GeneratorWorker:
         limits = self._settings.limits
         if index == self._settings.greedy_sample:
             limits = msgspec.structs.replace(limits, temperature=0.0)
+        accepted = time.perf_counter()
         try:
             async with self._slots:
+                queued_s = time.perf_counter() - accepted
                 name = EpisodeName(ticket.group_id, index, ticket.attempt)
-                trajectory = await run_episode(ticket.task, name, limits, self._tools)
+                trajectory = await run_episode(ticket.task, name, limits, self._tools, queued_s)
             self._finished_episodes += 1
             self._tool_output_cut += int(trajectory.metrics.get(TOOL_OUTPUT_CUT, 0))
             self._leases.played(lease, index)

@@ -70,7 +70,7 @@ def make_batch(rows: Iterable[Trajectory]) -> tuple[Batch, Rows]:
     records, by_name = [], {}
     for row in rows:
         record = msgspec.structs.replace(TrajectoryRecord.of(row, nowhere), committed_version=version)
-        records.append(BatchRow.around(record, row.task_id, version, 1.0))
+        records.append(BatchRow.around(record, row.task_id, "", version, 1.0))
         by_name[row.group_id, row.sample_index] = row
     return Batch(version, version, tuple(records)), by_name
 

@@ -15,18 +15,22 @@ class BatchRow(TrajectoryRecord, frozen=True, array_like=True, kw_only=True):
 
     Attributes:
         loss_tokens: sampled tokens that may enter the loss: those of version ``Batch.oldest_version`` or newer.
+        source: the task source that its task was drawn from.
         weight: factor of the row's loss terms that makes the sampler unbiased; 1 where the sampler needs none.
     """
 
     task_id: TaskId
+    source: str
     loss_tokens: int
     weight: float
 
     @classmethod
-    def around(cls, record: TrajectoryRecord, task_id: TaskId, oldest_version: PolicyVersion, weight: float) -> "BatchRow":
+    def around(
+        cls, record: TrajectoryRecord, task_id: TaskId, source: str, oldest_version: PolicyVersion, weight: float
+    ) -> "BatchRow":
         """Make a row of ``record`` for a batch whose loss takes tokens of ``oldest_version`` or newer."""
         loss_tokens = record.trainable_tokens(oldest_version)
-        return cls(*msgspec.structs.astuple(record), task_id=task_id, loss_tokens=loss_tokens, weight=weight)
+        return cls(*msgspec.structs.astuple(record), task_id=task_id, source=source, loss_tokens=loss_tokens, weight=weight)
 
 
 class Batch(msgspec.Struct, frozen=True):

@@ -1,5 +1,6 @@
 """Chat messages and tool calls, in the shape Hugging Face chat templates take."""
 
+from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +18,33 @@ class MalformedCall(msgspec.Struct, frozen=True):
 
     text: str
     problem: str
+
+
+class CallOutcome(StrEnum):
+    """What became of a tool call."""
+
+    OK = "ok"
+    ERROR = "error"
+    """The tool raised."""
+    TIMEOUT = "timeout"
+    """The tool passed its deadline."""
+    MALFORMED = "malformed"
+    """The call could not be parsed, named no known tool, or its arguments did not fit; no tool ran."""
+
+
+class CallRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The record of one tool call.
+
+    Attributes:
+        tool: name of the tool as the model wrote it; empty if the call could not be read.
+        seconds: how long the tool ran.
+        problem: what the model was told went wrong; empty if nothing did.
+    """
+
+    tool: str
+    seconds: float
+    outcome: CallOutcome
+    problem: str = ""
 
 
 class Message(msgspec.Struct, frozen=True):

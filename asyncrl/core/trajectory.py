@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
+from asyncrl.core.messages import CallRecord
 
 
 class StopReason(StrEnum):
@@ -46,11 +47,38 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens ``[start, end)`` were sampled in one go; ``reward`` is the environment's reward for this turn."""
+    """One turn of the model and the environment's reaction to it.
+
+    Attributes:
+        start, end: tokens ``[start, end)`` were sampled in one go.
+        reward: the environment's reward for this turn.
+        calls: the tool calls of the turn, in order, if the environment reports them.
+        generating_s: seconds until the engine had sampled the turn, waiting in the engine included.
+        environment_s: seconds until the environment had reacted to it.
+    """
 
     start: int
     end: int
     reward: float
+    calls: tuple[CallRecord, ...] = ()
+    generating_s: float = 0.0
+    environment_s: float = 0.0
+
+
+class EpisodeTimes(msgspec.Struct, frozen=True, array_like=True):
+    """When an episode was played, and the seconds of it that belong to no turn.
+
+    Attributes:
+        began: when its worker accepted the ticket, in seconds since the epoch.
+        queued_s: from then until it was played.
+        reset_s: making the environment and resetting it.
+        scoring_s: waiting for a reward model's score after the last turn.
+    """
+
+    began: float = 0.0
+    queued_s: float = 0.0
+    reset_s: float = 0.0
+    scoring_s: float = 0.0
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -76,6 +104,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         turns: the sampled segments and their rewards.
         reward: final reward of the episode (the sum of turn rewards).
         metrics: numbers the environment reports, e.g. ``tool_calls``.
+        times: when it was played, and the time that belongs to no turn.
     """
 
     task_id: TaskId
@@ -91,6 +120,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: StopReason
     sampling: Sampling
     metrics: dict[str, float] = {}
+    times: EpisodeTimes = EpisodeTimes()
 
     def __len__(self) -> int:
         return len(self.token_ids)

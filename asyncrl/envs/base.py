@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.core.messages import MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.core.messages import CallRecord, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
 
 
@@ -40,13 +40,20 @@ class Fault(StrEnum):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """Result of one step. ``metrics`` are summed over the episode."""
+    """Result of one step.
+
+    Attributes:
+        metrics: numbers to be tracked, summed over the episode.
+        fault: what went wrong through no fault of the environment.
+        calls: what became of the turn's calls, in order; shown to the user, and counted by tool.
+    """
 
     observation: Observation
     reward: float
     done: bool
     metrics: dict[str, float] = {}
     fault: Fault | None = None
+    calls: tuple[CallRecord, ...] = ()
 
 
 class Environment(ABC):

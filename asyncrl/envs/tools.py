@@ -21,15 +21,16 @@ breaks the episode (it is told to the model, as a fault), while an exception fro
 
 import inspect
 import logging
+import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from asyncrl.core.errors import EnvironmentBroken
-from asyncrl.core.messages import MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.core.text import text_of, told, traceback_of
 from asyncrl.core.trajectory import FINAL_REWARD
@@ -88,9 +89,18 @@ def error_text(problem: object) -> str:
     return f"error: {problem}"
 
 
-class _Outcome(msgspec.Struct, frozen=True):
+class _Answer(msgspec.Struct, frozen=True):
+    """The text of a tool message, and the record of the call that it answers."""
+
     text: str
-    fault: Fault | None = None
+    record: CallRecord
+
+
+_FAULTS = {
+    CallOutcome.MALFORMED: Fault.MALFORMED_CALL,
+    CallOutcome.ERROR: Fault.TOOL_ERROR,
+    CallOutcome.TIMEOUT: Fault.TOOL_ERROR,
+}
 
 
 class ToolEnvironment(Environment):
@@ -141,51 +151,62 @@ class ToolEnvironment(Environment):
             if taken := sorted(named.keys() & {FINAL_REWARD, *counts}):
                 raise ValueError(f"reward() names a reward {taken[0]!r}, which every episode has already; rename it")
             return StepResult(Observation(()), float(total), done=True, metrics=counts | named)
-        outcomes = [await self._run(call) for call in action.calls]
+        answers = [await self._run(call) for call in action.calls]
+        records = tuple(answer.record for answer in answers)
         return StepResult(
-            Observation(tuple(Message("tool", outcome.text) for outcome in outcomes)),
+            Observation(tuple(Message("tool", answer.text) for answer in answers)),
             reward=0.0,
             done=False,
-            metrics=_count(outcomes),
-            fault=next((outcome.fault for outcome in outcomes if outcome.fault), None),
+            metrics=_count(records),
+            fault=next((_FAULTS[record.outcome] for record in records if record.outcome in _FAULTS), None),
+            calls=records,
         )
 
-    async def _run(self, call: ToolCall | MalformedCall) -> _Outcome:
+    async def _run(self, call: ToolCall | MalformedCall) -> _Answer:
         if isinstance(call, MalformedCall):
-            return self._malformed(f"unreadable call, {call.problem}")
+            return self._malformed("", f"unreadable call, {call.problem}; use {self._usages()}")
         tool = self.tools.get(call.name)
         if tool is None:
-            return self._malformed(f"no tool {call.name!r}")
+            return self._malformed(call.name, f"no tool {call.name!r}; use {self._usages()}")
         try:
             arguments = tool.parameters.convert(call.arguments)
         except msgspec.ValidationError as error:
-            return _Outcome(error_text(f"{error}; use {tool.parameters.usage}"), Fault.MALFORMED_CALL)
+            return self._malformed(call.name, f"{error}; use {tool.parameters.usage}")
         name = f"tool {call.name} of {type(self).__name__}"
-        outcome = await contained_within(self.tool_timeout_s, lambda: tool(self, arguments), name)
-        return self._failed(call.name, name, outcome.error) if isinstance(outcome, Raised) else _Outcome(outcome)
+        began = time.perf_counter()
+        result = await contained_within(self.tool_timeout_s, lambda: tool(self, arguments), name)
+        seconds = time.perf_counter() - began
+        if not isinstance(result, Raised):
+            return _Answer(result, CallRecord(call.name, seconds, CallOutcome.OK))
+        problem = self._problem(call.name, name, result.error)
+        outcome = CallOutcome.TIMEOUT if isinstance(result.error, Overdue) else CallOutcome.ERROR
+        return _Answer(error_text(problem), CallRecord(call.name, seconds, outcome, problem))
 
-    def _failed(self, called: str, name: str, error: BaseException) -> _Outcome:
+    def _problem(self, called: str, name: str, error: BaseException) -> str:
         match error:
             case EnvironmentBroken():
                 raise error
             case ToolError():
-                problem = text_of(error)
+                return text_of(error)
             case Overdue():
-                problem = f"{called} took longer than {self.tool_timeout_s:g} s"
+                return f"{called} took longer than {self.tool_timeout_s:g} s"
             case _:
                 problem = told(error)
                 logger.warning("%s raised %s\n%s", name, problem, traceback_of(error))
-        return _Outcome(error_text(problem), Fault.TOOL_ERROR)
+                return problem
 
-    def _malformed(self, problem: str) -> _Outcome:
-        usages = ", ".join(tool.parameters.usage for tool in self.tools.values())
-        return _Outcome(error_text(f"{problem}; use {usages or 'no tool, there is none'}"), Fault.MALFORMED_CALL)
+    def _malformed(self, called: str, problem: str) -> _Answer:
+        return _Answer(error_text(problem), CallRecord(called, 0.0, CallOutcome.MALFORMED, problem))
+
+    def _usages(self) -> str:
+        return ", ".join(tool.parameters.usage for tool in self.tools.values()) or "no tool, there is none"
 
 
-def _count(outcomes: list[_Outcome]) -> dict[str, float]:
-    malformed = sum(outcome.fault is Fault.MALFORMED_CALL for outcome in outcomes)
+def _count(records: Sequence[CallRecord]) -> dict[str, float]:
+    malformed = sum(record.outcome is CallOutcome.MALFORMED for record in records)
+    failed = sum(record.outcome in (CallOutcome.ERROR, CallOutcome.TIMEOUT) for record in records)
     return {
-        "tool_calls": float(len(outcomes) - malformed),
-        "tool_errors": float(sum(outcome.fault is Fault.TOOL_ERROR for outcome in outcomes)),
+        "tool_calls": float(len(records) - malformed),
+        "tool_errors": float(failed),
         "malformed_calls": float(malformed),
     }

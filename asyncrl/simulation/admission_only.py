@@ -107,7 +107,7 @@ class AdmissionOnly:
         """Hand out the groups that were finished first; every token counts."""
         self._taken[version] = [self._ready.popleft() for _ in range(groups)]
         rows = [
-            BatchRow.around(record, group.ticket.task.id, PolicyVersion(0), 1.0)
+            BatchRow.around(record, group.ticket.task.id, "", PolicyVersion(0), 1.0)
             for group in self._taken[version]
             for record in group.finished.values()
         ]

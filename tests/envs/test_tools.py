@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import TaskId
-from asyncrl.core.messages import MalformedCall, Message, ToolCall
+from asyncrl.core.messages import CallOutcome, MalformedCall, Message, ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, Fault, StepResult, ToolEnvironment, ToolError, tool
 
@@ -239,3 +239,22 @@ def test_signatures_that_cannot_be_described_are_refused_with_the_class():
         define(variadic)
     with pytest.raises(TypeError, match="Mine: tool search: JSON cannot carry"):
         define(no_json)
+
+
+async def test_every_call_of_a_turn_is_recorded_in_order():
+    environment = Toolbox()
+    environment.tool_timeout_s = 0.05
+    calls = (
+        ToolCall("add", {"left": 1}),
+        ToolCall("refuse", {}),
+        ToolCall("hang", {}),
+        ToolCall("fly", {}),
+        ToolCall("add", {"left": "x"}),
+        MalformedCall("{", "it does not end"),
+    )
+    records = (await turn(*calls, environment=environment)).calls
+    ok, error, timeout, malformed = CallOutcome.OK, CallOutcome.ERROR, CallOutcome.TIMEOUT, CallOutcome.MALFORMED
+    assert [record.outcome for record in records] == [ok, error, timeout, malformed, malformed, malformed]
+    assert [record.tool for record in records] == ["add", "refuse", "hang", "fly", "add", ""]
+    assert [record.problem for record in records[:3]] == ["", "not today", "hang took longer than 0.05 s"]
+    assert records[2].seconds >= 0.05 > records[0].seconds > records[3].seconds == 0

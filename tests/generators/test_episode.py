@@ -140,7 +140,7 @@ async def test_a_turn_cut_by_its_length_is_not_shown_to_the_environment() -> Non
     trajectory = await stage.run(task(), max_turn_tokens=5)
     assert stage.environments[0].actions == []
     (turn,) = trajectory.turns
-    assert turn == Turn(turn.start, turn.start + 5, 0.0)
+    assert turn == Turn(turn.start, turn.start + 5, 0.0, generating_s=turn.generating_s)
 
 
 @pytest.mark.parametrize(

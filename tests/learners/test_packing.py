@@ -49,7 +49,7 @@ def batch_of_groups(groups):
                 prompt_length=prompt,
                 prompt_checksums=checksums,
             )
-            rows.append(BatchRow.around(record, TaskId("t"), PolicyVersion(0), 1.0))
+            rows.append(BatchRow.around(record, TaskId("t"), "s", PolicyVersion(0), 1.0))
     return Batch(PolicyVersion(0), PolicyVersion(0), tuple(rows))
 
 

@@ -22,7 +22,7 @@ def statistics(tokens: int, wall: float, idle: float) -> GeneratorStatistics:
 
 def batch(version: int) -> Batch:
     record = TrajectoryRecord(version, 0, 10, ((version, 6),), 1.0, StopReason.ENVIRONMENT_DONE, PayloadRef(0, "s", 0, 1, 0))
-    row = BatchRow.around(record, f"t{version}", 0, 1.0)
+    row = BatchRow.around(record, f"t{version}", "s", 0, 1.0)
     return Batch(version, 0, (row, row))
 
 

@@ -1,0 +1,1 @@
+"""Episodes as files: what a run keeps of what its policy did, and how it is read again."""

@@ -1,0 +1,99 @@
+"""The table of kept episodes: one row for each trajectory, in Parquet files that any reader of Parquet takes as they are.
+
+A file holds the episodes of one training step that one data-parallel rank trained, or those of one evaluation that one generator
+played. What always holds: the lists of a row that are of its tokens are all as long as ``token_ids``, or null.
+"""
+
+from enum import StrEnum
+
+import pyarrow as pa
+
+
+class Kind(StrEnum):
+    """What an episode was played for."""
+
+    TRAIN = "train"
+    EVALUATION = "evaluation"
+
+
+class TokenFate(StrEnum):
+    """What became of a token in training."""
+
+    GIVEN = "given"
+    """Nobody sampled it: it belongs to the prompt or to an answer of the environment."""
+    TRAINED = "trained"
+    """It entered the loss."""
+    STALE = "stale"
+    """Sampled by a version older than ``max_staleness`` allows."""
+    MASKED = "masked"
+    """Its importance weight was out of bounds."""
+    REJECTED = "rejected"
+    """A rejection criterion of ``algorithm.correction`` left it out."""
+    NOT_TRAINED = "not_trained"
+    """Sampled in an episode that no loss trains: one of an evaluation, or a greedy one."""
+
+
+_CALL = pa.struct([("tool", pa.string()), ("seconds", pa.float32()), ("outcome", pa.string()), ("problem", pa.string())])
+
+_TURN = pa.struct(
+    [
+        ("start", pa.int32()),
+        ("end", pa.int32()),
+        ("text", pa.string()),
+        ("answer", pa.string()),
+        ("reward", pa.float64()),
+        ("calls", pa.list_(_CALL)),
+        ("generating_s", pa.float32()),
+        ("environment_s", pa.float32()),
+    ]
+)
+
+
+def _field(name: str, kind: pa.DataType, meaning: str) -> pa.Field:
+    return pa.field(name, kind, metadata={"meaning": meaning})
+
+
+SCHEMA = pa.schema(
+    [
+        _field("kind", pa.string(), "train or evaluation"),
+        _field("step", pa.int32(), "the training step that trained it; null in an evaluation"),
+        _field("version", pa.int32(), "the policy version that was trained, or that was published when the evaluation began"),
+        _field("environment", pa.string(), "environment.name of the recipe"),
+        _field("source", pa.string(), "the task source that its task was drawn from"),
+        _field("task_id", pa.string(), "the task"),
+        _field("group_id", pa.int64(), "the group; -1 in an evaluation"),
+        _field("sample_index", pa.int32(), "its place in the group"),
+        _field("attempt", pa.int32(), "how often the task had been given up before"),
+        _field("temperature", pa.float32(), "what it was sampled with"),
+        _field("stop_reason", pa.string(), "why it ended, see asyncrl.core.trajectory.StopReason"),
+        _field("reward", pa.float64(), "final reward, the sum of its turns' rewards"),
+        _field("metrics", pa.map_(pa.string(), pa.float64()), "what the environment reported, rewards that have names among it"),
+        _field("prompt", pa.string(), "the tokens before the first turn, as text"),
+        _field("turns", pa.list_(_TURN), "its turns: tokens, text, the environment's answer, reward, calls, and seconds"),
+        _field("began", pa.timestamp("us", "UTC"), "when its worker accepted the ticket"),
+        _field("queued_s", pa.float32(), "seconds from then until it was played"),
+        _field("reset_s", pa.float32(), "seconds of making and resetting the environment"),
+        _field("scoring_s", pa.float32(), "seconds of waiting for a reward model's score"),
+        _field("token_ids", pa.list_(pa.int32()), "all tokens, in the order the engine saw them"),
+        _field("versions", pa.list_(pa.int32()), "of each token: the policy version that sampled it, -1 where nobody did"),
+        _field(
+            "logprobs", pa.list_(pa.float32()), "of each token: log-probability (nats) by the engine; 0 where nobody sampled it"
+        ),
+        _field(
+            "learner_logprobs",
+            pa.list_(pa.float32()),
+            "the same by the learner, of the policy being trained before the optimizer step of the token; null in an evaluation",
+        ),
+        _field(
+            "advantages", pa.list_(pa.float32()), "of each token: its advantage, 0 where nobody sampled it; null in an evaluation"
+        ),
+        _field(
+            "weights",
+            pa.list_(pa.float32()),
+            "of each token: the importance weight that the loss gave it, 0 where it is not in the loss; null in an evaluation",
+        ),
+        _field("fates", pa.list_(pa.dictionary(pa.int8(), pa.string())), "of each token: what became of it, see TokenFate"),
+    ],
+    metadata={"asyncrl_episodes": "1"},
+)
+"""The columns, with their meaning in each field's metadata. The table's own metadata has the version of this schema."""
