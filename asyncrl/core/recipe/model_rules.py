@@ -1,4 +1,4 @@
-"""Checks from a Hugging Face folder's ``config.json`` that a model can be trained. The launch and each rank use the same checks."""
+"""Checks from a Hugging Face folder's ``config.json`` that a model can be trained. The launch and each rank both use them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -60,7 +60,7 @@ def check_routing(experts: int, channels: int, chosen: int) -> None:
     if not 1 <= chosen <= experts:
         raise RecipeError(
             "model.path",
-            f"config.json has num_experts_per_tok {chosen}, but a layer has {experts} experts",
+            f"config.json has num_experts_per_tok {chosen}, and a layer has {experts} experts",
             f"name a folder with the model's true num_experts_per_tok, from 1 to {experts}",
         )
 
