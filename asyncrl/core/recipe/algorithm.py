@@ -91,8 +91,8 @@ class GaeAdvantage(Section, frozen=True, tag_field="kind", tag="gae"):
             arXiv:2504.05118).
         critic_lr: learning rate of the critic, constant.
         critic_warmup_steps: training steps at the start in which only the critic is trained.
-        value_clip: a value that has moved by more than this since before the first step on a batch is moved no further; 0
-            sets no limit.
+        value_clip: a value that has moved by more than this since before the batch's first optimizer step is moved no
+            further; 0 sets no limit.
     """
 
     discount: UpToOne = 1.0
@@ -319,7 +319,7 @@ class MaskBound(Section, frozen=True, tag_field="kind", tag="mask"):
 class NormalizedBound(Section, frozen=True, tag_field="kind", tag="normalize"):
     """A weight above the bound is set to the bound. All weights are then divided by their mean over the mini-batch's tokens,
     turns or rows, whichever level the weights have (self-normalised importance sampling, as in verl's
-    ``rollout_is_batch_normalize``). Costs a forward pass of the policy before the first step.
+    ``rollout_is_batch_normalize``). Costs a forward pass of the policy before the first optimizer step.
 
     Attributes:
         upper: the bound.
@@ -332,7 +332,7 @@ Level = Literal["token", "segment", "sequence"]
 
 
 class RejectRatio(Section, frozen=True, tag_field="kind", tag="ratio"):
-    """Leave out what is much more or less probable under the policy before the step than under the policy that sampled it.
+    """Leave out what is much more or less probable under the policy before the training step than under the sampling policy.
 
     Attributes:
         level: what is left out together: a ``token``, a ``segment`` (turn) or a ``sequence`` (row).
@@ -348,11 +348,11 @@ class RejectRatio(Section, frozen=True, tag_field="kind", tag="ratio"):
 
 
 class RejectDivergence(Section, frozen=True, tag_field="kind", tag="divergence"):
-    """Leave out what has a large estimated KL divergence from the policy that sampled it to the policy before the step.
+    """Leave out what has a large estimated KL divergence from the policy that sampled it to the policy before the training step.
 
     Attributes:
-        estimator: Schulman's estimator, where ``r`` is the probability before the step over the sampling probability: ``k1`` is
-            ``-log r``, ``k2`` is ``(log r)**2 / 2``, ``k3`` is ``r - 1 - log r``.
+        estimator: Schulman's estimator, where ``r`` is the probability before the training step over the sampling probability:
+            ``k1`` is ``-log r``, ``k2`` is ``(log r)**2 / 2``, ``k3`` is ``r - 1 - log r``.
         level: what is left out together: a ``token``, a ``segment`` (turn) or a ``sequence`` (row).
         reduce: how the estimates of its tokens become one number.
         upper: largest divergence that is trained, nats.
@@ -377,9 +377,9 @@ class RejectOffPolicySequence(Section, frozen=True, tag_field="kind", tag="off_p
 
 
 class RejectSecondMoment(Section, frozen=True, tag_field="kind", tag="second_moment"):
-    """Leave out the tokens with the largest squared log-ratios of the probability before the step over the sampling probability:
-    just enough of them to bring the mean square of the others in the mini-batch down to a bound (M2PO, Zheng et al. 2025,
-    arXiv:2510.01161). Costs a forward pass of the policy before the first step.
+    """Leave out the tokens with the largest squared log-ratios of the probability before the training step over the sampling
+    probability: just enough of them to bring the mean square of the others in the mini-batch down to a bound (M2PO, Zheng et
+    al. 2025, arXiv:2510.01161). Costs a forward pass of the policy before the first optimizer step.
 
     Attributes:
         upper: the bound, nats squared.
@@ -397,7 +397,7 @@ class CorrectionConfig(Section, frozen=True):
 
     Attributes:
         anchor: the policy that the loss's ratio is formed with. ``behaviour`` is the policy that sampled the token;
-            ``proximal_recomputed`` is the policy before the step (Hilton et al. 2022, arXiv:2110.00641);
+            ``proximal_recomputed`` is the policy before the training step (Hilton et al. 2022, arXiv:2110.00641);
             ``proximal_log_linear`` approximates the policy one version back by interpolation, according to staleness, between
             the sampling and the current policy (Li et al. 2025, arXiv:2512.06547); for a fresh token it is the sampling policy.
         weight: importance weight of anchor over behaviour probability, of each ``token``, ``segment`` (turn) or ``sequence``
@@ -416,7 +416,7 @@ class CorrectionConfig(Section, frozen=True):
 
     @property
     def looks_at_whole_batch(self) -> bool:
-        """Whether the policy's log-probabilities of all tokens are needed before the first step."""
+        """Whether the policy's log-probabilities of all tokens are needed before the first optimizer step."""
         return isinstance(self.bound, NormalizedBound) or any(isinstance(one, RejectSecondMoment) for one in self.reject)
 
 

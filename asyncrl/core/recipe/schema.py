@@ -266,7 +266,7 @@ class BufferConfig(Section, frozen=True):
 
     @property
     def largest_depth(self) -> int:
-        """The largest pipeline depth that a run may come to."""
+        """The largest pipeline depth that a run may reach."""
         return self.max_staleness if self.pipeline_depth == AUTO else self.pipeline_depth
 
 
