@@ -46,5 +46,5 @@ class Batch(msgspec.Struct, frozen=True):
     rows: tuple[BatchRow, ...]
 
     def trained(self) -> "Batch":
-        """This batch without its greedy rows."""
+        """Return this batch without its greedy rows, which are not trained."""
         return msgspec.structs.replace(self, rows=tuple(row for row in self.rows if not row.greedy))

@@ -1,4 +1,4 @@
-"""The verbs of the replay buffer, one method for each, shared by the service that answers and the client that asks.
+"""The calls of the replay buffer, one method for each, shared by the service that answers and the client that asks.
 
 :mod:`buffers.service` implements this protocol, and :mod:`asyncrl.run.buffer_client` calls it over TCP. Arguments and results
 travel as msgpack of the types in these annotations, so msgspec must be able to decode each of them.
@@ -19,7 +19,7 @@ class BufferApi(Protocol):
     """The calls of the replay buffer. Every method may raise ``ComponentFailed`` once the buffer has failed or was closed."""
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
-        """Return up to ``limit`` tickets for a worker whose engine has ``version``; none after a few seconds without one.
+        """Return up to ``limit`` tickets for a worker whose engine has ``version``; none if there are none within a few seconds.
 
         A worker that is behind the published version gets no ticket.
         """
@@ -55,7 +55,7 @@ class BufferApi(Protocol):
         """Return the batch to train at ``version``; the same one, however often it is asked for.
 
         Raises:
-            DeadlineExceeded: there was no batch for ``deadlines.batch`` seconds; says what is missing, where, and why.
+            DeadlineExceeded: there was no batch for ``deadlines.batch`` seconds; the text says what is missing, where, and why.
         """
 
     async def trained(self, version: PolicyVersion) -> None:
@@ -65,7 +65,7 @@ class BufferApi(Protocol):
         """Make ``version`` the published version, so that workers that have it may lease."""
 
     async def checkpointed(self, version: PolicyVersion) -> None:
-        """Note that the learner never goes back to before ``version``, of which it has a durable checkpoint."""
+        """Note that the learner has a durable checkpoint of ``version``, and never goes back to before it."""
 
     async def pace(self, depth: int) -> None:
         """Change the pipeline depth.

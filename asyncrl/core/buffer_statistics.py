@@ -73,7 +73,12 @@ class LedgerCounts(msgspec.Struct, frozen=True):
 
 
 class StaleTokens(msgspec.Struct):
-    """Sampled tokens that were too old for a loss: ``masked`` in rows that were handed out, ``dropped`` with their groups."""
+    """Counts of sampled tokens that were too old for a loss.
+
+    Attributes:
+        masked: in batches that were handed out.
+        dropped: in groups that expired.
+    """
 
     masked: int = 0
     dropped: int = 0
@@ -83,8 +88,8 @@ class HeldGroups(msgspec.Struct, frozen=True):
     """Groups that were born at the same version, are in the same state and have not ended.
 
     Attributes:
-        version: at which they were born: none of their tokens is older.
-        since: seconds since the epoch; no group has been in its state for longer.
+        version: the version at which the groups were born: none of their tokens is older.
+        since: seconds since the epoch; none of the groups entered its state before this time.
     """
 
     version: PolicyVersion
@@ -106,14 +111,15 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
         lengths_issued: finished trajectories, whatever became of them, by length: entry b counts lengths of b binary digits,
             ``[2 ** (b - 1), 2 ** b)`` tokens.
         lengths_trained: trajectories that were trained, each counted once.
-        late_samples: episodes handed in that nobody waited for.
+        late_samples: episodes that were handed in when nobody waited for them any more.
         stale_tokens: sampled tokens that were too old for a loss.
         lost_trajectories: trajectories whose payload a crash destroyed.
-        failures: groups that failed since the run was started or resumed, by kind.
+        failures: failures since the run was started or resumed, by kind. A group that broke counts once for each kind, and
+            a lost worker counts once however many groups it had.
         filtered_tasks: tasks that were given up because they break their environment.
         skipped_rows: malformed rows of each task source.
         paused: why the run is paused; empty if it is not.
-        kept_from: batches of earlier versions are no longer kept, so the learner cannot go back to before this version.
+        kept_from: the learner cannot go back to before this version, because batches of earlier versions are not kept.
         depth: the pipeline depth.
         steps_trained: number of training steps done, each counted once.
     """

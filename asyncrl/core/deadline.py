@@ -1,4 +1,4 @@
-"""Bounds a wait and, when it takes too long, says who waited for whom and what to do."""
+"""Limits how long a wait may take. If it takes longer, the error says who waited for whom and what to do."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ from asyncrl.core.errors import DeadlineExceeded
 
 @asynccontextmanager
 async def deadline(seconds: float, *, waiter: str, owner: str, remedy: str) -> AsyncIterator[None]:
-    """Give what runs in this context ``seconds`` in all.
+    """Limit the code in this context to ``seconds`` in total.
 
     Raises:
         DeadlineExceeded: after ``seconds``, naming ``waiter``, ``owner`` and ``remedy``. A ``TimeoutError`` raised by the body

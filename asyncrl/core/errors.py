@@ -6,16 +6,17 @@ from asyncrl.core.text import writable
 
 
 class AsyncRLError(Exception):
-    """Base of every error this project raises on purpose. Its text can be written and sent, whatever the user's code put in.
+    """Base of every error this project raises on purpose. Its text can always be written and sent, even if it quotes user code.
 
-    A class with a constructor of its own keeps its arguments as attributes, in their order: the error is sent as these.
+    A subclass with its own constructor keeps the constructor's arguments as attributes, in their order, because the error is
+    sent to other processes as these.
     """
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*(writable(each) if isinstance(each, str) else each for each in arguments))
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Send the class with the arguments of its constructor."""
+        """Return the class and its constructor's arguments, as which the error is sent."""
         return type(self), tuple(value for name, value in vars(self).items() if name != "__notes__") or self.args
 
 
@@ -66,11 +67,11 @@ class ComponentFailed(AsyncRLError):
 
 
 class ProcessDied(ComponentFailed):
-    """A process is gone, killed by the system or by a bug below our code; a new one in its place may do its work."""
+    """A process is gone, killed by the system or by a bug below our code; a replacement may do its work."""
 
 
 class EventLoopBlocked(ProcessDied):
-    """A generator's event loop was blocked until its leases lapsed; the text names the code that blocks it, or its log."""
+    """A generator's event loop was blocked until its leases lapsed; the text names the blocking code, or the log to read."""
 
 
 class BudgetExceeded(AsyncRLError):
@@ -90,7 +91,7 @@ class ScoringFailed(AsyncRLError):
     """A finished episode got no reward, so the attempt fails: no reward is made up.
 
     Args:
-        kind: infrastructure, e.g. a service that is down; or data, e.g. an episode that its model cannot score.
+        kind: infrastructure, e.g. a service is down; or data, e.g. the model cannot score this episode.
         reason: who failed, how, and what to do.
     """
 

@@ -1,11 +1,11 @@
-"""Nested mappings laid flat."""
+"""Flattens nested mappings."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 
 def flatten(section: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything in nested mappings; an empty mapping is a value."""
+    """Yield the dotted key and the value of every entry of nested mappings; an empty mapping counts as a value."""
     for key, value in section.items():
         here = f"{place}.{key}" if place else str(key)
         if isinstance(value, Mapping) and value:

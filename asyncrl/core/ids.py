@@ -3,13 +3,14 @@
 from typing import NewType
 
 PolicyVersion = NewType("PolicyVersion", int)
-"""Number of the weights: 0 are those that the run began with, and each publication adds one."""
+"""Number of a version of the weights. Version 0 is what the run began with; each publication adds one."""
 
 NOT_SAMPLED = PolicyVersion(-1)
 """The version recorded for tokens that no policy sampled (prompts, tool responses)."""
 
 TaskId = NewType("TaskId", str)
 GroupId = NewType("GroupId", int)
-"""Number of a group. It stays when missing episodes are issued again; the task of an expired group gets a new group."""
+"""Number of a group. A group keeps it when its missing episodes are issued again; the task of an expired group gets a new
+group."""
 
 WorkerId = NewType("WorkerId", str)

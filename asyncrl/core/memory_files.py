@@ -1,4 +1,4 @@
-"""Where files lie that live in memory."""
+"""Finds the folder for files that are kept in memory."""
 
 import os
 import tempfile
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def memory_file_system() -> Path:
-    """Linux's shared memory mount, or the temporary folder where there is none."""
+    """Return Linux's shared memory mount, or the temporary folder if there is none."""
     return Path("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir())

@@ -14,7 +14,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class MalformedCall(msgspec.Struct, frozen=True):
-    """Text the model marked as a tool call that its parser could not read, and why."""
+    """Text that the model marked as a tool call but that the parser could not read, and why it could not."""
 
     text: str
     problem: str
@@ -55,14 +55,14 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
-    """A tool as the model is told of it. ``parameters`` is a JSON schema of type object."""
+    """A tool as it is described to the model. ``parameters`` is a JSON schema of type object."""
 
     name: str
     description: str
     parameters: dict[str, Any]
 
     def as_template_input(self) -> dict[str, Any]:
-        """The dictionary that chat templates expect in ``tools=[...]``."""
+        """Return the dictionary that chat templates expect in ``tools=[...]``."""
         return {
             "type": "function",
             "function": {"name": self.name, "description": self.description, "parameters": self.parameters},

@@ -34,7 +34,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 def combine(readings: Iterable[Reading]) -> dict[str, float]:
-    """Reduce readings of many places to one value a metric name. Means of zero weight are left out."""
+    """Reduce the readings of each metric to one value, by metric name. A mean whose weights sum to 0 is left out."""
     by_metric: dict[Metric, list[Reading]] = {}
     for reading in readings:
         by_metric.setdefault(reading.metric, []).append(reading)

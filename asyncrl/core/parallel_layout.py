@@ -4,7 +4,7 @@ import msgspec
 
 
 class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks along each dimension. As text it names tensor, pipeline and data, and of the others those that are more than 1.
+    """Ranks along each dimension. Its text names tensor, pipeline and data, and those other dimensions that are above 1.
 
     Attributes:
         tensor: ranks that divide each layer.

@@ -28,19 +28,19 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
     """What bookkeeping knows of one finished trajectory.
 
     Attributes:
-        group_id, sample_index: the episode it is of.
+        group_id, sample_index: the episode that it records.
         length: tokens in the trajectory.
-        sampled: how many tokens each policy version sampled, oldest version first; no entry is of 0 tokens.
+        sampled: how many tokens each policy version sampled, oldest version first; every entry has at least 1 token.
         reward: final reward.
         payload: where the trajectory lies.
         turn_rewards: the environment's reward of each turn.
-        rewards: those that the recipe's ``reward_names`` tell apart, in their order.
-        greedy: sampled at temperature 0: no loss trains it, only its reward is used, as what other rewards are compared with.
+        rewards: the rewards that ``AlgorithmConfig.reward_names`` lists, in that order.
+        greedy: whether it was sampled at temperature 0. No loss trains it; other rewards are compared with its reward.
         committed_version: the published version when the buffer took the trajectory in, and -1 before that; it splits staleness
             into in-flight and in-buffer.
         prompt_length: leading tokens that nobody sampled.
-        prompt_checksums: their CRC-32, see :func:`prompt_checksums`. By these the learner plans, before it has any payload, which
-            rows can share their beginning.
+        prompt_checksums: CRC-32 of their beginnings, see :func:`prompt_checksums`. From these the learner plans which rows
+            can share their beginning, before it has any payload.
     """
 
     group_id: GroupId
@@ -62,7 +62,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
         """Check a trajectory whose bytes lie at ``payload``, and return its record.
 
         Raises:
-            ValueError: the trajectory is malformed.
+            ValueError: the trajectory is malformed, or lacks one of the named rewards.
         """
         trajectory.check()
         sampled: dict[PolicyVersion, int] = {}
@@ -89,7 +89,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
         """Count the sampled tokens of version ``oldest_version`` or newer; a greedy trajectory has none."""
         if self.greedy:
             return 0
-        trainable = 0  # a loop, since a generator would take twice as long for the one or two versions of a trajectory
+        trainable = 0  # a loop, since a generator expression takes twice as long for the usual one or two versions
         for version, tokens in self.sampled:
             if version >= oldest_version:
                 trainable += tokens
@@ -97,13 +97,14 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 _SHORTEST_CHECKED = 64
-"""Shorter common beginnings are not looked for ahead: they save little, and each checksum lengthens every record."""
+"""Shorter common beginnings get no checksum: sharing them saves little, and each checksum lengthens every record."""
 
 
 def checked_lengths(length: int) -> list[int]:
-    """The lengths of a prompt's beginnings that get a checksum: 64, 128, 256, ..., and the whole ``length``.
+    """Return the lengths of a prompt's beginnings that get a checksum: 64, 128, 256, ..., and the whole ``length``.
 
-    By them two prompts find at least half of what they have in common at their beginning, and all of it where they are equal.
+    If two prompts begin with the same 64 or more tokens, these lengths find at least half of the common beginning, and all of
+    it if the prompts are equal.
     """
     lengths = []
     checked = _SHORTEST_CHECKED
@@ -114,7 +115,7 @@ def checked_lengths(length: int) -> list[int]:
 
 
 def prompt_checksums(prompt: np.ndarray) -> tuple[int, ...]:
-    """CRC-32 of the first tokens of ``prompt`` (int32 [n]), for each of :func:`checked_lengths`."""
+    """Return the CRC-32 of the first tokens of ``prompt`` (int32 [n]), for each of :func:`checked_lengths`."""
     tokens = np.ascontiguousarray(prompt, np.int32).data.cast("B")
     checksums, checksum, start = [], 0, 0
     for end in checked_lengths(len(prompt)):

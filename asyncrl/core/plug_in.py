@@ -19,19 +19,20 @@ _OURS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen ")
 
 @contextmanager
 def users_code(what: str, place: str, remedy: str) -> Iterator[None]:
-    """Run the user's code while the recipe is read, so that the command can go on after it or say what is wrong with it.
+    """Guard a call of the user's code while the recipe is read, so that the command can continue or say what is wrong.
 
-    What the code raises becomes a refusal. The folder that it left is entered again, since relative paths of the recipe begin
-    there, and standard streams that it closed are opened again. A child process that it forked, and that comes out of it, ends
-    here instead of going on as another run. Only ``os._exit`` ends the command without a word.
+    An exception becomes a ``RecipeError``. If the code changes the working directory, the old one is restored, since relative
+    paths of the recipe begin there; standard streams that it closes are opened again. If it forks and the child process
+    returns from it, the child ends here, because it would otherwise continue as a second run. Only ``os._exit`` can still end
+    the command without a message.
 
     Args:
-        what: names the code, and ends where the error follows: ``make_tasks of 'a:B' raised``.
+        what: the beginning of the message, which the error's text completes, e.g. ``make_tasks of 'a:B' raised``.
         place: key of the recipe to blame.
 
     Raises:
-        RecipeError: the code raised anything but a ``RecipeError`` of its own.
-        Interrupted: Ctrl-C, which is nobody's fault.
+        RecipeError: the code raised something; a ``RecipeError`` of its own is passed on unchanged.
+        Interrupted: a signal, such as Ctrl-C, stopped the command; it is passed on unchanged.
     """
     process, streams = os.getpid(), (sys.stdout, sys.stderr)
     try:
@@ -51,7 +52,8 @@ def users_code(what: str, place: str, remedy: str) -> Iterator[None]:
 
 
 def _where(raised: TracebackType | None) -> str:
-    """The innermost line of the file that was entered first, of those that are the user's; empty if there is none."""
+    """Return the place to blame, as ``" (file:line)"``: of the user's files on the call stack, the innermost line of the one
+    that was entered first. Empty if none of the files is the user's."""
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(raised)]
     users = [(file, line) for file, line in lines if not file.startswith(_OURS)]
     own = [f" ({file}:{line})" for file, line in users if file == users[0][0]]
@@ -59,7 +61,7 @@ def _where(raised: TracebackType | None) -> str:
 
 
 def load_class(name: str, place: str) -> type:
-    """Load the class that ``name`` means. Its module is looked for where Python looks, and last in the current folder.
+    """Load the class that ``name`` refers to. Its module is searched for on Python's path, and last in the current folder.
 
     Args:
         name: ``module:Class``.
@@ -71,7 +73,7 @@ def load_class(name: str, place: str) -> type:
     module_name, _, class_name = name.partition(":")
     if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
         raise RecipeError(place, f"{name!r} does not name a class", "write it as `module:Class`")
-    module = import_module(module_name, place, "put it into the folder you launch from", "mend the module")
+    module = import_module(module_name, place, "put it into the folder you launch from", "fix the module")
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
         problem = "is not a class" if found is not None else "does not exist"

@@ -25,7 +25,7 @@ class Shard(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Hugging Face name, e.g. ``model.layers.0.self_attn.q_proj.weight``.
-        shape: the whole tensor's.
+        shape: shape of the whole tensor.
         start: index in the whole tensor of the rectangle's first element; its extent is ``tensor.shape``.
     """
 
@@ -57,7 +57,7 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
         files: paths that hold the bytes (for the ``shm`` transport, files in the memory file system).
         shards: which rectangles they hold; together they cover every tensor exactly once.
         fingerprint: sum over all elements, modulo 2**64, so that it does not depend on how tensors were sharded. Every engine
-            must acknowledge with the same number, and two versions in a row must differ.
+            must acknowledge with the same number. If the optimizer changed the weights, it differs from the last version's.
     """
 
     version: PolicyVersion

@@ -10,7 +10,7 @@ class Scorer(Protocol):
     """Scores finished episodes, many at once. Every call is bounded by the implementation's own deadline."""
 
     async def score(self, task: Task, trajectory: Trajectory) -> float:
-        """The score of an episode of ``task``; not a number or infinite where there is none.
+        """Return the score of an episode of ``task``; NaN or infinite if the model gives it no score.
 
         Raises:
             ScoringFailed: there was no answer in time.

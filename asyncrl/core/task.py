@@ -1,4 +1,4 @@
-"""A task: what an environment is reset with."""
+"""A task: the problem that an environment is reset with."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from asyncrl.core.ids import TaskId
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem to act on. Tasks with equal ids are the same task.
+    """One problem for the model to solve. Tasks with equal ids are the same task.
 
     Attributes:
         id: unique within its source.

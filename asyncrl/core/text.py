@@ -1,19 +1,19 @@
-"""Text that can be written anywhere, also when it is of what the user's code raised: neither its length nor its class matters."""
+"""Makes text that can be written anywhere, even of errors from the user's code, which may be very long or of any class."""
 
 import traceback
 
 TOLD_CHARACTERS = 4_000
-"""Characters kept of an error's text or traceback: some hold a whole page or table, which goes to logs, journal and summary."""
+"""Characters kept of an error's text or traceback. Some hold a whole page or table, and they go to logs, journal and summary."""
 
 
 def short(value: object) -> str:
-    """``value`` as Python writes it, cut after 60 characters."""
+    """Return ``value`` as Python writes it, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def writable(text: str) -> str:
-    r"""``text`` with each lone half of a surrogate pair spelt out (``\udcff``): UTF-8 has no bytes for it.
+    r"""Return ``text`` with each lone half of a surrogate pair spelt out (``\udcff``), since UTF-8 has no bytes for it.
 
     Models write such halves in JSON, and operating systems put them into file names that are not UTF-8.
     """
@@ -21,20 +21,21 @@ def writable(text: str) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """The text of what the user's code raised."""
+    """Return the text of an error that the user's code raised."""
     try:
-        return str.__str__(str(error))  # which may be of a class of the user's own
-    except BaseException as worse:  # noqa: BLE001 - the text is the user's code, too
+        return str.__str__(str(error))  # str(error) may be of a subclass that the user wrote
+    except BaseException as worse:  # noqa: BLE001 - __str__ is the user's code, too
         return f"(no text: its __str__ raised {_class_name(worse)})"
 
 
 def told(error: BaseException) -> str:
-    """The name and text of what the user's code raised, the text without its middle where it is very long."""
+    """Return the class name and text of an error that the user's code raised. A very long text loses its middle."""
     return f"{_class_name(error)}: {_without_middle(text_of(error))}"
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of what the user's code raised, without its middle where it is very long; so is the text of each error."""
+    """Return the traceback of an error that the user's code raised. If it is very long, it loses its middle, and so does the
+    text of each error in it."""
     try:
         return _without_middle("".join(_without_middle(part, TOLD_CHARACTERS // 4) for part in traceback.format_exception(error)))
     except BaseException as worse:  # noqa: BLE001 - an exception's class and text are the user's code, too
@@ -42,7 +43,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _class_name(error: BaseException) -> str:
-    """The name of the error's class, which its metaclass is not asked for: it may raise, too."""
+    """Return the name of the error's class. The metaclass is not asked for it, because that may raise, too."""
     name: str = type.__dict__["__name__"].__get__(type(error))
     return name
 

@@ -32,7 +32,7 @@ class TicketClient(Protocol):
     """What a generator's worker may ask of the buffer. The implementation gives every call a deadline."""
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
-        """Wait for up to ``limit`` tickets. After a few seconds without one the answer is empty; then ask again.
+        """Wait for up to ``limit`` tickets. If there are none within a few seconds, the answer is empty; then ask again.
 
         A worker whose ``version`` is behind the published version gets no ticket.
         """
@@ -41,10 +41,10 @@ class TicketClient(Protocol):
         """Hand in one finished episode. Handing it in twice does no harm."""
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
-        """Give one episode back as failed."""
+        """Report that one episode failed."""
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
-        """Tell that the worker is alive and what it is ``running``, and return the groups that nobody waits for any more.
+        """Report that the worker is alive and ``running`` these groups; return those that nobody waits for any more.
 
         A worker that is silent for ``deadlines.lease`` seconds is given up, and its episodes are issued again.
         """

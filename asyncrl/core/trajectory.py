@@ -1,7 +1,7 @@
-"""The trajectory: one episode exactly as the engine saw it.
+"""The trajectory: the record of one token stream of an episode, exactly as the engine saw it.
 
 It is encoded once, by the worker that made it. These bytes lie in a payload file until a data-parallel rank reads them there; the
-buffer and its journal only know a :class:`~asyncrl.core.payload.TrajectoryRecord` of it.
+buffer and its journal hold only its :class:`~asyncrl.core.payload.TrajectoryRecord`.
 
 Invariants, checked by :func:`Trajectory.check`:
 * ``token_ids``, ``logprobs`` and ``loss_mask`` have the same length T;
@@ -130,7 +130,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         return self.turns[0].start if self.turns else len(self)
 
     def versions(self) -> np.ndarray:
-        """int32 [T]: the policy version that sampled each token, ``NOT_SAMPLED`` elsewhere."""
+        """Return int32 [T], the policy version that sampled each token, ``NOT_SAMPLED`` elsewhere."""
         spans = self.version_spans
         return np.repeat(
             np.fromiter((s.version for s in spans), np.int32, len(spans)),
@@ -145,7 +145,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
                 f"{length} tokens, {len(self.logprobs)} logprobs, {len(self.loss_mask)} mask entries: they must be equally long"
             )
         if self.loss_mask.dtype != bool:
-            raise ValueError(f"the loss mask is of {self.loss_mask.dtype}; it must be of bool")
+            raise ValueError(f"the loss mask has dtype {self.loss_mask.dtype}; it must be bool")
         end = 0
         for span in self.version_spans:
             if span.start != end or span.end <= span.start:
@@ -153,7 +153,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
             end = span.end
         if end != length:
             raise ValueError(f"version spans end at {end}, the trajectory at {length}")
-        # Stretches of sampled tokens are few, so they are compared rather than tokens.
+        # There are few stretches of sampled tokens, so stretches are compared, not tokens.
         masked = _stretches(self.loss_mask)
         if _joined((span.start, span.end) for span in self.version_spans if span.version != NOT_SAMPLED) != masked:
             raise ValueError("the loss mask is not exactly the tokens with a policy version")
@@ -167,7 +167,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FINAL_REWARD = "reward"
-"""Name of the final reward, where a recipe names several rewards."""
+"""Name of the final reward in a recipe that names several rewards."""
 
 
 def named_rewards(trajectory: Trajectory, names: Sequence[str]) -> tuple[float, ...]:
@@ -189,7 +189,7 @@ def named_rewards(trajectory: Trajectory, names: Sequence[str]) -> tuple[float, 
 
 
 def _stretches(mask: np.ndarray) -> list[int]:
-    """Return where stretches of true begin and end, alternating."""
+    """Return where stretches of ``True`` begin and end, alternating."""
     content = mask.tobytes()  # bytes are searched several times faster than an array
     if content.count(0) + content.count(1) != len(content):
         raise ValueError("the loss mask holds something other than true and false")

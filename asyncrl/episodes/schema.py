@@ -75,9 +75,9 @@ SCHEMA = pa.schema(
         _field("reset_s", pa.float32(), "seconds of making and resetting the environment"),
         _field("scoring_s", pa.float32(), "seconds of waiting for a reward model's score"),
         _field("token_ids", pa.list_(pa.int32()), "all tokens, in the order the engine saw them"),
-        _field("versions", pa.list_(pa.int32()), "of each token: the policy version that sampled it, -1 where nobody did"),
+        _field("versions", pa.list_(pa.int32()), "of each token: the policy version that sampled it; -1 where nobody did"),
         _field(
-            "logprobs", pa.list_(pa.float32()), "of each token: log-probability (nats) by the engine; 0 where nobody sampled it"
+            "logprobs", pa.list_(pa.float32()), "of each token: the engine's log-probability (nats); 0 where nobody sampled it"
         ),
         _field(
             "learner_logprobs",
@@ -85,7 +85,7 @@ SCHEMA = pa.schema(
             "the same by the learner, of the policy being trained before the optimizer step of the token; null in an evaluation",
         ),
         _field(
-            "advantages", pa.list_(pa.float32()), "of each token: its advantage, 0 where nobody sampled it; null in an evaluation"
+            "advantages", pa.list_(pa.float32()), "of each token: its advantage; 0 where nobody sampled it, null in an evaluation"
         ),
         _field(
             "weights",

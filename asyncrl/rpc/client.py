@@ -1,4 +1,4 @@
-"""The client of a served object: calls its methods in another process; see :mod:`asyncrl.rpc.wire`.
+"""The client of a served object: calls the object's methods in another process; see :mod:`asyncrl.rpc.wire`.
 
 What always holds: every caller gets its answer, or is told at once that the connection ended. There are no deadlines here: only
 the caller knows how long an answer may take.
@@ -62,7 +62,7 @@ class RpcClient(Frames):
             AsyncRLError: the error that the method raised.
         """
         if self._lost:
-            raise ConnectionLost("the connection had ended before")
+            raise ConnectionLost("the connection had already ended")
         name, number = method.__name__, next(self._numbers)
         answered = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:

@@ -1,7 +1,7 @@
-"""The server of an object: answers calls of its methods; see :mod:`asyncrl.rpc.wire`.
+"""The server of an object: answers calls of the object's methods; see :mod:`asyncrl.rpc.wire`.
 
-What always holds: every call is answered with what the method returned or raised, or its connection ends; a client that does not
-show the token is ignored.
+What always holds: every call is answered with what the method returned or raised, or its connection ends; the connection of a
+client that does not show the token is ended.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class RpcServer:
     """Serves methods of an object, all calls at the same time, within the event loop that started it.
 
     Args:
-        served: the object. When a connection is lost, methods that it called are cancelled.
+        served: the object. When a connection is lost, the method calls that came over it are cancelled.
     """
 
     def __init__(self, served: object, methods: Mapping[str, Signature], name: str) -> None:
@@ -64,7 +64,7 @@ class RpcServer:
         except AsyncRLError as error:
             failure = Failure.of(error)
         except Exception as error:
-            # A bug. The caller must hear of it, or it would wait in vain.
+            # A bug. The caller must be told, or it would wait for an answer that never comes.
             logger.exception("%s (%s)", self.name, call.method)
             failure = Failure.of(ComponentFailed(f"{self.name} ({call.method}): {type(error).__name__}: {error}"))
         return Answer(call.number, True, msgspec.Raw(encoder.encode(failure)))

@@ -1,7 +1,7 @@
 """The wire format of calls over TCP between :mod:`asyncrl.rpc.client` and :mod:`asyncrl.rpc.server`.
 
-Made for the buffer's service, which is called for every trajectory: a call through Ray takes ten times as long and ten times as
-much of the processor. What always holds: arguments and results are msgpack of the types in the method's annotations, and errors
+Made for the buffer's service, which is called for every trajectory: a call through Ray takes ten times as long, and ten times as
+much processor time. What always holds: arguments and results are msgpack of the types in the method's annotations, and errors
 are a name and values, so nothing that arrives is ever executed.
 """
 
@@ -23,7 +23,7 @@ _KEEP_ALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""On an idle connection, a node that has silently gone is noticed after a minute; calls have their own deadlines."""
+"""Notices after a minute that the node at the other end of an idle connection is gone; calls have their own deadlines."""
 
 encoder = msgspec.msgpack.Encoder()
 
@@ -90,7 +90,7 @@ class Failure(msgspec.Struct, array_like=True):
         return cls(type(error).__name__, list(arguments), text)
 
     def error(self) -> AsyncRLError:
-        """Make the error again, or a ``ComponentFailed`` with the same text if its class is not known here."""
+        """Rebuild the error, or a ``ComponentFailed`` with the same text if that is not possible in this process."""
         known = _subclasses(AsyncRLError).get(self.name, ComponentFailed)
         try:
             error: AsyncRLError = known(*self.arguments)
@@ -111,7 +111,7 @@ class Frames(asyncio.Protocol):
     """A connection that carries frames in both directions; a frame is a length and that many bytes.
 
     Attributes:
-        longest: number of bytes that a frame from the other side may have; a longer frame ends the connection.
+        longest: the most bytes of a frame from the other side; a longer frame ends the connection.
     """
 
     longest = (1 << 8 * _LENGTH_BYTES) - 1

@@ -1,4 +1,4 @@
-"""A buffer for comparison, as other systems have it: only admission controls staleness.
+"""A buffer for comparison, like that of other systems: only admission controls staleness.
 
 Groups are issued at the same pace as by the real buffer, and are trained in the order in which they are finished, with all their
 tokens. Nothing looks at how old the tokens are. Only the simulation uses it.
@@ -25,9 +25,9 @@ class _Group(msgspec.Struct):
 
 
 class AdmissionOnly:
-    """A buffer that admission alone controls. It is its own ``batches``.
+    """A buffer that admission alone controls. It also stands in for the real buffer's ``batches``.
 
-    A failed episode loses its whole group.
+    If an episode fails, its whole group is dropped and issued again.
     """
 
     def __init__(self, batch: BatchConfig, limits: BufferConfig, tasks: TaskStream) -> None:
@@ -44,7 +44,7 @@ class AdmissionOnly:
         self.version = PolicyVersion(0)
 
     def room(self) -> int:
-        """Number of groups that the pace allows to issue now; groups in training count as outstanding."""
+        """Return how many groups the pace allows to issue now; groups in training count as outstanding."""
         return self._most - len(self._running) - len(self._ready) - sum(map(len, self._taken.values()))
 
     def lease(self, worker: WorkerId, limit: int, now: float) -> list[Ticket]:
@@ -61,7 +61,7 @@ class AdmissionOnly:
         return tickets
 
     def commit(self, records: Sequence[TrajectoryRecord], now: float) -> None:
-        """Take in finished episodes; a complete group is ready, or filtered."""
+        """Take in finished episodes; a group that is complete becomes ready or is filtered."""
         for record in records:
             group = self._running.get(record.group_id)
             if group is None:
@@ -100,7 +100,7 @@ class AdmissionOnly:
         """Do nothing: nothing is ever stale."""
 
     def takeable(self, version: PolicyVersion, groups: int) -> bool:
-        """Whether enough groups are ready."""
+        """Return whether enough groups are ready."""
         return len(self._ready) >= groups
 
     def take(self, version: PolicyVersion, groups: int) -> Batch:

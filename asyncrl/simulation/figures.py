@@ -12,7 +12,7 @@ from asyncrl.simulation.pool import Observer, Shape, Varied
 
 
 class StalenessTally(Observer):
-    """Counts tokens by staleness, computed from when they were sampled and not from what the buffer says.
+    """Counts tokens by staleness, computed from when they were sampled, not from what the buffer says.
 
     Attributes:
         in_loss: tokens that entered a loss, by staleness.
@@ -55,7 +55,7 @@ class StalenessTally(Observer):
         return max(self.in_loss)
 
     def share_over(self, bound: int) -> float:
-        """Share of the tokens in the losses whose staleness is over ``bound``."""
+        """Return the share of the tokens in the losses whose staleness is over ``bound``."""
         return sum(tokens for staleness, tokens in self.in_loss.items() if staleness > bound) / self.in_loss.total()
 
 

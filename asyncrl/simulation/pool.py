@@ -1,9 +1,9 @@
 """A pool of engines and a learner around the real buffer, in simulated time.
 
-Tickets, groups, staleness and ledger are the code of production; only time, tokens and failures are simulated. A run is a pure
-function of its arguments. Durations of episodes have a heavy tail, and an episode has as many tokens as its duration allows; each
-engine installs a new version at its own moment of the publication, dies and comes back; environments break. When an episode ran
-determines which version sampled how many of its tokens.
+Tickets, groups, staleness and ledger are the production code; only time, tokens and failures are simulated. A run is a pure
+function of its arguments. Durations of episodes have a heavy tail, and an episode has as many tokens as its duration allows. Each
+engine installs a new version at its own moment of the publication; engines die and come back; environments break. The time at
+which an episode ran determines which version sampled how many of its tokens.
 """
 
 import heapq
@@ -40,11 +40,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         shortest: duration of the shortest possible episode.
         tail: exponent of the Pareto distribution of durations; below 2 its variance is infinite, with ``math.inf`` all are equal.
         longest: no episode takes longer, as under ``environment.episode_timeout_s``.
-        tokens_per_second: of one episode, so that slow episodes are long.
+        tokens_per_second: sampling speed of one episode, so that episodes of long duration have many tokens.
         step: duration of a training step.
         publish: duration of a weight publication; each engine installs the weights at its own moment of it.
         engine_life: mean time after which an engine dies.
-        silence: time after which a dead engine's episodes are given up and it comes back.
+        silence: time after its death when an engine's episodes are given up and it comes back.
         broken: share of episodes whose environment breaks.
     """
 
@@ -62,35 +62,35 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def duration(self, group_id: GroupId, sample_index: int) -> float:
-        """Duration of an episode; the same whenever it is issued again, as the task is what makes it long."""
+        """Return the duration of an episode. It stays the same if the episode is issued again: the task is what makes it long."""
         uniform = _uniform(self.seed, group_id, sample_index)
         return min(self.shortest * math.pow(1 - uniform, -1 / self.tail), self.longest)
 
     def length(self, group_id: GroupId, sample_index: int) -> int:
-        """Length of an episode in tokens, all of them sampled."""
+        """Return the length of an episode in tokens, all of them sampled."""
         return max(1, round(self.duration(group_id, sample_index) * self.tokens_per_second))
 
     def breaks(self, group_id: GroupId, sample_index: int, attempt: int) -> bool:
-        """Whether the environment of this attempt breaks."""
+        """Return whether the environment of this attempt breaks."""
         return _uniform(self.seed, group_id, sample_index, attempt, 1) < self.broken
 
 
 class Observer:
-    """Is told what happens in the pool; a subclass does something with it."""
+    """Is told what happens in the pool. Subclasses override the methods they need."""
 
     def issued(self, ticket: Ticket) -> None:
         """Look at a ticket that was leased; its group may have been issued before."""
 
     def took(self, batch: Batch, records: Sequence[TrajectoryRecord]) -> None:
-        """Look at a batch that the learner takes; its row ``i`` was made of ``records[i]``."""
+        """Look at a batch that the learner takes; its row ``i`` was made from ``records[i]``."""
 
 
 Reward = Callable[[Task, int, PolicyVersion], float]
-"""Reward of the episode with this sample index of a group of this task, whose first token was sampled by this version."""
+"""Returns the reward of an episode, given its task, its sample index, and the version that sampled its first token."""
 
 
 class Varied:
-    """Rewards 0 and 1 in turn within a group; a share of the tasks gets equal rewards, so that their groups are filtered."""
+    """Gives rewards 0 and 1 in turn within a group. A share of the tasks gets equal rewards, so their groups are filtered."""
 
     def __init__(self, without_variance: float, seed: int = 0) -> None:
         self._share, self._seed = without_variance, seed
@@ -100,7 +100,7 @@ class Varied:
         return float(sample_index % 2) if self.varies(task) else 0.0
 
     def varies(self, task: Task) -> bool:
-        """Whether rewards of this task vary within a group."""
+        """Return whether rewards of this task vary within a group."""
         return _uniform(self._seed, task.data["number"]) >= self._share
 
 
@@ -114,10 +114,10 @@ class Pool:
         stored: payload that the buffer has not freed yet, by offset.
 
     Args:
-        buffer: new.
+        buffer: a new buffer, which has issued nothing yet.
         steps: training steps of the run.
-        renews: after each publication engines stop the groups that nobody waits for any more. There are none unless the buffer
-            drops what is stale.
+        renews: whether engines, after each publication, stop groups that nobody waits for any more. There are such groups only
+            if the buffer drops what is stale.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Pool:
         """Let time pass until ``until`` or the end of a training step, by default the last.
 
         Raises:
-            RuntimeError: no event is left, and the step is not done.
+            RuntimeError: no event is left, but the step is not done.
         """
         step = self._steps if step is None else step
         self._settle()
@@ -171,7 +171,7 @@ class Pool:
         heapq.heappush(self._events, (self.now + seconds_from_now, next(self._serial), happen))
 
     def _settle(self) -> None:
-        """Let everybody go on who can: the learner first, then engines with free slots."""
+        """Let everyone continue who can: the learner first, then engines with free slots."""
         if self._waiting_since is not None and not self._trained_ahead:
             self._try_to_take()
         for ref in self._buffer.drain_freed():
@@ -215,7 +215,7 @@ class Pool:
         self._buffer.commit([record], self.now)
 
     def _sampled(self, episode: "_Episode", length: int) -> Iterator[tuple[PolicyVersion, int]]:
-        """Count tokens by version: a version sampled what was sampled between its installation and that of the next."""
+        """Yield how many tokens each version sampled: those between its installation and that of the next version."""
         installed, duration = episode.engine.installed_after, self.now - episode.began
         first = bisect_right(self._publications, episode.began - installed)
         last = bisect_right(self._publications, self.now - installed)
@@ -332,7 +332,7 @@ class _Engine:
 
 
 class _Episode:
-    """One episode. It runs for as long as its engine holds this object."""
+    """One episode. It runs as long as its engine holds this object."""
 
     __slots__ = ("began", "engine", "index", "ticket")
 
@@ -356,7 +356,7 @@ def simulated_tasks(number: int, seed: int) -> TaskStream:
 
 
 def _uniform(*key: int) -> float:
-    """A number in [0, 1), a pure function of the key."""
+    """Return a number in [0, 1), a pure function of the key."""
     number = 0
     for part in key:
         number = mixed((number ^ part) + STEP & WHOLE)

@@ -1,1 +1,1 @@
-"""Weights from the learner to the engines: transports, fingerprints, and the order in which a version is published."""
+"""Weights from the learner to the engines: transports, fingerprints, checks, and how an engine loads a publication."""

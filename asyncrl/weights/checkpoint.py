@@ -1,4 +1,4 @@
-"""The tensors that a Hugging Face folder holds, by name and shape, and whether a publication brings exactly those."""
+"""Reads which tensors a Hugging Face folder holds, by name and shape, and checks that a publication brings exactly those."""
 
 import json
 from collections.abc import Iterable
@@ -10,19 +10,19 @@ from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.publication import ShardRecord
 
 _NAMED = 8
-"""An error names this many tensors and counts the others."""
+"""How many tensors an error names; it counts the others."""
 
 
 class Checkpoint:
-    """Names and shapes of the tensors that an engine began with, and that every publication has to bring.
+    """Names and shapes of the tensors that an engine began with and that every publication must bring.
 
-    A tied output embedding may be absent or present on either side: it is the input embedding.
+    A tied output embedding may be absent or present on either side, because it is the input embedding.
 
     Attributes:
         shapes: the shape of each tensor.
 
     Raises:
-        WeightMismatch: if the folder has no safetensors files, so that nothing could be compared.
+        WeightMismatch: the folder has no safetensors files, so there is nothing to compare with.
     """
 
     def __init__(self, folder: str) -> None:
@@ -43,7 +43,7 @@ class Checkpoint:
         """Check that ``shards`` belong to exactly the tensors of the folder.
 
         Raises:
-            WeightMismatch: naming tensors that are missing, unknown or of another shape.
+            WeightMismatch: tensors are missing, unknown or of another shape; the text names them.
         """
         published = {shard.name: tuple(shard.shape) for shard in shards}
         missing = self.shapes.keys() - published.keys() - self._optional

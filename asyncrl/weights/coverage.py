@@ -9,7 +9,7 @@ from asyncrl.core.publication import ShardRecord
 
 
 def by_tensor(shards: Iterable[ShardRecord]) -> dict[str, list[ShardRecord]]:
-    """Records grouped by tensor, in the order the tensors first appear."""
+    """Group the records by tensor, in the order in which the tensors first appear."""
     tensors: dict[str, list[ShardRecord]] = {}
     for shard in shards:
         tensors.setdefault(shard.name, []).append(shard)
@@ -20,7 +20,7 @@ def check_coverage(name: str, shards: list[ShardRecord]) -> None:
     """Check that ``shards`` cover the tensor ``name`` exactly once.
 
     Raises:
-        WeightMismatch: naming the tensor and the shards that disagree, overlap, stick out or leave a gap.
+        WeightMismatch: shards disagree, overlap, stick out or leave a gap; the text names the tensor and the shards.
     """
     shape, dtype = shards[0].shape, shards[0].dtype
     for shard in shards:
@@ -31,17 +31,17 @@ def check_coverage(name: str, shards: list[ShardRecord]) -> None:
             )
         ends = zip(shard.start, shard.extent, shape, strict=True)
         if any(start < 0 or start + extent > size for start, extent, size in ends):
-            raise WeightMismatch(f"{name}: the shard at {shard.start} of extent {shard.extent} sticks out of {list(shape)}")
+            raise WeightMismatch(f"{name}: the shard at {shard.start} of extent {shard.extent} is not inside shape {list(shape)}")
     for one, other in combinations(shards, 2):
         if _overlap(one, other):
             raise WeightMismatch(
                 f"{name}: the shards at {one.start} and {other.start} overlap; "
-                "of ranks that hold the same values, let only one publish them"
+                "if several ranks hold the same values, only one of them may publish these"
             )
     covered = sum(math.prod(shard.extent) for shard in shards)
     if covered != math.prod(shape):
         raise WeightMismatch(
-            f"{name}: {covered} of {math.prod(shape)} elements were published; the part that some learner rank owns is missing"
+            f"{name}: only {covered} of {math.prod(shape)} elements were published; every learner rank must publish what it owns"
         )
 
 

@@ -1,12 +1,13 @@
 """A plan of what vLLM's loaders do with a checkpoint, so that new weights can be prepared while the engine goes on sampling.
 
 vLLM's own way to replace weights takes the model apart, and the engine must be paused for all of it. A plan is made once, before
-the first publication: the model's loaders run on tensors without data, and each copy they make is noted. By the plan the new
-parameters of each layer are made, and packed for the kernels, beside those in use; the pause is only for exchanging them.
+the first publication: the model's loaders run on tensors without data, and each copy that they make is noted. With the plan, the
+new parameters of each layer are made and packed for the kernels beside those in use; the pause is only for exchanging them.
 
 What always holds: a plan exists only if the noted copies fill each parameter of the model completely, from tensors of the
-checkpoint and padding. For any other model (loaders that compute, parameters that something beside their layer holds, experts and
-quantized layers with layouts of their own, devices other than the CPU) no plan is made, and vLLM's own way is taken.
+checkpoint and padding. Otherwise no plan is made, and vLLM's own way is taken: for loaders that compute, for parameters that
+something other than their layer holds, for experts and quantized layers with layouts of their own, and on devices other than the
+CPU.
 """
 
 import copy
@@ -24,7 +25,7 @@ Region = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 class _Copy(NamedTuple):
-    """``target`` of a parameter becomes ``source`` of the checkpoint's tensor ``name``."""
+    """Copies region ``source`` of the checkpoint's tensor ``name`` to region ``target`` of a parameter."""
 
     name: str
     source: Region
@@ -38,7 +39,7 @@ class _Copy(NamedTuple):
 
 
 class _Padding(NamedTuple):
-    """``target`` of a parameter, for which the checkpoint has nothing, is filled with ``value``."""
+    """Fills region ``target`` of a parameter, for which the checkpoint has nothing, with ``value``."""
 
     value: float
     target: Region
@@ -48,7 +49,7 @@ class _Padding(NamedTuple):
 
 
 _Steps = dict[torch.nn.Module, dict[str, list[_Copy | _Padding]]]
-"""What is done to make each parameter, by layer and name."""
+"""The steps that make each parameter, by layer and name."""
 
 
 class PreparedLayer(NamedTuple):
@@ -77,11 +78,11 @@ class LoadPlan:
 
     @classmethod
     def of(cls, model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]], tied: list[torch.nn.Module]) -> "LoadPlan | None":
-        """Make the plan, without touching any weight; None if this model has none.
+        """Make the plan of a model without touching any weight; return None if there can be none for this model.
 
         Args:
             model: a model that vLLM has loaded.
-            shapes: the checkpoint's tensors.
+            shapes: the shape of each tensor of the checkpoint.
             tied: layers whose parameters all belong to a layer before them.
         """
         layers = [layer for layer in model.modules() if layer._parameters and layer not in tied]
@@ -100,8 +101,8 @@ class LoadPlan:
                 layer._parameters.update(tensors)  # type: ignore[arg-type]
             with recorder, torch.no_grad():
                 model.load_weights(sources.items())  # type: ignore[operator]
-        except Exception as error:  # noqa: BLE001 - whatever a loader cannot do without data, vLLM's own way is left
-            logger.info("weights will be loaded while the engine is paused: %s: %s", type(error).__name__, error)
+        except Exception as error:  # noqa: BLE001 - whatever a loader cannot do without data, vLLM's own way still works
+            logger.info("no load plan, so weights are loaded while the engine is paused: %s: %s", type(error).__name__, error)
             return None
         finally:
             for layer, parameters in in_use.items():
@@ -117,7 +118,7 @@ class LoadPlan:
 
     @torch.no_grad()
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> list[PreparedLayer]:
-        """Make all parameters anew from the tensors of a checkpoint, beside those that are in use."""
+        """Make all parameters from new tensors of the checkpoint, beside the parameters in use."""
         prepared = []
         for layer, templates in self._templates.items():
             made: dict[str, torch.nn.Parameter | None] = dict.fromkeys(layer._parameters)
@@ -125,7 +126,7 @@ class LoadPlan:
                 made[name] = parameter = _empty_like(template)
                 for step in self._steps[layer][name]:
                     step.run(parameter, tensors)
-            # Packed one after the other: what a layer's kernels do not need unpacked is freed before the next one is made.
+            # Layers are packed one by one: unpacked parameters that a layer's kernels do not need are freed before the next one.
             of_owner = [tied for tied, owner in self._tied.items() if owner is layer]
             prepared += [_packed(each, made) for each in [layer, *of_owner]]
         return prepared
@@ -136,7 +137,7 @@ def _names(layer: torch.nn.Module) -> list[str]:
 
 
 def _held_elsewhere(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> bool:
-    """Whether something beside its layer holds the data of a parameter, and would keep the old ones."""
+    """Return whether something other than its layer holds the data of a parameter; it would keep the old data."""
     addresses = {parameter.data_ptr() for parameter in parameters if parameter.numel()}
     for module in model.modules():
         for owner in (module, getattr(module, "impl", None)):
@@ -147,7 +148,7 @@ def _held_elsewhere(model: torch.nn.Module, parameters: Iterable[torch.Tensor]) 
 
 
 def _packs_by_itself(layer: torch.nn.Module) -> bool:
-    """Whether what vLLM does to a layer's parameters after their loaders concerns that layer alone, and is known."""
+    """Return whether what vLLM does to a layer's parameters after loading is known, and concerns that layer alone."""
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
@@ -159,7 +160,7 @@ def _packs_by_itself(layer: torch.nn.Module) -> bool:
 
 
 def _templates(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The layer's parameters as its loaders expect them, without data. Kernels may have left only packed ones in the layer."""
+    """Return the layer's parameters as its loaders expect them, without data. The layer itself may hold only packed ones."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
     from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
     from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
@@ -173,7 +174,7 @@ def _templates(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _empty_like(tensor: torch.Tensor) -> torch.nn.Parameter:
-    """A parameter for the data that ``tensor`` lacks, of the same class and with the same attributes."""
+    """Return a parameter without values yet, with the layout, class and attributes of ``tensor``, which has no memory."""
     made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     made.__class__ = tensor.__class__
     made.__dict__ = tensor.__dict__.copy()
@@ -181,7 +182,7 @@ def _empty_like(tensor: torch.Tensor) -> torch.nn.Parameter:
 
 
 def _packed(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter | None]) -> PreparedLayer:
-    """Do to new parameters what vLLM does to those of a layer that it has just loaded; the layer itself stays as it is."""
+    """Do to new parameters what vLLM does to those of a layer that it has just loaded. The layer itself is not changed."""
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
     shadow = copy.copy(layer)
@@ -195,7 +196,7 @@ def _packed(layer: torch.nn.Module, parameters: dict[str, torch.nn.Parameter | N
 
 
 def _fill_exactly_once(steps: list[_Copy | _Padding], tensor: torch.Tensor) -> bool:
-    """Whether the steps fill each element of ``tensor`` exactly once."""
+    """Return whether the steps fill each element of ``tensor`` exactly once."""
     filled = torch.zeros(tensor.untyped_storage().nbytes() // tensor.element_size(), dtype=torch.bool)
     for step in steps:
         torch.as_strided(filled, *step.target).fill_(True)
@@ -208,10 +209,10 @@ class _NotACopy(Exception):
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes every copy from one tensor without data to another, and every padding; refuses whatever else writes.
+    """Notes every copy from one tensor without data to another, and every padding; refuses all other operations that write.
 
     Args:
-        sources: tensors of the checkpoint.
+        sources: tensors of the checkpoint, by name.
         targets: parameters, by layer and name.
     """
 

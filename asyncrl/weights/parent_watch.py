@@ -16,8 +16,8 @@ def die_with_parent() -> None:
     """Watch the parent from a thread of this process. Does nothing in a process that multiprocessing did not start, or if called
     again.
 
-    The watch waits on the pipe that closes with the parent *process*. The kernel's own parent-death signal would follow the
-    *thread* that started this one, and an engine may well be started from a short-lived thread.
+    The thread waits on the pipe that closes with the parent *process*. The kernel's own parent-death signal is sent when the
+    *thread* that started this process ends, and an engine may be started from a short-lived thread.
     """
     parent = multiprocessing.parent_process()
     if parent is None or any(thread.name == _THREAD for thread in threading.enumerate()):

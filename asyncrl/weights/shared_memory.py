@@ -1,9 +1,9 @@
-"""The ``shm`` transport: learner ranks write their shards into the memory file system, engines on the same host map them.
+"""The ``shm`` transport: learner ranks write their shards into the memory file system, and engines on the same host map them.
 
-Each rank owns two files and alternates between them, so a publication stays readable while the next one is written, and is
-overwritten by the one after that: the publish protocol has every engine acknowledge a version before the next is written.
-The files are reused, because touching fresh pages costs more than the copy itself. They are written with system calls, not
-through a mapping: a full memory file system is then an error to report, where a mapping would kill the process.
+Each rank owns two files and alternates between them. So a publication stays readable while the next one is written, and the one
+after that overwrites it; by then every engine has acknowledged the later version, as the publish protocol demands. The files are
+reused, because touching fresh pages costs more than the copy itself. They are written with system calls, not through a mapping:
+a full memory file system is then an error to report, while a mapping would kill the process.
 """
 
 import errno
@@ -31,11 +31,11 @@ class MemoryFull(AsyncRLError):
 
 
 class SharedMemory(Transport):
-    """The ``shm`` transport. Call :meth:`close` in the end: the files outlive a process that does not.
+    """The ``shm`` transport. Call :meth:`close` at the end, or the files outlive the process.
 
     Args:
         run_id: names the files; unique among the runs on this host.
-        rank: number of the learner's rank; each writes to files of its own.
+        rank: number of the learner's rank; each rank writes to files of its own.
         directory: where the files lie; engines must see it under the same path.
     """
 
@@ -52,10 +52,10 @@ class SharedMemory(Transport):
         self._side = 0
 
     def write(self, version: PolicyVersion, shards: Iterable[Shard]) -> Publication:
-        """Write this rank's part of ``version`` over the part before the last. Tensors may live on any device.
+        """Write this rank's part of ``version`` over that of the version before the last. Tensors may be on any device.
 
         Raises:
-            MemoryFull: if the memory file system has no room for it.
+            MemoryFull: the memory file system has no room for it.
         """
         path, file = self._paths[self._side], self._files[self._side]
         records: list[ShardRecord] = []
@@ -100,7 +100,7 @@ class SharedMemory(Transport):
         return content.numel()
 
     def close(self) -> None:
-        """Remove the files. Engines that still map them keep their bytes until they let go. Does nothing the second time."""
+        """Remove the files. Engines that still map them can read them until they unmap them. Does nothing the second time."""
         for file, path in zip(self._files, self._paths, strict=False):
             os.close(file)
             Path(path).unlink(missing_ok=True)
@@ -108,13 +108,13 @@ class SharedMemory(Transport):
 
     @staticmethod
     def read(publication: Publication) -> Iterator[tuple[str, torch.Tensor]]:
-        """The published tensors, whole, in the order the shards name them.
+        """Yield the name and the whole of each published tensor, in the order in which the shards name them.
 
-        A tensor that one shard holds is a view of the mapped file: read it, or copy it, before the publication is overwritten.
+        A tensor that one shard holds is a view of the mapped file: read or copy it before the publication is overwritten.
         Writing to it changes this process's copy only.
 
         Raises:
-            WeightMismatch: if a tensor is not covered exactly once.
+            WeightMismatch: a tensor is not covered exactly once.
         """
         files = [torch.from_file(path, shared=False, size=os.path.getsize(path), dtype=torch.uint8) for path in publication.files]
         for name, records in by_tensor(publication.shards).items():
@@ -130,7 +130,7 @@ class SharedMemory(Transport):
 
     @staticmethod
     def remove_left_behind(run_id: str) -> None:
-        """Remove what the ranks of a run that was killed have left in the memory file system."""
+        """Remove what the ranks of a killed run have left behind in the memory file system."""
         for path in memory_file_system().glob(f"asyncrl-{glob.escape(run_id)}-rank*"):
             path.unlink(missing_ok=True)
 

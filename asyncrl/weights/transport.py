@@ -1,4 +1,4 @@
-"""What a transport of weights is, and how the parts that ranks wrote become one publication, whatever the transport."""
+"""The interface of a weight transport, and the merge of the parts that ranks wrote into one publication, for any transport."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -12,9 +12,9 @@ from asyncrl.weights.coverage import by_tensor, check_coverage
 
 
 class Transport(Protocol):
-    """One way for weights from the learner's ranks to the engines.
+    """Carries weights from the learner's ranks to the engines.
 
-    Each rank has an instance of its own, to write with. Engines have none: a publication says all they need to read it.
+    Each rank has an instance of its own to write with. Engines need none: a publication holds all that they need to read it.
     """
 
     def write(self, version: PolicyVersion, shards: Iterable[Shard]) -> Publication:
@@ -25,22 +25,22 @@ class Transport(Protocol):
 
     @staticmethod
     def read(publication: Publication) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and whole tensor of everything published."""
+        """Yield the name and the whole tensor of everything published."""
 
     @staticmethod
     def remove_left_behind(run_id: str) -> None:
-        """Remove what the ranks of a run that was killed have left."""
+        """Remove what the ranks of a killed run have left behind."""
 
 
 def merge(parts: Sequence[Publication]) -> Publication:
-    """The whole publication out of the parts that the ranks wrote.
+    """Merge the parts that the ranks wrote into the whole publication.
 
     Raises:
-        WeightMismatch: if the parts are of different versions, or do not cover every tensor exactly once.
+        WeightMismatch: the parts have different versions, or do not cover every tensor exactly once.
     """
     versions = sorted({part.version for part in parts})
     if len(versions) != 1:
-        raise WeightMismatch(f"the parts to merge are of versions {versions}; every rank must write the same version")
+        raise WeightMismatch(f"the parts to merge have versions {versions}; every rank must write the same version")
     files: list[str] = []
     shards: list[ShardRecord] = []
     for part in parts:

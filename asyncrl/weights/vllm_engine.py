@@ -3,8 +3,9 @@
 vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``). What always holds for a load that
 raises nothing: the publication brought exactly the tensors of the checkpoint that the engine began with, each covered exactly
 once; every parameter of the model was made from them, by vLLM's loaders or by a plan of what these do
-(:mod:`asyncrl.weights.load_plan`); and the acknowledged fingerprint is of the very tensors that were handed to them. On CPU,
-linear weights are repacked into the layout of vLLM's kernels, so what lies in the model afterwards cannot be compared bit by bit.
+(:mod:`asyncrl.weights.load_plan`); and the acknowledged fingerprint is that of the very tensors that the loaders or the plan
+received. On CPU, linear weights are repacked into the layout of vLLM's kernels, so the model's parameters cannot be compared bit
+by bit afterwards.
 """
 
 import logging
@@ -47,7 +48,7 @@ def register() -> None:
 def prepare_publication(core: "EngineCoreProc", publication: bytes) -> "Future[None]":
     """Make the weights of a publication ready beside those in use, in a thread, while vLLM's engine process goes on sampling.
 
-    Where the model runs in processes of its own, which only the engine's loop may call, this does nothing.
+    If the model runs in processes of its own, this does nothing: only the engine's loop may call them.
 
     Args:
         publication: a :class:`Publication`, encoded as MessagePack.
@@ -59,11 +60,11 @@ def prepare_publication(core: "EngineCoreProc", publication: bytes) -> "Future[N
 
     def prepare() -> None:
         try:
-            # oneDNN packs weights for a number of threads, and gives wrong results with another. A new thread gets torch's number
-            # when torch is first asked for it.
+            # oneDNN packs weights for a certain number of threads, and gives wrong results with any other. A new thread gets
+            # torch's number when torch is first asked for it there.
             if torch.get_num_threads() == threads:
                 core.collective_rpc("prepare_publication", args=(publication,))
-        except BaseException as error:  # noqa: BLE001 - handed to the one who waits
+        except BaseException as error:  # noqa: BLE001 - passed to whoever waits
             done.set_exception(error)
         else:
             done.set_result(None)
@@ -76,15 +77,15 @@ def prepare_publication(core: "EngineCoreProc", publication: bytes) -> "Future[N
 
 
 def install_publication(core: "EngineCoreProc", publication: bytes, version: str) -> "Future[list[float]]":
-    """Load a publication between two steps of vLLM's engine process, whose tokens are of ``version`` from then on.
+    """Load a publication between two steps of vLLM's engine process. From then on, its tokens have ``version``.
 
-    If it cannot be loaded, the engine stays paused: nobody can say what it would sample.
+    If the publication cannot be loaded, the engine stays paused, because it is unknown which weights it would sample with.
 
     Args:
         publication: a :class:`Publication`, encoded as MessagePack; it need not have been prepared.
 
     Returns:
-        seconds for which the engine did not generate, then the fingerprint of what each worker loaded.
+        The seconds for which the engine did not generate, then the fingerprint of what each worker loaded.
     """
     from vllm.v1.engine import EngineCoreRequestType
 
@@ -98,9 +99,9 @@ def install_publication(core: "EngineCoreProc", publication: bytes, version: str
             fingerprints = core.collective_rpc("load_publication", args=(publication,))
             core.set_weight_version(version)
             core.resume_scheduler()
-            # The loop is on its way to wait for a message, and would not look whether there is work again.
+            # The loop is about to wait for a message, and would not notice that there is work again.
             core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
-        except BaseException as error:  # noqa: BLE001 - handed to the one who waits
+        except BaseException as error:  # noqa: BLE001 - passed to whoever waits
             done.set_exception(error)
         else:
             done.set_result([time.monotonic() - began, *fingerprints])
@@ -120,13 +121,13 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """``publication``: a :class:`Publication`, encoded as MessagePack."""
+    """What an update brings: ``publication``, a :class:`Publication` encoded as MessagePack."""
 
     publication: bytes
 
 
 class _Prepared(NamedTuple):
-    """The layers of an encoded publication that is ready to be put into use, and the fingerprint of its tensors."""
+    """A publication that is ready to be put into use: its encoding, its layers, and the fingerprint of its tensors."""
 
     publication: bytes
     layers: list[PreparedLayer]
@@ -153,14 +154,14 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._prepared: _Prepared | None = None
         on_cpu = self.device.type == "cpu" and not self.model_config.use_mla
         self._load_plan = LoadPlan.of(self.model, self._checkpoint.shapes, self._tied) if on_cpu else None
-        # vLLM warns of every layer that a reload leaves untouched. Tied layers are rightly untouched; any other raises here.
+        # vLLM warns of every layer that a reload leaves untouched. For tied layers that is right; for any other, we raise.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
     def prepare(self, encoded: bytes) -> None:
-        """Make a publication's weights ready beside those in use, if there is a plan for that; may run in any thread.
+        """Make a publication's weights ready beside those in use, if there is a plan. May run in any thread.
 
         Raises:
-            WeightMismatch: if its tensors are not those of the checkpoint.
+            WeightMismatch: its tensors are not those of the checkpoint.
         """
         if self._load_plan is not None:
             publication = msgspec.msgpack.decode(encoded, type=Publication)
@@ -170,7 +171,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._prepared = _Prepared(encoded, layers, tensors.total)
 
     def exchange(self, encoded: bytes) -> bool:
-        """Put the weights that were prepared for this publication into use; False if none were."""
+        """Put the weights that were prepared for this publication into use; return False if none were."""
         prepared, self._prepared = self._prepared, None
         if prepared is None or prepared.publication != encoded:
             return False
@@ -180,7 +181,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         return True
 
     def start_weight_update(self) -> None:
-        """Begin an update. Nothing is touched yet: a publication is checked first."""
+        """Begin an update. This changes nothing yet, because the publication is checked first."""
         self._loaded: int | None = None
 
     def update_weights(self, update_info: dict[str, bytes]) -> None:
@@ -193,7 +194,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Load a publication.
 
         Raises:
-            WeightMismatch: if its tensors are not those of the checkpoint, or do not reach the whole model.
+            WeightMismatch: its tensors are not those of the checkpoint, or do not reach the whole model.
         """
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
@@ -213,7 +214,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._loaded = tensors.total
 
     def _untouched_layers(self) -> list[str]:
-        """Names of layers of which nothing was loaded since the reload began; vLLM would silently keep their old values."""
+        """Return the names of layers for which the reload has loaded nothing; vLLM would silently keep their old values."""
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
         untouched = []
@@ -225,24 +226,28 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         return untouched
 
     def finish_weight_update(self) -> None:
-        """Bring the loaded weights into the kernels' layout."""
+        """Bring the loaded weights into the kernels' layout.
+
+        Raises:
+            WeightMismatch: no publication was loaded in this update.
+        """
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         if self._loaded is None:
             raise WeightMismatch("a weight update was finished before anything was loaded; send it a publication first")
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self._tied:
-            # A tied layer shares the new values, but on CPU also has a packed copy of the old ones, which no loader renews.
+            # A tied layer shares the new values, but on CPU it also has a packed copy of the old ones, which no loader renews.
             method: Any = layer.quant_method
             method.process_weights_after_loading(layer)
         self.fingerprint, self._loaded = self._loaded, None
 
     def shutdown(self) -> None:
-        """Do nothing: mappings end with the tensors that view them."""
+        """Do nothing: mapped files are unmapped with the last tensor that views them."""
 
 
 def _tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Layers whose parameters all belong to a layer before them, e.g. an output embedding tied to the input embedding."""
+    """Return the layers whose parameters all belong to a layer before them, e.g. a tied output embedding."""
     seen: set[int] = set()
     tied = []
     for layer in model.modules():
@@ -254,9 +259,10 @@ def _tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _have_experts_packed(model: torch.nn.Module) -> None:
-    """Make vLLM pack experts for its CPU kernel as it loads them.
+    """Make vLLM pack experts for its CPU kernel when it loads them.
 
-    It packs them when it makes the kernel, and keeps a kernel that exists, which would read the new, unpacked weights as packed.
+    vLLM packs them only when it makes the kernel. A kernel that exists would be kept, and would read the new, unpacked weights as
+    packed.
     """
     for layer in model.modules():
         method: Any = getattr(layer, "quant_method", None)
@@ -280,7 +286,7 @@ class _Fingerprinting:
 
 
 class PublicationWorker:
-    """Mixed into vLLM's worker class (``worker_extension_cls``)."""
+    """Methods that vLLM adds to its worker class (``worker_extension_cls``)."""
 
     weight_transfer_engine: PublicationTransfer
 
@@ -289,7 +295,7 @@ class PublicationWorker:
         self.weight_transfer_engine.prepare(publication)
 
     def load_publication(self: Any, publication: bytes) -> int:
-        """Load a publication into the model of the paused engine; returns the fingerprint of what was loaded."""
+        """Load a publication into the model of the paused engine, and return the fingerprint of what was loaded."""
         if not self.weight_transfer_engine.exchange(publication):
             self.start_weight_update()
             self.update_weights({"publication": publication})

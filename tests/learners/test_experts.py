@@ -193,8 +193,8 @@ def test_replicas_of_experts_that_differ_at_the_start_are_refused(folder):
         (
             {"mlp_only_layers": [0, 1]},
             {"pipeline": 2},
-            "learner.pipeline_parallel: of 2 stages number 0 has none of the model's 2 layers with experts; choose fewer stages, "
-            "so that each has one",
+            "learner.pipeline_parallel: stage 0 of 2 has none of the model's 2 layers with experts; choose fewer stages, so that "
+            "each has one",
         ),
         ({"num_experts_per_tok": 1}, {}, "norm_topk_prob of a single expert"),
     ],

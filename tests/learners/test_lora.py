@@ -139,7 +139,7 @@ def test_attention_beside_experts_has_adapters_in_every_layout(tmp_path):
 def test_experts_have_none(tmp_path):
     folder = make_model(tmp_path, "qwen3_moe")
     ((kind, text),) = run_ranks(rank_side.cannot_start, make_recipe(folder, lora=FEW), folder)
-    assert (kind, text.startswith("learner.lora.targets: a model with experts cannot have adapters beside up_proj; ")) == (
+    assert (kind, text.startswith("learner.lora.targets: a model with experts cannot have adapters for up_proj; ")) == (
         "RecipeError",
         True,
     )

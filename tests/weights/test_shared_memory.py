@@ -94,7 +94,7 @@ def test_closing_removes_the_files(tmp_path: Path) -> None:
     [
         ([Shard("w", (4,), (0,), torch.ones(3))], "3 of 4 elements"),
         ([Shard("w", (4,), (0,), torch.ones(3)), Shard("w", (4,), (2,), torch.ones(2))], r"\(0,\) and \(2,\) overlap"),
-        ([Shard("w", (4,), (2,), torch.ones(3))], "sticks out"),
+        ([Shard("w", (4,), (2,), torch.ones(3))], "is not inside shape"),
         (
             [Shard("w", (4,), (0,), torch.ones(2)), Shard("w", (4,), (2,), torch.ones(2).half())],
             r"float32\[4\], another as float16",

@@ -1,4 +1,4 @@
-"""The mathematics of the update, as a recipe spells it. Formulas and sources: docs/algorithms.md."""
+"""The mathematics of the update, as a recipe states it. Formulas and sources: docs/algorithms.md."""
 
 from typing import Annotated, Literal
 
@@ -23,39 +23,40 @@ class GrpoAdvantage(Section, frozen=True, tag_field="kind", tag="grpo"):
 
 
 class RlooAdvantage(Section, frozen=True, tag_field="kind", tag="rloo"):
-    """Reward less the mean of the *other* episodes of its group: leave one out (Ahmadian et al. 2024, arXiv:2402.14740)."""
+    """Reward minus the mean of the *other* episodes of its group: leave one out (Ahmadian et al. 2024, arXiv:2402.14740)."""
 
 
 class ReinforcePlusPlusAdvantage(Section, frozen=True, tag_field="kind", tag="reinforce_plus_plus"):
     """Reward normalised by mean and standard deviation over all tokens of the batch (Hu et al. 2025, arXiv:2501.03262).
 
     Attributes:
-        baseline: ``none``, or ``group`` to subtract the group's mean first. The batch's mean is subtracted afterwards, so that
-            a group of equal rewards need not have advantage 0.
+        baseline: ``none``, or ``group`` to subtract the group's mean first. The batch's mean is subtracted afterwards, so a
+            group of equal rewards may have an advantage other than 0.
     """
 
     baseline: Literal["none", "group"] = "none"
 
 
 class OpoAdvantage(Section, frozen=True, tag_field="kind", tag="opo"):
-    """Reward less the group's mean weighted by length, the baseline of least variance (Hao et al. 2025, arXiv:2505.23585)."""
+    """Reward minus the group's mean weighted by length, the baseline of least variance (Hao et al. 2025, arXiv:2505.23585)."""
 
 
 class GpgAdvantage(Section, frozen=True, tag_field="kind", tag="gpg"):
-    """Reward less the group's mean, enlarged for the groups that have no spread (Chu et al. 2025, arXiv:2504.02546)."""
+    """Reward minus the group's mean, scaled up to make up for groups whose rewards are all equal (Chu et al. 2025,
+    arXiv:2504.02546)."""
 
 
 class RemaxAdvantage(Section, frozen=True, tag_field="kind", tag="remax"):
-    """Reward less that of a greedy episode of the same task, the first of each group, which is not trained (Li et al. 2023,
-    arXiv:2310.10505)."""
+    """Reward minus that of a greedy episode of the same task. The greedy episode is the first of each group, and is not trained
+    (Li et al. 2023, arXiv:2310.10505)."""
 
 
 class PassAtKAdvantage(Section, frozen=True, tag_field="kind", tag="pass_at_k"):
-    """Advantage of an episode as a member of ``k`` of which one must succeed (Chen et al. 2025, arXiv:2508.10751).
+    """Advantage of an episode as one of ``k``, of which at least one must succeed (Chen et al. 2025, arXiv:2508.10751).
 
     Attributes:
-        k: episodes of one try.
-        success: an episode with at least this reward has succeeded; short of it by rounding, it has too.
+        k: number of episodes of which one must succeed.
+        success: an episode with at least this reward, up to rounding, has succeeded.
     """
 
     k: Annotated[int, Meta(ge=2)] = 4
@@ -63,33 +64,35 @@ class PassAtKAdvantage(Section, frozen=True, tag_field="kind", tag="pass_at_k"):
 
 
 class MaxRlAdvantage(Section, frozen=True, tag_field="kind", tag="max_rl"):
-    """Success less the group's rate of success, over that rate: rare successes weigh more, as they do in the likelihood of
-    succeeding (Tajwar, Zeng et al. 2026, arXiv:2602.02710).
+    """Success (1 or 0) minus the group's rate of success, divided by that rate: rare successes weigh more, as they do in the
+    likelihood of succeeding (Tajwar, Zeng et al. 2026, arXiv:2602.02710).
 
     Attributes:
-        success: an episode with at least this reward has succeeded; short of it by rounding, it has too.
+        success: an episode with at least this reward, up to rounding, has succeeded.
     """
 
     success: float = 1.0
 
 
 class BestOfGroupAdvantage(Section, frozen=True, tag_field="kind", tag="best_of_group"):
-    """The group's best reward less the best of the others: what counts is the best of as many tries as the group has episodes
-    (pass@k with k the group's size, leave one out; Tang et al. 2025, arXiv:2503.19595)."""
+    """For the best episode, its reward minus the best of the others; 0 for all others. This trains the best of as many tries as
+    the group has episodes (pass@k with k the group's size, leave one out; Tang et al. 2025, arXiv:2503.19595)."""
 
 
 class GaeAdvantage(Section, frozen=True, tag_field="kind", tag="gae"):
     """Generalised advantage estimation with a critic (Schulman et al. 2016, arXiv:1506.02438), normalised over the
-    batch's tokens. The critic is a second model of the policy's architecture, which begins with its weights.
+    batch's tokens. The critic is a second model of the policy's architecture, which begins with the policy's weights.
 
     Attributes:
         discount: discount of a reward one sampled token later.
-        lam: how far rewards reach back past the critic: 1 to the first token, 0 one token.
+        lam: the method's lambda, how far back a reward counts directly and not through the critic's values: 1 is to the
+            first token, 0 is its own token only.
         length_adaptive_alpha: above 0, ``lam`` is ``1 - 1 / (alpha * tokens of the episode)`` instead (Yue et al. 2025,
             arXiv:2504.05118).
         critic_lr: learning rate of the critic, constant.
-        critic_warmup_steps: first policy versions in which the critic alone is trained.
-        value_clip: a value may move by this in one version; 0 does not hold it.
+        critic_warmup_steps: training steps at the start in which only the critic is trained.
+        value_clip: a value that has moved by more than this since before the batch's first optimizer step is moved no
+            further; 0 sets no limit.
     """
 
     discount: UpToOne = 1.0
@@ -101,19 +104,19 @@ class GaeAdvantage(Section, frozen=True, tag_field="kind", tag="gae"):
 
 
 class GdpoAdvantage(Section, frozen=True, tag_field="kind", tag="gdpo"):
-    """Several rewards of an episode: each is normalised within its group, and their weighted sum over the batch's tokens (Liu et
-    al. 2026, arXiv:2601.05242).
+    """Several rewards of an episode. Each is normalised within its group, and their weighted sum is normalised over the batch's
+    tokens (Liu et al. 2026, arXiv:2601.05242).
 
     Attributes:
-        rewards: what counts, and how much: names of metrics that the environment reports of an episode, or ``reward`` for the
-            final one; a weight is 1e-6 to 1e6, or as much below 0.
+        rewards: the weight of each reward, by name. A name is a metric that the environment reports of an episode, or
+            ``reward`` for the final reward. A weight is from 1e-6 to 1e6, or from -1e6 to -1e-6 for what should be small.
     """
 
     rewards: Annotated[dict[str, float], Meta(min_length=1)]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The rewards, in the order in which records hold them."""
+        """The names of the rewards, in the order in which records hold the values."""
         return tuple(sorted(self.rewards))
 
 
@@ -137,7 +140,8 @@ class EpisodeCredit(Section, frozen=True, tag_field="kind", tag="episode"):
 
 
 class TurnCredit(Section, frozen=True, tag_field="kind", tag="turn"):
-    """Every turn has an advantage of its own: of the rewards from it onwards, among the turns of the group in the same place.
+    """Every turn has an advantage of its own: the sum of its own and later turns' rewards, compared with the same sum for the
+    turns of the group in the same place.
 
     Attributes:
         discount: discount of a reward one turn later.
@@ -152,7 +156,7 @@ class PpoClipLoss(Section, frozen=True, tag_field="kind", tag="ppo_clip"):
     Attributes:
         clip_low: the ratio is clipped below at ``1 - clip_low``.
         clip_high: the ratio is clipped above at ``1 + clip_high``.
-        dual_clip: where the advantage is negative the ratio counts for at most this (Ye et al. 2020, arXiv:1912.09729); 0 is off.
+        dual_clip: where the advantage is negative, the ratio counts as at most this (Ye et al. 2020, arXiv:1912.09729); 0 is off.
     """
 
     clip_low: Share = 0.2
@@ -161,7 +165,8 @@ class PpoClipLoss(Section, frozen=True, tag_field="kind", tag="ppo_clip"):
 
 
 class GspoLoss(Section, frozen=True, tag_field="kind", tag="gspo"):
-    """Clipped surrogate of the whole row's ratio, its geometric mean over tokens (Zheng et al. 2025, arXiv:2507.18071).
+    """Clipped surrogate with one ratio for the whole row, the geometric mean over its tokens (Zheng et al. 2025,
+    arXiv:2507.18071).
 
     Attributes:
         clip_low: the ratio is clipped below at ``1 - clip_low``.
@@ -173,8 +178,8 @@ class GspoLoss(Section, frozen=True, tag_field="kind", tag="gspo"):
 
 
 class CispoLoss(Section, frozen=True, tag_field="kind", tag="cispo"):
-    """The log-probability, weighted by a clipped ratio that has no gradient, so that no token loses its own (MiniMax 2025,
-    arXiv:2506.13585).
+    """The log-probability, weighted by a clipped ratio that has no gradient, so that every token keeps its gradient (MiniMax
+    2025, arXiv:2506.13585).
 
     Attributes:
         clip_low: the weight is at least ``1 - clip_low``; 1 leaves it unbounded below.
@@ -198,7 +203,7 @@ class SapoLoss(Section, frozen=True, tag_field="kind", tag="sapo"):
 
 
 class GmpoLoss(Section, frozen=True, tag_field="kind", tag="gmpo"):
-    """Geometric mean over the row of ratios clipped token by token (Zhao et al. 2025, arXiv:2507.20673).
+    """Geometric mean of the row's ratios, each of which is clipped first (Zhao et al. 2025, arXiv:2507.20673).
 
     Attributes:
         clip: log-ratios are clipped to ``[-clip, clip]``.
@@ -208,13 +213,13 @@ class GmpoLoss(Section, frozen=True, tag_field="kind", tag="gmpo"):
 
 
 class DivergenceMaskLoss(Section, frozen=True, tag_field="kind", tag="dppo"):
-    """Tokens moving away from the anchor beyond a divergence of their two-way distribution (this token or another) lose their
-    gradient (Qi et al. 2026, arXiv:2602.04879).
+    """Tokens that have moved too far from the anchor, in the direction that their advantage pushes, lose their gradient (Qi et
+    al. 2026, arXiv:2602.04879). The distance is a divergence of two outcomes: this token, or any other.
 
     Attributes:
-        divergence: ``tv`` is the difference of the probabilities, ``kl`` that from the anchor to the policy, nats.
-        low: largest divergence where the advantage is not positive.
-        high: largest divergence where it is.
+        divergence: ``tv`` is the difference of the probabilities, ``kl`` the KL divergence from the anchor to the policy, nats.
+        low: largest divergence of a token that keeps its gradient, where the advantage is not positive.
+        high: the same where the advantage is positive.
         max_ratio: the ratio that weighs the log-probability never exceeds this.
     """
 
@@ -232,8 +237,8 @@ class ClipCovLoss(Section, frozen=True, tag_field="kind", tag="clip_cov"):
         clip_low: the ratio is clipped below at ``1 - clip_low``.
         clip_high: the ratio is clipped above at ``1 + clip_high``.
         share: share of the batch's tokens that lose it, chosen at random among those between ``low`` and ``high``.
-        low: smallest covariance of a token that may.
-        high: largest covariance of a token that may.
+        low: smallest covariance of a token that may lose it.
+        high: largest covariance of a token that may lose it.
     """
 
     clip_low: Share = 0.2
@@ -248,8 +253,8 @@ class KlCovLoss(Section, frozen=True, tag_field="kind", tag="kl_cov"):
     2025, arXiv:2505.22617).
 
     Attributes:
-        share: share of the batch's tokens that are penalised, exactly: chance decides among equals.
-        coefficient: coefficient of the penalty, the absolute log-ratio.
+        share: share of the batch's tokens that are penalised; ties are broken at random.
+        coefficient: coefficient of the penalty, which is the absolute log-ratio.
     """
 
     share: UpToOne = 2e-3
@@ -276,10 +281,11 @@ class SequenceMeanTokenMean(Section, frozen=True, tag_field="kind", tag="sequenc
 
 
 class ConstantAggregation(Section, frozen=True, tag_field="kind", tag="constant"):
-    """Each row's sum over a constant, then the mean over rows, which favours no length (Liu et al. 2025, arXiv:2503.20783).
+    """Each row's sum divided by a constant, then the mean over rows, which favours no length (Liu et al. 2025,
+    arXiv:2503.20783).
 
     Attributes:
-        tokens: the constant; the most tokens that an episode may sample is usual.
+        tokens: the constant, usually the most tokens that an episode may sample.
     """
 
     tokens: Count
@@ -289,7 +295,7 @@ Aggregation = TokenMean | SequenceMeanTokenSum | SequenceMeanTokenMean | Constan
 
 
 class TruncateBound(Section, frozen=True, tag_field="kind", tag="truncate"):
-    """A weight above the bound is the bound (Espeholt et al. 2018, arXiv:1802.01561).
+    """A weight above the bound is set to the bound (Espeholt et al. 2018, arXiv:1802.01561).
 
     Attributes:
         upper: the bound.
@@ -299,7 +305,7 @@ class TruncateBound(Section, frozen=True, tag_field="kind", tag="truncate"):
 
 
 class MaskBound(Section, frozen=True, tag_field="kind", tag="mask"):
-    """What weighs more or less than the bounds is left out of the loss (IcePop, Ling Team 2025, arXiv:2510.18855).
+    """Tokens whose weight is outside the bounds are left out of the loss (IcePop, Ling Team 2025, arXiv:2510.18855).
 
     Attributes:
         lower: smallest weight that is trained.
@@ -311,9 +317,9 @@ class MaskBound(Section, frozen=True, tag_field="kind", tag="mask"):
 
 
 class NormalizedBound(Section, frozen=True, tag_field="kind", tag="normalize"):
-    """A weight above the bound is the bound, and all are then divided by their mean over the mini-batch's tokens, turns or rows,
-    whichever the weight is of (self-normalised importance sampling, as in verl's ``rollout_is_batch_normalize``). Costs a forward
-    pass of the policy ahead of the first step.
+    """A weight above the bound is set to the bound. All weights are then divided by their mean over the mini-batch's tokens,
+    turns or rows, whichever level the weights have (self-normalised importance sampling, as in verl's
+    ``rollout_is_batch_normalize``). Costs a forward pass of the policy before the first optimizer step.
 
     Attributes:
         upper: the bound.
@@ -326,11 +332,11 @@ Level = Literal["token", "segment", "sequence"]
 
 
 class RejectRatio(Section, frozen=True, tag_field="kind", tag="ratio"):
-    """Leave out what is much more or less probable under the policy being trained than when it was sampled.
+    """Leave out what is much more or less probable under the policy before the training step than under the sampling policy.
 
     Attributes:
         level: what is left out together: a ``token``, a ``segment`` (turn) or a ``sequence`` (row).
-        reduce: how one number is made of the log-ratios of its tokens; ``max`` asks that every one be in range.
+        reduce: how the log-ratios of its tokens become one number; with ``max``, every token must be in range.
         lower: smallest ratio that is trained, that is ``exp`` of the reduced log-ratio.
         upper: largest ratio that is trained.
     """
@@ -342,13 +348,13 @@ class RejectRatio(Section, frozen=True, tag_field="kind", tag="ratio"):
 
 
 class RejectDivergence(Section, frozen=True, tag_field="kind", tag="divergence"):
-    """Leave out what has a large estimated KL divergence from the policy that sampled it to the one being trained.
+    """Leave out what has a large estimated KL divergence from the policy that sampled it to the policy before the training step.
 
     Attributes:
-        estimator: Schulman's, with ``r`` the trained over the sampling probability: ``k1`` is ``-log r``, ``k2``
-            ``(log r)**2 / 2``, ``k3`` ``r - 1 - log r``.
+        estimator: Schulman's estimator, where ``r`` is the probability before the training step over the sampling probability:
+            ``k1`` is ``-log r``, ``k2`` is ``(log r)**2 / 2``, ``k3`` is ``r - 1 - log r``.
         level: what is left out together: a ``token``, a ``segment`` (turn) or a ``sequence`` (row).
-        reduce: how one number is made of its tokens' estimates.
+        reduce: how the estimates of its tokens become one number.
         upper: largest divergence that is trained, nats.
     """
 
@@ -359,24 +365,24 @@ class RejectDivergence(Section, frozen=True, tag_field="kind", tag="divergence")
 
 
 class RejectOffPolicySequence(Section, frozen=True, tag_field="kind", tag="off_policy_sequence"):
-    """Leave out tokens of negative advantage in rows that have become much less probable since they were sampled: what the policy
-    would hardly do any more need not be unlearnt (off-policy sequence masking, DeepSeek-AI 2025, arXiv:2512.02556).
+    """Leave out tokens of negative advantage in rows that have become much less probable since they were sampled: the policy need
+    not unlearn what it would hardly do any more (off-policy sequence masking, DeepSeek-AI 2025, arXiv:2512.02556).
 
     Attributes:
-        upper: largest mean over a row's tokens of the sampling policy's log-probability less that of the policy being optimised,
-            nats, with which such a row is trained. The paper gives none.
+        upper: such tokens are trained if the row's mean of the sampling policy's log-probability minus that of the policy being
+            optimised is at most this, nats. The paper gives no value.
     """
 
     upper: Positive = 0.1
 
 
 class RejectSecondMoment(Section, frozen=True, tag_field="kind", tag="second_moment"):
-    """Leave out the tokens with the largest squared log-ratios of the trained over the sampling probability, as few as bring the
-    mean of the others in the mini-batch down to a bound (M2PO, Zheng et al. 2025, arXiv:2510.01161). Costs a forward pass of the
-    policy ahead of the first step.
+    """Leave out the tokens with the largest squared log-ratios of the probability before the training step over the sampling
+    probability: just enough of them to bring the mean square of the others in the mini-batch down to a bound (M2PO, Zheng et
+    al. 2025, arXiv:2510.01161). Costs a forward pass of the policy before the first optimizer step.
 
     Attributes:
-        upper: largest mean that is trained, nats squared.
+        upper: the bound, nats squared.
     """
 
     upper: Positive = 0.04
@@ -386,19 +392,19 @@ Rejection = RejectRatio | RejectDivergence | RejectOffPolicySequence | RejectSec
 
 
 class CorrectionConfig(Section, frozen=True):
-    """How the loss makes up for tokens that an older policy sampled. By default its own ratio does, which is formed with the
-    policy that sampled. Where ``max_staleness`` is above 4 there is ``+correction=far`` on the command line.
+    """How the loss corrects for tokens that an older policy sampled. By default the loss's own ratio does it, which is formed
+    with the policy that sampled the token. For ``max_staleness`` above 4, use ``+correction=far`` on the command line.
 
     Attributes:
-        anchor: the policy that the loss's ratio is formed with: ``behaviour``, the one that sampled; ``proximal_recomputed``, the
-            one before the step (Hilton et al. 2022, arXiv:2110.00641); ``proximal_log_linear``, one version back, interpolated
-            between the one that sampled and the current one by staleness (Li et al. 2025, arXiv:2512.06547); of a fresh token it
-            is the one that sampled.
-        weight: importance weight of anchor over behaviour, of each ``token``, ``segment`` (turn) or ``sequence`` (row); the
-            latter two are geometric means over tokens, since a product's variance grows exponentially with length. With anchor
-            ``behaviour`` it is ``none``, with another ``token`` is usual.
+        anchor: the policy that the loss's ratio is formed with. ``behaviour`` is the policy that sampled the token;
+            ``proximal_recomputed`` is the policy before the training step (Hilton et al. 2022, arXiv:2110.00641);
+            ``proximal_log_linear`` approximates the policy one version back by interpolation, according to staleness, between
+            the sampling and the current policy (Li et al. 2025, arXiv:2512.06547); for a fresh token it is the sampling policy.
+        weight: importance weight of anchor over behaviour probability, of each ``token``, ``segment`` (turn) or ``sequence``
+            (row). The latter two are geometric means over tokens, since a product's variance grows exponentially with length.
+            Anchor ``behaviour`` needs ``none``; with the other anchors ``token`` is usual.
         bound: keeps the weight's variance finite.
-        reject: whatever any of these criteria names stays out of the loss.
+        reject: criteria; whatever any of them rejects stays out of the loss.
         trust_region_decay: the loss's clip range is multiplied by this once for each version of a token's staleness.
     """
 
@@ -410,12 +416,12 @@ class CorrectionConfig(Section, frozen=True):
 
     @property
     def looks_at_whole_batch(self) -> bool:
-        """Whether it must know, before the first step, what the policy makes of all tokens."""
+        """Whether the policy's log-probabilities of all tokens are needed before the first optimizer step."""
         return isinstance(self.bound, NormalizedBound) or any(isinstance(one, RejectSecondMoment) for one in self.reject)
 
 
 class FixedKl(Section, frozen=True, tag_field="kind", tag="fixed"):
-    """The coefficient stays what it is."""
+    """The coefficient is constant."""
 
 
 class AdaptiveKl(Section, frozen=True, tag_field="kind", tag="adaptive"):
@@ -423,7 +429,7 @@ class AdaptiveKl(Section, frozen=True, tag_field="kind", tag="adaptive"):
 
     Attributes:
         target: target of the divergence from the reference, nats a token.
-        horizon: policy versions in which the coefficient may change about 1.2-fold.
+        horizon: training steps in which the coefficient may change about 1.2-fold.
     """
 
     target: Positive = 0.05
@@ -434,7 +440,7 @@ KlControl = FixedKl | AdaptiveKl
 
 
 class NoKl(Section, frozen=True, tag_field="kind", tag="none"):
-    """The policy may go as far from where it began as it likes."""
+    """Nothing holds the policy near the weights the run began with."""
 
 
 class KlInLoss(Section, frozen=True, tag_field="kind", tag="in_loss"):
@@ -442,7 +448,7 @@ class KlInLoss(Section, frozen=True, tag_field="kind", tag="in_loss"):
     arXiv:2402.03300).
 
     Attributes:
-        coefficient: coefficient of the divergence; the first, if it is adaptive.
+        coefficient: coefficient of the divergence; its first value, if it is adaptive.
         estimator: estimator of each token's divergence.
         straight_through: descend the divergence itself, whatever the estimator's own gradient is (Tang and Munos 2025,
             arXiv:2506.09477); false is GRPO as published.
@@ -456,11 +462,11 @@ class KlInLoss(Section, frozen=True, tag_field="kind", tag="in_loss"):
 
 
 class KlInReward(Section, frozen=True, tag_field="kind", tag="in_reward"):
-    """A multiple of the divergence from the weights the run began with is taken off the reward, before advantages (Ouyang et al.
-    2022, arXiv:2203.02155).
+    """A multiple of the divergence from the weights the run began with is subtracted from the reward, before advantages are
+    computed (Ouyang et al. 2022, arXiv:2203.02155).
 
     Attributes:
-        coefficient: coefficient of the divergence; the first, if it is adaptive.
+        coefficient: coefficient of the divergence; its first value, if it is adaptive.
         estimator: estimator of each token's divergence; only ``k1`` and ``k3`` are unbiased.
         control: whether the coefficient changes.
     """
@@ -471,13 +477,13 @@ class KlInReward(Section, frozen=True, tag_field="kind", tag="in_reward"):
 
 
 class OverlongPenalty(Section, frozen=True):
-    """Episodes that come near the length at which they would be cut off lose reward, linearly, before advantages (soft overlong
-    punishment, Yu et al. 2025, arXiv:2503.14476). The buffer's filters see the reward as it was.
+    """Long episodes lose reward before advantages are computed, linearly with length as they come near a limit (soft overlong
+    punishment, Yu et al. 2025, arXiv:2503.14476). The buffer's filters see the reward before this.
 
     Attributes:
-        limit: tokens of an episode, prompt and tools' answers included, from which on it loses all of ``penalty``.
-        ramp: tokens below ``limit`` from which on it loses a part.
-        penalty: what it loses at most.
+        limit: an episode of this many tokens or more, prompt and tool responses included, loses all of ``penalty``.
+        ramp: how many tokens before ``limit`` an episode begins to lose reward.
+        penalty: the most reward that an episode loses.
     """
 
     limit: Count
@@ -490,15 +496,15 @@ class AlgorithmConfig(Section, frozen=True):
 
     Attributes:
         advantage: how much better than expected an episode did.
-        credit: how that is shared out over the episode.
+        credit: how the advantage is shared out over the episode.
         loss: the surrogate that the optimizer descends.
         aggregation: how the tokens' terms become one number; always over the whole batch.
-        correction: how the loss makes up for tokens that an older policy sampled.
+        correction: how the loss corrects for tokens that an older policy sampled.
         entropy_bonus: coefficient of the policy's entropy, which is added to what is maximised.
         kl: what holds the policy near the weights the run began with.
-        overlong: what long episodes lose; null for nothing.
+        overlong: how much reward long episodes lose; null for none.
         minibatches: optimizer steps in which a batch is trained once, each on whole groups. All but the first are off-policy.
-        epochs: how often a batch is trained, each time in ``minibatches`` steps.
+        epochs: how often a batch is trained, each time in ``minibatches`` optimizer steps.
     """
 
     advantage: Advantage = GrpoAdvantage()
@@ -514,12 +520,12 @@ class AlgorithmConfig(Section, frozen=True):
 
     @property
     def reward_names(self) -> tuple[str, ...]:
-        """The rewards of an episode that are told apart, besides the final one; none unless there are several."""
+        """The names of the rewards that the advantage weighs one by one; none if it uses the final reward alone."""
         return self.advantage.names if isinstance(self.advantage, GdpoAdvantage) else ()
 
     @property
     def greedy_sample(self) -> int | None:
-        """The sample of each group that is generated greedily, for its reward alone; none unless the advantage asks for it."""
+        """The sample index of each group's greedy episode, of which only the reward is used; None if there is none."""
         return 0 if isinstance(self.advantage, RemaxAdvantage) else None
 
     @property

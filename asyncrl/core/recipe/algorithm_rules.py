@@ -1,4 +1,4 @@
-"""Rules of the algorithm section: combinations that would silently train on something else than the user means."""
+"""Rules of the algorithm section: combinations that would silently train something other than the user means."""
 
 from collections.abc import Callable, Iterator
 
@@ -30,7 +30,7 @@ from asyncrl.core.recipe.algorithm import (
 from asyncrl.core.recipe.schema import Recipe
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
-"""Bounds of a weight of gdpo, without its sign: beyond these, squares overflow and standard deviations vanish."""
+"""Bounds on the absolute value of a gdpo weight: beyond these, squares overflow and standard deviations vanish."""
 
 
 def _stale_tokens_need_a_correction(recipe: Recipe) -> Iterator[RecipeError]:
@@ -68,7 +68,8 @@ def _a_mean_of_weights_does_not_move(recipe: Recipe) -> Iterator[RecipeError]:
     if isinstance(correction.bound, NormalizedBound) and correction.anchor == "proximal_log_linear":
         yield RecipeError(
             "algorithm.correction.bound.kind",
-            "normalize divides by a mean taken before the first step, and weights of anchor proximal_log_linear move with each",
+            "normalize divides by a mean taken before the first step, but each step moves the weights of anchor "
+            "proximal_log_linear",
             "set it to truncate, or algorithm.correction.anchor to proximal_recomputed",
         )
 
@@ -110,15 +111,15 @@ def _an_overlong_penalty_can_be_earned(recipe: Recipe) -> Iterator[RecipeError]:
     if overlong.ramp > overlong.limit:
         yield RecipeError(
             "algorithm.overlong.ramp",
-            f"{overlong.ramp} tokens below limit {overlong.limit} is less than no tokens",
-            f"at most {overlong.limit}",
+            f"a ramp of {overlong.ramp} tokens before limit {overlong.limit} would begin below 0 tokens",
+            f"set it to at most {overlong.limit}",
         )
     if overlong.limit - overlong.ramp >= longest:
         yield RecipeError(
             "algorithm.overlong.limit",
             f"no episode is longer than model.max_context {longest}, so none would come within {overlong.ramp} tokens of "
             f"{overlong.limit}",
-            f"at most {longest}",
+            f"set it to at most {longest}",
         )
 
 
@@ -127,7 +128,7 @@ def _a_success_stays_one(recipe: Recipe) -> Iterator[RecipeError]:
     if not isinstance(algorithm.advantage, PassAtKAdvantage | MaxRlAdvantage):
         return
     kind = type(algorithm.advantage).__struct_config__.tag
-    problem = f"algorithm.advantage of kind {kind} counts successes, and a success that loses any reward would be none"
+    problem = f"algorithm.advantage of kind {kind} counts successes, and a success that loses any reward would count as a failure"
     if algorithm.overlong is not None:
         yield RecipeError("algorithm.overlong", problem, "take it out, or set algorithm.advantage.kind to grpo")
     if isinstance(algorithm.kl, KlInReward):
@@ -153,7 +154,7 @@ def _a_critic_values_every_token(recipe: Recipe) -> Iterator[RecipeError]:
     if algorithm.advantage.critic_warmup_steps >= recipe.steps:
         yield RecipeError(
             "algorithm.advantage.critic_warmup_steps",
-            f"{algorithm.advantage.critic_warmup_steps} leave none of the run's {recipe.steps} training steps to the policy",
+            f"{algorithm.advantage.critic_warmup_steps} leaves none of the run's {recipe.steps} training steps to the policy",
             f"set it below {recipe.steps}",
         )
 
@@ -191,9 +192,9 @@ def _several_rewards_are_weighed_and_stay_what_they_are(recipe: Recipe) -> Itera
         elif not MIN_WEIGHT <= abs(weight) <= MAX_WEIGHT:
             yield RecipeError(
                 f"algorithm.advantage.rewards.{name}",
-                f"{weight:g} is no weight",
-                f"give it a finite number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, below 0 for what should be little (from "
-                f"{-MAX_WEIGHT:g} to {-MIN_WEIGHT:g}), or take it out",
+                f"{weight:g} cannot be a weight",
+                f"give it a finite number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, or, for a reward that should be small, from "
+                f"{-MAX_WEIGHT:g} to {-MIN_WEIGHT:g}, or take it out",
             )
     taken_off = [
         *(["algorithm.kl.kind"] if isinstance(algorithm.kl, KlInReward) else []),
@@ -202,7 +203,7 @@ def _several_rewards_are_weighed_and_stay_what_they_are(recipe: Recipe) -> Itera
     for place in taken_off:
         yield RecipeError(
             place,
-            "it takes something off the final reward, and algorithm.advantage of kind gdpo compares several rewards",
+            "it subtracts from the final reward, but algorithm.advantage of kind gdpo compares several rewards",
             "set it to in_loss" if place.endswith("kind") else "take it out, and report a metric of the length as one of them",
         )
 
@@ -214,13 +215,13 @@ def _a_greedy_baseline_is_there_and_like_the_rest(recipe: Recipe) -> Iterator[Re
     if least is not None and least < size:
         yield RecipeError(
             "batch.min_group",
-            f"the greedy episode, with which algorithm.advantage of kind remax compares, need not be one of {least} finished",
+            f"among {least} of {size} episodes the greedy one may be missing, and algorithm.advantage of kind remax needs it",
             "leave it out",
         )
     if isinstance(recipe.algorithm.kl, KlInReward):
         yield RecipeError(
             "algorithm.kl.kind",
-            "in_reward takes a divergence off the rewards of trained episodes, and not off the greedy one's",
+            "in_reward subtracts a divergence from the rewards of trained episodes, but not from that of the greedy episode",
             "set it to in_loss, or algorithm.advantage.kind to rloo",
         )
 
@@ -267,7 +268,7 @@ def _a_divergence_in_the_loss_has_a_gradient(recipe: Recipe) -> Iterator[RecipeE
     if isinstance(kl, KlInLoss) and not kl.straight_through and kl.estimator in ("k1", "abs"):
         yield RecipeError(
             "algorithm.kl.estimator",
-            f"the gradient of {kl.estimator} does not follow the divergence: that of k1 is 0 in expectation, that of abs a sign",
+            f"the gradient of {kl.estimator} does not lower the divergence: for k1 it is 0 in expectation, for abs only a sign",
             "set it to k2 or k3, or algorithm.kl.straight_through to true",
         )
 

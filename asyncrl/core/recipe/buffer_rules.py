@@ -31,8 +31,8 @@ def _reuse_stays_within_the_bound(recipe: Recipe) -> Iterator[RecipeError]:
     if uses > bound + 1:
         yield RecipeError(
             "buffer.max_reuse",
-            f"a group is trained once a version, and after {bound + 1} versions all of it is over buffer.max_staleness {bound}: "
-            f"{uses} uses are never reached",
+            f"a group is trained once per version, and after {bound + 1} versions all of it is over buffer.max_staleness "
+            f"{bound}: {uses} uses are never reached",
             f"set it to at most {bound + 1}, or buffer.max_staleness to at least {uses - 1}",
         )
 
@@ -43,7 +43,7 @@ def _without_a_bound_to_cross_nothing_waits(recipe: Recipe) -> Iterator[RecipeEr
         yield RecipeError(
             "buffer.on_stale",
             f"{on_stale} says what happens to groups about to cross the bound, and in synchronous training "
-            "(buffer.max_staleness 0) every group is trained by the version that began it",
+            "(buffer.max_staleness 0) every group is trained at the version that sampled it",
             "leave it out, or set buffer.max_staleness to at least 1",
         )
 

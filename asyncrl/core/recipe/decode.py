@@ -1,4 +1,4 @@
-"""Makes a typed recipe of a composed mapping, or errors that a user can act on.
+"""Decodes a composed mapping into a typed recipe, or into errors that a user can act on.
 
 What always holds: a recipe that :func:`decode_recipe` returns fits the schema and breaks no rule between keys. All wrong keys are
 found in one pass; rules between keys are checked once every key is right by itself and every ``auto`` has been chosen.
@@ -20,21 +20,22 @@ from asyncrl.core.recipe.section import AUTO, is_automatic, unmarked
 from asyncrl.core.text import writable
 
 LARGEST_INTEGER = 1_000_000_000
-"""The largest integer in a recipe where its key sets no bound: no count in a run comes near it."""
+"""The largest integer that a recipe may hold if its key sets no upper bound; no count in a run comes near it."""
 
 
 Chooser = Callable[[Recipe, Set[str]], Recipe]
-"""Given a recipe and its keys that are ``auto``, which have the schema's defaults in it, the recipe with them chosen."""
+"""Takes a recipe, in which ``auto`` keys have the schema's defaults, and the names of these keys; returns the recipe with their
+values chosen."""
 
 
 def decode_recipe(mapping: Mapping[str, Any], choose: Chooser = lambda recipe, automatic: recipe) -> Recipe:
-    """The typed recipe of a plain mapping, such as a YAML file gives.
+    """Decode a plain mapping, such as a YAML file gives, into a typed recipe.
 
-    A section whose ``kind`` is left out is of the default's kind.
+    A section whose ``kind`` is left out has the default's kind.
 
     Args:
         mapping: sections and keys.
-        choose: chooses the values of the keys that are ``auto``; by default they keep the schema's.
+        choose: chooses the values of the keys that are ``auto``; by default these keep the schema's defaults.
 
     Raises:
         RecipeError: the first thing wrong, with its place, the value seen and what would be right; all others are its notes.
@@ -62,7 +63,7 @@ def _raise_together(problems: Sequence[RecipeError]) -> None:
 
 
 class _SectionReader:
-    """Walks a mapping along the schema, completing kinds that were left out and collecting every problem in recipe order."""
+    """Walks a mapping along the schema, fills in kinds that were left out, and collects every problem in recipe order."""
 
     def __init__(self) -> None:
         self.problems: list[RecipeError] = []
@@ -146,7 +147,7 @@ class _SectionReader:
 
 
 def _broken_bound(value_type: inspect.Type, value: Any) -> str:
-    """The bound, common to all recipes, that this value breaks; empty if it breaks none."""
+    """Return which bound common to all recipes this value breaks; empty if it breaks none."""
     if isinstance(value, float) and not math.isfinite(value):
         return "finite"
     value_type = unmarked(value_type)
@@ -158,7 +159,7 @@ def _broken_bound(value_type: inspect.Type, value: Any) -> str:
 
 
 def _is_writable(value: Any) -> bool:
-    """Whether every text in ``value`` can be written; text of an environment variable or a file name sometimes cannot."""
+    """Return whether every text in ``value`` can be written. Text from environment variables and file names sometimes cannot."""
     if isinstance(value, str):
         return writable(value) == value
     if isinstance(value, Mapping):
@@ -167,18 +168,18 @@ def _is_writable(value: Any) -> bool:
 
 
 def _default_kind(field: inspect.Field) -> Any:
-    """The kind of a section that does not name one; None if it must."""
+    """Return the kind of a section that does not name one; None if it must name one."""
     return field.default.__struct_config__.tag if isinstance(field.default, msgspec.Struct) else None
 
 
 def _sections(value_type: inspect.Type) -> list[inspect.StructType]:
-    """The section types that a value of this type can have."""
+    """Return the section types that a value of this type can have."""
     types = value_type.types if isinstance(value_type, inspect.UnionType) else (value_type,)
     return [alternative for alternative in types if isinstance(alternative, inspect.StructType)]
 
 
 def _all_keys(value_type: inspect.Type, place: str = "") -> Iterator[str]:
-    """The dotted path of every key below a type, each once."""
+    """Yield the dotted path of every key below a type, each once."""
     match value_type:
         case inspect.UnionType(types=types):
             yield from dict.fromkeys(path for kind in types for path in _all_keys(kind, place))
@@ -218,7 +219,7 @@ def _show(value: Any) -> str:
 
 
 def _automatic_keys(schema: inspect.StructType, place: str = "") -> Iterator[str]:
-    """The dotted path of every key that may be ``auto``; only sections of one kind have such keys."""
+    """Yield the dotted path of every key that may be ``auto``. Only sections that have a single kind have such keys."""
     for field in schema.fields:
         here = _join(place, field.encode_name)
         if is_automatic(field.type):

@@ -6,10 +6,10 @@ from asyncrl.core.recipe.section import AUTO, is_automatic
 
 
 def describe(value_type: inspect.Type) -> str:
-    """What a value of this type is, e.g. ``a number > 0 and <= 1``; reads well after "must be".
+    """Say what a value of this type is, e.g. ``a number > 0 and <= 1``. The text reads well after "must be".
 
     Raises:
-        TypeError: for a type that no recipe key has; teach it here when the schema starts to use it.
+        TypeError: no recipe key has had this type so far; add a case here when the schema starts to use it.
     """
     match value_type:
         case inspect.Metadata(type=chosen) if is_automatic(value_type):
@@ -41,7 +41,7 @@ def describe(value_type: inspect.Type) -> str:
         case inspect.VarTupleType(item_type=item, min_length=least):
             entries = describe(item).removeprefix("a ").removeprefix("one ") + ("" if least == 1 else "s")
             return f"a list of {f'at least {least} ' if least else ''}{entries}"
-    raise TypeError(f"no words for {value_type} in the recipe schema")
+    raise TypeError(f"describe() has no words for {value_type}, which the recipe schema uses; add a case for it")
 
 
 def _range(number: inspect.IntType | inspect.FloatType) -> str:

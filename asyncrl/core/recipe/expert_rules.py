@@ -1,4 +1,4 @@
-"""Checks that a model's experts can be shared out and divided as the recipe asks."""
+"""Checks that the learner's ranks can share out and divide a model's experts as the recipe asks."""
 
 from collections.abc import Collection, Sequence
 
@@ -9,17 +9,19 @@ _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def expert_layers(layers: int, experts: int, step: int, dense: Collection[int]) -> list[bool]:
-    """Which of a model's layers are mixtures of experts: every ``step``-th, ``dense`` excepted (Hugging Face's Qwen3-MoE).
+    """Return which layers of a model are mixtures of experts: every ``step``-th, except those in ``dense``.
+
+    This is the rule of Hugging Face's Qwen3-MoE.
 
     Args:
         layers: number of layers.
-        experts: experts of a layer; 0 in a model without.
+        experts: experts of a layer; 0 in a model without experts.
     """
     return [experts > 0 and layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
 
 
 def check_experts(learner: LearnerConfig, with_experts: Sequence[bool], experts: int, channels: int) -> None:
-    """Compare a model with a layout, whose pipeline divides the model's layers.
+    """Check that the learner's layout can divide a model's experts. Its pipeline must already divide the model's layers.
 
     Args:
         with_experts: which layers are mixtures of experts.
@@ -27,7 +29,7 @@ def check_experts(learner: LearnerConfig, with_experts: Sequence[bool], experts:
         channels: channels of an expert.
 
     Raises:
-        RecipeError: if the layout cannot divide them, or they are to have adapters.
+        RecipeError: the layout cannot divide the experts, or the recipe asks for adapters on layers with experts.
     """
     if not any(with_experts):
         if learner.expert_parallel * learner.expert_tensor_parallel > 1:
@@ -42,7 +44,7 @@ def check_experts(learner: LearnerConfig, with_experts: Sequence[bool], experts:
     if refused:
         raise RecipeError(
             "learner.lora.targets",
-            f"a model with experts cannot have adapters beside {', '.join(refused)}",
+            f"a model with experts cannot have adapters for {', '.join(refused)}",
             f"name projections of attention only: {', '.join(_ATTENTION)}",
         )
     for key, ranks, count, what in (
@@ -56,11 +58,11 @@ def check_experts(learner: LearnerConfig, with_experts: Sequence[bool], experts:
     stages = learner.pipeline_parallel
     size = len(with_experts) // (stages * learner.virtual_pipeline)
     chunks = [any(with_experts[first : first + size]) for first in range(0, len(with_experts), size)]
-    # Megatron can neither save nor load an optimizer of experts that has none on some ranks.
+    # Megatron can neither save nor load the experts' optimizer if some ranks have no experts.
     for stage in range(stages):
         if not any(chunks[stage::stages]):
             raise RecipeError(
                 "learner.pipeline_parallel",
-                f"of {stages} stages number {stage} has none of the model's {sum(with_experts)} layers with experts",
+                f"stage {stage} of {stages} has none of the model's {sum(with_experts)} layers with experts",
                 "choose fewer stages, so that each has one",
             )

@@ -1,4 +1,4 @@
-"""Finds keys of a recipe that have no effect, and says what would give them one.
+"""Finds keys of a recipe that have no effect, and says which change would give them one.
 
 With one optimizer step a batch, the policy that the step starts from is the recomputed anchor itself: every ratio is exactly 1,
 nothing is ever clipped, and each loss has the gradient of plain REINFORCE. What the correction does beside the ratio (importance
@@ -38,14 +38,14 @@ _KEYS_OF_THE_RATIO: Mapping[type[Loss], tuple[str, ...]] = {
 
 
 def inert(recipe: Recipe) -> str | None:
-    """One line that says which keys have no effect, why, and what would give them one; None if there are no such keys."""
+    """Return one line that says which keys have no effect, why, and what would give them one; None if there are no such keys."""
     return "; ".join([*_in_the_loss(recipe), *_in_the_critic(recipe)]) or None
 
 
 def _in_the_loss(recipe: Recipe) -> Iterator[str]:
     algorithm = recipe.algorithm
     loss, correction = algorithm.loss, algorithm.correction
-    # A dual clip of 0 is off.
+    # A dual_clip of 0 is off, so it is not named.
     keys = [f"algorithm.loss.{name}" for name in _KEYS_OF_THE_RATIO[type(loss)] if getattr(loss, name)]
     if not keys or algorithm.optimizer_steps > 1 or correction.anchor != "proximal_recomputed":
         return
@@ -76,5 +76,6 @@ def _in_the_critic(recipe: Recipe) -> Iterator[str]:
 
 
 def _more_steps(recipe: Recipe) -> str:
-    """The override that gives a batch several optimizer steps; mini-batches hold whole groups, so one group cannot be split."""
+    """Return the override that gives a batch several optimizer steps. Mini-batches hold whole groups, so one group cannot be
+    split."""
     return "algorithm.minibatches=2" if recipe.batch.groups_per_step > 1 else "algorithm.epochs=2"

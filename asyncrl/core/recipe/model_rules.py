@@ -1,4 +1,4 @@
-"""Checks from a Hugging Face folder's ``config.json`` that a model can be trained, for the launch and for each rank alike."""
+"""Checks from a Hugging Face folder's ``config.json`` that a model can be trained. The launch and each rank both use them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,13 +12,13 @@ WITH_EXPERTS = "Qwen3MoeForCausalLM"
 
 
 def check_architecture(architectures: Sequence[str] | None, quantization: object) -> str:
-    """Return the first of a config's ``architectures``, if it can be trained and its weights are not quantised.
+    """Return the first of a config's ``architectures``, after checking that it can be trained and is not quantised.
 
     Args:
         quantization: the config's ``quantization_config``, ``None`` if it has none.
 
     Raises:
-        RecipeError: it cannot be trained.
+        RecipeError: the architecture is not supported, or the weights are quantised.
     """
     architecture = (architectures or ["none"])[0]
     if architecture not in ARCHITECTURES:
@@ -56,12 +56,12 @@ def check_routing(experts: int, channels: int, chosen: int) -> None:
     for name, count in (("num_experts", experts), ("moe_intermediate_size", channels)):
         if count < 1:
             problem = f"config.json of a {WITH_EXPERTS} has {name} {count}" if count else f"config.json has no {name}, or 0"
-            raise RecipeError("model.path", problem, f"name a folder whose {name} is the weights' own, at least 1")
+            raise RecipeError("model.path", problem, f"name a folder with the model's true {name}, at least 1")
     if not 1 <= chosen <= experts:
         raise RecipeError(
             "model.path",
             f"config.json has num_experts_per_tok {chosen}, and a layer has {experts} experts",
-            f"name a folder whose number is the model's own, from 1 to {experts}",
+            f"name a folder with the model's true num_experts_per_tok, from 1 to {experts}",
         )
 
 
@@ -85,7 +85,7 @@ def check_layout(
         channels: channels of an expert.
 
     Raises:
-        RecipeError: if the ranks cannot divide it.
+        RecipeError: the ranks cannot divide it.
     """
     layers = len(with_experts)
     counts = {"attention heads": heads, "key-value heads": key_value_heads, "vocabulary entries": vocabulary}

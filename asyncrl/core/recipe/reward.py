@@ -12,12 +12,12 @@ class EnvironmentReward(Section, frozen=True, tag_field="kind", tag="environment
 
 
 class ModelReward(Section, frozen=True, tag_field="kind", tag="model"):
-    """The score of a reward model in a process of its own, which takes a GPU if the cluster has any. It reads an episode's tokens
-    just as they were sampled, so its tokenizer must be the policy's.
+    """The score of a reward model. It runs in a process of its own, which takes a GPU if the cluster has any. It reads an
+    episode's tokens as they were sampled, so its tokenizer must be the policy's.
 
     Attributes:
         path: a Hugging Face folder of a sequence classifier with one label, trained on the policy's chat template.
-        environment_weight: factor with which the environment's own reward is added to the score.
+        environment_weight: the environment's own reward is multiplied by this and added to the score.
         dtype: type of its weights.
         batch_tokens: the most tokens of one forward pass, padding included; must hold the longest episode.
     """
@@ -33,10 +33,10 @@ class RemoteReward(Section, frozen=True, tag_field="kind", tag="remote"):
 
     Attributes:
         url: where requests are posted.
-        environment_weight: factor with which the environment's own reward is added to the score.
+        environment_weight: the environment's own reward is multiplied by this and added to the score.
         batch_size: the most episodes in one request.
-        requests: the most requests at once from each generator.
-        timeout_s: a request that takes longer is made again, until ``deadlines.reward``.
+        requests: the most requests that each generator makes at once.
+        timeout_s: a request that takes longer is repeated, until ``deadlines.reward`` has passed.
     """
 
     url: Text

@@ -1,4 +1,4 @@
-"""Rules of the reward section: URLs that cannot be asked, and waits that are longer than a wait they are part of."""
+"""Rules of the reward section: URLs that cannot be called, and waits that are longer than the wait they are part of."""
 
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
@@ -18,7 +18,7 @@ def _a_url_is_one_of_http(recipe: Recipe) -> Iterator[RecipeError]:
 
 
 def _wrong_with(url: str) -> tuple[str, str] | None:
-    """Problem and remedy of an address to which nothing can be posted."""
+    """Return the problem of a URL to which nothing can be posted, and its remedy; None if the URL is fine."""
     not_http = "is not an HTTP address", ""
     if not all("!" <= character <= "~" for character in url):
         return "has a space, a control character or one that is not ASCII", ", with %XX for such a character of the path"

@@ -1,4 +1,4 @@
-"""Rules between keys: values that are each in range and together make no sense.
+"""Rules between keys: values that are each in range but make no sense together.
 
 Each rule is one function that yields an error when it is broken. The error names the key that a user would most likely change,
 and the remedies in the order in which to try them.
@@ -17,7 +17,7 @@ Rule = Callable[[Recipe], Iterator[RecipeError]]
 
 
 def broken_rules(recipe: Recipe) -> Iterator[RecipeError]:
-    """An error for every rule that the recipe breaks."""
+    """Yield an error for every rule that the recipe breaks."""
     for rule in _RULES:
         yield from rule(recipe)
 
@@ -77,7 +77,7 @@ def _chunks_are_of_a_pipeline(recipe: Recipe) -> Iterator[RecipeError]:
     if chunks > 1 and recipe.learner.pipeline_parallel == 1:
         yield RecipeError(
             "learner.virtual_pipeline",
-            f"{chunks} chunks a stage need a pipeline, and learner.pipeline_parallel is 1",
+            f"{chunks} chunks per stage need a pipeline, but learner.pipeline_parallel is 1",
             "set it to 1, or learner.pipeline_parallel to at least 2",
         )
 
@@ -89,13 +89,13 @@ def _fp8_has_layers_that_know_it(recipe: Recipe) -> Iterator[RecipeError]:
     if learner.dtype != "bfloat16":
         yield RecipeError(
             "learner.fp8",
-            f"{learner.fp8} products need parameters in half precision, and learner.dtype is {learner.dtype}",
+            f"{learner.fp8} products need parameters in half precision, but learner.dtype is {learner.dtype}",
             "set it to none, or learner.dtype to bfloat16",
         )
     if learner.context_parallel > 1:
         yield RecipeError(
             "learner.fp8",
-            f"{learner.fp8} products are TransformerEngine's, which is not used with learner.context_parallel "
+            f"{learner.fp8} products need TransformerEngine, which is not used with learner.context_parallel "
             f"{learner.context_parallel}",
             "set it to none, or learner.context_parallel to 1",
         )
@@ -154,7 +154,8 @@ def _waiting_for_episodes_outlasts_them(recipe: Recipe) -> Iterator[RecipeError]
         if seconds < episode:
             yield RecipeError(
                 place,
-                f"{seconds:g} s would end the run over one slow episode, allowed environment.episode_timeout_s {episode:g} s",
+                f"{seconds:g} s would end the run over one slow episode, which may take {episode:g} s "
+                "(environment.episode_timeout_s)",
                 f"set it to at least {episode:g}, or environment.episode_timeout_s to at most {seconds:g}",
             )
 

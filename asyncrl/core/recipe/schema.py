@@ -11,7 +11,7 @@ from asyncrl.core.recipe.section import AUTO, AUTOMATIC, Count, FileName, NonNeg
 
 
 class ModelConfig(Section, frozen=True):
-    """The policy.
+    """The model that is trained.
 
     Attributes:
         path: a Hugging Face folder (Qwen2, Qwen3, Qwen3-MoE, Llama), or ``tiny`` for a model made and warmed up on this machine.
@@ -25,14 +25,15 @@ class ModelConfig(Section, frozen=True):
 
 
 class EnvironmentConfig(Section, frozen=True):
-    """The tool environment and the bounds of its episodes.
+    """The tool environment and the limits of its episodes.
 
     Attributes:
         name: ``calculator``, or ``module:Class`` for an environment of your own.
         options: keyword arguments of the environment's constructor.
         max_turns: the most turns of the model in an episode.
-        max_tool_output: the most characters of one tool message. A longer one loses its middle, where a line says how much; the
-            episode's metric ``tool_output_cut`` counts the lost characters. 20,000 characters are about 5,000 tokens of English.
+        max_tool_output: the most characters of one tool message. The middle of a longer one is cut out, and a line there says how
+            much; the metric ``tool_output_cut`` counts the episode's lost characters. 20,000 characters are about 5,000 tokens
+            of English.
         on_malformed_call: ``respond`` tells the model what was wrong with its call; ``end`` ends the episode there.
         on_tool_error: ``respond`` gives the model the error text; ``end`` ends the episode there.
         tool_timeout_s: deadline of one tool call; a call that misses it is a tool error.
@@ -111,7 +112,7 @@ class SamplingConfig(Section, frozen=True):
     """How tokens are sampled while training.
 
     Attributes:
-        temperature: the temperature of the softmax; engine and learner both take log-probabilities at this temperature.
+        temperature: the temperature of the softmax; engine and learner both compute log-probabilities at this temperature.
         max_turn_tokens: the most tokens of one turn.
     """
 
@@ -125,9 +126,9 @@ class GeneratorsConfig(Section, frozen=True):
     Attributes:
         count: engines in the pool.
         max_running: the most episodes that one engine plays at once; fewer while its key-value cache is too small for them.
-        dtype: type of the engine's weights and activations; ``auto`` is bfloat16 where the processor or GPU computes in it.
+        dtype: type of the engine's weights and activations; ``auto`` is bfloat16 where the processor or GPU supports it.
         kv_cache_mb: memory for the key-value cache of one engine on CPU, in MiB; on a GPU see ``gpu_memory_share``.
-        gpu_memory_share: share of GPU memory that one engine takes; not used on CPU.
+        gpu_memory_share: share of a GPU's memory that one engine takes; not used on CPU.
         tensor_parallel: GPUs that one engine spans; must be 1 on CPU.
     """
 
@@ -163,7 +164,7 @@ class FreshestSampler(Section, frozen=True, tag_field="kind", tag="freshest"):
 
 
 class PrioritisedSampler(Section, frozen=True, tag_field="kind", tag="prioritised"):
-    """Groups drawn without replacement, with probabilities by advantage and staleness, and unbiased by importance weights.
+    """Draws groups without replacement, with probabilities by advantage and staleness; importance weights remove the bias.
 
     Attributes:
         exponent: priority is ``(mean |advantage| + floor) ** exponent * staleness_decay ** staleness``.
@@ -177,7 +178,7 @@ class PrioritisedSampler(Section, frozen=True, tag_field="kind", tag="prioritise
 
 
 class StratifiedSampler(Section, frozen=True, tag_field="kind", tag="stratified"):
-    """Task sources in proportion to their weights, oldest group first within each."""
+    """Takes from the task sources in proportion to their weights, and from each source the oldest group first."""
 
 
 class CustomSampler(Section, frozen=True, tag_field="kind", tag="custom"):
@@ -218,7 +219,7 @@ class AppendOnlyJournal(Section, frozen=True, tag_field="kind", tag="append_only
 
     Attributes:
         fsync: ``never`` survives killed processes; ``always`` waits for the disk at each commit, and survives a power cut.
-        segment_mb: size at which a new segment is begun.
+        segment_mb: size of a journal or payload file, in MiB, at which the next one is begun.
     """
 
     fsync: Literal["never", "always"] = "never"
@@ -230,20 +231,20 @@ class BufferConfig(Section, frozen=True):
 
     Attributes:
         max_staleness: no token older than this enters a loss. 0 is synchronous training.
-        pipeline_depth: how many training steps of experience may be outstanding ahead of the learner: the usual staleness.
-            ``auto`` begins with 1 and moves within ``max_staleness`` while training, by one at a time, to the smallest depth at
-            which learner and engines do not both wait.
+        pipeline_depth: how many training steps of experience may be outstanding ahead of the learner, which is the usual
+            staleness. ``auto`` begins with 1 and moves within ``max_staleness`` while training, by one at a time, to the smallest
+            depth at which learner and engines do not both wait.
         on_stale: what happens to groups that would cross the bound: ``mask`` their old tokens, ``wait`` for them before the next
             version is published, or ``drop`` them.
         max_reuse: how many training steps may train the same group, within the bound.
         sampler: which of the ready groups are trained next.
         filters: which finished groups are left out; new groups take their place.
-        capacity_mb: the most trajectories held at once, in MB; beyond it no tickets are issued. Nothing is ever evicted.
+        capacity_mb: the most bytes of trajectories held at once, in MB; beyond it no tickets are issued. Nothing is evicted.
         journal: whether the buffer survives being killed.
         shards: processes that hold trajectories, spread over the nodes of the cluster.
         max_attempts: attempts at a task that breaks its environment before it is filtered and named.
-        max_failures: failures of one kind (broken environments; dead generators and reward services) after which the run stops
-            with the reason.
+        max_failures: the most failures of one kind (broken environments, or dead generators and reward services); at one more
+            the run stops with the reason.
     """
 
     max_staleness: NonNegative = 4
@@ -265,7 +266,7 @@ class BufferConfig(Section, frozen=True):
 
     @property
     def largest_depth(self) -> int:
-        """The largest pipeline depth that a run may come to."""
+        """The largest pipeline depth that a run may reach."""
         return self.max_staleness if self.pipeline_depth == AUTO else self.pipeline_depth
 
 
@@ -294,17 +295,17 @@ class LearnerConfig(Section, frozen=True):
         warmup_steps: training steps over which the learning rate rises linearly to ``lr``.
         min_lr_ratio: the learning rate decays linearly to this share of ``lr`` at the last training step; 1 keeps it constant.
         weight_decay: decoupled weight decay.
-        clip_grad: the largest gradient norm; a larger one is scaled down to it.
+        clip_grad: the largest gradient norm; a gradient with a larger norm is scaled down to it.
         dtype: type of the parameters in the forward pass; bfloat16 keeps fp32 master weights.
-        fp8: multiply the layers' matrices in 8-bit floating point, by TransformerEngine with a current scale for each tensor: all
-            in e4m3, or gradients in e5m2 (``hybrid``). Attention, norms, output layer and optimizer are not affected. Needs
-            ``dtype`` bfloat16, a model without experts and GPUs of compute capability 8.9 or newer; has not run on one yet.
+        fp8: multiply the layers' matrices in 8-bit floating point, with TransformerEngine and a current scale for each tensor:
+            all in e4m3, or gradients in e5m2 (``hybrid``). Attention, norms, output layer and optimizer are not affected. Needs
+            ``dtype`` bfloat16, a model without experts and GPUs of compute capability 8.9 or newer; not yet tested on one.
         micro_batch_tokens: tokens computed in one micro-batch over all context-parallel ranks; must hold the longest episode.
         tensor_parallel, pipeline_parallel, data_parallel, context_parallel: ranks along each dimension; their product is the
             number of ranks. Tensor-parallel ranks divide the sequence too, between their matrix products (sequence parallelism).
             Context-parallel ranks divide the tokens of each row, for rows too long for one.
-        expert_parallel: in a mixture of experts, ranks that share out each layer's experts; a token travels to those that
-            have its experts. They are the ranks of a pipeline stage (tensor times data times context parallel), not further ones,
+        expert_parallel: in a mixture of experts, ranks that share out each layer's experts; each token is sent to those that
+            have its experts. They are no further ranks, but those of a pipeline stage (tensor times data times context parallel),
             and ``expert_parallel`` times ``expert_tensor_parallel`` must divide their number.
         expert_tensor_parallel: ranks that divide each expert, as ``tensor_parallel`` divides all other layers.
         virtual_pipeline: model chunks that each pipeline stage holds and computes in turn (interleaved schedule), which shortens
@@ -359,7 +360,7 @@ class EvaluationConfig(Section, frozen=True):
 
 
 class CheckpointConfig(Section, frozen=True):
-    """What ``asyncrl launch --resume RUN`` begins from. Training steps after the last checkpoint are done again from the journal.
+    """What ``asyncrl launch --resume RUN`` starts from. Training steps after the last checkpoint are repeated from the journal.
 
     Attributes:
         every: training steps between checkpoints of the learner.
@@ -371,7 +372,7 @@ class CheckpointConfig(Section, frozen=True):
 
 
 class TrackingConfig(Section, frozen=True):
-    """MLflow.
+    """Where the run is tracked (MLflow).
 
     Attributes:
         uri: tracking URI; empty means a SQLite file in the run folder.
@@ -388,15 +389,15 @@ class DeadlinesConfig(Section, frozen=True):
     """How long each wait of the run may take, in seconds, before the run ends and says who waited for whom.
 
     Attributes:
-        start: engines and learner starting, just-in-time warm-up included.
+        start: each step of starting: Ray, the tiny model, the engines (just-in-time compilation included), the learner.
         batch: the learner waiting for a full batch.
         step: the learner training one batch.
         publish: one publication of weights, until all engines have acknowledged it; a generator that has not loaded it by then is
             replaced.
         evaluation: one evaluation; a generator that has not played its share by then is replaced.
-        reward: the score of an episode that is finished, where ``reward`` asks a model for it.
-        lease: a generator that is silent for this long is given up, and its tickets are issued again; one whose event loop an
-            environment blocks for three quarters of this time is replaced.
+        reward: the score of a finished episode, where ``reward`` takes it from a reward model or service.
+        lease: a generator that is silent for this long is given up, and its tickets are issued again; a generator is replaced
+            if an environment blocks its event loop for three quarters of this time.
         shutdown: stopping everything after the end or Ctrl-C.
     """
 
@@ -411,25 +412,25 @@ class DeadlinesConfig(Section, frozen=True):
 
 
 class Recipe(Section, frozen=True):
-    """All of one run.
+    """Everything that one run is made of.
 
     Attributes:
-        name: name of the run, with which its folder's name begins.
-        steps: training steps, each of one batch and one published version. A run that is resumed may be given more; a decaying
-            learning rate then follows the new length.
-        model: the policy.
-        environment: the world in which its episodes happen.
-        tasks: what it is trained and evaluated on.
-        reward: the reward of a finished training episode; evaluation takes the environment's own.
+        name: name of the run; the name of its folder begins with it.
+        steps: training steps, each of one batch and one published version. A resumed run may be given more; a decaying learning
+            rate then follows the new length.
+        model: the model that is trained.
+        environment: the environment in which its episodes are played.
+        tasks: the tasks that it is trained and evaluated on.
+        reward: where the reward of a finished training episode comes from; evaluation always uses the environment's own.
         batch: what one training step trains on.
         sampling: how tokens are sampled while training.
         generators: the pool of vLLM engines.
         buffer: the replay buffer and its staleness contract.
         algorithm: the mathematics of the update.
         learner: the Megatron learner.
-        evaluation: on held-out tasks, beside training.
+        evaluation: evaluation on held-out tasks, beside training.
         checkpoint: what a run is resumed from.
-        tracking: MLflow.
+        tracking: where the run is tracked (MLflow).
         deadlines: how long each wait may take.
         seed: the seed of task order, initialisation and environments.
         run_dir: where run folders are made.

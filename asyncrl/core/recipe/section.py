@@ -13,19 +13,19 @@ Text = Annotated[str, Meta(min_length=1)]
 FileName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
 
 AUTO: Literal["auto"] = "auto"
-"""In a recipe, the value that leaves a key to be chosen for the machine and the model. It is also what a key that may have it has
-where the recipe is silent; the schema's own default holds where nobody chooses."""
+"""The value of a recipe key that is to be chosen for the machine and the model. A key that may be ``auto`` is ``auto`` if the
+recipe leaves it out; if nothing chooses its value, the schema's default applies."""
 AUTOMATIC = Meta(extra={AUTO: True})
 """Marks, as ``Annotated[Count, AUTOMATIC]``, a key that may be ``auto``."""
 
 
 def is_automatic(value_type: inspect.Type) -> bool:
-    """Whether a key of this type may be ``auto``."""
+    """Return whether a key of this type may be ``auto``."""
     return isinstance(value_type, inspect.Metadata) and bool(value_type.extra and value_type.extra.get(AUTO))
 
 
 def unmarked(value_type: inspect.Type) -> inspect.Type:
-    """A key's type without the mark that it may be ``auto``."""
+    """Return a key's type without the mark that it may be ``auto``."""
     return value_type.type if isinstance(value_type, inspect.Metadata) else value_type
 
 
