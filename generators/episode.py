@@ -16,7 +16,7 @@ import numpy as np
 
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import GroupId
-from asyncrl.core.messages import CallOutcome, CallRecord
+from asyncrl.core.messages import CallRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.text import told, writable
