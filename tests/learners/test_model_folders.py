@@ -144,7 +144,7 @@ def test_quantised_weights_are_refused(tmp_path):
 def test_a_layout_that_is_not_the_recipes_is_refused(tmp_path):
     folder = make_model(tmp_path)
     (kind, text), _ = run_ranks(rank_side.cannot_start, make_recipe(folder), folder, data=2)
-    assert (kind, "is of the layout tensor 1, pipeline 1, data 2, and" in text) == ("ValueError", True)
+    assert (kind, "is of the layout tensor 1, pipeline 1, data 2, but" in text) == ("ValueError", True)
 
 
 def test_loading_reads_rectangles(tmp_path):
