@@ -123,8 +123,9 @@ def pass_at_k_advantages(values: Tensor, group: Tensor, k: int, success: float) 
     at least one of its episodes succeeds.
 
     Take a group of ``n`` episodes with ``f`` failures. Over its sets, the reward has mean ``m = 1 - C(f, k) / C(n, k)``
-    and deviation ``s = sqrt(m * (1 - m))``. A success gets ``(1 - m) / s``, a failure ``(1 - m - C(f - 1, k - 1) / C(n
-    - 1, k - 1)) / s``. Advantages are 0 in groups smaller than ``k``, and where every set succeeds or none does.
+    and deviation ``s = sqrt(m * (1 - m))``. A success gets ``(1 - m) / s``, a failure
+    ``(1 - m - C(f - 1, k - 1) / C(n - 1, k - 1)) / s``. Advantages are 0 in groups smaller than ``k``, and where every
+    set succeeds or none does.
 
     Source: Chen et al. 2025, arXiv:2508.10751.
     """

@@ -1,9 +1,9 @@
 """Chooses the tokens that a covariance loss treats differently: a few of those that move entropy most.
 
-The choice is made over the whole batch, before the training step. The covariance of a token is ``(log p - mean log p) *
-(A - mean A)``, with means over the batch's tokens in the loss; ``p`` is the behaviour policy's probability. It is known
-before the forward pass, so the choice does not depend on how micro-batches and ranks divide the batch (Cui et al. 2025,
-arXiv:2505.22617).
+The choice is made over the whole batch, before the training step. The covariance of a token is
+``(log p - mean log p) * (A - mean A)``, with means over the batch's tokens in the loss; ``p`` is the behaviour policy's
+probability. It is known before the forward pass, so the choice does not depend on how micro-batches and ranks divide
+the batch (Cui et al. 2025, arXiv:2505.22617).
 """
 
 from collections.abc import Callable, Sequence

@@ -18,10 +18,10 @@ infinite."""
 def divergence(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
     """[n], the estimate for each token, with ``d = log p - log q``.
 
-    ``k1`` is ``d``, unbiased and of either sign; ``abs`` is ``|d|``; ``k2`` is ``d**2 / 2``; ``k3`` is ``exp(-d) - 1 +
-    d``, unbiased and never negative. Estimates are not capped: without its rare large values, the mean of ``k3`` would
-    be too small exactly where the divergence is large, and a capped token would have no gradient that leads back. Only
-    inside the exponential, ``d`` is clamped to +-20, which keeps sums finite.
+    ``k1`` is ``d``, unbiased and of either sign; ``abs`` is ``|d|``; ``k2`` is ``d**2 / 2``; ``k3`` is
+    ``exp(-d) - 1 + d``, unbiased and never negative. Estimates are not capped: without its rare large values, the mean
+    of ``k3`` would be too small exactly where the divergence is large, and a capped token would have no gradient that
+    leads back. Only inside the exponential, ``d`` is clamped to +-20, which keeps sums finite.
 
     Args:
         log_ratio: [n], ``log p - log q`` of tokens that ``p`` sampled.

@@ -59,12 +59,12 @@ def policy_loss(
     """``-sum(share * (weight * (surrogate - kl_coefficient * kl) + entropy_bonus * entropy)) / denominator``, summed
     over the tokens in the mask.
 
-    The surrogate is a function of ``ratio = pi_theta / pi_anchor``, the weight is a function of ``pi_anchor /
-    pi_behaviour``, and ``kl`` estimates the divergence from ``pi_theta`` to the reference. The divergence is weighted
-    too, because older policies sampled the tokens it is estimated from. (GMPO weights its surrogate by the geometric
-    mean of the row's weights.) A token that the correction rejects or masks contributes nothing: no term, no entropy,
-    and no part of its row's mean ratio. It still counts in the denominator. Only ``logp_theta`` and ``entropy`` receive
-    a gradient.
+    The surrogate is a function of ``ratio = pi_theta / pi_anchor``, the weight is a function of
+    ``pi_anchor / pi_behaviour``, and ``kl`` estimates the divergence from ``pi_theta`` to the reference. The divergence
+    is weighted too, because older policies sampled the tokens it is estimated from. (GMPO weights its surrogate by the
+    geometric mean of the row's weights.) A token that the correction rejects or masks contributes nothing: no term, no
+    entropy, and no part of its row's mean ratio. It still counts in the denominator. Only ``logp_theta`` and
+    ``entropy`` receive a gradient.
 
     Args:
         logp_theta, logp_proximal: [n], log-probabilities (nats) of the sampled tokens under the policy being optimised,
@@ -182,9 +182,9 @@ def _geometric_mean(log_ratio: Tensor, tokens: LossTokens, kept: Tensor, clip: T
 def _mean_weight(weight: Tensor, tokens: LossTokens, kept: Tensor) -> Tensor:
     """[n], the geometric mean of the weights of the row's kept tokens.
 
-    GMPO maximises the geometric mean of what each token contributes. A token of weight ``w`` contributes ``w * ratio *
-    A``, so the mean of the weights multiplies the mean of the ratios. Without bound and clip, their product is the mean
-    of ``pi_theta / pi_behaviour``.
+    GMPO maximises the geometric mean of what each token contributes. A token of weight ``w`` contributes
+    ``w * ratio * A``, so the mean of the weights multiplies the mean of the ratios. Without bound and clip, their
+    product is the mean of ``pi_theta / pi_behaviour``.
     """
     logs = weight.log().clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD)
     return tokens.rows.means(logs, kept)[tokens.rows.index].exp()

@@ -38,7 +38,7 @@ KL_ANCHOR_THETA = _mean("loss/kl_anchor_theta", "nats", "k3 from the anchor poli
 IMPORTANCE_WEIGHT = _mean(
     "correction/importance_weight_mean", "1", "importance weight as applied: truncated, and 0 where rejected"
 )
-MASKED_FRACTION = _mean("correction/masked_fraction", "1", "share of tokens whose importance weight is out of bounds")
+MASKED_FRACTION = _mean("correction/masked_fraction", "1", "share of tokens left out because of their importance weight")
 REJECTED_FRACTION = _mean("correction/rejected_fraction", "1", "share of tokens left out by a rejection criterion")
 TRUNCATED_FRACTION = _mean("correction/truncated_fraction", "1", "share of tokens whose importance weight was truncated")
 RATIO_MEAN = _mean("correction/ratio_mean", "1", "proximal / behaviour probability, not truncated; 1 in expectation")
@@ -75,7 +75,7 @@ GRAD_NORM = _mean("learner/grad_norm", "1", "gradient norm before clipping; the 
 LEARNING_RATE = _mean("learner/lr", "1", "learning rate of the training step")
 TOKENS = _sum("learner/tokens", "tokens", "sampled tokens in the loss")
 TOKENS_MASKED_STALE = _sum("learner/tokens_masked_stale", "tokens", "sampled tokens left out because they are too stale")
-TOKENS_MASKED_WEIGHT = _sum("learner/tokens_masked_weight", "tokens", "tokens whose importance weight is out of bounds")
+TOKENS_MASKED_WEIGHT = _sum("learner/tokens_masked_weight", "tokens", "tokens left out because of their importance weight")
 TOKENS_REJECTED = _sum("learner/tokens_rejected", "tokens", "tokens left out by a rejection criterion")
 TOKENS_COMPUTED = _sum(
     "learner/tokens_computed",

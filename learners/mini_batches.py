@@ -5,7 +5,7 @@ What always holds:
 * every row is in exactly one mini-batch, every epoch trains each mini-batch once, and groups stay whole, so that rows
   that are compared are trained in the same optimizer step;
 * the numbers of groups in mini-batches differ by at most one;
-* mini-batches are the same in every epoch, so that a rank needs no rows but its own; only their order is drawn anew;
+* mini-batches are the same in every epoch, so that a rank needs no rows but its own; only their order is drawn again;
 * the plan depends only on the batch and the arguments, so that a batch trained again after a crash gives the same
   weights.
 """
