@@ -84,8 +84,7 @@ def plan(batch: Batch, data_parallel: int, micro_batch_tokens: int, *, share_pre
 
 
 def _families(batch: Batch, lengths: Sequence[int], share_prefixes: bool) -> list[_Family]:
-    """Divide the rows of the batch into families: those of a group together if they share a prefix, all others each
-    alone."""
+    """Divide the rows of the batch into families: the rows of a group that share a prefix, or a single row."""
     groups: dict[int, MicroBatchRows] = {}
     for number, row in enumerate(batch.rows):
         groups.setdefault(row.group_id, []).append(number)

@@ -94,7 +94,7 @@ class Adapter(torch.nn.Module):
             if matrix == self.divided:
                 set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=self.axis, stride=1)
             else:
-                # Each rank multiplies its own part of the sequence by this matrix, so Megatron must sum the ranks' gradients.
+                # Each rank multiplies its own part of the sequence by this matrix, so Megatron must sum the gradients.
                 parameter.sequence_parallel = config.sequence_parallel
             self.register_parameter(matrix, parameter)
 

@@ -45,10 +45,10 @@ class PolicyModel(GPTModel):
         self.rotary_pos_emb.inv_freq = config.inverse_frequencies.to(torch.cuda.current_device())
         for name, parameter in self.named_parameters():
             if ".mlp.experts." in name:
-                # Megatron sets this only where there are several expert-parallel ranks. Two things need it always: gradients of
-                # experts are summed over all ranks that hold the same experts (with `tensor_parallel` alone, too few ranks would
-                # take part), and the optimizer that has the experts, which decides their names in a checkpoint, is the same in
-                # every layout.
+                # Megatron sets this only where there are several expert-parallel ranks, but it is needed in every layout.
+                # Without it, `tensor_parallel` alone would sum the gradients of experts over too few of the ranks that hold
+                # them. It also decides which optimizer has the experts, and so their names in a checkpoint, which must not
+                # depend on the layout.
                 parameter.allreduce = False
 
     def forward(
