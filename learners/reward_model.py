@@ -47,7 +47,8 @@ class RewardModel:
             for place, index in enumerate(chosen):
                 token_ids[place, : lengths[place]] = torch.from_numpy(rows[index].astype(np.int64))
             mask = torch.arange(token_ids.shape[1]) < lengths[:, None]
-            # Padding is on the right, where no token of a row attends. The model skips the padding token to find a row's end.
+            # Padding is on the right, where no token of a row attends. The model skips the padding token to find a
+            # row's end.
             logits = self._model(input_ids=token_ids.to(self._device), attention_mask=mask.long().to(self._device)).logits
             for index, score in zip(chosen, logits[:, 0].tolist(), strict=True):
                 scores[index] = score

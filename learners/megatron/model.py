@@ -45,10 +45,10 @@ class PolicyModel(GPTModel):
         self.rotary_pos_emb.inv_freq = config.inverse_frequencies.to(torch.cuda.current_device())
         for name, parameter in self.named_parameters():
             if ".mlp.experts." in name:
-                # Megatron sets this only where there are several expert-parallel ranks, but it is needed in every layout.
-                # Without it, `tensor_parallel` alone would sum the gradients of experts over too few of the ranks that hold
-                # them. It also decides which optimizer has the experts, and so their names in a checkpoint, which must not
-                # depend on the layout.
+                # Megatron sets this only where there are several expert-parallel ranks, but it is needed in every
+                # layout. Without it, `tensor_parallel` alone would sum the gradients of experts over too few of the
+                # ranks that hold them. It also decides which optimizer has the experts, and so their names in a
+                # checkpoint, which must not depend on the layout.
                 parameter.allreduce = False
 
     def forward(
@@ -69,7 +69,8 @@ class PolicyModel(GPTModel):
         """
         embedded = self.embedding(input_ids=token_ids.unsqueeze(0), position_ids=None) if self.pre_process else None
         if embedded is not None and torch.is_grad_enabled() and not embedded.requires_grad:
-            # The embedding is frozen, and a recomputed layer gets gradients only if one of its inputs requires a gradient.
+            # The embedding is frozen, and a recomputed layer gets gradients only if one of its inputs requires a
+            # gradient.
             embedded.requires_grad_()
         rotary = None
         if uses_transformer_engine(self.config) and not packed.prefixes:
@@ -109,7 +110,8 @@ def distribute(chunks: Sequence[PolicyModel], learner: LearnerConfig) -> tuple[l
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=True,
         overlap_grad_reduce=False,
-        # With overlap, parameters would stay one step old until the next forward pass, and publishing would send old ones.
+        # With overlap, parameters would stay one step old until the next forward pass, and publishing would send old
+        # ones.
         overlap_param_gather=False,
     )
     wrapped = [DistributedDataParallel(chunk.config, settings, chunk) for chunk in chunks]

@@ -201,7 +201,8 @@ def _transformer_config(source: PreTrainedConfig, learner: LearnerConfig) -> Tra
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         fp8=None if learner.fp8 == "none" else learner.fp8,
-        # Scales are computed from the tensors as they are. Others need a history, which a checkpoint would have to hold.
+        # Scales are computed from the tensors as they are. Others need a history, which a checkpoint would have to
+        # hold.
         fp8_recipe="tensorwise",
         # Needed although all weights are loaded: only the initialisation marks parameters as split over tensor-parallel
         # ranks, and an unmarked parameter would be left out of the gradient norm on all ranks except the first.

@@ -34,8 +34,8 @@ def load_state(optimizer: DistributedOptimizer, loaded: dict[str, Any]) -> None:
     optimizer.load_state_dict(loaded)
     for group, setting in zip(inner.param_groups, settings, strict=True):
         group.update(setting)
-    # Megatron has now given all parameters the same step counter object, which Adam would advance once for each of them.
-    # Megatron would also look for the counter among the tensors, where it is not.
+    # Megatron has now given all parameters the same step counter object, which Adam would advance once for each of
+    # them. Megatron would also look for the counter among the tensors, where it is not.
     steps = {parameter: inner.state[parameter].pop("step", None) for parameter in _parameters(inner)}
     with torch.no_grad():
         optimizer.load_parameter_state_from_fully_reshardable(tensors)

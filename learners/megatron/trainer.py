@@ -52,8 +52,8 @@ class Trainer:
     and so are all methods except :meth:`shards` and :meth:`close`: all ranks make the same calls.
 
     Attributes:
-        peak_flops: dense bfloat16 operations per second of this rank's device; None if not known, or if the recipe's data
-            type is not bfloat16.
+        peak_flops: dense bfloat16 operations per second of this rank's device; None if not known, or if the recipe's
+            data type is not bfloat16.
 
     Args:
         algorithm: says whether there is a critic, and whether a reference is kept.
