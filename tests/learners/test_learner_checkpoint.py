@@ -181,8 +181,8 @@ def test_damage_is_named_on_all_ranks_and_changes_nothing(folder, sound, copies)
         for kind, text, _ in outcomes:
             assert kind == "CheckpointDamaged"
             assert text.startswith(f"checkpoint {source} is damaged: {problem}")
-            remedy = "so that the checkpoint before it is used, or start a new run"
-            assert text.endswith(remedy)
+            remedy = "put it back from a copy, or move the folder away, so that the checkpoint before it is used"
+            assert text.endswith(f"{remedy}, or start a new run")
         assert_identical(assemble([outcome[2] for outcome in outcomes]), start)
     assert [kind for kind, _, _ in loaded] == ["", ""]
     assert distance(assemble([outcome[2] for outcome in loaded]), start) > 1e-3
