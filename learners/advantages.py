@@ -1,10 +1,11 @@
 """Advantages: how much better an episode, or a turn, did than expected. Pure functions of tensors, in float64.
 
-Where a formula only compares within groups, a group without spread (of one, or of equal returns) has advantage exactly 0: it says
-nothing about what to prefer. Where the batch's mean is subtracted afterwards (reinforce_plus_plus, gdpo), such a group has what
-is left of 0: minus that mean over the deviation. A batch without spread has advantage 0 where a formula divides by the batch's
-deviation. Values that differ by rounding alone have no spread, see :mod:`asyncrl.core.spread`. Standard deviations are the
-population's, and nothing is added to them.
+A group without spread (it has one member, or equal returns) says nothing about what to prefer. Where a formula only
+compares within groups, its advantage is exactly 0. Two kinds normalise over the batch afterwards (reinforce_plus_plus
+with the group baseline, and gdpo); there, such a group gets minus the batch's mean, divided by the batch's deviation.
+Where a formula divides by the batch's deviation, a batch without spread has advantage 0. Values that differ only by
+rounding have no spread, see :mod:`asyncrl.core.spread`. Standard deviations are those of the population, and no epsilon
+is added to them.
 """
 
 import math
@@ -32,12 +33,12 @@ from learners.segments import Segments
 
 
 class Returns(msgspec.Struct, frozen=True):
-    """The episodes, or turns, that are compared.
+    """The returns of the ``u`` episodes, or turns, that are compared.
 
     Attributes:
-        values: [u], the reward of each episode, or what each turn and later ones brought.
-        group: int64 [u], number of the group that each is compared within, from 0.
-        tokens: int64 [u], tokens of each that may enter the loss.
+        values: [u], the reward of each episode, or the discounted sum of the rewards of each turn and all later turns.
+        group: int64 [u], the number of the group that each is compared within, counted from 0.
+        tokens: int64 [u], the number of tokens of each episode that may enter the loss; 1 for each turn.
     """
 
     values: Tensor
@@ -46,11 +47,13 @@ class Returns(msgspec.Struct, frozen=True):
 
 
 def advantages(returns: Returns, config: Advantage) -> Tensor:
-    """float32 [u], advantages of the recipe's kind; formulas and sources stand with each function.
+    """Compute the advantages of the recipe's kind, float32 [u]. The function of each kind states its formula and
+    source.
 
     Raises:
-        ValueError: for kind gae, which needs a critic's values (see :mod:`.token_credit`), gdpo, which needs several rewards (see
-            :func:`decoupled_advantages`), and remax, which needs a greedy episode (see :func:`against_greedy`).
+        ValueError: for kind gae, which needs a critic's values (see :mod:`.token_credit`), gdpo, which needs several
+            rewards (see :func:`decoupled_advantages`), and remax, which needs a greedy episode (see
+            :func:`against_greedy`).
     """
     groups = _Groups(returns)
     match config:
@@ -80,19 +83,22 @@ def advantages(returns: Returns, config: Advantage) -> Tensor:
 
 
 def against_greedy(values: Tensor, greedy: Tensor) -> Tensor:
-    """float32 [u], reward minus that of the greedy episode of the same task (ReMax, Li et al. 2023, arXiv:2310.10505)."""
+    """float32 [u], each reward minus the reward of the greedy episode of the same task (ReMax, Li et al. 2023,
+    arXiv:2310.10505)."""
     return (values.double() - greedy.double()).float()
 
 
 def decoupled_advantages(rewards: Tensor, weights: Tensor, group: Tensor, tokens: Tensor) -> Tensor:
-    """float32 [u]. Each reward is standardised within its group, then their weighted sum is, over the batch's tokens.
+    """Combine several rewards of each episode into one advantage, float32 [u].
 
-    Standardising the sum instead gives different combinations of rewards the same advantage. A group whose rewards are all equal
-    adds 0 to the sum, and then has the advantage of that: minus the batch's mean over its deviation.
+    Each reward is standardised within its group. The weighted sum of the results is then standardised over the tokens
+    of the batch. Standardising the sum of the rewards instead gives different combinations of rewards the same
+    advantage. A group whose rewards are all equal contributes 0 to the sum, so its advantage is minus the batch's mean,
+    divided by the batch's deviation.
 
     Args:
-        rewards: [u, k], several rewards of each episode.
-        weights: [k].
+        rewards: [u, k], the rewards of each episode.
+        weights: [k], the weight of each reward.
         group, tokens: as in :class:`Returns`.
 
     Source: GDPO, Liu et al. 2026, arXiv:2601.05242.
@@ -102,8 +108,8 @@ def decoupled_advantages(rewards: Tensor, weights: Tensor, group: Tensor, tokens
 
 
 def batch_normalised(values: Tensor, tokens: Tensor) -> Tensor:
-    """float64 [u], ``values`` minus their mean, divided by their standard deviation, both over all tokens of the batch (Hu et al.
-    2025, arXiv:2501.03262); 0 where the tokens have no spread."""
+    """float64 [u], ``values`` minus their mean, divided by their standard deviation, both over all tokens of the batch
+    (Hu et al. 2025, arXiv:2501.03262); 0 if the values have no spread."""
     values, share = values.double(), tokens.double() / tokens.sum().clamp(min=1)
     counted = values[tokens > 0]
     if not len(counted) or not has_spread((counted.min().item(), counted.max().item())):
@@ -113,11 +119,13 @@ def batch_normalised(values: Tensor, tokens: Tensor) -> Tensor:
 
 
 def pass_at_k_advantages(values: Tensor, group: Tensor, k: int, success: float) -> Tensor:
-    """float64 [u], mean advantage of the sets of ``k`` that each episode is in, a set's reward being whether one succeeds.
+    """float64 [u], the mean advantage of the sets of ``k`` episodes that each episode is in. A set's reward is whether
+    at least one of its episodes succeeds.
 
-    In a group of ``n`` with ``f`` failures, ``m = 1 - C(f, k) / C(n, k)`` and ``s = sqrt(m * (1 - m))`` are mean and deviation
-    over its sets. A success has ``(1 - m) / s``, a failure ``(1 - m - C(f - 1, k - 1) / C(n - 1, k - 1)) / s``. Groups smaller
-    than ``k`` have 0, and so have groups in which every set succeeds, or none does.
+    Take a group of ``n`` episodes with ``f`` failures. Over its sets, the reward has mean ``m = 1 - C(f, k) / C(n, k)``
+    and deviation ``s = sqrt(m * (1 - m))``. A success gets ``(1 - m) / s``, a failure
+    ``(1 - m - C(f - 1, k - 1) / C(n - 1, k - 1)) / s``. Advantages are 0 in groups smaller than ``k``, and where every
+    set succeeds or none does.
 
     Source: Chen et al. 2025, arXiv:2508.10751.
     """
@@ -139,10 +147,12 @@ def _succeeded(values: Tensor, success: float) -> Tensor:
 
 
 def _over_the_rate_of_success(groups: "_Groups", success: float) -> Tensor:
-    """``(s - m) / m``, with ``s`` 1 for a success and 0 for a failure and ``m`` its mean over the group; 0 if nobody succeeds.
+    """``(s - m) / m``: ``s`` is 1 for a success and 0 for a failure, and ``m`` is its mean over the group; 0 if no
+    episode succeeds.
 
-    The gradient is the mean of the successes' scores less the mean of everybody's: that of ``log m`` and not of ``m``, up to what
-    ``n`` episodes can tell (MaxRL, Tajwar, Zeng et al. 2026, arXiv:2602.02710, algorithm 1; for binary rewards).
+    The gradient is the mean score of the successes minus the mean score of all episodes. It estimates the gradient of
+    ``log m`` instead of ``m``, as far as ``n`` episodes can tell (MaxRL, Tajwar, Zeng et al. 2026, arXiv:2602.02710,
+    algorithm 1; for binary rewards).
     """
     succeeded = _succeeded(groups.values, success).double()
     rate = (groups.segments.sums(succeeded) / groups.size)[groups.of]
@@ -150,10 +160,10 @@ def _over_the_rate_of_success(groups: "_Groups", success: float) -> Tensor:
 
 
 def _lead_over_the_others(groups: "_Groups") -> Tensor:
-    """The group's best reward minus the best of the others: above 0 for a single best episode, 0 for all others.
+    """The group's best reward minus the second best, for the one episode that is best; 0 for all other episodes.
 
-    The leave-one-out estimate of the gradient of the expected best of as many tries as the group has episodes (Tang et al. 2025,
-    arXiv:2503.19595).
+    This is the leave-one-out estimate of the gradient of the expected best reward, in as many tries as the group has
+    episodes (Tang et al. 2025, arXiv:2503.19595).
     """
     result = torch.zeros_like(groups.values)
     for number in range(groups.segments.count):
@@ -165,21 +175,21 @@ def _lead_over_the_others(groups: "_Groups") -> Tensor:
 
 
 def _leave_one_out(groups: "_Groups") -> Tensor:
-    """Value minus the mean of the others of the group (Ahmadian et al. 2024, arXiv:2402.14740)."""
+    """Each value minus the mean of the other values of the group (Ahmadian et al. 2024, arXiv:2402.14740)."""
     size = groups.size[groups.of]
     return groups.centred() * size / (size - 1).clamp(min=1)
 
 
 def _length_weighted(groups: "_Groups") -> Tensor:
-    """Value minus the group's mean weighted by tokens (Hao et al. 2025, arXiv:2505.23585)."""
+    """Each value minus the group's mean, which is weighted by tokens (Hao et al. 2025, arXiv:2505.23585)."""
     tokens = groups.tokens
     baseline = groups.segments.sums(tokens * groups.values) / groups.segments.sums(tokens).clamp(min=1)
     return groups.where_varied(groups.values - baseline[groups.of])
 
 
 def _scaled_for_groups_without_spread(groups: "_Groups") -> Tensor:
-    """Value minus the group's mean, times all groups over those with spread: groups without spread have no gradient and would
-    dilute the batch's (Chu et al. 2025, arXiv:2504.02546)."""
+    """Each value minus the group's mean, times the number of groups divided by the number of groups with spread. Groups
+    without spread have no gradient and would dilute the batch's (Chu et al. 2025, arXiv:2504.02546)."""
     return groups.centred() * len(groups.varies) / groups.varies.sum().clamp(min=1)
 
 

@@ -1,7 +1,7 @@
-"""How the loss terms of tokens become one loss, always over the whole batch.
+"""Aggregation: how the loss terms of tokens become one loss, always over the whole batch.
 
-The denominator and each row's share follow from the rows' token counts before anything is rejected. Micro-batches, packing and
-data parallelism therefore never change the loss or its gradient: the sums of the parts add up to it.
+The denominator and each row's share depend only on the rows' token counts before anything is rejected. Micro-batches,
+packing and data parallelism therefore never change the loss or its gradient: the parts add up to it.
 """
 
 import torch
@@ -17,10 +17,10 @@ from asyncrl.core.recipe.algorithm import (
 
 
 def row_shares(loss_tokens: Tensor, config: Aggregation) -> Tensor:
-    """float64 [rows], the factor of each row's loss terms.
+    """float64 [rows], the factor that multiplies each row's loss terms.
 
     Args:
-        loss_tokens: int64 [rows], tokens of each row of the whole batch that may enter the loss.
+        loss_tokens: int64 [rows], the number of tokens of each row that may enter the loss, for the whole batch.
     """
     match config:
         case SequenceMeanTokenMean():
@@ -30,14 +30,15 @@ def row_shares(loss_tokens: Tensor, config: Aggregation) -> Tensor:
 
 
 def denominator(loss_tokens: Tensor, weights: Tensor, config: Aggregation) -> float:
-    """The number that the sum over the batch is divided by. Rows without a token in the loss do not count.
+    """The number that divides the sum of the loss terms over the batch. Rows without a token in the loss do not count.
 
-    A row counts as much here as its terms count in the sum. So the loss is the ratio of two estimates that the sampler's weights
-    make unbiased: of the terms, and of the tokens (or rows), of all groups that were ready.
+    Each row is weighted here as its terms are weighted in the sum. So the loss is a ratio of two estimates, both
+    unbiased thanks to the sampler's weights: the sum of the terms, and the number of tokens (or rows), of all groups
+    that were ready.
 
     Args:
         loss_tokens: int64 [rows], as in :func:`row_shares`.
-        weights: float64 [rows], the sampler's weights; 1 where it needs none.
+        weights: float64 [rows], the sampler's weights; 1 where the sampler needs none.
     """
     rows = float(weights[loss_tokens > 0].sum())
     match config:

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: version, model, layout, and the checkpoint's files with sizes and checksums.
 
-Always holds: the manifest is the last file of a checkpoint to be written, and a checkpoint that passes :meth:`Manifest.check` is,
-to the bit, what was written. Nothing here needs torch.
+What always holds: the manifest is the last file of a checkpoint to be written, and a checkpoint that passes
+:meth:`Manifest.check` is, to the bit, what was written. Nothing here needs torch.
 """
 
 import zlib
@@ -20,7 +20,7 @@ _READ_BYTES = 4 * 2**20
 
 
 class CheckpointNotWritten(AsyncRLError):
-    """A checkpoint could not be written. Nothing bears its name, and the learner can go on."""
+    """A checkpoint could not be written. No folder has its name, and training can continue."""
 
 
 class CheckpointDamaged(AsyncRLError):
@@ -30,7 +30,7 @@ class CheckpointDamaged(AsyncRLError):
         self.folder, self.problem = folder, problem
         super().__init__(
             f"checkpoint {folder} is damaged: {problem}; put it back from a copy, or move the folder away, so that the "
-            "checkpoint before it is used, or launch anew"
+            "checkpoint before it is used, or start a new run"
         )
 
 
@@ -38,6 +38,7 @@ class UnknownClass(AsyncRLError):
     """A checkpoint's file names a class or a function that is not among those that belong there.
 
     Args:
+        folder: the checkpoint.
         file: the file, or the object in a file, that names it.
         name: the class or function, with its module.
     """
@@ -45,22 +46,23 @@ class UnknownClass(AsyncRLError):
     def __init__(self, folder: Path, file: str, name: str) -> None:
         self.folder, self.file, self.name = folder, file, name
         super().__init__(
-            f"{file} of checkpoint {folder} names {name}, which no checkpoint of this program holds and which could run code of "
-            "somebody else's; nothing of it was loaded. If you do not know who wrote it, trust nothing in the run folder; else "
-            "put the checkpoint back from a copy, or move its folder away, so that the checkpoint before it is used"
+            f"{file} of checkpoint {folder} names {name}, which asyncrl never writes into a checkpoint and which could run "
+            "foreign code; nothing was loaded. If you do not know who wrote the checkpoint, trust nothing in the run folder; "
+            "otherwise put the checkpoint back from a copy, or move its folder away, so that the one before it is used"
         )
 
 
 class CheckpointMismatch(AsyncRLError):
-    """A checkpoint holds another model than the one to be loaded."""
+    """A checkpoint was written by a different model than the one it is to be loaded into."""
 
 
 class CheckpointShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that two models must share for the one's state to fit the other: sizes, options that add parameters, data type.
+    """Everything that two models must have in common so that one can load the other's checkpoint: sizes, options that
+    add parameters, data type.
 
     Attributes:
-        adapters: in words, the adapters that are trained in place of the policy's weights.
-        frozen_weights: sum of the bits of the policy's weights where they are not trained; 0 where they are.
+        adapters: description of the adapters that are trained instead of the policy's weights.
+        frozen_weights: a checksum, the sum of the bits of the policy's weights, if they are not trained; 0 if they are.
     """
 
     layers: int
@@ -91,10 +93,10 @@ class StoredFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, path: Path) -> "StoredFile":
-        """The record of a file as it lies on disk now.
+        """Make the record of a file as it is on disk now.
 
         Raises:
-            OSError: if it cannot be read.
+            OSError: if the file cannot be read.
         """
         size = checksum = 0
         with path.open("rb") as file:
@@ -105,7 +107,7 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """The state of the learner that changes during the run, beside the tensors.
+    """The state of the learner that changes during the run, apart from the tensors.
 
     Attributes:
         version: policy version of the weights.
@@ -117,7 +119,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All that must be known before a checkpoint is loaded.
+    """Everything that must be known before a checkpoint is loaded.
 
     Attributes:
         layout: layout of the ranks that wrote the checkpoint.
@@ -130,10 +132,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """The manifest of the checkpoint in ``folder``.
+        """Read the manifest of the checkpoint in ``folder``.
 
         Raises:
-            CheckpointDamaged: if there is no manifest, or it cannot be understood.
+            CheckpointDamaged: if there is no manifest, or it cannot be decoded.
         """
         try:
             return msgspec.json.decode((folder / NAME).read_bytes(), type=cls)
@@ -143,18 +145,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             raise CheckpointDamaged(folder, f"{NAME} is not a manifest ({error})") from error
 
     def require_name(self, folder: Path) -> None:
-        """Compare the version in the manifest with the one in the folder's name, if that is a checkpoint's name.
+        """Check that the folder's name, if it is a checkpoint's name, has the version of the manifest.
 
         Raises:
-            CheckpointDamaged: naming both.
+            CheckpointDamaged: naming both versions, if they differ.
         """
         named, version = checkpoints.version_of(folder), self.progress.version
         if named is not None and named != version:
-            problem = f"its name says version {named}, and the files in it are of version {version}"
-            raise CheckpointDamaged(folder, f"{problem}, which belong into {checkpoints.path_of(folder.parent, version).name}")
+            problem = f"its name says version {named}, but the files in it are of version {version}"
+            raise CheckpointDamaged(folder, f"{problem} and belong in {checkpoints.path_of(folder.parent, version).name}")
 
     def check(self, folder: Path, files: Iterable[StoredFile]) -> None:
-        """Read ``files``, some or all of the manifest's, and compare them with what was written.
+        """Read ``files``, which are some or all of the manifest's, and compare them with what was written.
 
         Raises:
             CheckpointDamaged: naming the first file that is missing or different.
@@ -165,12 +167,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             except OSError as error:
                 raise CheckpointDamaged(folder, f"{expected.name} cannot be read ({error.strerror})") from error
             if found.size != expected.size:
-                raise CheckpointDamaged(folder, f"{expected.name} has {found.size} bytes, {expected.size} were written")
+                raise CheckpointDamaged(folder, f"{expected.name} has {found.size} bytes, but {expected.size} were written")
             if found != expected:
-                raise CheckpointDamaged(folder, f"{expected.name} does not have the checksum that was written")
+                raise CheckpointDamaged(folder, f"{expected.name} does not have the checksum it was written with")
 
     def require(self, shape: CheckpointShape, folder: Path) -> None:
-        """Compare the model of the checkpoint in ``folder`` with the one it is to be loaded into.
+        """Check that the checkpoint in ``folder`` fits the model it is to be loaded into.
 
         Raises:
             CheckpointMismatch: naming what differs.
@@ -180,5 +182,5 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         if differing:
             raise CheckpointMismatch(
                 f"checkpoint {folder} is of another model: {', '.join(differing)}; resume with the model, learner.dtype "
-                "and learner.lora it was saved with, or launch anew"
+                "and learner.lora it was saved with, or start a new run"
             )

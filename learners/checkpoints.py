@@ -1,7 +1,8 @@
 """The folder of a run's checkpoints: finding the newest, and removing old ones.
 
-Always holds: a folder with a checkpoint's name is complete. A checkpoint is written under a hidden name and renamed when it is
-complete, and renamed to a hidden one before its first file is removed. Nothing here reads a checkpoint.
+What always holds: a folder with a checkpoint's name is complete. A checkpoint is written under a hidden name and
+renamed once it is complete; before its first file is removed, it is renamed to a hidden name again. Nothing here reads
+a checkpoint's files.
 """
 
 import shutil
@@ -14,12 +15,12 @@ _PARTIAL, _DOOMED = ".partial", ".doomed"
 
 
 def path_of(folder: Path, version: PolicyVersion) -> Path:
-    """Where the checkpoint of ``version`` lies in ``folder``, or would."""
+    """The path in ``folder`` where the checkpoint of ``version`` lies, or would lie."""
     return folder / f"{_PREFIX}{version:06d}"
 
 
 def version_of(checkpoint: Path) -> PolicyVersion | None:
-    """The version in the name of a checkpoint; None if it is not a checkpoint's name."""
+    """The version in the name of a checkpoint; None if the name is not a checkpoint's."""
     number = checkpoint.name.removeprefix(_PREFIX)
     return PolicyVersion(int(number)) if checkpoint.name.startswith(_PREFIX) and number.isdecimal() else None
 
@@ -30,10 +31,10 @@ def newest(folder: Path) -> tuple[PolicyVersion, Path] | None:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all checkpoints but the ``keep`` newest, and finish what an earlier removal left.
+    """Remove all checkpoints except the ``keep`` newest, and finish any removal that was interrupted earlier.
 
     Raises:
-        ValueError: if none would be left.
+        ValueError: if ``keep`` is below 1.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; a run that keeps no checkpoint cannot be resumed")
@@ -44,12 +45,13 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def partial_of(checkpoint: Path) -> Path:
-    """Where ``checkpoint`` lies while it is written: beside it, so that a rename completes it."""
+    """The path where ``checkpoint`` lies while it is being written: beside its final path, so that a rename completes
+    it."""
     return _hidden(checkpoint, _PARTIAL)
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove the unfinished checkpoints in ``folder``. Only its writer may call this."""
+    """Remove the unfinished checkpoints in ``folder``. Only the process that writes checkpoints there may call this."""
     for partial in folder.glob(f".*{_PARTIAL}"):
         shutil.rmtree(partial)
 

@@ -1,8 +1,8 @@
-"""Corrections for tokens that other policies sampled than the one being trained. Pure functions of tensors.
+"""Corrections for tokens that an older policy sampled than the one being trained. Pure functions of tensors.
 
-A correction makes three independent choices: which policy anchors the loss's ratio, how the ratio of anchor to behaviour
-probability weighs a token, and what is left out. Nothing here has a gradient. No ratio is a product over a whole row, because its
-variance would grow exponentially with length.
+A correction makes three independent choices: which policy anchors the loss's ratio, how the ratio of anchor to
+behaviour probability weights a token, and which tokens are left out. Nothing here has a gradient. No
+weight is a product over a whole row, because its variance would grow exponentially with length.
 """
 
 from typing import NamedTuple
@@ -27,12 +27,12 @@ from learners.segments import Segments
 
 
 class Corrected(NamedTuple):
-    """The outcome of the correction for each token; all are [n].
+    """The outcome of the correction for each token; all tensors are [n].
 
     Attributes:
-        logp_anchor: float32, log-probability under the policy that the loss's ratio is formed with.
+        logp_anchor: float32, log-probability under the anchor, the policy that the loss's ratio is taken to.
         weight: float32, factor of the loss term; at least 0.
-        truncated: bool, whether the bound made the weight smaller.
+        truncated: bool, whether the bound reduced the weight.
         masked: bool, whether the token is left out because its weight is out of bounds.
         rejected: bool, whether a criterion leaves the token out.
     """
@@ -48,19 +48,22 @@ def correct(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, confi
     """Correct each token for having been sampled by an older policy.
 
     Args:
-        logp_theta, logp_proximal: float32 [n], log-probabilities under the policy being optimised and the one before the step.
+        logp_theta, logp_proximal: float32 [n], log-probabilities under the policy being optimised, and under the policy
+            before the training step.
 
-    Source: the decoupled objective of Hilton et al. 2022, arXiv:2110.00641; truncation, Espeholt et al. 2018, arXiv:1802.01561;
-    two-sided mask, Ling Team 2025, arXiv:2510.18855; log-linear anchor, Li et al. 2025, arXiv:2512.06547; masking whole
-    sequences, Li et al. 2025, arXiv:2512.23075; masking losing ones, DeepSeek-AI 2025, arXiv:2512.02556. Sources of what looks at
-    the whole batch stand in :mod:`.batch_correction`.
+    Source: the decoupled objective of Hilton et al. 2022, arXiv:2110.00641; truncation, Espeholt et al. 2018,
+    arXiv:1802.01561; two-sided mask, Ling Team 2025, arXiv:2510.18855; log-linear anchor, Li et al. 2025,
+    arXiv:2512.06547; masking whole sequences, Li et al. 2025, arXiv:2512.23075; masking sequences with a negative
+    advantage, DeepSeek-AI 2025, arXiv:2512.02556. For criteria over the whole batch, see the sources in
+    :mod:`.batch_correction`.
 
     Raises:
-        ValueError: if there is a criterion over the whole batch, and the tokens do not say which of them it rejects.
+        ValueError: if ``config`` has a criterion over the whole batch, and ``tokens`` do not say which tokens it
+            rejects.
     """
     logp_theta, logp_proximal = logp_theta.detach(), logp_proximal.detach()
     logp_anchor = _anchor(logp_theta, logp_proximal, tokens, config.anchor)
-    # Zero where masked: any number may stand there, and 0 * inf is not 0.
+    # Set to zero outside the mask: any number may stand there, and 0 * inf is not 0.
     to_anchor = torch.where(tokens.mask, logp_anchor - tokens.logp_behaviour, 0.0)
     to_proximal = torch.where(tokens.mask, logp_proximal - tokens.logp_behaviour, 0.0)
     to_theta = torch.where(tokens.mask, logp_theta - tokens.logp_behaviour, 0.0)
@@ -80,11 +83,12 @@ def correct(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, confi
 
 
 def _anchor(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, anchor: str) -> Tensor:
-    """The anchor's log-probability of each token.
+    """The log-probability of each token under the anchor.
 
-    The log-linear anchor of a token ``d`` versions old lies ``1 / d`` of the way from the current policy back to behaviour. A
-    fresh token, like one a single version old, is anchored at the behaviour policy itself: anchored at the current policy, it
-    would have neither ratio nor clip in the later optimizer steps of its batch.
+    For a token that is ``d`` versions old, the log-linear anchor lies ``1 / d`` of the way from the current policy back
+    to the behaviour policy. A fresh token, like a token one version old, is anchored at the behaviour policy itself:
+    anchored at the current policy, its ratio would always be 1, and nothing would clip it in the later optimizer steps
+    of its batch.
     """
     match anchor:
         case "behaviour":
@@ -106,22 +110,24 @@ def _importance(log_ratio: Tensor, tokens: LossTokens, level: str) -> Tensor:
 
 
 def _rejected(log_ratio: Tensor, to_theta: Tensor, tokens: LossTokens, criterion: Rejection) -> Tensor:
-    """bool [n], the tokens that a criterion rejects. Ratios are compared as logarithms: a sum over a long row cannot overflow.
+    """bool [n], the tokens that a criterion rejects. Ratios are compared as logarithms, so that a sum over a long row
+    cannot overflow.
 
     Args:
-        log_ratio, to_theta: [n], log-ratios to the behaviour policy: of the policy before the step, and of the one optimised.
+        log_ratio, to_theta: [n], log-ratios to the behaviour policy: that of the policy before the training step, and
+            that of the policy being optimised.
     """
     match criterion:
         case RejectSecondMoment():
             if tokens.outliers is None:
-                raise ValueError("a reject of kind second_moment needs outliers, which are found over the whole batch beforehand")
+                raise ValueError("a reject of kind second_moment needs outliers; find them over the whole batch beforehand")
             return tokens.mask & tokens.outliers
         case RejectOffPolicySequence(upper=upper):
             return tokens.mask & (tokens.advantages < 0) & (_reduced(-to_theta, tokens, "sequence", "mean") > upper)
         case RejectRatio(level=level, reduce=reduce, lower=lower, upper=upper):
             low, high = torch.tensor([lower, upper], dtype=log_ratio.dtype, device=log_ratio.device).log().unbind()
             largest = _reduced(log_ratio, tokens, level, reduce)
-            # At the lower end of the range it is the smallest token that counts.
+            # The lower bound applies to the smallest value.
             smallest = -_reduced(-log_ratio, tokens, level, reduce)
             return tokens.mask & ((largest > high) | (smallest < low))
         case RejectDivergence(estimator=estimator, level=level, reduce=reduce, upper=upper):
@@ -129,7 +135,7 @@ def _rejected(log_ratio: Tensor, to_theta: Tensor, tokens: LossTokens, criterion
 
 
 def _reduced(values: Tensor, tokens: LossTokens, level: str, reduce: str) -> Tensor:
-    """[n], for each token the reduction over its segment."""
+    """[n], each token gets the reduction of ``values`` over its unit, see :func:`units`."""
     segments = units(tokens, level)
     if segments is None:
         return values
@@ -144,5 +150,5 @@ def _reduced(values: Tensor, tokens: LossTokens, level: str, reduce: str) -> Ten
 
 
 def units(tokens: LossTokens, level: str) -> Segments | None:
-    """The turns or rows that a level treats as a unit; None where every token is a unit of its own."""
+    """The turns or rows that ``level`` treats as units; None if every token is a unit of its own."""
     return {"segment": tokens.turns, "sequence": tokens.rows}.get(level)

@@ -1,10 +1,9 @@
-"""Chooses the tokens that a covariance loss treats apart: a few of those that move entropy most.
+"""Chooses the tokens that a covariance loss treats differently: a few of those that move entropy most.
 
-The choice is made over the whole batch, before the step.
-
-The covariance of a token is ``(log p - mean log p) * (A - mean A)``, with means over the batch's tokens in the loss and ``p`` the
-behaviour policy's probability: it is known before the forward pass, and so the choice does not depend on how the batch is divided
-over micro-batches and ranks (Cui et al. 2025, arXiv:2505.22617).
+The choice is made over the whole batch, before the training step. The covariance of a token is
+``(log p - mean log p) * (A - mean A)``, with means over the batch's tokens in the loss; ``p`` is the behaviour policy's
+probability. It is known before the forward pass, so the choice does not depend on how micro-batches and ranks divide
+the batch (Cui et al. 2025, arXiv:2505.22617).
 """
 
 from collections.abc import Callable, Sequence
@@ -27,16 +26,19 @@ def single_out(
     add: Callable[[Tensor], Tensor],
     gather: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """bool [n], the tokens of this rank that are treated apart.
+    """bool [n], the tokens of this rank that are treated differently.
 
-    They are exactly ``config.share`` of the batch, rounded down and at least one, if that many qualify. ``kl_cov`` takes those of
-    highest covariance, of equal ones those with the smallest draw; ``clip_cov`` those with the smallest draw among all whose
-    covariance lies between ``low`` and ``high``.
+    Their number over all ranks is exactly ``config.share`` of the batch's tokens, rounded down and at least one, if
+    that many qualify. ``kl_cov`` takes the tokens of highest covariance and, among equals, those with the smallest
+    draw. ``clip_cov`` takes the tokens with the smallest draw among all whose covariance lies between ``low`` and
+    ``high``.
 
     Args:
         logp, advantages: [n], behaviour log-probabilities and advantages of this rank's tokens.
         mask: bool [n], the tokens in the loss.
-        draw: float64 [n] in [0, 1), a random number of each token, which does not depend on the rank that has it.
+        draw: float64 [n] in [0, 1), a random number for each token, which does not depend on the rank that has the
+            token.
+        config: the recipe's loss.
         add: sums a tensor over the ranks that divide the batch.
         gather: concatenates the ranks' tensors, which have the same length.
     """
@@ -51,7 +53,7 @@ def single_out(
         case ClipCovLoss(low=low, high=high):
             value, eligible = torch.zeros_like(covariance), mask & (covariance > low) & (covariance < high)
     mine = torch.stack([torch.where(eligible, value, -torch.inf), draw])
-    # Each rank's best ``number`` hold the batch's best; all ranks send as many, so that they fit together.
+    # Each rank's best ``number`` include the batch's best. All ranks send equally many, as gather needs.
     best = mine.new_full((2, number), -torch.inf)
     kept = mine[:, _best_first(*mine)[:number]]
     best[:, : kept.shape[1]] = kept
@@ -61,25 +63,28 @@ def single_out(
 
 
 def _summable(values: Tensor) -> Tensor:
-    """float64, ``values`` rounded to multiples of ``2**-24``: sums up to ``2**29`` are exact, and so the same in every order.
+    """``values`` in float64, rounded to multiples of ``2**-24``: sums up to ``2**29`` are exact, and so the same in
+    every order.
 
-    A mean that depended on the order by rounding would make the choice depend on how the batch is divided, where covariances are
-    equal or nearly so.
+    Otherwise the rounding of a mean would depend on the order, and where covariances are equal or nearly so, the choice
+    would depend on how the batch is divided.
     """
     return (values.double() * 2**24).round() / 2**24
 
 
 def _best_first(value: Tensor, draw: Tensor) -> Tensor:
-    """int64 [n], indexes by falling value and, where values are equal, by rising draw."""
+    """int64 [n], the indexes sorted by falling value and, where values are equal, by rising draw."""
     by_draw = draw.argsort(stable=True)
     return by_draw[value[by_draw].argsort(descending=True, stable=True)]
 
 
 def draws(batch: Batch, rows: Sequence[Sequence[int]], packed: Sequence[MicroBatch]) -> Tensor:
-    """float64 [n], a random number in [0, 1) for each token of the micro-batches, by version, row and place in the row.
+    """float64 [n], a random number in [0, 1) for each token of the micro-batches. It depends only on the version, the
+    row and the token's place in the row.
 
     Args:
-        rows: the rows of each micro-batch, as indexes into the batch's.
+        rows: the rows of each micro-batch, as indexes into ``batch.rows``.
+        packed: the micro-batches.
     """
     drawn = [np.empty(0)]
     for numbers, part in zip(rows, packed, strict=True):

@@ -1,11 +1,12 @@
 """Model FLOPs: the floating-point operations that the mathematics of a pass needs, whatever the hardware does.
 
-Matrix products count, two operations for each multiply-add: products with the weights, and attention over the keys that causality
-lets a token see. A backward pass is twice its forward pass, minus the gradients of frozen weights. Recomputation, padding,
-embedding look-ups, norms, activations and softmax do not count. In a mixture of experts only a token's own experts count.
+Only matrix products count, with two operations for each multiply-add: products with the weights, and attention over the
+keys that the causal mask lets a token see. A backward pass counts twice its forward pass, minus the gradients of frozen
+weights. Recomputation, padding, embedding look-ups, norms, activations and softmax do not count. In a mixture of
+experts, only a token's own experts count.
 
-Divided by the time and the device's peak this is the model FLOPs utilisation of Chowdhery et al. 2022 (PaLM, arXiv:2204.02311,
-appendix B), but for attention, which is counted there as if every token saw its whole row.
+Divided by the time and the device's peak, this is the model FLOPs utilisation of Chowdhery et al. 2022 (PaLM,
+arXiv:2204.02311, appendix B), except for attention: PaLM counts it as if every token saw its whole row.
 """
 
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ _PEAKS = {
     "NVIDIA H200": 989e12,
     "NVIDIA B200": 2250e12,
 }
-"""Dense bfloat16 operations a second from NVIDIA's data sheets, by the name that CUDA gives the device."""
+"""Dense bfloat16 operations per second from NVIDIA's data sheets, by the name that CUDA gives the device."""
 
 
 class ProductShapes(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,11 +33,12 @@ class ProductShapes(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         hidden: channels between layers.
-        heads, query_groups, head_dim: attention's sizes; keys and values have a head for each query group.
-        feed_forward: for each layer, how many weights of its feed-forward block a token is multiplied with: with experts, the
-            router's and those of the token's own experts.
+        heads, query_groups, head_dim: attention's sizes; keys and values have one head for each query group.
+        feed_forward: for each layer, how many weights of its feed-forward block a token is multiplied with; in a layer
+            with experts, the router's weights and those of the token's own experts.
         outputs: the vocabulary, or 1 for a critic.
-        adapters: weights of the low-rank adapters of all layers; where there are any, all other weights are frozen.
+        adapters: number of weights in the low-rank adapters of all layers; if there are any, all other weights are
+            frozen.
     """
 
     hidden: int
@@ -49,25 +51,26 @@ class ProductShapes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def forward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int, before: Iterable[int] = repeat(0)) -> int:
-    """Operations of one forward pass.
+    """Count the operations of one forward pass.
 
     Args:
-        lengths: tokens that are computed of each row, or of what rows share.
-        predicted: tokens the output layer is computed for.
-        before: for each of ``lengths``, how many tokens of its row come before: they are seen, but computed elsewhere.
+        lengths: number of tokens computed in each segment: a shared prefix, or what a row has beyond it.
+        predicted: number of tokens that the output layer is computed for.
+        before: for each segment, the tokens of its row that come before it: attention sees them, but they are computed
+            elsewhere.
     """
     return sum(_products(shapes, lengths, predicted, before))
 
 
 def backward_flops(shapes: ProductShapes, lengths: Iterable[int], predicted: int, before: Iterable[int] = repeat(0)) -> int:
-    """Operations of one backward pass; arguments as in :func:`forward_flops`."""
+    """Count the operations of one backward pass; arguments as in :func:`forward_flops`."""
     weights, others = _products(shapes, lengths, predicted, before)
-    # A product with frozen weights needs the gradient of its other operand only.
+    # A product with frozen weights needs only the gradient of its other operand.
     return (1 if shapes.adapters else 2) * weights + 2 * others
 
 
 def _products(shapes: ProductShapes, lengths: Iterable[int], predicted: int, before: Iterable[int]) -> tuple[int, int]:
-    """Operations with the model's own weights, and all other operations."""
+    """Count the operations with the model's own weights, and all other operations."""
     tokens = pairs = 0
     for length, earlier in zip(lengths, before, strict=False):
         tokens += length
@@ -80,5 +83,5 @@ def _products(shapes: ProductShapes, lengths: Iterable[int], predicted: int, bef
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense bfloat16 operations a second of a CUDA device; None if its peak is not known here."""
+    """Dense bfloat16 operations per second of a CUDA device; None if its peak is not listed here."""
     return _PEAKS.get(device_name)

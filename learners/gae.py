@@ -1,7 +1,7 @@
 """Generalised advantage estimation over packed rows. Pure functions of tensors.
 
-The tensors hold sampled tokens only, end to end: after the last token of a turn comes the first token of the row's next turn,
-whatever a tool wrote in between.
+The tensors hold sampled tokens only, end to end: the last token of a turn is followed by the first token of the row's
+next turn, whatever a tool wrote in between.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def discounted_sums(values: Tensor, decay: Tensor) -> Tensor:
-    """``s[t] = values[t] + decay[t] * s[t + 1]``, in a logarithmic number of steps.
+    """[n], ``s[t] = values[t] + decay[t] * s[t + 1]``, computed in a logarithmic number of steps.
 
     Args:
         values: [n].
@@ -17,7 +17,7 @@ def discounted_sums(values: Tensor, decay: Tensor) -> Tensor:
     """
     sums, decay, reach = values.clone(), decay.clone(), 1
     while reach < len(sums):
-        # The sum that stands ``reach`` further on covers as many values as this one: together they cover twice as many.
+        # The sum ``reach`` places ahead covers as many values as this one: together they cover twice as many.
         ahead = sums[reach:] * decay[:-reach]
         decay = torch.cat([decay[:-reach] * decay[reach:], decay.new_zeros(reach)])
         sums = torch.cat([sums[:-reach] + ahead, sums[-reach:]])
@@ -28,15 +28,15 @@ def discounted_sums(values: Tensor, decay: Tensor) -> Tensor:
 def generalised_advantages(
     values: Tensor, rewards: Tensor, row: Tensor, discount: float, lambdas: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Advantages, and the returns that the critic is to learn.
+    """Compute the advantages, and the returns that the critic is to learn, both [n].
 
-    ``A[t] = delta[t] + discount * lambda * A[t + 1]`` with ``delta[t] = r[t] + discount * V[t + 1] - V[t]``. The value after the
-    last token of a row is 0: an episode that was cut off counts as ended.
+    ``A[t] = delta[t] + discount * lambda * A[t + 1]`` with ``delta[t] = r[t] + discount * V[t + 1] - V[t]``. The value
+    after the last token of a row is 0: an episode that was cut off counts as ended.
 
     Args:
         values: [n], the critic's value of the state in which each token was sampled.
-        rewards: [n], reward that each token's action brought.
-        row: int64 [n], not decreasing.
+        rewards: [n], the reward that each token earned.
+        row: int64 [n], the row of each token, not decreasing.
         lambdas: [n], all equal, or from :func:`length_adaptive_lambdas`.
 
     Source: Schulman et al. 2016, arXiv:1506.02438.
@@ -49,10 +49,11 @@ def generalised_advantages(
 
 
 def length_adaptive_lambdas(tokens: Tensor, alpha: float) -> Tensor:
-    """``1 - 1 / (alpha * tokens)``, at least 0: the longer the row, the further back its reward is felt.
+    """float32 [n], ``1 - 1 / (alpha * tokens)``, at least 0: the longer the row, the further back its reward has
+    effect.
 
     Args:
-        tokens: [n], sampled tokens of each token's row.
+        tokens: [n], the number of sampled tokens in each token's row.
 
     Source: Yue et al. 2025, arXiv:2504.05118.
     """

@@ -1,7 +1,7 @@
 """Estimators of a KL divergence from samples, and the control of its coefficient. Pure functions.
 
-All estimate ``KL(p || q)`` from tokens that ``p`` sampled, given ``log p - log q`` of each (Schulman 2020, "Approximating KL
-divergence").
+All estimate ``KL(p || q)`` from tokens that ``p`` sampled, given ``log p - log q`` of each token (Schulman 2020,
+"Approximating KL divergence").
 """
 
 from typing import Literal
@@ -11,16 +11,17 @@ from torch import Tensor
 KlEstimator = Literal["k1", "abs", "k2", "k3"]
 
 OVERFLOW_GUARD = 20.0
-"""Log-ratios are held within this before they are exponentiated, so that one token cannot make a sum infinite."""
+"""Log-ratios are clamped to plus or minus this before they are exponentiated, so that one token cannot make a sum
+infinite."""
 
 
 def divergence(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
-    """[n], the estimate of each token.
+    """[n], the estimate for each token, with ``d = log p - log q``.
 
-    ``k1`` is ``d``, unbiased and of either sign; ``abs`` is ``|d|``; ``k2`` is ``d**2 / 2``; ``k3`` is ``exp(-d) - 1 + d``,
-    unbiased and never negative; ``d = log p - log q``. Nothing is capped: without its rare large values, the mean of ``k3``
-    would fall short of the divergence just where that is large, and a capped token would have no gradient that leads back. In an
-    exponent ``d`` is held within +-20, which only keeps sums finite.
+    ``k1`` is ``d``, unbiased and of either sign; ``abs`` is ``|d|``; ``k2`` is ``d**2 / 2``; ``k3`` is
+    ``exp(-d) - 1 + d``, unbiased and never negative. Estimates are not capped: without its rare large values, the mean
+    of ``k3`` would be too small exactly where the divergence is large, and a capped token would have no gradient that
+    leads back. Only inside the exponential, ``d`` is clamped to +-20, which keeps sums finite.
 
     Args:
         log_ratio: [n], ``log p - log q`` of tokens that ``p`` sampled.
@@ -38,20 +39,22 @@ def divergence(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
 
 
 def straight_through(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
-    """The value of ``estimator`` with the gradient of ``k2``, which in expectation is that of the divergence itself.
+    """[n], the value of ``estimator`` with the gradient of ``k2``, whose expectation is the gradient of the divergence
+    itself.
 
-    ``k1`` has a gradient of expectation 0, and that of ``k3`` is of the reversed divergence: neither lowers ``KL(p || q)`` when
-    used as a loss (Tang and Munos 2025, arXiv:2506.09477).
+    The gradient of ``k1`` has expectation 0, and that of ``k3`` belongs to the reversed divergence: as a loss, neither
+    lowers ``KL(p || q)`` (Tang and Munos 2025, arXiv:2506.09477).
     """
     surrogate = divergence(log_ratio, "k2")
     return divergence(log_ratio.detach(), estimator) + surrogate - surrogate.detach()
 
 
 def kl_in_reward(turn_ends: Tensor, rewards: Tensor, divergences: Tensor, coefficient: float) -> Tensor:
-    """[n], the reward of each token: minus ``coefficient`` times its divergence, and at ``turn_ends`` also the environment's.
+    """[n], the reward of each token: minus ``coefficient`` times its divergence and, at ``turn_ends``, plus the
+    environment's reward.
 
     Args:
-        turn_ends: int64 [turns], the last sampled token of each turn.
+        turn_ends: int64 [turns], the index of the last sampled token of each turn.
         rewards: [turns], the environment's reward of each turn.
         divergences: [n], see :func:`divergence`.
     """
@@ -59,10 +62,10 @@ def kl_in_reward(turn_ends: Tensor, rewards: Tensor, divergences: Tensor, coeffi
 
 
 def adapted_coefficient(coefficient: float, observed: float, target: float, horizon: float) -> float:
-    """The coefficient of the next step, which moves so that the divergence stays near ``target`` nats.
+    """The coefficient for the next training step. It moves so that the divergence stays near ``target`` nats.
 
     Args:
-        horizon: steps over which the coefficient may change about ``exp(0.2)``-fold.
+        horizon: number of training steps over which the coefficient can change by a factor of about ``exp(0.2)``.
 
     Source: Ziegler et al. 2019, arXiv:1909.08593, section 2.2.
     """

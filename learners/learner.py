@@ -1,7 +1,8 @@
-"""The learner on one rank: from a batch of trajectories to the next policy version, and from its weights to shards.
+"""The learner on one rank: trains a batch of trajectories into the next policy version, and gives its weights as
+shards.
 
-What always holds: the step is a function of the batch, the rows and the weights alone; how the batch is divided over
-micro-batches and ranks changes neither the loss nor, up to rounding, the new weights.
+What always holds: a training step is a function of the batch, the rows and the weights alone; how the batch is divided
+over micro-batches and ranks changes neither the loss nor, up to rounding, the new weights.
 """
 
 import time
@@ -43,12 +44,13 @@ if TYPE_CHECKING:
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """Report of training one version into the next.
+    """What one rank reports of the training step from one version to the next.
 
     Attributes:
-        readings: readings of the whole batch on one rank, empty on all others, so that combining them gives the global values.
-        weights_moved: whether the policy's weights can have changed: an optimizer step was done with a gradient and a learning
-            rate above 0. The same on all ranks.
+        readings: readings of the whole batch on one rank, empty on all others, so that combining them gives the global
+            values.
+        weights_moved: whether the policy's weights can have changed: at least one optimizer step had a gradient and a
+            learning rate above 0. The same on all ranks.
     """
 
     readings: list[Reading]
@@ -56,24 +58,28 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 class Learner:
-    """One rank. Construction, :meth:`step`, :meth:`save_pretrained` and all that has to do with checkpoints are collective: all
-    ranks make the same calls in the same order, each from one thread. Every wait for another rank is bounded by ``deadlines``.
+    """One rank of the learner. Construction, :meth:`step`, :meth:`save_pretrained` and all checkpoint methods are
+    collective: all ranks make the same calls in the same order, each from one thread. ``deadlines`` bounds every wait
+    for another rank.
 
     Attributes:
         version: policy version of the weights.
         preparation: prepares each batch for its optimizer steps.
 
     Args:
+        algorithm: the mathematics of the update.
         config: the model's data type, the parallel layout and the optimizer.
-        deadlines: bound the wait for other ranks, at the start and in each step.
+        deadlines: bound the wait for other ranks, at the start and in each training step.
         temperature: temperature at which tokens are sampled.
         steps: training steps of the run, over which the learning rate decays.
+        seed: the run's seed.
         model_path: Hugging Face folder whose weights are version 0.
-        rank: where this rank stands; its layout must be that of ``config``.
+        rank: the place of this rank; its layout must be that of ``config``.
 
     Raises:
         RecipeError: if the model is not supported or cannot be divided as asked.
-        DeadlineExceeded: if another rank does not come up.
+        DeadlineExceeded: if another rank does not come up in time.
+        ValueError: if the layout of ``rank`` is not that of ``config``.
     """
 
     def __init__(
@@ -89,9 +95,9 @@ class Learner:
         rank: RankSpec,
     ) -> None:
         if rank.layout != config.layout:
-            raise ValueError(f"rank {rank.rank} is of the layout {rank.layout}, and the recipe's is {config.layout}")
+            raise ValueError(f"rank {rank.rank} is of the layout {rank.layout}, but the recipe's is {config.layout}")
         self._algorithm, self._config, self._steps, self._rank = algorithm, config, steps, rank
-        # Imported late: install() must come first, and importing this module must not change the process.
+        # A late import: install() must run first, and importing this module must not change the process.
         cpu_compat.install()
         from learners.megatron.trainer import Trainer
 
@@ -106,7 +112,7 @@ class Learner:
     def rows_needed(self, batch: Batch) -> list[tuple[GroupId, int]]:
         """Group and sample index of the rows that this rank's data-parallel slice trains.
 
-        All ranks of a slice get the same answer, and the slices together have every row once.
+        All ranks of a slice get the same answer. Each row belongs to exactly one slice.
 
         Raises:
             RecipeError: if a row is longer than ``learner.micro_batch_tokens``.
@@ -114,27 +120,29 @@ class Learner:
         return self.preparation.rows_needed(batch)
 
     def step(self, batch: Batch, rows: Mapping[tuple[GroupId, int], Trajectory]) -> StepReport:
-        """Train ``batch.version`` into the next version by ``algorithm.epochs`` times ``algorithm.minibatches`` optimizer steps.
+        """Train ``batch.version`` into the next version by ``algorithm.epochs`` times ``algorithm.minibatches``
+        optimizer steps.
 
-        The proximal policy, the one the steps must stay near, is the policy before the first of them. With one step its
-        log-probabilities are those of the forward pass itself, without gradient; with more they are computed ahead, in a forward
-        pass over the batch, if the correction asks for them.
+        The proximal policy, which the optimizer steps must stay close to, is the policy before the first of them. With
+        one optimizer step, its log-probabilities are those of the forward pass itself, without gradient. With several,
+        they are computed in advance, in a forward pass over the batch, if the correction needs them.
 
         Args:
             batch: the same on all ranks.
-            rows: the payload of at least :meth:`rows_needed`.
+            rows: the trajectories of at least :meth:`rows_needed`.
 
         Raises:
-            ValueError: if a row is missing or is not what the batch says of it, or no token of the batch may enter the loss.
-            TrainingDiverged: on all ranks, if the gradient is not finite; the weights are then those before the optimizer step
-                that would have taken it.
+            ValueError: if a row is missing or does not match its record in the batch, or no token of the batch may
+                enter the loss.
+            TrainingDiverged: on all ranks, if the gradient norm is not finite; the weights are then those before the
+                optimizer step that would have used it.
             DeadlineExceeded: if another rank does not take part in time.
             ComponentFailed: if another rank has died.
         """
         started, flops_before = time.perf_counter(), self._trainer.flops
         algorithm = self._algorithm
         if not any(row.loss_tokens for row in batch.rows):
-            raise ValueError(f"no token of the {len(batch.rows)} rows for version {batch.version} may enter the loss")
+            raise ValueError(f"no token of the {len(batch.rows)} rows in the batch of version {batch.version} may enter the loss")
         rate = learning_rate(batch.version, self._steps, self._config)
         parts = self.preparation.mini_batches(batch, rows, self._kl_coefficient)
         tallies: list[Tally] = []
@@ -187,15 +195,15 @@ class Learner:
         return StepReport(readings, weights_moved=moved)
 
     def shards(self) -> Iterator[Shard]:
-        """The rectangles of Hugging Face tensors that this rank publishes, with the weights as they are now.
+        """Yield the rectangles of Hugging Face tensors that this rank publishes, with the weights as they are now.
 
-        Not collective: nothing is gathered. The shards of all ranks cover every tensor exactly once. Read each shard before the
-        next step, because it may be a view of the weights.
+        Not collective: nothing is gathered. The shards of all ranks cover every tensor exactly once. Read each shard
+        before the next training step, because it may be a view of the weights.
         """
         return self._trainer.shards()
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the weights, configuration and tokenizer as a Hugging Face folder, whole or not at all.
+        """Write the weights, configuration and tokenizer as a Hugging Face folder. It appears whole or not at all.
 
         Raises:
             FileExistsError: on all ranks, if ``folder`` exists.
@@ -203,17 +211,20 @@ class Learner:
         self._trainer.save_pretrained(folder)
 
     def start_checkpoint(self, folder: Path) -> None:
-        """Begin a checkpoint of the state as it is now. It is written while training goes on, and exists only after
-        :meth:`finish_checkpoint` has returned.
+        """Start a checkpoint of the state as it is now. It is written while training continues, and is complete only
+        after :meth:`finish_checkpoint` has returned.
 
         Args:
-            folder: where it will be, on a disk that all ranks reach. Unfinished checkpoints beside it are removed.
+            folder: path of the new checkpoint, on a disk that all ranks reach. Unfinished checkpoints beside it are
+                removed.
 
         Raises:
-            CheckpointNotWritten: on all ranks, if ``folder`` exists or the disk refuses; training can go on.
+            CheckpointNotWritten: on all ranks, if ``folder`` exists or the disk refuses to write; training can
+                continue.
+            RuntimeError: if the checkpoint that was started before has not been finished.
         """
         if self._saving is not None:
-            raise RuntimeError(f"a checkpoint was started before the last one was finished: {folder}")
+            raise RuntimeError(f"cannot start checkpoint {folder}: the last one is not finished; call finish_checkpoint() first")
         self._saving = self._trainer.start_checkpoint(folder, Progress(self.version, self._kl_coefficient or None))
 
     def finish_checkpoint(self) -> None:
@@ -221,15 +232,16 @@ class Learner:
 
         Raises:
             CheckpointNotWritten: as :meth:`start_checkpoint`.
-            DeadlineExceeded: on all ranks, if it takes longer than ``deadlines.step``.
+            DeadlineExceeded: on all ranks, if writing takes longer than ``deadlines.step``.
+            RuntimeError: if no checkpoint was started.
         """
         if self._saving is None:
-            raise RuntimeError("no checkpoint was started")
+            raise RuntimeError("there is no checkpoint to finish; call start_checkpoint() first")
         saving, self._saving = self._saving, None
         self._trainer.finish_checkpoint(saving)
 
     def load_checkpoint(self, folder: Path) -> PolicyVersion:
-        """Load the state of a checkpoint, which ranks in any layout may have written.
+        """Load the state of a checkpoint. Ranks in any layout may have written it.
 
         From the same checkpoint in the same layout, the same batches give the same weights, to the bit.
 
@@ -237,10 +249,11 @@ class Learner:
             The policy version of the weights.
 
         Raises:
-            CheckpointDamaged: on all ranks, before anything has changed, if a file is missing or not what was written, or of
-                another version than the folder's name says.
-            UnknownClass: on all ranks, before anything has changed, if a file names what no checkpoint of ours does.
-            CheckpointMismatch: on all ranks, before anything has changed, if it is of another model.
+            CheckpointDamaged: on all ranks, before anything has changed, if a file is missing or is not what was
+                written, or if its version is not that of the folder's name.
+            UnknownClass: on all ranks, before anything has changed, if a file names a class that asyncrl never writes
+                into a checkpoint.
+            CheckpointMismatch: on all ranks, before anything has changed, if the checkpoint is of another model.
         """
         progress = self._trainer.load_checkpoint(folder)
         self.version = progress.version
@@ -250,11 +263,11 @@ class Learner:
         return self.version
 
     def close(self) -> None:
-        """Leave the group of ranks; call it once, last."""
+        """Leave the process group of the ranks. Call it once, last."""
         self._trainer.close()
 
     def _loss(self, part: MiniBatch, taken: int) -> "MicroBatchLoss":
-        """The loss of a mini-batch for an optimizer step that comes after ``taken`` others on the same batch."""
+        """The loss of a mini-batch in the optimizer step that follows ``taken`` earlier ones on the same batch."""
         algorithm, coefficient = self._algorithm, self._kl_coefficient
 
         def loss(micro_batch: MicroBatch, seen: "Predictions") -> tuple[Tensor, Tally]:
@@ -295,7 +308,7 @@ class Learner:
         return isinstance(advantage, GaeAdvantage) and version < advantage.critic_warmup_steps
 
     def _adapt_kl(self, tally: Tally | None) -> None:
-        """Adapt the coefficient on all ranks to the divergence that the reporting rank has seen."""
+        """Adapt the coefficient on all ranks to the divergence that the reporting rank measured."""
         kl = self._algorithm.kl
         if isinstance(kl, NoKl) or not isinstance(kl.control, AdaptiveKl):
             return

@@ -25,12 +25,12 @@ from learners.loss_tokens import LossTokens
 
 
 class Outcome(NamedTuple):
-    """The loss of a micro-batch, and what became of each token.
+    """The loss of a micro-batch, and what happened to each token.
 
     Attributes:
         loss: float32 scalar, this micro-batch's share of the batch's loss.
-        log_ratio: [n], log of current over anchor probability, 0 where masked.
-        clipped: bool [n], tokens in the loss whose gradient the loss itself has cut.
+        log_ratio: [n], log of current over anchor probability, 0 outside the mask.
+        clipped: bool [n], tokens in the loss whose gradient the loss itself cut.
         correction: see :class:`.corrections.Corrected`.
     """
 
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 class Surrogate(NamedTuple):
-    """The quantity that is maximised for each token, and whether its gradient was cut."""
+    """The quantity that is maximised for each token, [n], and whether the clip cut its gradient, bool [n]."""
 
     value: Tensor
     clipped: Tensor
@@ -56,31 +56,34 @@ def policy_loss(
     denominator: float,
     kl_coefficient: float = 0.0,
 ) -> Outcome:
-    """``-sum(share * (weight * (surrogate - kl_coefficient * kl) + entropy_bonus * entropy)) / denominator`` over the tokens in
-    the mask.
+    """``-sum(share * (weight * (surrogate - kl_coefficient * kl) + entropy_bonus * entropy)) / denominator``, summed
+    over the tokens in the mask.
 
-    The surrogate is of ``ratio = pi_theta / pi_anchor``, the weight of ``pi_anchor / pi_behaviour``, the divergence from
-    ``pi_theta`` to the reference; it is weighted too, because older policies sampled what it is estimated from. (The weight of
-    GMPO's surrogate is the geometric mean of the row's.) What the correction rejects or masks adds nothing: neither a term, nor
-    its entropy, nor its part of a row's mean ratio. It stays in the denominator. Only ``logp_theta`` and ``entropy`` receive a
-    gradient.
+    The surrogate is a function of ``ratio = pi_theta / pi_anchor``, the weight is a function of
+    ``pi_anchor / pi_behaviour``, and ``kl`` estimates the divergence from ``pi_theta`` to the reference. The divergence
+    is weighted too, because older policies sampled the tokens it is estimated from. (GMPO weights its surrogate by the
+    geometric mean of the row's weights.) A token that the correction rejects or masks contributes nothing: no term, no
+    entropy, and no part of its row's mean ratio. It still counts in the denominator. Only ``logp_theta`` and
+    ``entropy`` receive a gradient.
 
     Args:
-        logp_theta, logp_proximal: [n], log-probabilities (nats) of the sampled tokens under the policy being optimised and the
-            one before the step. Ratios are formed in float32, and their logarithms held within +-20.
+        logp_theta, logp_proximal: [n], log-probabilities (nats) of the sampled tokens under the policy being optimised,
+            and under the policy before the training step. Ratios are computed in float32, and their logarithms clamped
+            to +-20.
         entropy: [n], nats.
+        tokens: what is known of the tokens before the forward pass.
         denominator: divides the loss of the whole batch, see :func:`.aggregation.denominator`.
         kl_coefficient: multiplies the divergence where ``config.kl`` puts it in the loss.
 
     Raises:
-        ValueError: if tokens lack the reference that ``config.kl`` asks for; if an entropy bonus is asked for and ``entropy`` has
-            no gradient though ``logp_theta`` has.
+        ValueError: if ``config.kl`` needs the log-probabilities under the reference and the tokens lack them; or if
+            there is an entropy bonus and ``entropy`` has no gradient although ``logp_theta`` has one.
     """
     if config.entropy_bonus and logp_theta.requires_grad and not entropy.requires_grad:
-        raise ValueError("the entropy has no gradient, so that algorithm.entropy_bonus would do nothing")
+        raise ValueError("the entropy has no gradient, so algorithm.entropy_bonus would have no effect")
     logp_theta = logp_theta.float()
     correction = correct(logp_theta, logp_proximal.float(), tokens, config.correction)
-    # Zero where masked: any number may stand there, and 0 * inf is not 0.
+    # Set to zero outside the mask: any number may stand there, and 0 * inf is not 0.
     log_ratio = torch.where(tokens.mask, logp_theta - correction.logp_anchor, 0.0).clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD)
     decay = config.correction.trust_region_decay
     narrowing = decay ** tokens.staleness.float() if decay < 1 else 1.0
@@ -137,7 +140,7 @@ def _surrogate(
 
 
 def _held(ratio: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
-    """The ratio, but at least ``1 - low`` and at most ``1 + high``."""
+    """The ratio, clamped to between ``1 - low`` and ``1 + high``."""
     return ratio.clamp(_like(1.0 - low, ratio), _like(1.0 + high, ratio))
 
 
@@ -158,18 +161,18 @@ def _dual(surrogate: Surrogate, advantages: Tensor, bound: float) -> Surrogate:
 
 
 def _row_ratio(log_ratio: Tensor, tokens: LossTokens, kept: Tensor) -> Tensor:
-    """[n], the geometric mean of the row's kept ratios, through which each token's own log-probability has its gradient.
+    """[n], the geometric mean of the row's kept ratios, with the gradient of each token's own log-probability.
 
-    With one advantage a row that sums to the gradient of the mean itself; with one a turn each token answers for its own
-    (GSPO-token, Zheng et al. 2025, arXiv:2507.18071).
+    If a row has one advantage, these gradients add up to the gradient of the mean itself. If it has one for each turn,
+    each token answers for its own (GSPO-token, Zheng et al. 2025, arXiv:2507.18071).
     """
     mean = tokens.rows.means(log_ratio.detach(), kept)[tokens.rows.index]
     return mean.exp() * (1.0 + log_ratio - log_ratio.detach())
 
 
 def _geometric_mean(log_ratio: Tensor, tokens: LossTokens, kept: Tensor, clip: Tensor | float) -> Surrogate:
-    """``A * exp(mean of the row's kept log-ratios)``, each clipped where it would make the term larger (Zhao et al. 2025,
-    arXiv:2507.20673)."""
+    """``A * exp(mean of the row's kept log-ratios)``. Each log-ratio is clipped where it would make the term larger
+    (Zhao et al. 2025, arXiv:2507.20673)."""
     up = tokens.advantages > 0
     held = torch.where(up, torch.minimum(log_ratio, _like(clip, log_ratio)), torch.maximum(log_ratio, -_like(clip, log_ratio)))
     mean = tokens.rows.means(held, kept)[tokens.rows.index]
@@ -179,8 +182,9 @@ def _geometric_mean(log_ratio: Tensor, tokens: LossTokens, kept: Tensor, clip: T
 def _mean_weight(weight: Tensor, tokens: LossTokens, kept: Tensor) -> Tensor:
     """[n], the geometric mean of the weights of the row's kept tokens.
 
-    GMPO maximises the geometric mean of what each token adds. A token that weighs ``w`` adds ``w * ratio * A``, so that the mean
-    of the weights comes before that of the ratios; without bound and clip, the two are the mean of ``pi_theta / pi_behaviour``.
+    GMPO maximises the geometric mean of what each token contributes. A token of weight ``w`` contributes
+    ``w * ratio * A``, so the mean of the weights multiplies the mean of the ratios. Without bound and clip, their
+    product is the mean of ``pi_theta / pi_behaviour``.
     """
     logs = weight.log().clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD)
     return tokens.rows.means(logs, kept)[tokens.rows.index].exp()
@@ -189,8 +193,8 @@ def _mean_weight(weight: Tensor, tokens: LossTokens, kept: Tensor) -> Tensor:
 def _divergence_mask(
     log_ratio: Tensor, logp: Tensor, advantages: Tensor, config: DivergenceMaskLoss, narrowing: Tensor | float
 ) -> Surrogate:
-    """``min(ratio, max_ratio) * A * log pi``, the ratio without gradient, of tokens that are not yet too far the way ``A``
-    pushes."""
+    """``min(ratio, max_ratio) * A * log pi``, with no gradient through the ratio; 0 for tokens that have already moved
+    too far in the direction of ``A``."""
     now, before = logp.detach().exp(), (logp - log_ratio).detach().exp()
     moved = now - before
     if config.divergence == "tv":

@@ -1,8 +1,9 @@
 """Every metric of the learner: name, unit, reduction and meaning.
 
-Unless said otherwise a mean is over the sampled tokens in the loss of the whole batch. Log-ratios are natural logarithms of
-probabilities at the recipe's sampling temperature. ``k3`` is the estimator ``r - 1 - log r`` of the KL divergence from the policy
-that sampled (Schulman 2020, "Approximating KL divergence"): unbiased when ``r`` is its likelihood ratio, and never negative.
+Unless said otherwise, a mean is over the sampled tokens in the loss of the whole batch. Log-ratios are natural
+logarithms of probabilities at the recipe's sampling temperature. ``k3`` is the estimator ``r - 1 - log r`` of the KL
+divergence from the policy that sampled (Schulman 2020, "Approximating KL divergence"): it is unbiased when ``r`` is
+that policy's likelihood ratio, and never negative.
 """
 
 from asyncrl.core.metrics import Metric, Reduction
@@ -18,26 +19,26 @@ def _sum(name: str, unit: str, meaning: str) -> Metric:
 
 POLICY_LOSS = _sum("loss/policy", "1", "the loss that was minimised; the mean over the optimizer steps of the batch")
 VALUE_LOSS = _sum("critic/loss", "1", "the loss of the critic; the mean over the optimizer steps of the batch")
-VALUE_MEAN = _mean("critic/value_mean", "1", "the critic's values before the step")
-RETURN_MEAN = _mean("critic/return_mean", "1", "what the values are to be")
-RETURN_SQUARE_MEAN = _mean("critic/return_square_mean", "1", "square of what the values are to be")
-VALUE_ERROR = _mean("critic/square_error_mean", "1", "square of value less return, before the step")
+VALUE_MEAN = _mean("critic/value_mean", "1", "the critic's values before the training step")
+RETURN_MEAN = _mean("critic/return_mean", "1", "the returns that the critic learns")
+RETURN_SQUARE_MEAN = _mean("critic/return_square_mean", "1", "square of the returns that the critic learns")
+VALUE_ERROR = _mean("critic/square_error_mean", "1", "square of value minus return, before the training step")
 VALUE_CLIP_FRACTION = _mean("critic/clip_fraction", "1", "share of tokens whose gradient algorithm.advantage.value_clip removed")
 EXPLAINED_VARIANCE = _mean(
-    "critic/explained_variance", "1", "1 - square error / variance of the returns; 1 is a perfect critic, 0 a constant one"
+    "critic/explained_variance", "1", "1 - square error / variance of the returns; 1 for a perfect critic, 0 for a constant one"
 )
 CRITIC_GRAD_NORM = _mean("critic/grad_norm", "1", "gradient norm before clipping; the mean over the batch's optimizer steps")
 
-OVERLONG_PENALTY = _mean("reward/overlong_penalty_mean", "1", "what the batch's episodes lost by algorithm.overlong")
+OVERLONG_PENALTY = _mean("reward/overlong_penalty_mean", "1", "reward that algorithm.overlong took from the batch's episodes")
 
 ENTROPY = _mean("loss/entropy", "nats", "entropy of the policy's next-token distribution")
 CLIP_FRACTION = _mean("loss/clip_fraction", "1", "share of tokens whose gradient the clip removed")
-KL_ANCHOR_THETA = _mean("loss/kl_anchor_theta", "nats", "k3 from the policy the loss is anchored at to the one being optimised")
+KL_ANCHOR_THETA = _mean("loss/kl_anchor_theta", "nats", "k3 from the anchor policy of the loss to the policy being optimised")
 
 IMPORTANCE_WEIGHT = _mean(
     "correction/importance_weight_mean", "1", "importance weight as applied: truncated, and 0 where rejected"
 )
-MASKED_FRACTION = _mean("correction/masked_fraction", "1", "share of tokens left out for an importance weight out of bounds")
+MASKED_FRACTION = _mean("correction/masked_fraction", "1", "share of tokens left out because of their importance weight")
 REJECTED_FRACTION = _mean("correction/rejected_fraction", "1", "share of tokens left out by a rejection criterion")
 TRUNCATED_FRACTION = _mean("correction/truncated_fraction", "1", "share of tokens whose importance weight was truncated")
 RATIO_MEAN = _mean("correction/ratio_mean", "1", "proximal / behaviour probability, not truncated; 1 in expectation")
@@ -49,37 +50,37 @@ EFFECTIVE_SAMPLE_SIZE = _mean(
 LOGPROB_GAP = _mean(
     "mismatch/logprob_gap_mean_abs",
     "nats",
-    "|learner - engine| log-probability over tokens the version being trained sampled: what the two implementations differ by",
+    "|learner - engine| log-probability, over tokens sampled by the version being trained: how far the implementations differ",
 )
-MISMATCH_K3 = _mean("mismatch/k3", "nats", "k3 from engine to learner over tokens the version being trained sampled")
+MISMATCH_K3 = _mean("mismatch/k3", "nats", "k3 from engine to learner, over tokens sampled by the version being trained")
 BEHAVIOUR_GAP = _mean("kl/behaviour_gap_mean_abs", "nats", "|log of proximal / behaviour probability|")
 BEHAVIOUR_K3 = _mean("kl/behaviour_k3", "nats", "k3 from the behaviour policies to the policy being trained")
 KL_REFERENCE = _mean(
     "kl/reference_k3", "nats", "k3 from the policy being trained to the reference, the weights the run began with"
 )
-KL_COEFFICIENT = _mean("kl/coefficient", "1", "what the divergence from the reference is multiplied by")
+KL_COEFFICIENT = _mean("kl/coefficient", "1", "factor of the divergence from the reference")
 
 STALENESS_MEAN = _mean("staleness/mean", "versions", "version being trained - version that sampled the token")
 STALENESS_MAX = Metric("staleness/max", "versions", Reduction.MAX, "largest staleness of a token in the loss")
-STALENESS_IN_FLIGHT = _mean("staleness/in_flight_mean", "versions", "the part that built up while the row was generated")
-STALENESS_IN_BUFFER = _mean("staleness/in_buffer_mean", "versions", "the part that built up while the row waited in the buffer")
+STALENESS_IN_FLIGHT = _mean("staleness/in_flight_mean", "versions", "part of the staleness that built up during generation")
+STALENESS_IN_BUFFER = _mean("staleness/in_buffer_mean", "versions", "part of the staleness that built up in the buffer")
 STALENESS_STEPS = _mean(
     "staleness/optimizer_steps_mean",
     "steps",
-    "optimizer steps between the weights that sampled the token and those that the step moved: versions as full batches, and the "
-    "steps already taken on this one",
+    "optimizer steps between the weights that sampled the token and those that trained it: staleness times the optimizer steps "
+    "of a batch, plus those already taken on this batch",
 )
 
 GRAD_NORM = _mean("learner/grad_norm", "1", "gradient norm before clipping; the mean over the optimizer steps of the batch")
-LEARNING_RATE = _mean("learner/lr", "1", "learning rate of the step")
+LEARNING_RATE = _mean("learner/lr", "1", "learning rate of the training step")
 TOKENS = _sum("learner/tokens", "tokens", "sampled tokens in the loss")
-TOKENS_MASKED_STALE = _sum("learner/tokens_masked_stale", "tokens", "sampled tokens kept out of the loss for their staleness")
-TOKENS_MASKED_WEIGHT = _sum("learner/tokens_masked_weight", "tokens", "tokens left out for an importance weight out of bounds")
+TOKENS_MASKED_STALE = _sum("learner/tokens_masked_stale", "tokens", "sampled tokens left out because they are too stale")
+TOKENS_MASKED_WEIGHT = _sum("learner/tokens_masked_weight", "tokens", "tokens left out because of their importance weight")
 TOKENS_REJECTED = _sum("learner/tokens_rejected", "tokens", "tokens left out by a rejection criterion")
 TOKENS_COMPUTED = _sum(
     "learner/tokens_computed",
     "tokens",
-    "tokens of the batch as often as a pass computes them: a prefix that rows share counts once in each micro-batch",
+    "tokens that one pass over the batch computes: a prefix that rows share counts once in each micro-batch",
 )
 STEP_SECONDS = Metric(
     "learner/step_seconds", "s", Reduction.MAX, "wall time of the batch's optimizer steps, data preparation included"
@@ -87,17 +88,17 @@ STEP_SECONDS = Metric(
 TFLOPS_PER_RANK = _mean(
     "learner/tflops_per_rank",
     "TFLOP/s",
-    "model FLOPs (learners/flops.py) of all passes of the step, critic and other policies included, a second and rank",
+    "model FLOPs (learners/flops.py) per second and rank, over all passes of the training step, critic and reference too",
 )
-MFU = _mean("learner/mfu", "1", "the same as a share of the device's dense bfloat16 peak; only of devices whose peak is known")
+MFU = _mean("learner/mfu", "1", "learner/tflops_per_rank / the device's dense bfloat16 peak; only where the peak is known")
 
 
 def tokens_at(staleness: int) -> Metric:
-    """One bar of the staleness histogram."""
+    """The metric of one bar of the staleness histogram."""
     return _sum(f"staleness/tokens_at_{staleness}", "tokens", f"tokens in the loss of staleness {staleness}")
 
 
 def by_staleness(metric: Metric, youngest: int, oldest: int) -> Metric:
-    """``metric`` over the tokens of staleness ``youngest`` to ``oldest`` alone."""
+    """The metric ``metric`` restricted to tokens of staleness ``youngest`` to ``oldest``."""
     ages = f"{youngest}" if youngest == oldest else f"{youngest}_to_{oldest}"
     return Metric(f"{metric.name}_at_{ages}", metric.unit, metric.reduction, f"{metric.meaning}; tokens of staleness {ages}")

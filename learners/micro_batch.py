@@ -1,7 +1,7 @@
-"""One micro-batch as tensors: rows laid end to end, and what the loss has to know about each sampled token.
+"""One micro-batch as tensors: rows laid end to end, and what the loss needs to know about each sampled token.
 
-What rows of a group have in common at their beginning is laid down once, as a segment that the rows continue. It has no sampled
-token, so nothing but attention and positions knows of it.
+A prefix that rows of a group share is laid down once, as a segment that the rows continue. It has no sampled token, so
+only attention and positions need to know of it.
 """
 
 from collections.abc import Sequence
@@ -22,21 +22,23 @@ _PADDING_TOKEN = 0
 
 
 class MicroBatch(LossTokens, frozen=True, kw_only=True):
-    """Packed rows. ``t`` tokens, of which ``n`` were sampled; rows and turns are numbered from 0 within the micro-batch.
+    """Packed rows: ``t`` tokens, of which ``n`` were sampled. Rows and turns are numbered from 0 within the
+    micro-batch.
 
     Attributes:
         token_ids: int64 [t].
-        lengths: tokens of each segment; they sum to ``t``. First come the shared prefixes, then what each row has beyond the one
-            that it continues, or the whole row. A last segment of padding, if any, is not among the rows.
-        prefixes: for each shared prefix the numbers of the rows that continue it, which are neighbours.
-        positions: int64 [n], increasing: where in the packed sequence the token *before* each sampled token stands, whose hidden
-            state predicts it.
+        lengths: tokens of each segment; they add up to ``t``. The shared prefixes come first. Then comes each row:
+            whole, or only what follows its shared prefix. If there is padding, it is one last segment, which is not
+            among the rows.
+        prefixes: for each shared prefix, the numbers of the rows that continue it, which are neighbours.
+        positions: int64 [n], increasing: the place in the packed sequence of the token *before* each sampled token,
+            whose hidden state predicts it.
         targets: int64 [n], the sampled tokens.
         in_buffer: int32 [n], the part of the staleness that built up after the row was committed.
-        logp_proximal: float32 [n], under the policy before the first step of the batch; None where no step needs it ahead of its
-            own forward pass, and off the last pipeline stage.
-        values, returns: float32 [n], the critic's value of each token's state before the first step of the batch, and the one it
-            is to learn; None without a critic, and off the last pipeline stage.
+        logp_proximal: float32 [n], under the policy before the first optimizer step of the batch; None where no step
+            needs it before its own forward pass, and on all pipeline stages but the last.
+        values, returns: float32 [n], the critic's value of each token's state before the first optimizer step of the
+            batch, and the value it is to learn; None without a critic, and on all pipeline stages but the last.
     """
 
     token_ids: Tensor
@@ -56,7 +58,7 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens that a pass computes, padding left out."""
+        """Number of tokens that a pass computes, without padding."""
         return sum(self.segments)
 
     def to(self, device: torch.device) -> "MicroBatch":
@@ -80,26 +82,32 @@ def pack(
     multiple: int,
     share_prefixes: bool,
 ) -> MicroBatch:
-    """Lay ``rows`` end to end, padded at the end to a multiple of ``multiple`` tokens (what sequence parallelism divides).
+    """Lay ``rows`` end to end. Padding at the end makes the length a multiple of ``multiple`` tokens.
 
-    No rows at all give a micro-batch of padding.
+    Without rows, the result is a micro-batch of padding.
 
     Args:
-        advantages: for each row one advantage for all its turns, or one for each turn.
+        records: the batch's record of each row.
+        rows: the trajectories.
+        advantages: for each row, one advantage for all its turns, or one for each turn.
         shares: factor of each row's loss terms.
+        batch: the batch that the rows belong to.
         temperature: temperature at which tokens are sampled.
-        share_prefixes: whether what neighbouring rows of a group have in common at their beginning is laid down once.
+        multiple: what the number of tokens must be divisible by: ranks of sequence parallelism divide the tokens, and
+            fp8 products need multiples.
+        share_prefixes: whether a prefix that neighbouring rows of a group have in common is laid down once.
 
     Raises:
-        ValueError: naming the row, if it is not what its record says, its advantages are not as many as its turns, a behaviour
-            log-probability is not finite, or log-probabilities are not of the whole distribution at ``temperature``.
+        ValueError: naming the row, if it does not match its record, the number of its advantages is neither 1 nor the
+            number of its turns, a behaviour log-probability is not finite, or log-probabilities are not those of the
+            whole distribution at ``temperature``.
     """
     for record, row, of_turns in zip(records, rows, advantages, strict=True):
         _check(record, row, batch, temperature)
         if len(of_turns) not in (1, len(row.turns)):
             raise ValueError(
                 f"sample {record.sample_index} of group {record.group_id}: {len(of_turns)} advantages for its {len(row.turns)} "
-                "turns; its record must have the reward of each turn"
+                "turns; its record must hold one reward for each turn"
             )
     prefixes = _prefixes(records, rows) if share_prefixes else {}
     shared = np.zeros(len(rows), np.int64)
@@ -109,7 +117,7 @@ def pack(
     lengths = [*prefixes.values(), *own.tolist()]
     total = sum(lengths)
     padding = -total % multiple if total else multiple
-    # Where each row begins, if rows were laid down whole, and where its own tokens do in the packed sequence.
+    # Where each row would begin if rows were laid down whole, and where its own tokens begin in the packed sequence.
     starts = _starts(own + shared, 0)
     own_starts = _starts(own, sum(prefixes.values()))
 
@@ -153,7 +161,7 @@ def pack(
 
 
 def _prefixes(records: Sequence[BatchRow], rows: Sequence[Trajectory]) -> dict[range, int]:
-    """For each shared prefix the rows that continue it, and its length."""
+    """For each shared prefix: the rows that continue it, and its length."""
     prefixes = {}
     for _, numbers in groupby(range(len(records)), lambda number: records[number].group_id):
         first, *others = numbers
@@ -164,35 +172,35 @@ def _prefixes(records: Sequence[BatchRow], rows: Sequence[Trajectory]) -> dict[r
 
 
 def _starts(lengths: np.ndarray, first: int) -> np.ndarray:
-    """int64 [rows], where rows of ``lengths`` begin that are laid end to end from ``first`` on."""
+    """int64 [rows], where each row begins if rows of ``lengths`` are laid end to end, starting at ``first``."""
     starts: np.ndarray = first + np.cumsum(lengths) - lengths
     return starts
 
 
 def _check(record: BatchRow, row: Trajectory, batch: Batch, temperature: float) -> None:
-    """Refuse whatever would be trained on wrong numbers without an error."""
+    """Refuse a row that would otherwise be trained on wrong numbers without any error."""
     name = f"sample {record.sample_index} of group {record.group_id}"
     if (row.group_id, row.sample_index) != (record.group_id, record.sample_index):
         raise ValueError(f"{name}: got the payload of sample {row.sample_index} of group {row.group_id}")
     if len(row) != record.length:
-        raise ValueError(f"{name}: the payload has {len(row)} tokens, its record says {record.length}")
+        raise ValueError(f"{name}: the payload has {len(row)} tokens, but its record says {record.length}")
     row.check()
     turn_rewards = tuple(turn.reward for turn in row.turns)
     if record.turn_rewards and record.turn_rewards != turn_rewards:
-        raise ValueError(f"{name}: its turns have the rewards {turn_rewards}, its record says {record.turn_rewards}")
+        raise ValueError(f"{name}: its turns have the rewards {turn_rewards}, but its record says {record.turn_rewards}")
     sampled = row.versions()[row.loss_mask]
     fresh = int((sampled >= batch.oldest_version).sum())
     if fresh != record.loss_tokens:
         raise ValueError(
-            f"{name}: {fresh} sampled tokens are of version {batch.oldest_version} or newer, its record says "
+            f"{name}: {fresh} sampled tokens are of version {batch.oldest_version} or newer, but its record says "
             f"{record.loss_tokens}; the loss's denominator would be wrong"
         )
     if len(sampled) and sampled.max() > batch.version:
         raise ValueError(
-            f"{name}: sampled by version {sampled.max()}, newer than version {batch.version}, which is being trained"
+            f"{name}: a token was sampled by version {sampled.max()}, newer than version {batch.version}, which is being trained"
         )
     if len(row) and row.loss_mask[0]:
-        raise ValueError(f"{name}: its first token is sampled, from nothing; a row begins with a prompt")
+        raise ValueError(f"{name}: its first token is marked as sampled; a row must begin with a prompt")
     used = row.sampling
     if used.temperature != temperature or used.top_p != 1.0 or used.top_k > 0:
         raise ValueError(

@@ -1,11 +1,13 @@
-"""Which rows of a batch each optimizer step trains, and in which order. Pure planning; the same answer on every rank.
+"""Decides which rows of a batch each optimizer step trains, and in which order. Pure planning; the same answer on every
+rank.
 
 What always holds:
-* every row is in exactly one mini-batch, every epoch trains each mini-batch once, and groups stay whole, so that rows that are
-  compared are trained in the same step;
-* mini-batches differ by at most one group;
-* mini-batches are the same in every epoch, so that a rank needs no rows but its own; only their order is drawn anew;
-* the plan depends on the batch and the arguments alone, so that a batch trained again after a crash gives the same weights.
+* every row is in exactly one mini-batch, every epoch trains each mini-batch once, and groups stay whole, so that rows
+  that are compared are trained in the same optimizer step;
+* the numbers of groups in mini-batches differ by at most one;
+* mini-batches are the same in every epoch, so that a rank needs no rows but its own; only their order is drawn again;
+* the plan depends only on the batch and the arguments, so that a batch trained again after a crash gives the same
+  weights.
 """
 
 import msgspec
@@ -15,7 +17,8 @@ from asyncrl.core.batch import Batch
 
 
 def mini_batches(batch: Batch, count: int) -> list[Batch]:
-    """The batch in ``count`` parts, groups dealt at random; some parts are empty if there are fewer groups."""
+    """Divide the batch into ``count`` parts, with groups dealt out at random. If there are fewer groups than parts,
+    some parts are empty."""
     if count == 1:
         return [batch]
     groups = list(dict.fromkeys(row.group_id for row in batch.rows))
@@ -28,5 +31,5 @@ def mini_batches(batch: Batch, count: int) -> list[Batch]:
 
 
 def order(batch: Batch, count: int, epochs: int) -> list[int]:
-    """Numbers of the mini-batches in the order in which they are trained."""
+    """Numbers of the mini-batches in the order in which they are trained, over all epochs."""
     return [int(part) for epoch in range(epochs) for part in np.random.default_rng((batch.version, epoch)).permutation(count)]

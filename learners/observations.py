@@ -1,4 +1,4 @@
-"""Readings about the data of a step: staleness by cause, distance to the policies that sampled, what was left out."""
+"""Readings about the data of a training step: staleness by cause, distances between policies, and tokens left out."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,12 +14,13 @@ from learners.value_loss import ValueOutcome
 
 
 def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) -> Tally:
-    """The tally of one micro-batch.
+    """Compute the tally of one micro-batch.
 
     Args:
+        batch: the micro-batch.
         logp: float32 [n], log-probabilities under the version being trained, without gradient.
         entropy: float32 [n], nats.
-        outcome: the loss, and what became of each token in it.
+        outcome: the loss, and what happened to each token in it.
     """
     tally = tally_total(metrics.POLICY_LOSS, outcome.loss)
     tally |= _staleness(batch)
@@ -31,17 +32,18 @@ def observe(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) 
 
 
 def off_policy_steps(batch: MicroBatch, steps: int, taken: int) -> Tally:
-    """How many optimizer steps old the tokens are.
+    """Tally how many optimizer steps old the tokens are.
 
     Args:
+        batch: the micro-batch.
         steps: optimizer steps from one version to the next.
-        taken: steps already taken on this batch.
+        taken: optimizer steps already taken on this batch.
     """
     return tally_means({metrics.STALENESS_STEPS: (batch.staleness * steps + taken).float()}, batch.mask)
 
 
 def observe_critic(batch: MicroBatch, outcome: ValueOutcome) -> Tally:
-    """The tally of one micro-batch that the critic was trained on."""
+    """Compute the critic's tally of one micro-batch that it was trained on."""
     assert batch.values is not None
     assert batch.returns is not None
     return tally_total(metrics.VALUE_LOSS, outcome.loss) | tally_means(
@@ -57,11 +59,12 @@ def observe_critic(batch: MicroBatch, outcome: ValueOutcome) -> Tally:
 
 
 def over_steps(tallies: Sequence[Tally], epochs: float) -> Tally:
-    """The tally of the whole batch from those of its optimizer steps: means over all tokens of all steps, counts of one pass over
-    the batch, and the mean of the steps' losses.
+    """Combine the tallies of the optimizer steps into one of the whole batch. Means are over all tokens of all steps,
+    counts are of one pass over the batch, and a loss is the mean of the steps' losses.
 
     Args:
-        epochs: how often the steps have gone over the batch.
+        tallies: one for each optimizer step.
+        epochs: how many passes over the batch the steps made.
     """
     total: Tally = {}
     for tally in tallies:
@@ -73,7 +76,8 @@ def over_steps(tallies: Sequence[Tally], epochs: float) -> Tally:
 
 
 def staleness_buckets(max_staleness: int) -> Iterator[tuple[int, int]]:
-    """0, 1, 2, 3 to 4, 5 to 8 and so on, doubling: first and last staleness of each, up to ``max_staleness``."""
+    """Yield the first and last staleness of each bucket, up to ``max_staleness``: 0, 1, 2, 3 to 4, 5 to 8 and so on,
+    doubling."""
     youngest, oldest = 0, 0
     while youngest <= max_staleness:
         yield youngest, min(oldest, max_staleness)
@@ -81,7 +85,7 @@ def staleness_buckets(max_staleness: int) -> Iterator[tuple[int, int]]:
 
 
 def readings_of(tally: Tally, max_staleness: int) -> list[Reading]:
-    """Readings of the whole batch, also those that follow from several sums. A mean over nothing is left out."""
+    """Readings of the whole batch, including those computed from several sums. A mean over no tokens is left out."""
     readings = []
     for metric, sums in tally.items():
         total, weight = sums.tolist()
@@ -119,10 +123,10 @@ def _staleness(batch: MicroBatch) -> Tally:
 
 
 def _distances(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcome) -> Tally:
-    """Distances of the policies from one another, over all tokens and by staleness.
+    """Distances between policies, over all tokens and by staleness.
 
-    The gap between engine and learner is measured on tokens that the version being trained sampled itself: only there do both
-    sides compute the same number, so that the gap is due to their arithmetic.
+    The gap between engine and learner is measured on tokens that the version being trained sampled itself. Only there
+    do both sides compute the same number, so that any gap comes from their arithmetic.
     """
     gap = logp - batch.logp_behaviour
     ratio = gap.clamp(-OVERFLOW_GUARD, OVERFLOW_GUARD).exp()
@@ -150,7 +154,7 @@ def _distances(batch: MicroBatch, logp: Tensor, entropy: Tensor, outcome: Outcom
 
 
 def _left_out(batch: MicroBatch, outcome: Outcome) -> Tally:
-    """Effects of the correction, and how many tokens stayed out of the loss, by cause."""
+    """Effects of the correction, and how many tokens were left out of the loss, by cause."""
     correction = outcome.correction
     masked, rejected = batch.mask & correction.masked & ~correction.rejected, batch.mask & correction.rejected
     tally = tally_means(

@@ -1,4 +1,4 @@
-"""The penalty for episodes that come near the length at which they would be cut off."""
+"""The penalty for episodes whose length comes close to where they would be cut off."""
 
 from torch import Tensor
 
@@ -6,11 +6,13 @@ from asyncrl.core.recipe.algorithm import OverlongPenalty
 
 
 def overlong_penalties(lengths: Tensor, config: OverlongPenalty) -> Tensor:
-    """float64 [n], what is taken off the reward: 0 up to ``limit - ramp`` tokens, then linear to ``penalty`` at ``limit``.
+    """float64 [n], what is subtracted from the reward: 0 up to ``limit - ramp`` tokens, then rising linearly to
+    ``penalty`` at ``limit``.
 
     Source: soft overlong punishment, Yu et al. 2025 (DAPO), arXiv:2503.14476, equation 13.
 
     Args:
         lengths: int64 [n], tokens.
+        config: the recipe's penalty.
     """
     return config.penalty * ((lengths.double() - (config.limit - config.ramp)) / config.ramp).clamp(0, 1)

@@ -1,18 +1,20 @@
-"""Which rows each data-parallel rank trains, in which micro-batches. Pure planning; the same answer on every rank.
+"""Decides which rows each data-parallel rank trains, in which micro-batches. Pure planning; the same answer on every
+rank.
 
-Rows of a group that begin alike are kept together as far as the token budget and an even load of the ranks allow, because what
-they share is computed once in a micro-batch. A token counts as often as it is computed.
+Rows of a group that start with the same tokens are kept together, as far as the token budget and an even load of the
+ranks allow, because a micro-batch computes their shared prefix only once. Tokens are counted as often as they are
+computed.
 
 What always holds of a plan:
 * every row of the batch is in it exactly once;
-* every data-parallel rank has the same number of micro-batches, at least one, as the pipeline's schedule needs; if rows are
-  few and long, some may be empty;
+* every data-parallel rank has the same number of micro-batches, at least one, as the pipeline's schedule needs; if rows
+  are few and long, some may be empty;
 * no micro-batch computes more than ``micro_batch_tokens`` tokens;
-* tokens are balanced by assigning the largest piece first, a row or rows of one group that begin alike: the heaviest micro-batch
-  is within 4/3 of the best possible for these pieces (Graham 1969);
-* the plan depends on the batch's rows and the arguments alone;
-* in a micro-batch the rows that begin alike are neighbours and come first, and among them, as among the others, the longest rows
-  do, so that rows of similar length are neighbours.
+* tokens are balanced by assigning the largest piece first, where a piece is one row, or rows of one group with a shared
+  prefix: the heaviest micro-batch is within 4/3 of the best possible for these pieces (Graham 1969);
+* the plan depends only on the batch's rows and the arguments;
+* in each micro-batch, rows with a shared prefix are neighbours and come before all others; both these and the others
+  are sorted by length, longest first, so that rows of similar length are neighbours.
 """
 
 import heapq
@@ -25,22 +27,23 @@ from asyncrl.core.errors import RecipeError
 from learners.prefixes import planned_prefix
 
 FP8_MULTIPLE = 16
-"""TransformerEngine multiplies matrices in fp8 only if their sides, tokens and channels, are multiples of this."""
+"""TransformerEngine multiplies matrices in fp8 only if their dimensions (tokens and channels) are multiples of this."""
 
 MicroBatchRows = list[int]
 """Indexes into ``Batch.rows``."""
 
 _PIECES_OF_A_FAIR_SHARE = (1, 2, 4)
-"""How finely groups are cut, at least, in the plans of which the most even one is taken: each piece repeats its prefix, but few
-large pieces load ranks unevenly."""
+"""A plan is made for each of these numbers, and the most even plan is taken. A piece is at most a rank's fair share of
+the tokens divided by the number (or one row). Every piece computes its prefix again, but few large pieces load ranks
+unevenly."""
 
 
 class _Family(NamedTuple):
-    """Rows that begin alike, or a single row.
+    """Rows that share a prefix, or a single row.
 
     Attributes:
-        rows: their numbers, longest first.
-        prefix: how many tokens they share.
+        rows: their indexes in the batch, longest first.
+        prefix: how many tokens they share; 0 for a single row.
     """
 
     rows: MicroBatchRows
@@ -48,15 +51,19 @@ class _Family(NamedTuple):
 
 
 def plan(batch: Batch, data_parallel: int, micro_batch_tokens: int, *, share_prefixes: bool) -> list[list[MicroBatchRows]]:
-    """Micro-batches of each data-parallel rank, in the order they are trained.
+    """Plan the micro-batches of each data-parallel rank, in the order in which they are trained.
 
-    The most even of a few plans, each of which has as few micro-batches as the token budget and the greedy assignment allow.
+    The result is the most even of a few plans. Each of these has as few micro-batches as the token budget and the
+    greedy assignment allow.
 
     Args:
-        share_prefixes: whether what rows of a group have in common at their beginning is computed once in a micro-batch.
+        batch: the batch.
+        data_parallel: number of data-parallel ranks.
+        micro_batch_tokens: the token budget of a micro-batch.
+        share_prefixes: whether a prefix that rows of a group have in common is computed once in a micro-batch.
 
     Raises:
-        RecipeError: if a row alone is longer than the budget.
+        RecipeError: if one row alone is longer than the budget.
     """
     lengths = [row.length for row in batch.rows]
     longest = max(lengths, default=0)
@@ -70,14 +77,14 @@ def plan(batch: Batch, data_parallel: int, micro_batch_tokens: int, *, share_pre
     families = _families(batch, lengths, share_prefixes)
     planner = _Planner(lengths, families, data_parallel, micro_batch_tokens)
     fair_share = planner.tokens(range(len(lengths))) / data_parallel
-    # One rank alone is never loaded unevenly, and single rows cannot be cut.
+    # A single rank cannot be loaded unevenly, and families of one row cannot be cut.
     choices = _PIECES_OF_A_FAIR_SHARE if data_parallel > 1 and len(families) < len(lengths) else (1,)
     limits = [max(longest, min(micro_batch_tokens, ceil(fair_share / pieces))) for pieces in choices]
     return min((planner.with_pieces(limit) for limit in dict.fromkeys(limits)), key=planner.heaviest_rank)
 
 
 def _families(batch: Batch, lengths: Sequence[int], share_prefixes: bool) -> list[_Family]:
-    """The rows of the batch: those of a group together if they begin alike, all others by themselves."""
+    """Divide the rows of the batch into families: the rows of a group that share a prefix, or a single row."""
     groups: dict[int, MicroBatchRows] = {}
     for number, row in enumerate(batch.rows):
         groups.setdefault(row.group_id, []).append(number)
@@ -92,7 +99,7 @@ def _families(batch: Batch, lengths: Sequence[int], share_prefixes: bool) -> lis
 
 
 class _Planner:
-    """Plans for one batch with pieces of different sizes.
+    """Makes plans for one batch with pieces of different sizes.
 
     Args:
         lengths: tokens of each row.
@@ -106,20 +113,21 @@ class _Planner:
         self._family_of = {row: number for number, family in enumerate(families) for row in family.rows}
 
     def tokens(self, rows: Sequence[int]) -> int:
-        """Tokens that are computed if ``rows`` are in one micro-batch."""
+        """Number of tokens that are computed if ``rows`` are in one micro-batch."""
         prefix_of = {family: self._families[family].prefix for family in map(self._family_of.__getitem__, rows)}
         own = sum(self._lengths[row] - prefix_of[self._family_of[row]] for row in rows)
         return own + sum(prefix_of.values())
 
     def heaviest_rank(self, ranks: Sequence[Sequence[MicroBatchRows]]) -> int:
-        """Tokens that the rank with the most of them computes."""
+        """Number of tokens that the most loaded rank computes."""
         return max(sum(map(self.tokens, rank)) for rank in ranks)
 
     def with_pieces(self, limit: int) -> list[list[MicroBatchRows]]:
-        """A plan that keeps rows of a family together in pieces of at most ``limit`` tokens, no less than the longest row's."""
+        """Make a plan that keeps rows of a family together in pieces of at most ``limit`` tokens; ``limit`` is at least
+        the longest row's length."""
         pieces = [piece for family in self._families for piece in self._cut(family, limit)]
         sizes = [self.tokens(piece) for piece in pieces]
-        # No two of those that fill more than half of a micro-batch fit into one.
+        # Two pieces that each fill more than half of a micro-batch do not fit into one.
         large = sum(2 * size > self._micro_batch_tokens for size in sizes)
         micro_batches = max(1, ceil(max(sum(sizes) / self._micro_batch_tokens, large) / self._data_parallel))
         while True:
@@ -129,7 +137,7 @@ class _Planner:
             micro_batches += 1
 
     def _cut(self, family: _Family, limit: int) -> list[MicroBatchRows]:
-        """The family's rows in as few pieces of at most ``limit`` tokens as the greedy assignment allows."""
+        """Cut the family's rows into as few pieces of at most ``limit`` tokens as the greedy assignment allows."""
         if len(family.rows) == 1:
             return [family.rows]
         own = [self._lengths[row] - family.prefix for row in family.rows]
@@ -140,7 +148,7 @@ class _Planner:
         return [[row] for row in family.rows]
 
     def _in_order(self, part: MicroBatchRows) -> MicroBatchRows:
-        """The rows of a micro-batch, see the module."""
+        """Sort the rows of a micro-batch as the module's docstring says."""
         rows: dict[int, MicroBatchRows] = {}
         for row in sorted(part, key=lambda row: (-self._lengths[row], row)):
             rows.setdefault(self._family_of[row], []).append(row)
@@ -148,7 +156,7 @@ class _Planner:
         return alike + [row for family in rows.values() if len(family) == 1 for row in family]
 
     def _deal(self, parts: list[MicroBatchRows]) -> list[list[MicroBatchRows]]:
-        """Give each rank as many parts as the others, heaviest first; the order of the ranks is reversed each time round."""
+        """Give each rank equally many parts, heaviest first. The order of the ranks is reversed in each round."""
         heaviest_first = sorted(parts, key=lambda part: -self.tokens(part))
         ranks: list[list[MicroBatchRows]] = [[] for _ in range(self._data_parallel)]
         for start in range(0, len(parts), self._data_parallel):
@@ -161,7 +169,8 @@ class _Planner:
 
 
 def _spread(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Numbers of items in ``count`` parts: the largest item first, each goes into the part that is the lightest so far."""
+    """Divide items into ``count`` parts, largest item first, each into the part that is lightest so far. Returns the
+    items' indexes."""
     parts: list[list[int]] = [[] for _ in range(count)]
     lightest = [(0, part) for part in range(count)]
     for item in sorted(range(len(sizes)), key=lambda item: (-sizes[item], item)):

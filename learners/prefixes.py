@@ -1,10 +1,11 @@
-"""The beginning that rows of a group have in common, which is computed once for all of them.
+"""Shared prefixes: the leading tokens that rows of a group have in common, which are computed once for all of them.
 
-It ends before the last token that every row has before its first sampled one: that token predicts the first sampled one, and each
-row keeps it. So every prediction is made within its own row, and a shared prefix has neither targets nor a loss of its own.
+A shared prefix ends, at the latest, before the last token of the shortest prompt: that token predicts the row's first
+sampled token, and stays in the row. So every prediction is made within its own row, and a shared prefix has neither
+targets nor a loss of its own.
 
-What always holds: rows share no more than they have in common; :func:`planned_prefix` knows no payload and never promises more
-than :func:`shared_prefix` finds (but for a collision of CRC-32).
+What always holds: rows share no more than they have in common; :func:`planned_prefix` needs no payload and never
+promises more than :func:`shared_prefix` finds (except after a collision of CRC-32).
 """
 
 from collections.abc import Sequence
@@ -16,9 +17,10 @@ from asyncrl.core.trajectory import Trajectory
 
 
 def planned_prefix(records: Sequence[TrajectoryRecord]) -> int:
-    """How many leading tokens rows can share by what their records say; 0 for a single row.
+    """How many leading tokens rows can share, according to their records; 0 for a single row.
 
-    At least half of what they really share, if that is 128 tokens or more; all of it where their prompts are equal.
+    It is at least half of what they really share, if that is 128 tokens or more, and all of it if their prompts are
+    equal.
     """
     if len(records) < 2:
         return 0
@@ -41,7 +43,7 @@ def tokens_before(lengths: Sequence[int], prefixes: Sequence[range]) -> list[int
 
 
 def shared_prefix(rows: Sequence[Trajectory]) -> int:
-    """How many leading tokens rows share."""
+    """How many leading tokens rows share, according to their tokens."""
     first = rows[0].token_ids
     common = min(row.prompt_length() for row in rows) - 1
     for row in rows[1:]:

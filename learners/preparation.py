@@ -1,7 +1,7 @@
 """Prepares a batch for its optimizer steps: micro-batches, log-probabilities under other policies, advantages.
 
-What always holds: the result is known before the first step, and is a function of the batch, its rows, the weights before that
-step and the coefficient of the divergence alone.
+What always holds: the result is complete before the first optimizer step. It depends only on the batch, its rows, the
+weights before that step and the coefficient of the divergence.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,12 +47,12 @@ RowName = tuple[GroupId, int]
 
 
 class MiniBatch(NamedTuple):
-    """What one optimizer step trains of this data-parallel slice.
+    """What one optimizer step trains, as far as it belongs to this data-parallel slice.
 
     Attributes:
-        micro_batches: as many as every other slice has.
-        denominator: divides the loss of the whole mini-batch, see :func:`.aggregation.denominator`; 0 if it has no token in the
-            loss.
+        micro_batches: equally many on every slice.
+        denominator: divides the loss of the whole mini-batch, see :func:`.aggregation.denominator`; 0 if no token of
+            the mini-batch is in the loss.
     """
 
     micro_batches: list[MicroBatch]
@@ -63,14 +63,14 @@ class Preparation:
     """Prepares batches on one rank. :meth:`mini_batches` is collective.
 
     Attributes:
-        shares_prefixes: whether what rows of a group have in common at their beginning is computed once in a micro-batch.
-            Context-parallel ranks, which divide each row between them, do not share.
+        shares_prefixes: whether a prefix that rows of a group have in common is computed once in a micro-batch.
+            Context-parallel ranks divide each row among them, and do not share prefixes.
 
     Args:
         algorithm: the mathematics of the update.
         config: says how many tokens a micro-batch may have, and whether products are in fp8.
         temperature: temperature at which tokens are sampled.
-        rank: where this rank stands.
+        rank: the place of this rank.
         trainer: computes log-probabilities and values, and sums over the data-parallel ranks.
     """
 
@@ -95,13 +95,15 @@ class Preparation:
         ]
 
     def mini_batches(self, batch: Batch, rows: Mapping[RowName, Trajectory], kl_coefficient: float) -> list[MiniBatch]:
-        """The mini-batch of each optimizer step. Advantages compare the rows of the whole batch.
+        """Prepare the mini-batch of each optimizer step. Advantages compare the rows of the whole batch.
 
         Args:
-            kl_coefficient: multiplies the divergence from the reference where that is taken off the reward.
+            batch: the batch.
+            rows: the trajectories of at least :meth:`rows_needed`.
+            kl_coefficient: multiplies the divergence from the reference where that is subtracted from the reward.
 
         Raises:
-            ValueError: if a row is missing or is not what the batch says of it.
+            ValueError: if a row is missing or does not match its record in the batch.
         """
         algorithm = self._algorithm
         parts = mini_batches(batch.trained(), algorithm.minibatches)
@@ -125,7 +127,7 @@ class Preparation:
     def _planned(self, batch: Batch) -> list[list[int]]:
         ranks = plan(batch, self._rank.layout.data, self._config.micro_batch_tokens, share_prefixes=self.shares_prefixes)
         planned = ranks[self._rank.data_rank]
-        # The interleaved schedule goes round its stages with a micro-batch for each; empty ones fill the last round.
+        # The interleaved schedule needs a multiple of ``stages`` micro-batches; empty ones make up the number.
         stages = self._rank.layout.pipeline if self._rank.layout.virtual_pipeline > 1 else 1
         return planned + [[] for _ in range(-len(planned) % stages)]
 
@@ -139,7 +141,9 @@ class Preparation:
             names = [_name(record) for record in records]
             missing = [name for name in names if name not in rows]
             if missing:
-                raise ValueError(f"rows {missing} of version {batch.version} are missing; fetch all of rows_needed()")
+                raise ValueError(
+                    f"rows {missing} (group, sample) of version {batch.version} are missing; fetch all of rows_needed()"
+                )
             packed.append(
                 pack(
                     records,
@@ -148,7 +152,7 @@ class Preparation:
                     [shares[row] for row in micro_batch],
                     batch=batch,
                     temperature=self._temperature,
-                    # Tensor-parallel ranks divide the tokens between them.
+                    # Tensor-parallel ranks divide the tokens among them.
                     multiple=self._rank.layout.tensor * (1 if self._config.fp8 == "none" else FP8_MULTIPLE),
                     share_prefixes=self.shares_prefixes,
                 )
@@ -156,7 +160,8 @@ class Preparation:
         return packed
 
     def _with_policies(self, packed: list[MicroBatch]) -> list[MicroBatch]:
-        """Add the log-probabilities under other policies that the steps need and cannot compute themselves."""
+        """Add the log-probabilities under other policies that the optimizer steps need and cannot compute
+        themselves."""
         algorithm = self._algorithm
         in_correction = algorithm.correction.anchor == "proximal_recomputed" or algorithm.correction.reject
         of_batch = algorithm.correction.looks_at_whole_batch or isinstance(algorithm.kl, KlInReward)
@@ -169,7 +174,7 @@ class Preparation:
         return packed
 
     def _valued(self, parts: list[Batch], packed: list[list[MicroBatch]], kl_coefficient: float) -> list[list[MicroBatch]]:
-        """Add the critic's values, and the returns and advantages that follow from them."""
+        """Add the critic's values, and the returns and advantages computed from them."""
         algorithm = self._algorithm
         assert isinstance(algorithm.advantage, GaeAdvantage)
         values = iter([value for micro_batches in packed for value in self._trainer.values(micro_batches)])
@@ -197,7 +202,8 @@ class Preparation:
     def _rated_less_divergence(
         self, batch: Batch, parts: list[Batch], packed: list[list[MicroBatch]], coefficient: float
     ) -> list[list[MicroBatch]]:
-        """Replace the advantages by those of rewards less each row's, or each turn's, divergence from the reference."""
+        """Recompute the advantages from rewards that each row's, or each turn's, divergence from the reference has been
+        subtracted from."""
         algorithm = self._algorithm
         assert isinstance(algorithm.kl, KlInReward)
         by_row = isinstance(algorithm.credit, EpisodeCredit)
@@ -229,7 +235,7 @@ class Preparation:
                 yield [part.rows[number] for number in numbers], micro_batch
 
     def _with_batch_correction(self, packed: list[MicroBatch]) -> list[MicroBatch]:
-        """Add what the correction has to know about the whole mini-batch."""
+        """Add what the correction needs to know about the whole mini-batch."""
         correction = self._algorithm.correction
         if not correction.looks_at_whole_batch or not self._trainer.on_last_stage:
             return packed
@@ -246,7 +252,7 @@ class Preparation:
         return packed
 
     def _with_outliers(self, packed: list[MicroBatch], criterion: RejectSecondMoment) -> list[MicroBatch]:
-        """Mark the tokens that the criterion rejects, besides those that are marked already."""
+        """Mark the tokens that the criterion rejects, in addition to those already marked."""
         log_ratios = [_proximal(part) - part.logp_behaviour for part in packed]
         masks = [part.mask for part in packed]
         found = second_moment_outliers(torch.cat(log_ratios), torch.cat(masks), criterion.upper, self._trainer.gathered_over_data)
@@ -257,7 +263,7 @@ class Preparation:
         ]
 
     def _with_singled_out(self, batch: Batch, packed: list[MicroBatch]) -> list[MicroBatch]:
-        """Mark the tokens that a covariance loss treats apart."""
+        """Mark the tokens that a covariance loss treats differently."""
         config = self._algorithm.loss
         if not isinstance(config, ClipCovLoss | KlCovLoss):
             return packed
@@ -275,7 +281,8 @@ class Preparation:
 
 
 def _proximal(part: MicroBatch) -> Tensor:
-    """float32 [n], log-probabilities before the first step, on the host like the rest of the micro-batch."""
+    """float32 [n], log-probabilities before the first optimizer step, in host memory like the rest of the
+    micro-batch."""
     assert part.logp_proximal is not None
     return part.logp_proximal.cpu()
 

@@ -1,10 +1,10 @@
-"""Where one learner rank stands: its number, where all ranks meet, and its place in their layout.
+"""One learner rank: its number, its place in the parallel layout, and where all ranks meet.
 
-Ranks are numbered with tensor parallel fastest, then context, then data, then pipeline, which is Megatron's own order; the ranks
-of one tensor-parallel group are therefore neighbours, normally on one host.
+Ranks are numbered in Megatron's own order: tensor parallel varies fastest, then context, then data, then pipeline. The
+ranks of one tensor-parallel group are therefore neighbours, normally on one host.
 
-For experts the ranks of a pipeline stage are numbered anew, in Megatron's order again: those that divide an expert fastest, then
-those that share the experts out, then replicas.
+For experts, the ranks of a pipeline stage are numbered a second time, again in Megatron's order: the ranks that divide
+an expert vary fastest, then the ranks that divide the experts among them, then replicas.
 """
 
 import os
@@ -17,7 +17,7 @@ from asyncrl.core.parallel_layout import ParallelLayout
 
 
 class FileMeeting(msgspec.Struct, frozen=True, tag="file"):
-    """All ranks are on one host, and meet in the file at ``path``, which only their user may open."""
+    """All ranks are on one host. They meet in the file at ``path``, which only their user may open."""
 
     path: str
 
@@ -26,32 +26,36 @@ class FileMeeting(msgspec.Struct, frozen=True, tag="file"):
         """Make a new file at ``path`` to meet in.
 
         Raises:
-            FileExistsError: if something is there already, which might be somebody else's.
+            FileExistsError: if there is something at ``path`` already, which might belong to somebody else.
         """
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         return cls(str(path))
 
 
 class TcpMeeting(msgspec.Struct, frozen=True, tag="tcp"):
-    """Ranks are on several hosts, and meet at this address of rank 0's host."""
+    """The ranks are on several hosts. They meet at this address of rank 0's host."""
 
     host: str
     port: int
 
     @classmethod
     def listen(cls, host: str) -> "tuple[TcpMeeting, socket.socket]":
-        """A meeting at a free port of ``host``, which is an address of this host, and the socket that listens there only."""
+        """Open a socket on a free port of ``host``, an address of this host, and return the meeting and the socket. It
+        listens on that address only."""
         listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         return cls(host, listening.getsockname()[1]), listening
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank of the learner.
+    """The description of one learner rank.
 
     Attributes:
-        rank: number of this rank, from 0.
-        listening: on rank 0, where ranks meet over TCP, the file number of the listening socket, which torch takes over.
-        threads: CPU threads the operators of this rank may use.
+        rank: number of this rank, counted from 0.
+        meeting: where the ranks meet.
+        layout: the parallel layout of all ranks.
+        listening: on rank 0, if ranks meet over TCP: the file descriptor of the listening socket, which torch takes
+            over.
+        threads: CPU threads that the operators of this rank may use.
 
     Raises:
         ValueError: if the numbers do not fit together.
@@ -70,16 +74,16 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.rank < layout.ranks:
             raise ValueError(f"rank {self.rank} is outside 0..{layout.ranks - 1}")
         if self.threads < 1:
-            raise ValueError(f"threads is {self.threads}; a rank needs at least one")
+            raise ValueError(f"threads is {self.threads}; a rank needs at least 1")
 
     @property
     def tensor_rank(self) -> int:
-        """Place among the ranks that split one layer."""
+        """Place among the ranks that divide one layer."""
         return self.rank % self.layout.tensor
 
     @property
     def data_rank(self) -> int:
-        """Place among the replicas: which slice of the batch this rank trains."""
+        """Place among the replicas: the number of the batch's slice that this rank trains."""
         return self.rank // (self.layout.tensor * self.layout.context) % self.layout.data
 
     @property
@@ -89,12 +93,12 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pipeline_rank(self) -> int:
-        """The pipeline stage that this rank is of."""
+        """The pipeline stage that this rank belongs to."""
         return self.rank // self.layout.stage_ranks
 
     @property
     def is_first_replica(self) -> bool:
-        """Whether this rank speaks for all that hold the same weights."""
+        """Whether this is the first of the ranks that hold the same weights: it acts for all of them."""
         return self.data_rank == self.context_rank == 0
 
     @property
@@ -104,15 +108,17 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def expert_rank(self) -> int:
-        """Place among the ranks that share out a layer's experts."""
+        """Place among the ranks that divide a layer's experts among them."""
         return self.rank % self.layout.stage_ranks // self.layout.expert_tensor % self.layout.expert
 
     @property
     def is_first_expert_replica(self) -> bool:
-        """Whether this rank speaks for all that hold the same parts of the same experts."""
+        """Whether this is the first of the ranks that hold the same parts of the same experts: it acts for all of
+        them."""
         return self.rank % self.layout.stage_ranks < self.layout.expert_tensor * self.layout.expert
 
     @property
     def is_reporter(self) -> bool:
-        """Whether this is the one rank whose readings stand for all: on the last stage, the first of everything else."""
+        """Whether this is the one rank that reports readings for all: on the last pipeline stage, and first in every
+        other dimension."""
         return self.pipeline_rank == self.layout.pipeline - 1 and self.tensor_rank == 0 and self.is_first_replica

@@ -1,4 +1,4 @@
-"""A reward model, which scores rows of token ids. What always holds: batching changes a score by rounding alone."""
+"""A reward model, which scores rows of token ids. What always holds: batching changes a score only by rounding."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,29 +16,30 @@ class RewardModel:
     """The model of a recipe's reward, on one device.
 
     Raises:
-        RecipeError: if its folder lacks weights, for example those of the score.
+        RecipeError: if its folder lacks some of the model's weights, for example those of the score.
     """
 
     def __init__(self, reward: ModelReward, device: torch.device) -> None:
-        from transformers import AutoModelForSequenceClassification  # takes seconds, also in the driver, which does not need it
+        # A late import: it takes seconds, and the driver, which imports this module, does not need it.
+        from transformers import AutoModelForSequenceClassification
 
         self._batch_tokens, self._device = reward.batch_tokens, device
         model, loading = AutoModelForSequenceClassification.from_pretrained(
             Path(reward.path),
             dtype=_DTYPES[reward.dtype],
-            use_safetensors=True,  # never weights that are pickles
+            use_safetensors=True,  # never load pickled weights, which can run code
             output_loading_info=True,
         )
         if missing := sorted(loading["missing_keys"]):
             raise RecipeError(
-                "reward.path", f"{reward.path} has no weights named {missing}", "name the folder of a trained model"
+                "reward.path", f"{reward.path} has no weights named {missing}", "name the folder of a trained reward model"
             )
         self._model = model.to(device).eval()
         self._padding: int = model.config.get_text_config().pad_token_id
 
     @torch.inference_mode()
     def score(self, rows: Sequence[np.ndarray]) -> list[float]:
-        """The model's score of each row of token ids (int32 [T], not empty)."""
+        """Return the model's score of each row of token ids (int32 [T], not empty)."""
         scores = [0.0] * len(rows)
         for chosen in _batches([len(row) for row in rows], self._batch_tokens):
             lengths = torch.tensor([len(rows[index]) for index in chosen])
@@ -46,7 +47,8 @@ class RewardModel:
             for place, index in enumerate(chosen):
                 token_ids[place, : lengths[place]] = torch.from_numpy(rows[index].astype(np.int64))
             mask = torch.arange(token_ids.shape[1]) < lengths[:, None]
-            # Padded on the right, where no token of a row attends, with the token that the model skips to find a row's end.
+            # Padding is on the right, where no token of a row attends. The model skips the padding token to find a
+            # row's end.
             logits = self._model(input_ids=token_ids.to(self._device), attention_mask=mask.long().to(self._device)).logits
             for index, score in zip(chosen, logits[:, 0].tolist(), strict=True):
                 scores[index] = score
@@ -54,10 +56,11 @@ class RewardModel:
 
 
 def _batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Batches of row numbers, rows of similar length together; padded, each has at most ``tokens`` tokens, or one row."""
+    """Yield batches of row indexes, with rows of similar length together. Padded, each has at most ``tokens`` tokens,
+    or is a single row."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        # The first is the longest, and all are padded to it.
+        # The first row is the longest, and all others are padded to its length.
         if batch and lengths[batch[0]] * (len(batch) + 1) > tokens:
             yield batch
             batch = []

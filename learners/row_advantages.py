@@ -1,4 +1,4 @@
-"""The advantages of each row of a batch: from the batch's records alone, and so the same on every rank."""
+"""The advantages of each row of a batch. They depend only on the batch's records, and so are the same on every rank."""
 
 import msgspec
 import torch
@@ -19,11 +19,11 @@ from learners.overlong import overlong_penalties
 
 
 def row_advantages(batch: Batch, config: AlgorithmConfig) -> list[list[float]]:
-    """Advantages of each row of the batch: one for the whole row, or one a turn.
+    """Compute the advantages of each row of the batch: one for the whole row, or one for each turn.
 
     Raises:
-        ValueError: if turns are credited and a record has no turn rewards, or several rewards are compared and a record has
-            another number of them.
+        ValueError: if turns are credited and a record has no turn rewards; or if several rewards are compared and a
+            record has a different number of them.
     """
     match config.credit:
         case EpisodeCredit():
@@ -33,7 +33,8 @@ def row_advantages(batch: Batch, config: AlgorithmConfig) -> list[list[float]]:
 
 
 def with_penalties(batch: Batch, penalties: list[list[float]], credit: EpisodeCredit | TurnCredit) -> Batch:
-    """The batch with ``penalties`` taken off the rewards that ``credit`` looks at: one for each row, or one for each turn."""
+    """Return the batch with ``penalties`` subtracted from the rewards that ``credit`` uses: one penalty for each row,
+    or one for each turn."""
     if isinstance(credit, EpisodeCredit):
         rows = [msgspec.structs.replace(row, reward=row.reward - one) for row, (one,) in zip(batch.rows, penalties, strict=True)]
     else:
@@ -45,7 +46,8 @@ def with_penalties(batch: Batch, penalties: list[list[float]], credit: EpisodeCr
 
 
 def with_overlong_penalty(batch: Batch, config: OverlongPenalty, credit: EpisodeCredit | TurnCredit) -> Batch:
-    """The batch with the penalty of long rows taken off the rewards that ``credit`` looks at: the row's, or its last turn's."""
+    """Return the batch with the penalty for long rows subtracted from the rewards that ``credit`` uses: the row's, or
+    its last turn's."""
     by_row = isinstance(credit, EpisodeCredit)
     of_rows = overlong_penalties(torch.tensor([row.length for row in batch.rows]), config).tolist()
     penalties = [
@@ -71,13 +73,14 @@ def _of_episodes(batch: Batch, config: AlgorithmConfig) -> list[float]:
 
 
 def _greedy_rewards(batch: Batch) -> Tensor:
-    """The reward of each row's greedy episode; where a crash destroyed it, the row's own reward, so that its advantage is 0."""
+    """float64 [rows], the reward of each row's greedy episode. If a crash destroyed that, the row's own reward, which
+    makes its advantage 0."""
     greedy = {row.group_id: row.reward for row in batch.rows if row.greedy}
     return torch.tensor([greedy.get(row.group_id, row.reward) for row in batch.rows], dtype=torch.float64)
 
 
 def _several_rewards(batch: Batch, config: GdpoAdvantage) -> tuple[Tensor, Tensor]:
-    """Rewards, [rows, k], and weights, [k]."""
+    """The rewards, [rows, k], and their weights, [k]."""
     for row in batch.rows:
         if len(row.rewards) != len(config.names):
             name = f"sample {row.sample_index} of group {row.group_id}"
@@ -89,7 +92,10 @@ def _several_rewards(batch: Batch, config: GdpoAdvantage) -> tuple[Tensor, Tenso
 def _of_turns(batch: Batch, config: AlgorithmConfig, discount: float) -> list[list[float]]:
     for record in batch.rows:
         if not record.turn_rewards:
-            raise ValueError(f"sample {record.sample_index} of group {record.group_id} has no turn rewards to give credit for")
+            raise ValueError(
+                f"sample {record.sample_index} of group {record.group_id} has no turn rewards, which algorithm.credit of kind "
+                "turn needs"
+            )
     counts = [len(record.turn_rewards) for record in batch.rows]
     row = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     rewards = torch.tensor([reward for record in batch.rows for reward in record.turn_rewards], dtype=torch.float64)

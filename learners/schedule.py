@@ -4,10 +4,10 @@ from asyncrl.core.recipe.schema import LearnerConfig
 
 
 def learning_rate(step: int, steps: int, config: LearnerConfig) -> float:
-    """The rate of training step ``step``, counted from 0, of ``steps``.
+    """The learning rate of training step ``step``, counted from 0, in a run of ``steps``.
 
-    It rises linearly over ``warmup_steps``, to the peak at the last of them, and falls linearly to ``lr * min_lr_ratio`` at the
-    last step.
+    It rises linearly over ``warmup_steps`` and reaches the peak at the last of them. Then it falls linearly to
+    ``lr * min_lr_ratio`` at the last step.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps

@@ -1,4 +1,5 @@
-"""Reductions over the rows, or turns, that packed tokens belong to, without padding and without a loop over rows."""
+"""Sums, means and maxima over the rows, or turns, that packed tokens belong to, without padding and without a loop over
+rows."""
 
 import msgspec
 import torch
@@ -6,7 +7,7 @@ from torch import Tensor
 
 
 class Segments(msgspec.Struct, frozen=True):
-    """A partition of ``n`` tokens.
+    """A partition of ``n`` tokens into segments.
 
     Attributes:
         index: int64 [n], the segment of each token.
@@ -25,11 +26,13 @@ class Segments(msgspec.Struct, frozen=True):
         return values.new_zeros(self.count).index_add(0, self.index, values)
 
     def means(self, values: Tensor, chosen: Tensor) -> Tensor:
-        """[count], the mean of ``values`` ([n]) over each segment's ``chosen`` tokens (bool [n]); 0 where it has none."""
+        """[count], the mean of ``values`` ([n]) over each segment's ``chosen`` tokens (bool [n]); 0 where none is
+        chosen."""
         number = self.sums(chosen.to(values.dtype))
         return self.sums(torch.where(chosen, values, 0.0)) / number.clamp(min=1.0)
 
     def maxima(self, values: Tensor, chosen: Tensor) -> Tensor:
-        """[count], the largest of ``values`` ([n]) over each segment's ``chosen`` tokens; minus infinity where it has none."""
+        """[count], the largest of ``values`` ([n]) over each segment's ``chosen`` tokens; minus infinity where none is
+        chosen."""
         lowest = values.new_full((self.count,), -torch.inf)
         return lowest.scatter_reduce(0, self.index, torch.where(chosen, values, -torch.inf), "amax")

@@ -1,4 +1,5 @@
-"""Sums behind the learner's readings, so that micro-batches and data-parallel ranks add up to exact global values."""
+"""Tallies: the sums behind the learner's readings. Those of micro-batches and data-parallel ranks add up to exact
+global values."""
 
 from collections.abc import Callable
 
@@ -8,11 +9,13 @@ from torch import Tensor
 from asyncrl.core.metrics import Metric
 
 Tally = dict[Metric, Tensor]
-"""For each metric float64 [2]: the total and the weight behind it. Tallies of parts of a batch add up to the batch's."""
+"""For each metric, float64 [2]: the total, and the weight behind it. The tallies of a batch's parts add up to the
+batch's tally."""
 
 
 def tally_means(values: dict[Metric, Tensor], chosen: Tensor) -> Tally:
-    """Totals of per-token ``values`` over the ``chosen`` tokens (bool [tokens]); the weight is their number."""
+    """Sum each metric's ``values``, one for each token, over the ``chosen`` tokens (bool [tokens]); the weight is their
+    number."""
     weight = chosen.sum(dtype=torch.float64)
     return {
         metric: torch.stack([torch.where(chosen, value.detach(), 0).sum(dtype=torch.float64), weight])
@@ -21,13 +24,13 @@ def tally_means(values: dict[Metric, Tensor], chosen: Tensor) -> Tally:
 
 
 def tally_count(metric: Metric, chosen: Tensor) -> Tally:
-    """How many tokens are ``chosen`` (bool [tokens])."""
+    """Count the ``chosen`` tokens (bool [tokens])."""
     count = chosen.sum(dtype=torch.float64)
     return {metric: torch.stack([count, torch.ones_like(count)])}
 
 
 def tally_total(metric: Metric, total: Tensor) -> Tally:
-    """A scalar whose parts add up."""
+    """Tally a scalar whose parts add up to the batch's."""
     total = total.detach().double()
     return {metric: torch.stack([total, torch.ones_like(total)])}
 
@@ -39,7 +42,8 @@ def add_to(tally: Tally, part: Tally) -> None:
 
 
 def summed(tally: Tally, all_reduce: Callable[[Tensor], None]) -> Tally:
-    """The tally of all ranks. ``all_reduce`` sums its argument over ranks, in place; the ranks' tallies hold the same metrics."""
+    """Return the sum of all ranks' tallies, which hold the same metrics. ``all_reduce`` sums its argument over ranks,
+    in place."""
     stacked = torch.stack(list(tally.values()))
     all_reduce(stacked)
     return dict(zip(tally, stacked, strict=True))

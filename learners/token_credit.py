@@ -1,7 +1,7 @@
 """Credit with a critic: the advantage of each token, and the return that the critic is to learn. Pure functions.
 
-Rows are whole within a micro-batch, so nothing here depends on how a batch is divided. Only the normalisation is over the whole
-batch, by sums over the ranks.
+Rows are whole within a micro-batch, so nothing here depends on how a batch is divided. Only the normalisation covers
+the whole batch, by sums over the ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,16 +26,20 @@ def token_credit(
     advantage: GaeAdvantage,
     credit: EpisodeCredit | TurnCredit,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages (float64 [n], not yet normalised), and returns (float32 [n]). What tools wrote between sampled tokens is
-    ignored.
+    """Compute the advantage of each token (float64 [n], not yet normalised) and its return (float32 [n]). What tools
+    wrote between sampled tokens is ignored.
 
-    The advantages are float64 so that differences by rounding can be told from others.
+    The advantages are float64 so that real differences can be told from differences by rounding.
 
     Args:
-        records: records of the micro-batch's rows, in order. They have the rewards: each turn's where ``credit`` is by turn, else
-            the final one, which the row's last token earns.
+        part: the micro-batch.
+        records: records of the micro-batch's rows, in order. They hold the rewards. If ``credit`` is by turn, the last
+            token of each turn earns that turn's reward; otherwise the row's last token earns the final reward.
         values: [n], the critic's value of the state in which each token was sampled.
-        divergences: [n], divergence of each token from the reference; ``kl_coefficient`` times that is taken off its reward.
+        divergences: [n], divergence of each token from the reference.
+        kl_coefficient: ``kl_coefficient`` times the divergence is subtracted from each token's reward.
+        advantage: discount and lambda.
+        credit: by episode or by turn.
 
     Raises:
         ValueError: if turns are credited and a record has no turn rewards.
@@ -46,7 +50,10 @@ def token_credit(
     earned: list[float] = []
     for record in records:
         if by_turn and not record.turn_rewards:
-            raise ValueError(f"sample {record.sample_index} of group {record.group_id} has no turn rewards to give credit for")
+            raise ValueError(
+                f"sample {record.sample_index} of group {record.group_id} has no turn rewards, which algorithm.credit of kind "
+                "turn needs"
+            )
         earned += record.turn_rewards if by_turn else [record.reward]
     # A row without a sampled token has nothing to reward.
     present = torch.unique(units)
@@ -60,10 +67,11 @@ def token_credit(
 
 
 def normalised(parts: Sequence[MicroBatch], add: Callable[[Tensor], Tensor], gather: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """float32, the advantages of each part minus their mean, divided by their (population's) standard deviation, both over the
-    batch's tokens in the loss; 0 if those have no spread.
+    """Normalise the advantages of each part, float32: subtract their mean and divide by their standard deviation (of
+    the population), both over the batch's tokens in the loss; 0 if those have no spread.
 
     Args:
+        parts: this rank's micro-batches.
         add: sums a tensor over the ranks that divide the batch.
         gather: concatenates the ranks' tensors, which have the same length.
     """
@@ -71,7 +79,7 @@ def normalised(parts: Sequence[MicroBatch], add: Callable[[Tensor], Tensor], gat
     count, total = add(torch.stack([torch.tensor(float(len(chosen)), dtype=torch.float64), chosen.sum()])).unbind()
     mean = total / count
     deviation = (add((chosen - mean).square().sum()) / count).sqrt()
-    # Stands in where this rank has no token; the extremes of the other ranks are beyond it.
+    # A placeholder if this rank has no token: any extreme of another rank exceeds it.
     nothing = torch.tensor([-torch.inf], dtype=torch.float64)
     highest, minus_lowest = (gather(torch.cat([nothing, values]).max().reshape(1)).max().item() for values in (chosen, -chosen))
     spread = has_spread((-minus_lowest, highest))
@@ -80,7 +88,7 @@ def normalised(parts: Sequence[MicroBatch], add: Callable[[Tensor], Tensor], gat
 
 
 def _last_tokens(index: Tensor) -> Tensor:
-    """int64, the last token of each run of equal numbers."""
+    """int64, the index of the last token of each run of equal numbers."""
     goes_on = torch.zeros(len(index), dtype=torch.bool)
     goes_on[:-1] = index[1:] == index[:-1]
     return (~goes_on).nonzero().flatten()

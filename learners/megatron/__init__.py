@@ -1,1 +1,1 @@
-"""The Megatron side of the learner. :func:`.cpu_compat.install` comes before the import of any other module here."""
+"""The Megatron side of the learner. Call :func:`.cpu_compat.install` before importing any other module from here."""

@@ -20,12 +20,14 @@ from learners.megatron.row_moves import padded, place_rows, take_rows
 class PackedAttention(MegatronModule):
     """Causal attention within each row of a packed sequence, by torch's scaled dot product attention.
 
-    Rows of like length are computed as one padded block, because a call for each row of a hundred tokens would cost more than its
-    mathematics. Padding stands at the end of a row, where a causal mask hides it from every real token.
+    Rows of similar length are computed as one padded block, because for rows of a hundred tokens, one call per row
+    would cost more than the mathematics. Padding is at the end of a row, where the causal mask hides it from every real
+    token.
 
-    Rows that continue a shared prefix see it too, see :mod:`.prefix_attention`.
+    Rows that continue a shared prefix see the prefix too, see :mod:`.prefix_attention`.
 
-    Rotary position embedding is applied here, for all rows at once, and not by the layer, which would go row by row.
+    Rotary position embedding is applied here, for all rows at once, and not by Megatron's layer, which would go row by
+    row.
     """
 
     def __init__(self, config: TransformerConfig, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
@@ -33,10 +35,11 @@ class PackedAttention(MegatronModule):
         self.softmax_scale = softmax_scale
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: PackedRows, **__: Any) -> Tensor:
-        """Attention of each token over its row.
+        """Compute attention of each token over its row.
 
         Args:
-            query: [t, heads, dim]; key, value: [t, query groups, dim]; query and key not yet rotated.
+            query: [t, heads, dim]; key, value: [t, query groups, dim]; query and key are not yet rotated.
+            packed_seq_params: how the rows lie in the packed sequence; has the rotation.
 
         Returns:
             [t, heads * dim].
@@ -61,12 +64,13 @@ class PackedAttention(MegatronModule):
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _over_context(self, query: Tensor, key: Tensor, value: Tensor, split: SplitRows) -> Tensor:
-        """Attention of this rank's tokens over their rows, whose keys and values all context-parallel ranks bring together.
+        """Compute attention of this rank's tokens over their rows. All context-parallel ranks gather the rows' keys and
+        values.
 
-        Each of a row's chunks sees no more keys than causality allows it, so that no rank computes more than another.
+        Each chunk of a row sees no more keys than causality allows, so that no rank computes more than another.
         """
         heads, dim = query.shape[1:]
-        # The gradients of a key come from all ranks whose queries saw it; the gather's own gradient adds them up.
+        # The gradients of a key come from all ranks whose queries saw it. The backward of the gather adds them up.
         both = gather_from_sequence_parallel_region(
             torch.cat([key, value], -1), group=parallel_state.get_context_parallel_group()
         )

@@ -1,8 +1,9 @@
 """The learner's state on disk, by Megatron's dist_checkpointing: trained weights, optimizer, random streams, version.
 
-Always holds: a checkpoint appears under its name whole or not at all; it is the state at the call of :func:`start_saving`,
-however much is trained while it is written; ranks in any layout can load it, and in the same layout training goes on as it would
-have, to the bit. The learning rate is a function of the version, so a schedule has no other state to save.
+What always holds: a checkpoint appears under its name whole or not at all. It is the state at the call of
+:func:`start_saving`, however much is trained while it is written. Ranks in any layout can load it; in the same layout,
+training continues exactly as it would have, to the bit. The learning rate is a function of the version, so a schedule
+has no state to save.
 """
 
 import os
@@ -41,7 +42,7 @@ from learners.rank import RankSpec
 
 _T = TypeVar("_T")
 _PREFIXES = ("", "critic.")
-"""What the names of each network's tensors begin with."""
+"""What the names of each network's tensors start with."""
 
 
 class LearnerState(msgspec.Struct, frozen=True):
@@ -75,7 +76,8 @@ def shape_of(config: PolicyConfig, critic: bool) -> CheckpointShape:
 
 
 class Saving:
-    """A checkpoint that is being written. Made by :func:`start_saving`; :meth:`finish` is collective and called once."""
+    """A checkpoint that is being written, made by :func:`start_saving`. :meth:`finish` is collective and is called
+    once."""
 
     def __init__(self, target: Path, manifest: Manifest, strategy: PlannedSave, written: Future[Written]) -> None:
         self._target, self._manifest, self._strategy, self._written = target, manifest, strategy, written
@@ -107,7 +109,8 @@ class Saving:
             raise _not_written(self._target, error) from error
 
     def _complete(self, partial: Path, written: list[Written]) -> None:
-        """On the first rank, write the files that need the results of all ranks, the manifest last; then give the name."""
+        """On the first rank, write the files that need the results of all ranks, the manifest last. Then give the
+        checkpoint its name."""
         try:
             self._strategy.complete([part.parts for part in written])
             theirs = [file for part in written for file in part.files]
@@ -124,10 +127,10 @@ class Saving:
 
 
 def start_saving(target: Path, state: LearnerState, progress: Progress) -> Saving:
-    """Copy the state to host memory and begin to write it; collective. Training may go on at once.
+    """Copy the state to host memory and start writing it. Collective. Training can continue at once.
 
     Args:
-        target: the checkpoint, in a folder that all ranks reach; partial checkpoints beside it are removed.
+        target: the checkpoint, in a folder that all ranks reach; unfinished checkpoints beside it are removed.
         state: this rank's state.
         progress: how far the run has come.
 
@@ -147,18 +150,19 @@ def start_saving(target: Path, state: LearnerState, progress: Progress) -> Savin
 
 
 def load(folder: Path, state: LearnerState) -> Progress:
-    """Load the checkpoint in ``folder`` into ``state``; collective. Every file is read and checked first.
+    """Load the checkpoint in ``folder`` into ``state``. Collective. Every file is read and checked first.
 
-    In another layout than the checkpoint was written in, each rank keeps the random streams it was started with; only the
+    In a layout other than the checkpoint's, each rank keeps the random streams it was started with; only the
     initialisation draws from them.
 
     Returns:
         How far the run had come.
 
     Raises:
-        CheckpointDamaged: on all ranks, if a file is missing or not what was written, or of another version than the folder.
-        UnknownClass: on all ranks, if a file names something that would have to be trusted.
-        CheckpointMismatch: on all ranks, if it is of another model.
+        CheckpointDamaged: on all ranks, if a file is missing or is not what was written, or if its version is not the
+            folder's.
+        UnknownClass: on all ranks, if a file names a class or function that asyncrl never writes into a checkpoint.
+        CheckpointMismatch: on all ranks, if the checkpoint is of another model.
     """
 
     def checked() -> Manifest:
@@ -176,7 +180,7 @@ def load(folder: Path, state: LearnerState) -> Progress:
         wanted["random"] = _random_streams(state.spec)
     try:
         with warnings.catch_warnings():
-            # torch warns of calls that Megatron makes.
+            # torch warns about calls that Megatron makes.
             warnings.simplefilter("ignore", FutureWarning)
             loaded = dist_checkpointing.load(
                 wanted,
@@ -189,7 +193,7 @@ def load(folder: Path, state: LearnerState) -> Progress:
     for name, network in zip(_PREFIXES, state.networks, strict=False):
         for number, chunk in enumerate(network.chunks):
             tensors = checkpoint_reader.without_extra_state(loaded[f"{name}chunk_{number}"])
-            # Where a chunk has adapters, the checkpoint holds nothing else of it.
+            # If a chunk has adapters, the checkpoint holds only those of it.
             chunk.load_state_dict(tensors, strict=not lora.trained_state(chunk))
         for number, optimizer in enumerate(network.optimizer.chained_optimizers):
             optimizer_state.load_state(optimizer, loaded[f"{name}optimizer_{number}"])
@@ -199,7 +203,8 @@ def load(folder: Path, state: LearnerState) -> Progress:
 
 
 def _read_untrusted(folder: Path, manifest: Manifest) -> tuple[Metadata, StateDict]:
-    """The index and the common part, on every rank, once all of them know that everything else can be loaded; collective."""
+    """Read the index and the common part on every rank, and check that all other objects can be loaded. Collective: if
+    a check fails on one rank, its error is raised on all."""
     read: list[tuple[Metadata, StateDict]] = []
 
     def checked() -> None:
@@ -226,7 +231,8 @@ def _not_written(target: Path, error: Exception) -> CheckpointNotWritten:
 
 
 def _agreed(action: Callable[[], _T]) -> list[_T]:
-    """What ``action`` returned on each rank, in order; if it failed on one, its error is raised on all. Collective."""
+    """Call ``action`` on each rank and return what it returned, in order of rank. If it failed on one, its error is
+    raised on all. Collective."""
     mine: _T | AsyncRLError
     try:
         mine = action()
@@ -241,7 +247,7 @@ def _agreed(action: Callable[[], _T]) -> list[_T]:
 
 
 def _flush(path: Path) -> None:
-    """Wait until the disk holds a file, or the names in a folder."""
+    """Wait until a file's content, or a folder's entries, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -250,12 +256,12 @@ def _flush(path: Path) -> None:
 
 
 def _sharded(state: LearnerState, is_loading: bool) -> ShardedStateDict:
-    """Weights and optimizer, each tensor with its place in the whole."""
-    # The one format that any layout can load and that resumes exactly: `dp_reshardable` was seen to drift.
+    """Describe weights and optimizer, each tensor with its place in the whole."""
+    # The only format that any layout can load and that resumes exactly: with `dp_reshardable`, results drifted.
     metadata = {"distrib_optim_sharding_type": "fully_reshardable"}
     sharded: ShardedStateDict = {}
     for name, network in zip(_PREFIXES, state.networks, strict=False):
-        # Each tensor bears its place in the whole model, so that the names of the chunks stay on this rank.
+        # Each tensor knows its place in the whole model, so the names of the chunks matter on this rank only.
         model = {f"{name}chunk_{number}": _tensors(chunk, name) for number, chunk in enumerate(network.chunks)}
         sharded |= model
         for number, optimizer in enumerate(network.optimizer.chained_optimizers):
@@ -265,7 +271,8 @@ def _sharded(state: LearnerState, is_loading: bool) -> ShardedStateDict:
 
 
 def _tensors(chunk: PolicyModel, prefix: str) -> ShardedStateDict:
-    """A chunk's tensors by its own names. In the checkpoint names begin with ``prefix``, so that no two networks share one."""
+    """A chunk's tensors by its own names. In the checkpoint, names start with ``prefix``, so that no two networks share
+    one."""
     described = lora.trained_state(chunk) or chunk.sharded_state_dict()
     if prefix:
         add_prefix_for_sharding(described, prefix)

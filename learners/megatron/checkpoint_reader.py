@@ -1,12 +1,14 @@
-"""Reads Megatron's checkpoint format without running anything that a checkpoint might bring along.
+"""Reads Megatron's checkpoint format without running any code that a checkpoint might contain.
 
-A pickle can name any function of any installed package and have it called. Megatron and torch keep four things as pickles: the
-index of where tensors lie (``.metadata``), what is not a tensor (``common.pt``, and objects among the tensors in ``*.distcp``),
-the tensors themselves, and, within those objects, the extra state of TransformerEngine's layers. What always holds: only the
-classes and functions that Megatron and torch write there are resolved; any other is refused by its name before it is looked up.
+A pickle can name any function of any installed package and have it called. Megatron and torch store four things as
+pickles: the index of where tensors lie (``.metadata``), everything that is not a tensor (``common.pt``, and objects
+among the tensors in ``*.distcp``), the tensors themselves, and, within those objects, the extra state of
+TransformerEngine's layers. What always holds: only the classes and functions that Megatron and torch write there are
+resolved; any other is refused by its name before it is looked up.
 
-TransformerEngine unpickles its extra state without a check, and that state has no use here: fp8 scales are computed from the
-tensors as they are. So none of it gets from a checkpoint into a layer; see :func:`without_extra_state`.
+TransformerEngine unpickles its extra state without a check. That state is not needed here, because fp8 scales are
+computed from the tensors as they are. So it is never passed from a checkpoint to a layer; see
+:func:`without_extra_state`.
 """
 
 import io
@@ -31,7 +33,7 @@ from learners.checkpoint_manifest import CheckpointDamaged, UnknownClass
 
 INDEX = ".metadata"
 _EXTRA_STATE = "_extra_state"
-"""Part of the names under which layers keep extra state."""
+"""Part of every name under which layers keep extra state."""
 
 _METADATA, _PLANNER = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.planner"
 _IN_INDEX = {
@@ -60,18 +62,20 @@ _IN_OBJECTS = {
     *(("torch", f"{kind}Storage") for kind in ("Bool", "Byte", "Char", "Short", "Int", "Long")),
     *(("torch", f"{kind}Storage") for kind in ("Half", "BFloat16", "Float", "Double")),
 }
-"""Module and name of everything that they write for what is not a tensor: plain values, and tensors among them."""
+"""Module and name of everything that Megatron and torch write into objects, which are plain values with tensors among
+them."""
 
 
 def read_index(folder: Path, files: Iterable[str]) -> Metadata:
-    """Where the tensors and objects of the checkpoint in ``folder`` lie, and what shapes they have.
+    """Read the index of the checkpoint in ``folder``: where its tensors and objects lie, and what shapes they have.
 
     Args:
+        folder: the checkpoint.
         files: names of the checkpoint's files; the index may point to no others.
 
     Raises:
-        UnknownClass: if it names something that Megatron and torch do not write there.
-        CheckpointDamaged: if it is not an index, or points elsewhere.
+        UnknownClass: if the index names something that Megatron and torch do not write there.
+        CheckpointDamaged: if the file is not an index, or points to other files.
     """
     path = folder / INDEX
     try:
@@ -89,7 +93,7 @@ def read_index(folder: Path, files: Iterable[str]) -> Metadata:
 
 
 def read_common(folder: Path) -> StateDict:
-    """What is not a tensor and is the same for all ranks: settings and step counters of the optimizers.
+    """Read what is not a tensor and is the same for all ranks: settings and step counters of the optimizers.
 
     Raises:
         UnknownClass, CheckpointDamaged: as :func:`read_index`.
@@ -117,7 +121,8 @@ def check_objects(folder: Path, index: Metadata) -> None:
 
 
 def without_extra_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A module's state with None in place of its layers' extra state, which they would unpickle; on None they keep theirs."""
+    """Return a module's state with None in place of its layers' extra state, which they would unpickle. Given None,
+    they keep their own."""
     return {name: None if _EXTRA_STATE in name else value for name, value in state.items()}
 
 
@@ -128,19 +133,19 @@ class CheckedCommon(TorchCommonLoadStrategy):
         self._common = common
 
     def load_common(self, checkpoint_dir: str | Path) -> StateDict:
-        """What was read, whatever the folder."""
+        """Return what was read; the folder does not matter."""
         return self._common
 
 
 class CheckedLoad(torch_strategy.TorchDistLoadShardedStrategy):
-    """Loads tensors and objects as Megatron does, by the index that :func:`read_index` has read."""
+    """Loads tensors and objects as Megatron does, using the index that :func:`read_index` has read."""
 
     def __init__(self, index: Metadata) -> None:
         super().__init__()
         self._index = index
 
     def load(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | Path) -> StateDict:
-        """Load as Megatron's own strategy does, but with our own unpickling."""
+        """Load as Megatron's own strategy does, but unpickle with the checks of this module."""
         tensors = [value for value in nested_values(sharded_state_dict) if isinstance(value, ShardedTensor)]
         by_key, places, names = torch_strategy._replace_state_dict_keys_with_sharded_keys(sharded_state_dict)
         wanted = torch_strategy.mcore_to_pyt_state_dict(by_key, True)
@@ -157,7 +162,8 @@ class CheckedLoad(torch_strategy.TorchDistLoadShardedStrategy):
 
 
 class _Reader(FileSystemReader):
-    """torch's reader, with an index that was read before. It loads tensors by torch's own list of harmless classes."""
+    """torch's reader with an index that was read before. Tensors are loaded with torch's own list of harmless
+    classes."""
 
     def __init__(self, folder: str | Path, index: Metadata) -> None:
         super().__init__(folder)
@@ -168,7 +174,7 @@ class _Reader(FileSystemReader):
 
 
 class _Planner(torch_strategy.MCoreLoadPlanner):
-    """Megatron's planner, but objects are loaded by :func:`_load_object`."""
+    """Megatron's planner, except that objects are loaded by :func:`_load_object`."""
 
     def __init__(self, folder: Path, **tensors: Any) -> None:
         super().__init__(**tensors)
@@ -191,7 +197,7 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 def _load_object(data: bytes, folder: Path, name: str) -> Any:
-    """The plain values and tensors that torch saved as ``data``."""
+    """Load the plain values and tensors that torch saved as ``data``."""
     _check_classes(data, folder, name)
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -201,7 +207,8 @@ def _load_object(data: bytes, folder: Path, name: str) -> Any:
 
 
 def _check_classes(data: bytes, folder: Path, name: str) -> None:
-    """Check that what torch saved as ``data`` names only what belongs there. torch's own list is longer."""
+    """Check that what torch saved as ``data`` names only what belongs there. torch's own list of harmless classes is
+    longer."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for member in archive.namelist():
@@ -214,7 +221,8 @@ def _check_classes(data: bytes, folder: Path, name: str) -> None:
 
 
 def _classes(pickled: bytes) -> Iterator[tuple[str, str]]:
-    """Module and name of everything that a pickle looks up, as far as can be seen of names that are put together on its stack."""
+    """Yield module and name of everything that a pickle looks up. Names that it computes on its stack cannot be
+    followed."""
     texts = ["", ""]
     for operation, argument, _ in pickletools.genops(pickled):
         if operation.name in ("GLOBAL", "INST"):

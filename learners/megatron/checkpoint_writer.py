@@ -1,7 +1,7 @@
-"""Writes Megatron's checkpoint format: one thread of each rank writes one file.
+"""Writes Megatron's checkpoint format: on each rank, one thread writes one file.
 
-Megatron's own writer would fork a process that has threads (Ray's and torch's), and start a server process for the results. This
-one writes copies that are made when the save is planned, so training may go on at once.
+Megatron's own writer would fork a process that has threads (Ray's and torch's), and start a server process for the
+results. This writer works on copies that are made when the save is planned, so training can continue at once.
 """
 
 import os
@@ -25,20 +25,21 @@ _BACKEND = CheckpointingConfig("torch_dist", 1)
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What one rank wrote: its file, if it had anything to write, and where in it each part lies."""
+    """What one rank wrote: its file, if it had anything to write, and where each part lies in it."""
 
     parts: list[WriteResult]
     files: list[StoredFile]
 
 
 class PlannedSave(torch_strategy.TorchDistSaveShardedStrategy):
-    """Megatron's format and plan; the files are written by :meth:`write` and :meth:`complete`."""
+    """Uses Megatron's format and plan, but :meth:`write` and :meth:`complete` write the files."""
 
     def __init__(self) -> None:
         super().__init__(_BACKEND.sharded_backend, _BACKEND.sharded_backend_version)
 
     def async_save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Path) -> AsyncRequest:
-        """Agree with the other ranks who writes what, and copy this rank's part. Megatron gets nothing to schedule."""
+        """Agree with the other ranks who writes what, and copy this rank's part. The request that is returned leaves
+        Megatron nothing to do."""
         by_key, _, _ = torch_strategy._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
         self._writer = _Writer(checkpoint_dir)
         (_, self._metadata, _), *_ = save_state_dict_async_plan(
@@ -49,7 +50,7 @@ class PlannedSave(torch_strategy.TorchDistSaveShardedStrategy):
         return AsyncRequest(None, (), [])
 
     def write(self) -> Written:
-        """Write this rank's part; any thread may call this.
+        """Write this rank's part. Any thread may call this.
 
         Raises:
             OSError, RuntimeError: if the disk refuses; torch turns some OSErrors into RuntimeErrors.
@@ -57,7 +58,7 @@ class PlannedSave(torch_strategy.TorchDistSaveShardedStrategy):
         return self._writer.write()
 
     def complete(self, parts: list[list[WriteResult]]) -> None:
-        """On the first rank, write where the parts of all ranks lie, and the name of the format.
+        """On the first rank, write the index of where the parts of all ranks lie, and the name of the format.
 
         Raises:
             OSError: if the disk refuses.
@@ -67,14 +68,14 @@ class PlannedSave(torch_strategy.TorchDistSaveShardedStrategy):
 
 
 class _Writer(FileSystemWriterAsync):
-    """Copies what one rank saves, and writes the copy into one file."""
+    """Copies what this rank saves, and writes the copy to one file."""
 
     def prepare_write_data(self, plan: SavePlan, planner: SavePlanner) -> None:
         self._name = f"{plan.storage_data.prefix}0{DEFAULT_SUFFIX}"
         self._copies = []
         for item in plan.items:
             data = planner.resolve_data(item)
-            # An object is a copy already: its pickled bytes.
+            # An object is already a copy: its pickled bytes.
             self._copies.append((item, data.detach().to("cpu", copy=True) if isinstance(data, Tensor) else data))
 
     def write(self) -> Written:

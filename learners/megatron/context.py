@@ -1,7 +1,7 @@
-"""How context-parallel ranks share the tokens of a packed sequence, and how their results come together again.
+"""How context-parallel ranks divide the tokens of a packed sequence, and how their results are put together again.
 
-Always holds: each rank has as many tokens, and as much of causal attention's work, as any other, whatever the rows; and the
-gathered results are what one rank would have computed, for every token on every rank.
+What always holds: each rank has as many tokens, and as much of causal attention's work, as any other, whatever the
+rows; and the gathered results are what one rank would have computed, for every token on every rank.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ class Queries(NamedTuple):
     """One chunk of each row of a block, as padded queries.
 
     Attributes:
-        tokens: int64 [q], numbers of their tokens among this rank's.
-        slots: int64 [q], each one's place in the flattened queries [rows * longest].
+        tokens: int64 [q], the indexes of the queries' tokens among this rank's tokens.
+        slots: int64 [q], each query's place in the flattened queries [rows * longest].
         longest: length of the longest of the rows' chunks.
         reach: how many of the block's keys the last query may see.
         mask: bool [rows or 1, 1, longest, reach], which keys each query may see.
@@ -41,7 +41,7 @@ class Block(NamedTuple):
     Attributes:
         rows: number of rows.
         longest: length of the longest row.
-        keys: int64 [k], where the rows' tokens stand among those of all ranks, rank after rank.
+        keys: int64 [k], the places of the rows' tokens among those of all ranks, rank after rank.
         slots: int64 [k], each key's place in the flattened keys [rows * longest].
         queries: the queries of this rank's two chunks.
     """
@@ -55,11 +55,12 @@ class Block(NamedTuple):
 
 @dataclass
 class SplitRows(PackedRows):
-    """A packed sequence of which this rank has a part.
+    """The part of a packed sequence that this rank holds.
 
     Each row is padded to a multiple of ``2 * ranks`` and cut into ``2 * ranks`` chunks. Rank ``r`` has chunks ``r`` and
-    ``2 * ranks - 1 - r``, which is as much of the causal triangle as any other rank has. ``lengths`` are of the padded rows;
-    a row of padding at the end makes the number of each rank's tokens a multiple of what sequence parallelism divides.
+    ``2 * ranks - 1 - r``, so every rank has the same share of the causal triangle. ``lengths`` are the lengths of the
+    padded rows. A row of padding at the end makes the number of each rank's tokens a multiple of what sequence
+    parallelism divides.
     """
 
     ranks: int = 1
@@ -67,7 +68,8 @@ class SplitRows(PackedRows):
 
     @classmethod
     def share(cls, lengths: Sequence[int], ranks: int, rank: int, multiple: int, device: torch.device) -> "SplitRows":
-        """The part that ``rank`` has of rows of ``lengths``; its tokens are a multiple of ``multiple``."""
+        """Divide rows of ``lengths`` and return the part of ``rank``, whose number of tokens is a multiple of
+        ``multiple``."""
         pieces = 2 * ranks
         padded = [-(-length // pieces) * pieces for length in lengths]
         additional = next(row for row in range(0, multiple * pieces, pieces) if (sum(padded) + row) // ranks % multiple == 0)
@@ -77,7 +79,7 @@ class SplitRows(PackedRows):
 
     @cached_property
     def places(self) -> Tensor:
-        """int64 [t / ranks], place of each of this rank's tokens in the padded sequence."""
+        """int64 [t / ranks], the place of each of this rank's tokens in the padded sequence."""
         return torch.cat(
             [
                 torch.arange(start + chunk * size, start + (chunk + 1) * size)
@@ -92,7 +94,7 @@ class SplitRows(PackedRows):
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """The rows in order, cut where lengths differ too much; computed once and shared by all layers."""
+        """The rows in order, divided into blocks of similar length. Computed once and shared by all layers."""
         blocks, first = [], 0
         for group in group_by_length(self.lengths):
             blocks.append(self._block(range(first, first + len(group))))
@@ -129,7 +131,7 @@ class SplitRows(PackedRows):
             begins = [starts[row] // self.ranks + number * sizes[row] for row in rows]
             reach = (chunk + 1) * size
             first_places = torch.tensor([chunk * sizes[row] for row in rows])
-            # Rows that are equally long share one mask.
+            # Rows of equal length share one mask.
             first_places = first_places[:1] if len({sizes[row] for row in rows}) == 1 else first_places
             places = first_places[:, None] + torch.arange(size)
             tokens = [torch.arange(begin, begin + sizes[row]) for begin, row in zip(begins, rows, strict=True)]
@@ -147,15 +149,15 @@ class SplitRows(PackedRows):
 
 
 class RankPart(NamedTuple):
-    """What this rank computes of a micro-batch.
+    """The part of a micro-batch that this rank computes.
 
     Attributes:
         token_ids: int64 [t / ranks].
         rows: how the rows lie in them.
-        positions: int64 [m], places of the tokens before sampled ones.
+        positions: int64 [m], the places of the tokens before the sampled ones.
         targets: int64 [m], those sampled tokens.
-        sampled: int64 [m], their numbers among the micro-batch's n sampled tokens.
-        total: n.
+        sampled: int64 [m], their indexes among the micro-batch's ``n`` sampled tokens.
+        total: ``n``.
     """
 
     token_ids: Tensor
@@ -166,7 +168,7 @@ class RankPart(NamedTuple):
     total: int
 
     def whole(self, values: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """[n], the values of all ranks, of which this one has [m]. Collective. Each rank gets the gradient of its own."""
+        """Combine the values [m] of all ranks into [n]. Collective. Each rank gets the gradient of its own values."""
         whole: Tensor = values if group.size() == 1 else _Whole.apply(values, self.sampled, self.total, group)
         return whole
 
@@ -182,12 +184,12 @@ def part_of(
     rank: int,
     multiple: int,
 ) -> RankPart:
-    """The part of a micro-batch that context-parallel rank ``rank`` of ``ranks`` computes.
+    """Return the part of a micro-batch that context-parallel rank ``rank`` of ``ranks`` computes.
 
     Args:
-        token_ids, lengths, positions, targets, prefixes: see :class:`~learners.micro_batch.MicroBatch`; there are no prefixes
-            where several ranks divide the rows.
-        multiple: the number of the part's tokens is a multiple of this.
+        token_ids, lengths, positions, targets, prefixes: see :class:`~learners.micro_batch.MicroBatch`; where several
+            ranks divide the rows, there are no prefixes.
+        multiple: what the number of the part's tokens must be divisible by.
     """
     device = token_ids.device
     if ranks == 1:
@@ -210,7 +212,7 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, sampled: Tensor, count: int, group: dist.ProcessGroup) -> Tensor:
         ctx.save_for_backward(sampled)
-        # The loss may not ask for the gradient of what would be costly.
+        # An unused output gets None instead of a gradient of zeros, so that no costly backward is run for it.
         ctx.set_materialize_grads(False)
         whole = values.new_zeros(count).index_copy_(0, sampled, values)
         dist.all_reduce(whole, group=group)

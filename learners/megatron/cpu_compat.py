@@ -1,8 +1,8 @@
 """What megatron-core needs to run on CPU tensors with gloo. Does nothing on a host with a GPU.
 
-Every symbol that is replaced here only raises on a host without CUDA, so nothing that works is changed. :func:`install` is called
-before the first import of ``megatron.core``, and only in the process of a learner rank, because it changes ``torch.cuda`` for the
-whole process.
+Everything that is replaced here only raises errors on a host without CUDA, so nothing that works is changed. Call
+:func:`install` before the first import of ``megatron.core``, and only in the process of a learner rank, because it
+changes ``torch.cuda`` for the whole process.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ _CPU = torch.device("cpu")
 
 
 class UnsupportedMegatron(AsyncRLError):
-    """The installed megatron-core is not one whose internals this module knows."""
+    """The installed version of megatron-core is not one whose internals this module knows."""
 
 
 def install() -> None:
-    """Prepare this process; it may be called again.
+    """Prepare this process. It may be called several times.
 
     Raises:
         UnsupportedMegatron: if this version of megatron-core has not been tested.
@@ -36,13 +36,14 @@ def install() -> None:
     if version not in _KNOWN_VERSIONS:
         known = ", ".join(sorted(_KNOWN_VERSIONS))
         raise UnsupportedMegatron(
-            f"megatron-core {version} is installed, the learner knows {known}; install megatron-core=={max(_KNOWN_VERSIONS)}"
+            f"megatron-core {version} is installed, but the learner is tested with {known} only; install "
+            f"megatron-core=={max(_KNOWN_VERSIONS)}"
         )
     if torch.cuda.is_available():
         return
     _silence_expected_warnings()
     _replace_cuda_runtime()
-    # Before the modules whose functions it would wrap are imported: compiling them takes longer than many a run here.
+    # Must run before Megatron imports the modules whose functions it would compile: that takes longer than a short run.
     from megatron.core import jit
 
     jit.disable_jit_fuser()
@@ -52,7 +53,8 @@ def install() -> None:
 
 
 def cuda_means_cpu() -> contextlib.AbstractContextManager[Any]:
-    """Scope in which Megatron's literal ``"cuda"`` devices mean the CPU; does nothing on a host with a GPU."""
+    """Context manager within which Megatron's literal ``"cuda"`` devices mean the CPU; does nothing on a host with a
+    GPU."""
     return contextlib.nullcontext() if torch.cuda.is_available() else _CudaMeansCpu()
 
 
@@ -64,7 +66,8 @@ def _silence_expected_warnings() -> None:
 
 
 class _DoneStream:
-    """Stands for ``torch.cuda.Stream`` and ``Event``. CPU operators have finished when they return, so no wait takes time."""
+    """Stands in for ``torch.cuda.Stream`` and ``Event``. CPU operators have finished when they return, so there is
+    nothing to wait for."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -117,9 +120,10 @@ def _replace_random_state() -> None:
 
 
 def _replace_copy_of_counts() -> None:
-    """Make arrays of the counts of tokens that ranks exchange.
+    """Convert the counts of tokens that ranks exchange to arrays.
 
-    Megatron does so as it copies them from the GPU, but leaves CPU tensors as they are, which ``all_to_all_single`` refuses.
+    Megatron does so as it copies them from the GPU, but leaves CPU tensors as they are, and ``all_to_all_single``
+    refuses tensors there.
     """
     from megatron.core.transformer.moe import token_dispatcher
 
@@ -130,9 +134,9 @@ def _replace_copy_of_counts() -> None:
 
 
 def _replace_uneven_collectives() -> None:
-    """Gather and reduce-scatter parts of different sizes along the first dimension, which gloo refuses.
+    """Let ranks gather and reduce-scatter parts of different sizes along the first dimension, which gloo refuses.
 
-    Ranks that divide an expert do this with its tokens.
+    Ranks that divide an expert do this with the expert's tokens.
     """
     from megatron.core.tensor_parallel import mappings
 
@@ -164,7 +168,8 @@ def _is_cuda(device: object) -> bool:
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Rewrites the three ways in which Megatron names a GPU: ``device="cuda"``, ``Tensor.cuda()`` and a tensor's type name."""
+    """Rewrites the three ways in which Megatron names a GPU: ``device="cuda"``, ``Tensor.cuda()`` and a tensor's type
+    name. Requests for pinned memory are dropped."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,7 +1,7 @@
-"""Root-mean-square norm, gated SiLU and rotary embedding with gradients written by hand.
+"""Root-mean-square norm, gated SiLU and rotary embedding, with gradients written by hand.
 
-The formulas are the textbook's; written as compositions of torch operators they pass over memory twice as often, which on a CPU
-costs a small model more time than its matrix products.
+The formulas are the textbook ones. As compositions of torch operators they pass over memory twice as often, which costs
+a small model on a CPU more time than its matrix products.
 """
 
 from typing import Any
@@ -12,7 +12,8 @@ from torch import Tensor
 
 
 def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """``values / sqrt(mean(values**2) + epsilon) * weight`` over the last dimension; the mean and the quotient in float32.
+    """``values / sqrt(mean(values**2) + epsilon) * weight`` over the last dimension, with the mean and the quotient in
+    float32.
 
     Args:
         values: [..., n].
@@ -36,11 +37,12 @@ def gated_silu(gate_up: Tensor) -> Tensor:
 
 
 def rotate(values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864): turns the plane of channels ``i`` and ``i + dim / 2``.
+    """Apply rotary position embedding (Su et al. 2021, arXiv:2104.09864): rotate the plane of channels ``i`` and
+    ``i + dim / 2``.
 
     Args:
         values: [t, heads, dim].
-        cosine, sine: [t, 1, dim / 2] of each token's angles.
+        cosine, sine: [t, 1, dim / 2], of each token's angles.
     """
     rotated: Tensor = _Rotate.apply(values, cosine, sine)
     return rotated
@@ -63,7 +65,7 @@ class _RMSNorm(torch.autograd.Function):
         rows = grad.reshape(normed.shape).float()
         products = rows * normed
         weight_grad = products.sum(0)
-        # The norm takes away the component of a row's gradient along the normed row.
+        # The norm removes the component of a row's gradient along the normed row.
         along = torch.mv(products, weight.float()).div_(-weight.numel()).unsqueeze(1)
         values_grad = torch.addcmul(rows * weight, normed, along).mul_(scale)
         return values_grad.view(grad.shape).to(grad.dtype), weight_grad.to(weight.dtype), None

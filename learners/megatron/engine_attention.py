@@ -1,4 +1,5 @@
-"""TransformerEngine's attention, but where rows continue a shared prefix. Imported only where TransformerEngine is."""
+"""TransformerEngine's attention, except where rows continue a shared prefix. Imported only where TransformerEngine is
+installed."""
 
 from typing import Any
 
@@ -11,7 +12,8 @@ from learners.megatron.prefix_attention import continue_prefixes
 
 
 class EngineAttention(TEDotProductAttention):
-    """Its kernels know rows but no prefixes: a micro-batch with prefixes goes to ours, which also rotates queries and keys."""
+    """Attention by TransformerEngine's kernels, which know rows but no prefixes. A micro-batch with prefixes goes to
+    our own attention, and its queries and keys are rotated here."""
 
     def __init__(self, *arguments: Any, softmax_scale: float | None = None, **options: Any) -> None:
         super().__init__(*arguments, softmax_scale=softmax_scale, **options)
@@ -20,8 +22,8 @@ class EngineAttention(TEDotProductAttention):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, packed_seq_params: PackedRows, **options: Any
     ) -> Tensor:
-        """Attention of each token over its row; arguments as of :meth:`.attention.PackedAttention.forward`, but that without
-        prefixes query and key have been rotated."""
+        """Compute attention of each token over its row. Arguments as in :meth:`.attention.PackedAttention.forward`,
+        except that query and key are already rotated if there are no prefixes."""
         if packed_seq_params.rotation is not None:
             query, key = (rotate(tensor, *packed_seq_params.rotation) for tensor in (query, key))
             return continue_prefixes(query, key, value, packed_seq_params, self._scale)

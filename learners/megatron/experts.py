@@ -1,4 +1,4 @@
-"""A mixture of experts: the router, and the experts of a layer that this rank has."""
+"""A mixture of experts: the router, and the experts of a layer that this rank holds."""
 
 from typing import Any
 
@@ -15,30 +15,31 @@ from learners.megatron.elementwise import gated_silu
 
 
 class Router(TopKRouter):
-    """Megatron's router, its logits computed in float32 by plain torch."""
+    """Megatron's router, with logits computed in float32 by plain torch."""
 
     def gating(self, tokens: Tensor) -> Tensor:
-        """From [t, 1, hidden] to float32 [t, 1, experts]. Megatron's own fails without TransformerEngine."""
+        """The router's logits, from [t, 1, hidden] to float32 [t, 1, experts]. Megatron's own method fails without
+        TransformerEngine."""
         return F.linear(tokens.float(), self.weight.float())
 
 
 class Experts(SequentialMLP):
-    """Megatron's experts, computed one after the other, with gated SiLU and no biases."""
+    """Megatron's experts, computed one after another, with gated SiLU and no biases."""
 
     def __init__(self, count: int, config: TransformerConfig, **options: Any) -> None:
         submodules = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
         super().__init__(count, config, submodules, **options)
 
     def forward(self, tokens: Tensor, counts: Tensor, weights: Tensor) -> tuple[Tensor, None]:
-        """Each expert's output for its tokens, times the weight that the router gave it.
+        """Compute each expert's output for its tokens, times the weight that the router gave it.
 
         Args:
-            tokens: [t, hidden], those of the first expert first.
+            tokens: [t, hidden], sorted by expert.
             counts: int64 [experts], how many tokens each expert has.
             weights: float32 [t], the router's weights.
 
         Returns:
-            [t, hidden], and no bias.
+            [t, hidden], and None in place of a bias.
         """
         sizes = counts.tolist()
         outputs = []

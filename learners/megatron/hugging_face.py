@@ -1,4 +1,5 @@
-"""Reads rectangles of the tensors in a Hugging Face folder, and writes a new folder from what all ranks hold."""
+"""Reads rectangles of the tensors in a Hugging Face folder, and writes a new folder from the parts that all ranks
+hold."""
 
 import contextlib
 import json
@@ -22,11 +23,13 @@ _INDEX = "model.safetensors.index.json"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _FILE_BYTES = 4 * 2**30
 _SOURCE_SUFFIXES = frozenset({".json", ".jinja", ".txt", ".model"})
-"""Kinds of files that are copied from the source folder: configuration, tokenizer and chat template, never weights."""
+"""Kinds of files that are copied from the source folder: configuration, tokenizer and chat template, but never
+weights."""
 
 
 class HuggingFaceTensors(contextlib.ExitStack):
-    """The safetensors of a folder, in one file or in several with an index. A context manager: files stay open within it.
+    """The tensors of a folder's safetensors files: one file, or several with an index. A context manager, which keeps
+    files open.
 
     Raises:
         RecipeError: if the folder holds no safetensors.
@@ -50,7 +53,8 @@ class HuggingFaceTensors(contextlib.ExitStack):
         """Read one rectangle of tensor ``name``, which must have ``shape``.
 
         Raises:
-            RecipeError: if there is no such tensor, or it has another shape or a dtype that weights are not read from.
+            RecipeError: if there is no such tensor, or if its shape differs or its data type is not one that weights
+                are read from.
         """
         if name not in self._file_of:
             raise RecipeError(
@@ -66,7 +70,7 @@ class HuggingFaceTensors(contextlib.ExitStack):
         if tuple(stored.get_shape()) != tuple(shape):
             raise RecipeError(
                 "model.path",
-                f"tensor {name} has shape {tuple(stored.get_shape())}, its config.json implies {tuple(shape)}",
+                f"tensor {name} has shape {tuple(stored.get_shape())}, but its config.json implies {tuple(shape)}",
                 "name a folder whose weights fit its config.json",
             )
         if stored.get_dtype() not in _DTYPES:
@@ -80,7 +84,7 @@ class HuggingFaceTensors(contextlib.ExitStack):
 
 
 class _Held(msgspec.Struct, frozen=True):
-    """What rank 0 is told about a shard that a rank holds."""
+    """What each rank tells the others about a shard that it holds."""
 
     rank: int
     shape: tuple[int, ...]
@@ -89,11 +93,11 @@ class _Held(msgspec.Struct, frozen=True):
 
 
 class PeftAdapter(msgspec.Struct, frozen=True):
-    """What PEFT reads beside the frozen weights.
+    """What PEFT reads in addition to the frozen weights.
 
     Attributes:
         config: the content of ``adapter_config.json``, on rank 0.
-        shards: this rank's parts of the adapter's tensors; over all ranks every element exactly once.
+        shards: this rank's parts of the adapter's tensors; over all ranks, every element exactly once.
     """
 
     config: dict[str, Any]
@@ -101,15 +105,18 @@ class PeftAdapter(msgspec.Struct, frozen=True):
 
 
 def save_pretrained(shards: Iterable[Shard], source: Path, folder: Path, adapter: PeftAdapter | None = None) -> None:
-    """Write a folder that ``from_pretrained`` reads: rank 0 assembles tensor by tensor what the ranks hold and send.
+    """Write a folder that ``from_pretrained`` reads. Rank 0 assembles it tensor by tensor from the parts that all ranks
+    hold.
 
-    Collective: all ranks call it. Rank 0 holds one output file's tensors at a time, and the folder appears whole or not at all.
+    Collective: all ranks call it. Rank 0 holds the tensors of one output file at a time. The folder appears whole or
+    not at all.
 
     Args:
-        shards: this rank's parts of the tensors; over all ranks every element exactly once.
+        shards: this rank's parts of the tensors; over all ranks, every element exactly once.
         source: folder whose configuration and tokenizer are copied.
         folder: where to write; only rank 0 needs to reach it.
-        adapter: is also written, to a folder within; beside merged weights it would be loaded on top of them.
+        adapter: also written, if given, to a subfolder; directly beside merged weights, it would be added to them a
+            second time.
 
     Raises:
         FileExistsError: on every rank, if ``folder`` exists.
@@ -128,7 +135,8 @@ def save_pretrained(shards: Iterable[Shard], source: Path, folder: Path, adapter
 
 
 def _collect(shards: Iterable[Shard], write: Callable[[Iterator[tuple[str, Tensor]], list[int]], None]) -> None:
-    """Have rank 0 ``write`` the whole tensors, which it gets one by one with how many of them go into each file; collective."""
+    """Have rank 0 call ``write`` with the whole tensors, one by one, and with the number of tensors in each file.
+    Collective."""
     mine = {shard.name: shard for shard in shards}
     rank = dist.get_rank()
     gathered: list[dict[str, _Held]] = [{}] * dist.get_world_size()
@@ -146,7 +154,7 @@ def _collect(shards: Iterable[Shard], write: Callable[[Iterator[tuple[str, Tenso
 
 
 def _assembled(holders: dict[str, list[_Held]], mine: dict[str, Shard]) -> Iterator[tuple[str, Tensor]]:
-    """On rank 0, the whole tensors, in the order in which the other ranks send their parts."""
+    """On rank 0, yield the whole tensors, in the order in which the other ranks send their parts."""
     like = next(iter(mine.values())).tensor
     for name, parts in holders.items():
         whole = torch.empty(parts[0].shape, dtype=like.dtype)
@@ -161,7 +169,7 @@ def _assembled(holders: dict[str, list[_Held]], mine: dict[str, Shard]) -> Itera
 
 
 def _planned(holders: dict[str, list[_Held]], mine: dict[str, Shard]) -> list[int]:
-    """How many tensors go into each file, in order."""
+    """How many tensors go into each file, file by file."""
     item = next(iter(mine.values())).tensor.element_size()
     counts, size = [0], 0
     for parts in holders.values():

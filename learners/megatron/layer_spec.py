@@ -1,4 +1,5 @@
-"""The transformer layer: TransformerEngine's on a GPU that has it, else Megatron's with norm and attention of plain torch."""
+"""The transformer layer: TransformerEngine's on a GPU that has it, otherwise Megatron's with norm and attention in
+plain torch."""
 
 import importlib
 from typing import Any
@@ -50,9 +51,10 @@ def block_spec(config: TransformerConfig, chunk: int | None) -> TransformerBlock
 def uses_transformer_engine(config: TransformerConfig) -> bool:
     """Whether the layers are TransformerEngine's, whose attention takes packed rows in half precision only.
 
-    With context parallelism the layers are Megatron's and ours, because our own attention is tested to give one rank's results.
+    With context parallelism, layers are Megatron's with our own attention, because that is tested to give one rank's
+    results.
     """
-    # Check for a GPU first: without one the package may be installed, and its import then fails in many ways.
+    # Check for a GPU first: without one, the package may be installed all the same, and its import fails in many ways.
     if not torch.cuda.is_available() or config.params_dtype is torch.float32 or config.context_parallel_size > 1:
         return False
     try:
@@ -63,7 +65,7 @@ def uses_transformer_engine(config: TransformerConfig) -> bool:
 
 
 def check_fp8(config: TransformerConfig) -> None:
-    """Check that this host can multiply in fp8 if ``config`` asks for it.
+    """Check that this host can multiply matrices in fp8, if ``config`` asks for it.
 
     Raises:
         RecipeError: if it cannot.
@@ -86,7 +88,8 @@ def check_fp8(config: TransformerConfig) -> None:
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """Root-mean-square norm whose gradient is summed over tensor-parallel ranks, each of which sees a part of the sequence."""
+    """Root-mean-square norm. The gradient of its weight is summed over tensor-parallel ranks, because each sees a part
+    of the sequence."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
@@ -100,13 +103,14 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class GatedMLP(MLP):
-    """Megatron's feed-forward block with gated SiLU and no biases, its activation computed in fewer passes."""
+    """Megatron's feed-forward block with gated SiLU and no biases. Its activation is computed in fewer passes over
+    memory."""
 
     def __init__(self, config: TransformerConfig, **options: Any) -> None:
         super().__init__(config, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear), **options)
 
     def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
-        """From [t, 1, hidden] to the same shape, and no bias."""
+        """Compute the block's output, from [t, 1, hidden] to the same shape, and None in place of a bias."""
         gate_up, _ = self.linear_fc1(hidden_states)
         output, _ = self.linear_fc2(gated_silu(gate_up))
         return output, None
@@ -121,7 +125,7 @@ def _layer_spec(config: TransformerConfig, with_experts: bool) -> ModuleSpec:
         q_layernorm=qk_norm,
         k_layernorm=qk_norm,
     )
-    # The TransformerEngine layer's names, so that checkpoints of CPU and GPU runs are interchangeable.
+    # The names in TransformerEngine's layer, so that checkpoints of CPU and GPU runs are interchangeable.
     names = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
     mlp: type | ModuleSpec = GatedMLP
     if with_experts:

@@ -1,8 +1,8 @@
-"""Log-probability and entropy straight from hidden states: output layer and softmax, one tile at a time.
+"""Log-probability and entropy directly from hidden states: output layer and softmax, one tile at a time.
 
-What always holds: only a few tiles of logits exist at once, in the forward and in the backward pass, however many tokens there
-are and however large the vocabulary is. Between the two passes four numbers a token are kept; the backward pass computes the
-logits again. Logits are float32, whatever the data type of the weights.
+What always holds: only a few tiles of logits exist at once, in the forward and in the backward pass, however many
+tokens there are and however large the vocabulary is. Between the passes, four numbers per token are kept, and the
+backward pass computes the logits again. Logits are float32, whatever the data type of the weights.
 """
 
 from collections.abc import Iterator
@@ -21,9 +21,9 @@ class Tile(NamedTuple):
 
 
 _CPU_TILE = Tile(tokens=1024, entries=512)
-"""Fits a core's second-level cache, so that all passes over it but the matrix products cost almost nothing."""
+"""Fits a core's second-level cache, so that all passes over it, except the matrix products, cost almost nothing."""
 _GPU_TILE = Tile(tokens=8192, entries=8192)
-"""256 MiB: enough work for a GPU to hide what it takes to launch it."""
+"""256 MiB of logits: enough work for a GPU to hide the time it takes to launch it."""
 
 
 class Predictions(NamedTuple):
@@ -36,19 +36,22 @@ class Predictions(NamedTuple):
 def token_log_probabilities(
     hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, group: dist.ProcessGroup, tile: Tile | None = None
 ) -> Predictions:
-    """Log-probability of each target under ``softmax(hidden @ weight.T / temperature)``, and that distribution's entropy.
+    """Compute the log-probability of each target under ``softmax(hidden @ weight.T / temperature)``, and that
+    distribution's entropy.
 
     Args:
-        hidden: [n, hidden], the same on all ranks of ``group``. The gradient this gives it is of this rank's part of the
-            vocabulary only: that of the whole is the sum over the ranks, which ``copy_to_tensor_model_parallel_region`` takes, or
-            the gradient of the gather that undoes sequence parallelism.
-        weight: [vocabulary / group size, hidden], this rank's ``group.rank()``-th part.
+        hidden: [n, hidden], the same on all ranks of ``group``. Its gradient covers only this rank's part of the
+            vocabulary; the whole gradient is the sum over the ranks. The backward of
+            ``copy_to_tensor_model_parallel_region`` takes this sum, and so does that of the gather that undoes sequence
+            parallelism.
+        weight: [vocabulary / group size, hidden], part number ``group.rank()`` of the output layer.
         targets: int64 [n], token ids.
-        group: the ranks that share the vocabulary. All call this together.
+        temperature: temperature at which the targets were sampled.
+        group: the ranks that divide the vocabulary. All of them make this call together.
         tile: what is computed at once; None for what suits the device.
 
     Returns:
-        Both with a gradient. The entropy's costs something only where it is asked for.
+        Both with a gradient. The gradient of the entropy costs time only if it is needed.
     """
     tile = tile or (_GPU_TILE if hidden.is_cuda else _CPU_TILE)
     return Predictions(*_TokenLogProbabilities.apply(hidden, weight, targets, temperature, group, tile))
@@ -89,7 +92,7 @@ class _TokenLogProbabilities(torch.autograd.Function):
         log_normalizer = peak + log_total
         ctx.save_for_backward(hidden, weight, local, log_normalizer, entropy)
         ctx.temperature, ctx.tile = temperature, tile
-        # The entropy's gradient is None where no loss asks for it.
+        # The entropy's gradient is None if no loss needs it.
         ctx.set_materialize_grads(False)
         return chosen - log_normalizer, entropy
 
@@ -100,7 +103,7 @@ class _TokenLogProbabilities(torch.autograd.Function):
             return (None,) * 6
         of_logp = torch.zeros_like(entropy) if of_logp is None else of_logp
         hidden_grad = torch.zeros_like(hidden, dtype=torch.float32)
-        # A frozen output layer needs none.
+        # A frozen output layer needs no gradient.
         weight_grad = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for columns in _ranges(len(weight), ctx.tile.entries):
             entries = _operand(weight[columns])
@@ -130,12 +133,13 @@ def _ranges(length: int, step: int) -> Iterator[slice]:
 
 
 def _operand(matrix: Tensor) -> Tensor:
-    """``matrix`` as it is multiplied: on a GPU in its own data type, on a CPU, which has no mixed product, in float32."""
+    """``matrix`` in the data type it is multiplied in: its own on a GPU, and float32 on a CPU, which has no
+    mixed-precision product."""
     return matrix if matrix.is_cuda else matrix.float()
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Accumulated and returned in float32."""
+    """The matrix product, accumulated and returned in float32."""
     return left @ right if left.dtype is torch.float32 else torch.mm(left, right, out_dtype=torch.float32)
 
 
@@ -147,12 +151,12 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _at_targets(values: Tensor, targets: Tensor) -> Tensor:
-    """[n], the value in the column of each row's target; 0 where that is in another tile."""
+    """[n], the value in the column of each row's target; 0 if the column is in another tile."""
     inside = (targets >= 0) & (targets < values.size(1))
     return torch.where(inside, values.gather(1, torch.where(inside, targets, 0).unsqueeze(1)).squeeze(1), 0.0)
 
 
 def _add_at_targets(values: Tensor, targets: Tensor, added: Tensor) -> None:
-    """Add to the column of each row's target, where that is in this tile."""
+    """Add ``added`` to the column of each row's target, where the column is in this tile."""
     inside = (targets >= 0) & (targets < values.size(1))
     values.scatter_add_(1, torch.where(inside, targets, 0).unsqueeze(1), torch.where(inside, added, 0.0).unsqueeze(1))

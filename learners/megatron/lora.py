@@ -1,8 +1,10 @@
-"""Low-rank adapters beside a frozen model (Hu et al. 2021, arXiv:2106.09685): ``W x`` becomes ``W x + alpha / rank * B (A x)``.
+"""Low-rank adapters beside a frozen model (Hu et al. 2021, arXiv:2106.09685): ``W x`` becomes
+``W x + alpha / rank * B (A x)``.
 
-What always holds: each adapter is one of one Hugging Face projection, though Megatron keeps several in one matrix; nothing writes
-to the model's own weights, the sum is made as it is published; what an adapter begins with follows from its name and the seed, in
-every layout. There is no dropout: the policy that is trained must be the one that sampled.
+What always holds: each adapter belongs to one Hugging Face projection, although Megatron keeps several projections in
+one matrix. Nothing writes to the model's own weights: the sum of weights and adapters is computed when they are
+published. The initial values of an adapter depend only on its name and the seed, in every layout. There is no dropout,
+because the policy that is trained must be the one that sampled.
 """
 
 import hashlib
@@ -44,22 +46,23 @@ _PROJECTIONS = {
 
 
 class Adapter(torch.nn.Module):
-    """Low-rank weights beside one projection.
+    """The low-rank weights of one projection.
 
     Attributes:
         name: name of the projection in Hugging Face's model.
-        rows: int64 [n], where its outputs lie among this rank's outputs of the linear layer.
-        divided: the matrix that tensor-parallel ranks divide, as they divide the weight; each rank has the other one whole.
-        lora_A: [rank, inputs]; where it is divided, this rank's columns.
-        lora_B: [outputs, rank]; where it is divided, this rank's rows. It begins at zero.
+        rows: int64 [n], where the projection's outputs lie among this rank's outputs of the linear layer.
+        divided: name of the matrix that tensor-parallel ranks divide, as they divide the weight; each rank has the
+            other one whole.
+        lora_A: [rank, inputs]; if it is divided, this rank's columns.
+        lora_B: [outputs, rank]; if it is divided, this rank's rows. It starts at zero.
 
     Args:
         name: see the attribute.
         part: which of this rank's outputs, by number, are the projection's.
         inputs: number of this rank's inputs of the linear layer.
-        settings: the recipe's.
+        settings: the recipe's settings.
         config: the model's configuration.
-        spec: where this rank stands.
+        spec: the place of this rank.
         seed: the run's seed.
     """
 
@@ -91,7 +94,7 @@ class Adapter(torch.nn.Module):
             if matrix == self.divided:
                 set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=self.axis, stride=1)
             else:
-                # Each rank multiplies its part of the sequence by it, so Megatron adds up the ranks' gradients.
+                # Each rank multiplies its own part of the sequence by this matrix, so Megatron must sum the gradients.
                 parameter.sequence_parallel = config.sequence_parallel
             self.register_parameter(matrix, parameter)
 
@@ -105,13 +108,13 @@ class Adapters(torch.nn.Module):
     """The adapters beside one of Megatron's linear layers.
 
     Attributes:
-        enabled: whether they add anything.
-        members: the adapters, all divided alike.
+        enabled: whether the adapters contribute to the layer's output.
+        members: the adapters, all divided in the same way.
 
     Args:
         adapters: the adapters by projection.
         outputs: number of this rank's outputs of the linear layer.
-        scale: multiplies what they add.
+        scale: factor of the adapters' contribution.
     """
 
     def __init__(self, adapters: dict[str, Adapter], outputs: int, scale: float) -> None:
@@ -122,13 +125,13 @@ class Adapters(torch.nn.Module):
         self._outputs, self._scale = outputs, scale
 
     def forward(self, values: Tensor) -> Tensor:
-        """What they add to the layer's outputs.
+        """Compute what the adapters add to the layer's outputs.
 
         Args:
-            values: [t, 1, inputs], what the layer multiplies; its part of the sequence if the outputs are divided.
+            values: [t, 1, inputs], the layer's inputs; this rank's part of the sequence if the outputs are divided.
 
         Returns:
-            [t, 1, outputs], the part of the sequence if the inputs are divided.
+            [t, 1, outputs]; this rank's part of the sequence if the inputs are divided.
         """
         members = self.members
         inner = F.linear(values, torch.cat([member.lora_A for member in members]))
@@ -144,12 +147,13 @@ class Adapters(torch.nn.Module):
 
 
 class LowRank:
-    """The adapters of all chunks on this rank. Construction freezes the chunks, whose weights are loaded.
+    """The adapters of all chunks on this rank. Construction freezes the chunks' own weights, which must be loaded
+    already.
 
     Args:
         chunks: the chunks of this rank's pipeline stage.
-        spec: where this rank stands.
-        settings: the recipe's.
+        spec: the place of this rank.
+        settings: the recipe's settings.
         seed: the run's seed.
     """
 
@@ -178,17 +182,17 @@ class LowRank:
 
     @property
     def description(self) -> str:
-        """In words, what two runs must share so that the adapters of one fit the other."""
+        """A description of everything that two runs must have in common so that one can load the other's adapters."""
         return f"rank {self._settings.rank}, alpha {self._settings.alpha:g}, {' '.join(sorted(set(self._settings.targets)))}"
 
     def merged(self, base: Iterable[Shard]) -> Iterator[Shard]:
-        """This rank's rectangles of the frozen weights, each with what its adapter adds, summed in float32."""
+        """Yield this rank's rectangles of the frozen weights, each plus what its adapter adds, summed in float32."""
         for shard in base:
             adapter = self._by_projection.get(shard.name.removesuffix(".weight"))
             yield shard if adapter is None else msgspec.structs.replace(shard, tensor=self._sum(shard.tensor, adapter))
 
     def shards(self) -> Iterator[Shard]:
-        """The adapters' own tensors, as PEFT names them; over all ranks every element once."""
+        """Yield the adapters' own tensors under PEFT's names; over all ranks, every element exactly once."""
         for name, adapter in self._by_projection.items():
             for matrix in ("lora_A", "lora_B"):
                 values = getattr(adapter, matrix).detach()
@@ -222,7 +226,7 @@ class LowRank:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Scope in which the model is the frozen one, as a reference policy."""
+        """Context manager within which adapters are off, so that the model is the frozen one: the reference policy."""
         for beside in self._beside:
             beside.enabled = False
         try:
@@ -250,7 +254,7 @@ class LowRank:
 
 
 def trained_state(chunk: PolicyModel) -> ShardedStateDict:
-    """What a checkpoint holds of a chunk with adapters: the adapters alone. Empty for a chunk without."""
+    """What a checkpoint holds of a chunk with adapters: only the adapters. Empty for a chunk without adapters."""
     tensor = parallel_state.get_tensor_model_parallel_group()
     data = parallel_state.get_data_parallel_group(with_context_parallel=True)
     state: ShardedStateDict = {}
@@ -267,7 +271,8 @@ def trained_state(chunk: PolicyModel) -> ShardedStateDict:
 
 
 def bit_sum(chunks: Sequence[PolicyModel], spec: RankSpec) -> int:
-    """Sum of the bits of the whole model's weights: the same in every layout, and hardly ever for two models. Collective."""
+    """Sum the bits of the whole model's weights: the result is the same in every layout, and two models hardly ever
+    have the same. Collective."""
     total = torch.zeros((), dtype=torch.int64, device=torch.cuda.current_device())
     for piece in placement.placed(chunks, spec):
         if piece.published:
@@ -278,19 +283,21 @@ def bit_sum(chunks: Sequence[PolicyModel], spec: RankSpec) -> int:
 
 
 def _with_adapters(linear: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
-    """Forward hook of a linear layer, whose output is a pair of outputs and a bias that is added later."""
+    """Forward hook of a linear layer: add the adapters' contribution to the output, a pair of values and a bias that is
+    added later."""
     beside = linear.get_submodule(placement.ADAPTERS)
     if not beside.enabled:
         return output
     (values,) = inputs
     if hasattr(linear, "layer_norm_weight"):
-        # TransformerEngine's layer, which norms what it multiplies.
+        # This is TransformerEngine's layer, which applies the norm to its inputs itself.
         values = rms_norm(values, linear.layer_norm_weight, linear.config.layernorm_epsilon)
     return output[0] + beside(values), output[1]
 
 
 def _first_factor(name: str, rank: int, inputs: int) -> Tensor:
-    """Float32 [rank, inputs], uniform as by He et al. 2015 (arXiv:1502.01852) with slope sqrt(5), which is PEFT's choice."""
+    """float32 [rank, inputs], initial values of A: uniform as in He et al. 2015 (arXiv:1502.01852) with slope sqrt(5),
+    as in PEFT."""
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True))
     first = torch.empty(rank, inputs)
     return torch.nn.init.kaiming_uniform_(first, a=math.sqrt(5), generator=generator)

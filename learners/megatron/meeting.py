@@ -1,9 +1,9 @@
-"""How the ranks of the learner find each other, and on which addresses they listen while they do.
+"""How the learner's ranks find each other, and on which addresses they listen while they do.
 
-What always holds: no rank listens on an address that the other ranks do not need. Ranks of one host meet in a file that only
-their user may open, and torch's gloo connects them over the loopback. Ranks of several hosts meet in torch's own store at an
-address of rank 0, and gloo connects them over the interfaces that lead there. Neither gloo nor that store checks who connects:
-between hosts, both need a network of the cluster's own.
+What always holds: no rank listens on an address that the other ranks do not need. Ranks on one host meet in a file that
+only their user may open, and torch's gloo connects them over the loopback. Ranks on several hosts meet in torch's own
+store at an address of rank 0, and gloo connects them over the interfaces that lead there. Neither gloo nor that store
+checks who connects: between hosts, both need a network that only the cluster can reach.
 """
 
 import datetime
@@ -21,10 +21,15 @@ _LOOPBACK = "127.0.0.1"
 
 
 def meet(spec: RankSpec, seconds: float) -> dist.Store:
-    """The store in which all ranks have met. Sets the interface of this process's gloo, unless it is set already.
+    """Meet all other ranks, and return the store in which they have met. Sets the network interface of this process's
+    gloo, unless it is set already.
+
+    Args:
+        spec: the place of this rank.
+        seconds: how long to wait for the other ranks.
 
     Raises:
-        RuntimeError: torch's, if not all ranks were there within ``seconds``.
+        RuntimeError: raised by torch, if not all ranks have come within ``seconds``.
     """
     timeout = datetime.timedelta(seconds=seconds)
     match spec.meeting:
@@ -46,7 +51,7 @@ def meet(spec: RankSpec, seconds: float) -> dist.Store:
 
 
 def _address_towards(host: str, port: int) -> str:
-    """This host's address that connections to ``host`` come from; nothing is sent to find it."""
+    """The address of this host that connections to ``host`` come from. Nothing is sent to find it."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
@@ -54,5 +59,5 @@ def _address_towards(host: str, port: int) -> str:
 
 
 def _interface_of(address: str) -> str | None:
-    """The name of the interface that has ``address``; None where there is none, as in some sandboxes."""
+    """The name of the interface that has ``address``; None if no interface has it, as in some sandboxes."""
     return next((name for name, has in psutil.net_if_addrs().items() if any(one.address == address for one in has)), None)

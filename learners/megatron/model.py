@@ -19,11 +19,11 @@ from learners.megatron.row_moves import take_rows
 
 
 class PolicyModel(GPTModel):
-    """One pipeline stage, or one chunk of it. The last one predicts the sampled tokens and no others.
+    """One pipeline stage, or one chunk of it. The last stage predicts the sampled tokens and no others.
 
     Args:
         config: configuration of the whole model.
-        chunk: which of the stage's chunks it is, in the interleaved schedule; None where a stage is one piece.
+        chunk: number of this chunk within the stage, in the interleaved schedule; None if the stage is not divided.
     """
 
     post_process: bool
@@ -45,30 +45,32 @@ class PolicyModel(GPTModel):
         self.rotary_pos_emb.inv_freq = config.inverse_frequencies.to(torch.cuda.current_device())
         for name, parameter in self.named_parameters():
             if ".mlp.experts." in name:
-                # By itself Megatron reduces the gradients of experts over the ranks that hold the same ones only where
-                # expert-parallel ranks are more than one: with `tensor_parallel` alone over too few. And which optimizer has them
-                # decides their names in a checkpoint, which must not depend on the layout.
+                # Megatron sets this only where there are several expert-parallel ranks, but it is needed in every
+                # layout. Without it, `tensor_parallel` alone would sum the gradients of experts over too few of the
+                # ranks that hold them. It also decides which optimizer has the experts, and so their names in a
+                # checkpoint, which must not depend on the layout.
                 parameter.allreduce = False
 
     def forward(
         self, token_ids: Tensor, packed: PackedRows, positions: Tensor, targets: Tensor, temperature: float
     ) -> Predictions | Tensor:
-        """One micro-batch through this stage.
+        """Pass one micro-batch through this stage.
 
         Args:
             token_ids: int64 [t].
             packed: how the rows lie in it.
-            positions: int64 [n], without repetition: the tokens before the sampled ones.
+            positions: int64 [n], without repetition: the places of the tokens before the sampled ones.
             targets: int64 [n], the sampled tokens.
             temperature: temperature at which they were sampled.
 
         Returns:
-            On the last stage log-probabilities and entropies of the sampled tokens; on the others the hidden states
+            On the last stage, log-probabilities and entropies of the sampled tokens. On the others, the hidden states
             [t, 1, hidden], divided over tensor-parallel ranks along ``t``.
         """
         embedded = self.embedding(input_ids=token_ids.unsqueeze(0), position_ids=None) if self.pre_process else None
         if embedded is not None and torch.is_grad_enabled() and not embedded.requires_grad:
-            # The embedding is frozen, and a layer that is recomputed has gradients only if one of its inputs asks for its own.
+            # The embedding is frozen, and a recomputed layer gets gradients only if one of its inputs requires a
+            # gradient.
             embedded.requires_grad_()
         rotary = None
         if uses_transformer_engine(self.config) and not packed.prefixes:
@@ -84,34 +86,37 @@ class PolicyModel(GPTModel):
             self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else self.output_layer.weight
         )
         if self.config.sequence_parallel:
-            # Each rank's part of the vocabulary gives a part of the gradient; the gather's own gradient adds these parts up.
+            # Each rank's part of the vocabulary gives a part of the gradient. The backward of the gather adds these up.
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
         group = parallel_state.get_tensor_model_parallel_group()
         return token_log_probabilities(take_rows(hidden.squeeze(1), positions), weight, targets, temperature, group)
 
 
 def build(config: PolicyConfig, virtual_pipeline: int) -> list[PolicyModel]:
-    """The chunks of this rank's pipeline stage, in the order in which tokens pass them."""
+    """Build the chunks of this rank's pipeline stage, in the order in which tokens pass through them."""
     chunks = range(virtual_pipeline) if virtual_pipeline > 1 else [None]
     return [PolicyModel(config, chunk) for chunk in chunks]
 
 
 def distribute(chunks: Sequence[PolicyModel], learner: LearnerConfig) -> tuple[list[DistributedDataParallel], MegatronOptimizer]:
-    """Wrap chunks that have their weights already: the optimizer copies them into its fp32 master weights here.
+    """Wrap chunks for data-parallel training. They must have their weights already, because the optimizer copies these
+    into its fp32 master weights here.
 
     Returns:
-        The wrapped chunks, gradients reduced in fp32; and Adam, its state divided over data-parallel ranks.
+        The wrapped chunks, whose gradients are reduced in fp32; and Adam, with its state divided over data-parallel
+        ranks.
     """
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=True,
         overlap_grad_reduce=False,
-        # Overlapped, the parameters are a step old until the next forward pass; publishing would send the old ones.
+        # With overlap, parameters would stay one step old until the next forward pass, and publishing would send old
+        # ones.
         overlap_param_gather=False,
     )
     wrapped = [DistributedDataParallel(chunk.config, settings, chunk) for chunk in chunks]
     for replica in wrapped:
-        # One rank alone has nothing to exchange, and gloo would copy all gradients and all weights to do it.
+        # A single rank has nothing to exchange, but gloo would still copy all gradients and all weights.
         for kind in ("bucket_groups", "expert_parallel_bucket_groups"):
             groups = getattr(replica, kind)
             setattr(replica, kind, [group for group in groups if group.intra_distributed_optimizer_instance_size > 1])
@@ -128,6 +133,6 @@ def distribute(chunks: Sequence[PolicyModel], learner: LearnerConfig) -> tuple[l
         config, wrapped, config_overrides=get_standard_config_overrides(config), use_gloo_process_groups=False
     )
     for group in optimizer.param_groups:
-        # Megatron leaves this to its own scheduler: norms and biases are not decayed.
+        # Megatron leaves this to its own scheduler, which is not used here. Norms and biases are not decayed.
         group["weight_decay"] = learner.weight_decay * group["wd_mult"]
     return wrapped, optimizer

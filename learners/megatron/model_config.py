@@ -1,4 +1,5 @@
-"""From a Hugging Face folder's ``config.json`` to Megatron's configuration, for the architectures we know exactly."""
+"""Translates a Hugging Face folder's ``config.json`` into Megatron's configuration, for the supported architectures
+only."""
 
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
         transformer: Megatron's configuration.
         vocabulary: number of tokens in the embedding.
         tied: whether the output layer is the embedding.
-        inverse_frequencies: float32 [head_dim / 2], those of the rotary position embedding, scaling included.
-        max_positions: longest row the model was made for.
+        inverse_frequencies: float32 [head_dim / 2], of the rotary position embedding, with scaling applied.
+        max_positions: longest row that the model was made for.
     """
 
     transformer: TransformerConfig
@@ -76,11 +77,11 @@ def has_experts(transformer: TransformerConfig, layer: int) -> bool:
 
 
 def policy_config(folder: Path, learner: LearnerConfig) -> PolicyConfig:
-    """Read ``folder``'s configuration for the parallel layout and data type of ``learner``.
+    """Read the configuration in ``folder`` for the parallel layout and data type of ``learner``.
 
     Raises:
-        RecipeError: if the architecture, or a variant of it that the folder asks for, is not supported, or it cannot be divided
-            by the parallel layout.
+        RecipeError: if the architecture, or a variant of it that the folder asks for, is not supported; or if the
+            parallel layout cannot divide it.
     """
     try:
         source = AutoConfig.from_pretrained(folder)
@@ -134,8 +135,8 @@ def _check_supported(source: PreTrainedConfig) -> None:
         "mlp_bias": bool(getattr(source, "mlp_bias", False)),
         "use_sliding_window": bool(getattr(source, "use_sliding_window", False)),
         f"rope_type {rope}": rope not in ("default", *_SCALED_ROPE),
-        # The one expert's weight would be 1 whatever the router says, which therefore would not learn.
-        "norm_topk_prob of a single expert": any(_expert_layers(source))
+        # The weight of the one expert would be 1 whatever the router computes, so the router would not learn.
+        "norm_topk_prob with a single expert per token": any(_expert_layers(source))
         and source.norm_topk_prob
         and source.num_experts_per_tok == 1,
     }
@@ -144,8 +145,8 @@ def _check_supported(source: PreTrainedConfig) -> None:
         raise RecipeError(
             "model.path",
             f"{architecture} with {', '.join(found)} is not supported",
-            "choose a model with silu, without biases (but Qwen2's own) and sliding windows, with rope_type default, linear or "
-            "llama3, and with several experts a token or their weights not normalised",
+            "choose a model with hidden_act silu, no biases (except Qwen2's own), no sliding windows, rope_type default, linear "
+            "or llama3, and, if it has experts, several of them per token or norm_topk_prob false",
         )
 
 
@@ -159,7 +160,7 @@ def _check_fp8(source: PreTrainedConfig, learner: LearnerConfig) -> None:
     if any(_expert_layers(source)):
         raise RecipeError(
             "learner.fp8",
-            "products of experts in fp8 have not been tried",
+            "fp8 products of experts have not been tested",
             "set it to none, or choose a model without experts",
         )
     heads, groups = source.num_attention_heads, source.num_key_value_heads
@@ -172,7 +173,7 @@ def _check_fp8(source: PreTrainedConfig, learner: LearnerConfig) -> None:
         if channels % FP8_MULTIPLE:
             raise RecipeError(
                 "learner.fp8",
-                f"a rank's {channels} {what} are not a multiple of {FP8_MULTIPLE}, as fp8 products need",
+                f"a rank's {channels} {what} are not a multiple of {FP8_MULTIPLE}, which fp8 products need",
                 "set it to none, or choose another learner.tensor_parallel or model",
             )
 
@@ -200,10 +201,11 @@ def _transformer_config(source: PreTrainedConfig, learner: LearnerConfig) -> Tra
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         fp8=None if learner.fp8 == "none" else learner.fp8,
-        # Scales of the tensors as they are: no history of scales, which a checkpoint would have to hold.
+        # Scales are computed from the tensors as they are. Others need a history, which a checkpoint would have to
+        # hold.
         fp8_recipe="tensorwise",
-        # Kept although all weights are loaded: only the initialisation marks parameters as split over tensor-parallel ranks, and
-        # an unmarked one would be left out of the gradient norm on all ranks but the first.
+        # Needed although all weights are loaded: only the initialisation marks parameters as split over tensor-parallel
+        # ranks, and an unmarked parameter would be left out of the gradient norm on all ranks except the first.
         perform_initialization=True,
         use_cpu_initialization=not torch.cuda.is_available(),
         tensor_model_parallel_size=learner.tensor_parallel,
@@ -218,13 +220,13 @@ def _transformer_config(source: PreTrainedConfig, learner: LearnerConfig) -> Tra
         recompute_granularity=None if learner.recompute == "none" else learner.recompute,
         recompute_method="uniform" if learner.recompute == "full" else None,
         recompute_num_layers=1 if learner.recompute == "full" else None,
-        # Each of these three gives wrong gradients without an error in some combination with another schedule or with gloo.
+        # Each of these three gives wrong gradients, without an error, with some schedule or with gloo.
         batch_p2p_comm=False,
         overlap_p2p_comm=False,
         deallocate_pipeline_outputs=False,
-        # The loss divides by the batch's own denominator: Megatron must neither average over micro-batches nor over replicas.
+        # The loss divides by the batch's own denominator: Megatron must not average over micro-batches or replicas.
         calculate_per_token_loss=True,
-        # Compiled on first use, which takes longer than a whole run of a small model on a CPU.
+        # All of these compile on first use, which takes longer than a whole run of a small model on a CPU.
         persist_layer_norm=False,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
@@ -237,8 +239,8 @@ def _transformer_config(source: PreTrainedConfig, learner: LearnerConfig) -> Tra
 def _expert_options(source: PreTrainedConfig, learner: LearnerConfig) -> dict[str, Any]:
     """Options of a mixture of experts in which every token reaches all experts that it is routed to.
 
-    No loss balances the experts. It would be a function of each micro-batch's tokens together, and dividing the batch in another
-    way would give another gradient.
+    There is no loss that balances the experts. It would be a function of all tokens of a micro-batch together, and a
+    different division of the batch would give a different gradient.
     """
     with_experts = _expert_layers(source)
     if not any(with_experts):
@@ -247,9 +249,9 @@ def _expert_options(source: PreTrainedConfig, learner: LearnerConfig) -> dict[st
         "num_moe_experts": source.num_experts,
         "moe_router_topk": source.num_experts_per_tok,
         "moe_ffn_hidden_size": source.moe_intermediate_size,
-        # One number where all layers are alike, because Megatron names the tensors of a checkpoint otherwise for a list.
+        # A single number if all layers are alike, because Megatron names a checkpoint's tensors differently for a list.
         "moe_layer_freq": 1 if all(with_experts) else [int(has) for has in with_experts],
-        # The softmax over the chosen experts alone is that over all of them, normalised again.
+        # The softmax over only the chosen experts equals the softmax over all experts, normalised again.
         "moe_router_pre_softmax": not source.norm_topk_prob,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
@@ -259,7 +261,8 @@ def _expert_options(source: PreTrainedConfig, learner: LearnerConfig) -> dict[st
 
 
 def _inverse_frequencies(source: PreTrainedConfig) -> Tensor:
-    """Inverse frequencies as Hugging Face computes them: Megatron's own scaling knows only one of Llama's four parameters."""
+    """Inverse frequencies as Hugging Face computes them. Megatron's own scaling knows only one of Llama's four
+    parameters."""
     rope = source.rope_parameters
     if rope.get("rope_type", "default") in _SCALED_ROPE:
         scaled: tuple[Tensor, float] = ROPE_INIT_FUNCTIONS[rope["rope_type"]](source, torch.device("cpu"))

@@ -1,4 +1,5 @@
-"""One network on one rank: its chunks of the pipeline stage, their optimizer, and how micro-batches pass through them."""
+"""One network on one rank: its chunks of the pipeline stage, their optimizer, and how micro-batches pass through
+them."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -24,20 +25,21 @@ from learners.prefixes import tokens_before
 
 
 class TrainingDiverged(AsyncRLError):
-    """The loss or its gradient is not finite. The weights are those before the step."""
+    """The loss or its gradient is not finite. The weights are those before the optimizer step."""
 
 
 class Network:
-    """Chunks that have their weights already, made trainable. All methods are collective.
+    """A trainable network of chunks that have their weights already. All methods are collective.
 
     Attributes:
         chunks: the chunks of this rank's pipeline stage.
         optimizer: the optimizer of all chunks.
-        flops: model FLOPs of all passes so far: the whole network over this data-parallel slice's micro-batches.
+        flops: model FLOPs of all passes so far, counting the whole network over this data-parallel slice's
+            micro-batches.
 
     Args:
         chunks: see the attribute.
-        shapes: sizes of the whole network's products.
+        shapes: sizes of the whole network's matrix products.
         learner: the parallel layout and the optimizer's settings.
         temperature: temperature at which tokens are sampled.
     """
@@ -51,10 +53,12 @@ class Network:
         chunks[0].config.finalize_model_grads_func = lambda models, _tokens, **options: finalize_model_grads(models, **options)
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Callable[[MicroBatch, Any], Tensor]) -> None:
-        """Pass forward and backward, and gather the gradient of the sum of ``loss``, which the last stage calls in order.
+        """Run the forward and backward pass, and accumulate the gradient of the sum of ``loss``. The last stage calls
+        ``loss`` for each micro-batch, in order.
 
         Args:
-            loss: the loss of a micro-batch, given the network's output for it.
+            micro_batches: the micro-batches of this data-parallel slice.
+            loss: computes the loss of a micro-batch, given the network's output for it.
         """
         for chunk in self._wrapped:
             chunk.zero_grad_buffer()
@@ -63,7 +67,8 @@ class Network:
 
     @torch.no_grad()
     def forward_only(self, micro_batches: Sequence[MicroBatch], see: Callable[[MicroBatch, Any], None]) -> None:
-        """Pass forward only. The last stage calls ``see`` in order, with each micro-batch and the network's output for it."""
+        """Run the forward pass only. The last stage calls ``see`` in order, with each micro-batch and the network's
+        output for it."""
         nothing = torch.zeros((), device=self._device)
 
         def of_output(batch: MicroBatch, output: Any) -> Tensor:
@@ -73,11 +78,13 @@ class Network:
         self._pass(micro_batches, of_output, forward_only=True)
 
     def step(self, learning_rate: float, version: int, loss: str) -> float:
-        """Move the weights by the accumulated gradient, and return its norm before clipping, the same on every rank.
+        """Update the weights with the accumulated gradient, and return its norm before clipping, which is the same on
+        every rank.
 
         Args:
-            version: the policy version being trained, for the error.
-            loss: name of the network whose loss it is, for the error.
+            learning_rate: the learning rate of the training step.
+            version: the policy version being trained, for the error message.
+            loss: name of the network that the loss belongs to, for the error message.
 
         Raises:
             TrainingDiverged: on every rank, before any weight has changed, if the gradient norm is not finite.
@@ -86,8 +93,8 @@ class Network:
         grad_norm = float(self.optimizer.get_grad_norm())
         if not math.isfinite(grad_norm):
             raise TrainingDiverged(
-                f"the gradient norm of the {loss} step that trains version {version} is {grad_norm}; lower learner.lr, and "
-                "look at the loss and importance weights of the steps before"
+                f"the gradient norm of the {loss} step that trains version {version} is {grad_norm}; lower learner.lr "
+                "(algorithm.advantage.critic_lr for the critic), and look at the loss and importance weights of earlier steps"
             )
         parameters = []
         for group in self.optimizer.param_groups:
@@ -120,7 +127,7 @@ class Network:
             output = model(part.token_ids, part.rows, part.positions, part.targets, self._temperature)
 
             def of_part(last: Any) -> tuple[Tensor, Tensor, None]:
-                # Each context-parallel rank computes the loss of whole rows, and the gradient of its own tokens.
+                # Each context-parallel rank computes the loss of whole rows, but the gradient of only its own tokens.
                 if isinstance(last, Predictions):
                     whole: Any = Predictions(*(part.whole(values, context) for values in last))
                 else:
@@ -135,7 +142,7 @@ class Network:
                 data_iterator=[iter(micro_batches) for _ in self._wrapped],
                 model=self._wrapped,
                 num_microbatches=len(micro_batches),
-                # Shapes are sent ahead of each tensor, so these two describe none.
+                # The shape of each tensor is sent ahead of it, so these two values are not used.
                 seq_length=1,
                 micro_batch_size=1,
                 forward_only=forward_only,

@@ -1,6 +1,6 @@
-"""Makes the state of Megatron's distributed optimizer exist before the first step, and be exact after loading.
+"""Creates the state of Megatron's distributed optimizer before the first optimizer step, and loads it exactly.
 
-This is needed where Adam is torch's. Where it is TransformerEngine's, Megatron does both itself.
+This is needed for torch's Adam. For TransformerEngine's, Megatron does both itself.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,8 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 
 def ensure_state(optimizer: DistributedOptimizer) -> None:
-    """Give torch's Adam the state that it would make at its first step; Megatron cannot describe an Adam without state."""
+    """Give torch's Adam the state that it would create in its first step. Megatron cannot describe an Adam without
+    state."""
     inner = optimizer.optimizer
     if not isinstance(inner, torch.optim.AdamW):
         return
@@ -25,15 +26,16 @@ def ensure_state(optimizer: DistributedOptimizer) -> None:
 
 
 def load_state(optimizer: DistributedOptimizer, loaded: dict[str, Any]) -> None:
-    """Load moments, master weights and step counters of ``optimizer`` from a checkpoint; its settings stay the recipe's."""
+    """Load moments, master weights and step counters of ``optimizer`` from a checkpoint. Its settings stay those of the
+    recipe."""
     inner = optimizer.optimizer
     settings = [{key: value for key, value in group.items() if key not in ("params", "step")} for group in inner.param_groups]
     tensors = loaded.pop("param_state")
     optimizer.load_state_dict(loaded)
     for group, setting in zip(inner.param_groups, settings, strict=True):
         group.update(setting)
-    # Megatron has now given all parameters one and the same step counter, which Adam would then advance once for each of them;
-    # and it would look for the counter among the tensors, where it is not.
+    # Megatron has now given all parameters the same step counter object, which Adam would advance once for each of
+    # them. Megatron would also look for the counter among the tensors, where it is not.
     steps = {parameter: inner.state[parameter].pop("step", None) for parameter in _parameters(inner)}
     with torch.no_grad():
         optimizer.load_parameter_state_from_fully_reshardable(tensors)

@@ -1,5 +1,5 @@
-"""How a micro-batch's segments lie in the packed sequence, in the form Megatron's layers take it: rows, shared prefixes, and what
-continues these."""
+"""How a micro-batch's segments lie in the packed sequence, in the form that Megatron's layers take: rows, shared
+prefixes, and the rows that continue them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ from torch.nn.attention.flex_attention import BlockMask
 from learners.prefixes import tokens_before
 
 _LEAST_FILL = 0.8
-"""A row shorter than this share of the longest in its bucket starts another bucket. So at most a fifth of a bucket is padding,
-and buckets are few: their number grows with the logarithm of longest / shortest, for the rows of each shared prefix apart."""
+"""A row shorter than this share of the longest in its bucket starts another bucket. So at most a fifth of a bucket is
+padding, and there are few buckets: among sorted rows, their number grows with the logarithm of longest / shortest. The
+rows of each shared prefix are sorted by themselves."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Bucket:
     Attributes:
         start, end: where their tokens lie in the packed sequence.
         rows: number of rows.
-        longest: length of the longest row, and so of the block.
-        slots: int64 [end - start], each token's place in the flattened block [rows * longest]; None when all rows are equally
-            long and the tokens are the block already.
+        longest: length of the longest row, which is also the length of the block.
+        slots: int64 [end - start], each token's place in the flattened block [rows * longest]; None if all rows are
+            equally long, so that the tokens already form the block.
     """
 
     start: int
@@ -39,7 +40,8 @@ class Bucket:
 
 
 class Continuation(NamedTuple):
-    """Where the tokens of a shared prefix lie in the packed sequence, and those of all rows that continue it."""
+    """Where the tokens of a shared prefix lie in the packed sequence, and where those of all rows that continue it
+    lie."""
 
     prefix: slice
     rows: slice
@@ -47,9 +49,15 @@ class Continuation(NamedTuple):
 
 @dataclass
 class PackedRows(PackedSeqParams):
-    """Megatron's description of a packed sequence (``thd``), and the buckets our own attention computes it in.
+    """Megatron's description of a packed sequence (``thd``), with the buckets that our own attention computes it in.
 
-    To Megatron each segment is a row. Where rows continue a shared prefix only our own attention knows what they see.
+    Megatron takes each segment for a row. Where rows continue a shared prefix, only our own attention knows what they
+    see.
+
+    Attributes:
+        lengths, prefixes: see :class:`~learners.micro_batch.MicroBatch`.
+        rotation: cosine and sine of the rotary embedding, see :meth:`rotate_by`; None if Megatron's layer applies it.
+        flexible_mask: the mask of FlexAttention, made by the first layer that needs it.
     """
 
     lengths: tuple[int, ...] = ()
@@ -59,10 +67,12 @@ class PackedRows(PackedSeqParams):
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device, prefixes: tuple[range, ...] = ()) -> "PackedRows":
-        """Segments of ``lengths``, end to end; ``prefixes`` as in :class:`~learners.micro_batch.MicroBatch`.
+        """Describe segments of ``lengths``, laid end to end; ``prefixes`` as in
+        :class:`~learners.micro_batch.MicroBatch`.
 
-        ``max_seqlen`` must be the longest row and nothing larger: Megatron takes a rotary table as long as the whole packed
-        sequence for one that holds a position for each of its tokens, and would not start rows at position 0.
+        ``max_seqlen`` must be the length of the longest segment and nothing larger. If a rotary table is as long as the
+        whole packed sequence, Megatron assumes that it has a position for each token of the sequence, and does not
+        start rows at position 0.
         """
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
         return cls(
@@ -76,10 +86,12 @@ class PackedRows(PackedSeqParams):
         )
 
     def rotate_by(self, angles: Tensor, dtype: torch.dtype) -> None:
-        """Set the cosine and sine that attention rotates each token's queries and keys by, both [t, 1, dim / 2] in ``dtype``.
+        """Set the cosine and sine by which attention rotates each token's queries and keys, both [t, 1, dim / 2] in
+        ``dtype``.
 
         Args:
             angles: float32 [longest_row, dim / 2], for each position in a row.
+            dtype: data type of the result.
         """
         positions = self.positions().to(angles.device)
         cosine, sine = (values[positions].unsqueeze(1).to(dtype) for values in (angles.cos(), angles.sin()))
@@ -92,13 +104,13 @@ class PackedRows(PackedSeqParams):
 
     @property
     def longest_row(self) -> int:
-        """Tokens of the longest row, those of its shared prefix included."""
+        """Number of tokens in the longest row, including those of its shared prefix."""
         before = tokens_before(self.lengths, self.prefixes)
         return max(start + length for start, length in zip(before, self.lengths, strict=True))
 
     @cached_property
     def continuations(self) -> list[Continuation]:
-        """The shared prefixes and what continues them."""
+        """The shared prefixes, each with the rows that continue it."""
         ends = [0, *accumulate(self.lengths)]
         first = len(self.prefixes)
         return [
@@ -108,7 +120,7 @@ class PackedRows(PackedSeqParams):
 
     @cached_property
     def buckets(self) -> list[Bucket]:
-        """The segments in order, cut where lengths differ too much; computed once and shared by all layers."""
+        """The segments in order, divided into buckets of similar length. Computed once and shared by all layers."""
         device = self.cu_seqlens_q.device
         buckets = []
         start = 0
@@ -119,7 +131,7 @@ class PackedRows(PackedSeqParams):
 
 
 def group_by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """``lengths`` in order, cut where they differ too much for one block."""
+    """Divide ``lengths`` in order, starting a new group where they differ too much for one block."""
     groups: list[list[int]] = []
     shortest = longest = 0
     for length in lengths:

@@ -1,4 +1,5 @@
-"""The learner's ranks as a process group: meeting, agreeing, leaving. Gloo on CPU and NCCL on GPU, by the same calls."""
+"""The learner's ranks as a process group: they meet, agree and leave. The same calls use gloo on CPU and NCCL on
+GPU."""
 
 import datetime
 from collections.abc import Iterator
@@ -14,11 +15,11 @@ from learners.megatron.meeting import meet
 from learners.rank import RankSpec
 
 _SEED_STRIDE = 100
-"""Distance between the seeds of neighbouring pipeline stages, Megatron's own convention."""
+"""Distance between the seeds of neighbouring pipeline stages, as is Megatron's own convention."""
 
 
 class ReplicasDiffer(AsyncRLError):
-    """Data-parallel replicas do not hold the same parameters; their gradients would be averaged into nonsense."""
+    """Data-parallel replicas hold different parameters, so averaging their gradients would make no sense."""
 
 
 def device() -> torch.device:
@@ -27,7 +28,8 @@ def device() -> torch.device:
 
 
 def initialise(spec: RankSpec, deadlines: DeadlinesConfig, seed: int) -> None:
-    """Meet the other ranks, form Megatron's groups and seed this rank. Every later collective is bounded by ``deadlines.step``.
+    """Meet the other ranks, form Megatron's groups and seed this rank. ``deadlines.step`` bounds every later
+    collective.
 
     Raises:
         DeadlineExceeded: if not all ranks have come up within ``deadlines.start`` seconds.
@@ -55,14 +57,14 @@ def initialise(spec: RankSpec, deadlines: DeadlinesConfig, seed: int) -> None:
             distributed_timeout_minutes=deadlines.step / 60,
             create_gloo_process_groups=False,
         )
-    # Megatron's own seeding covers its random streams but not torch's default generator, which CPU initialisation draws from and
-    # whose seed differs from process to process.
+    # Megatron's own seeding covers its random streams but not torch's default generator. CPU initialisation draws from
+    # that generator, and its seed differs from process to process.
     torch.manual_seed(seed + _SEED_STRIDE * spec.pipeline_rank)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
 
 
 def close() -> None:
-    """Leave the process group; safe to call when :func:`initialise` did not get far."""
+    """Leave the process group. Safe to call even if :func:`initialise` failed midway."""
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     if dist.is_initialized():
@@ -71,7 +73,12 @@ def close() -> None:
 
 @contextmanager
 def named_wait(spec: RankSpec, activity: str, seconds: float) -> Iterator[None]:
-    """Turn what torch raises when another rank is late or gone into errors that say who waited for whom.
+    """Turn the errors that torch raises when another rank is late or gone into errors that say who waited for whom.
+
+    Args:
+        spec: the place of this rank.
+        activity: what this rank is doing, for the error message.
+        seconds: the time limit, for the error message.
 
     Raises:
         DeadlineExceeded: if a collective timed out.
@@ -83,20 +90,21 @@ def named_wait(spec: RankSpec, activity: str, seconds: float) -> Iterator[None]:
         text = str(error).lower()
         if "connection closed by peer" in text or "connection reset by peer" in text:
             raise ComponentFailed(
-                f"learner rank {spec.rank} lost another rank, {activity}; look for the first error among the other ranks"
+                f"learner rank {spec.rank} lost another rank while {activity}; look for the first error among the other ranks"
             ) from error
-        if "timed out" not in text and "wait timeout" not in text:  # of collectives, and of a store that is a file
+        if "timed out" not in text and "wait timeout" not in text:  # the texts of collectives, and of a file store
             raise
         raise DeadlineExceeded(
             f"learner rank {spec.rank}",
-            f"the other {spec.layout.ranks - 1} learner ranks, {activity}",
+            f"the other learner ranks ({spec.layout.ranks - 1}) while {activity}",
             seconds,
             "look for the first error among the other ranks; if there is none, raise deadlines.start or deadlines.step",
         ) from error
 
 
 def check_replicas_equal(model: torch.nn.Module) -> None:
-    """Compare the parameters' bits between ranks that hold the same: data- and context-parallel ranks, and replicas of experts.
+    """Compare the bits of parameters between ranks that hold the same ones: data- and context-parallel ranks, and
+    replicas of experts.
 
     Raises:
         ReplicasDiffer: naming the first parameter that differs.
@@ -127,5 +135,5 @@ def _check_equal(parameters: dict[str, torch.nn.Parameter], group: dist.ProcessG
 
 def _bit_sum(tensor: torch.Tensor) -> torch.Tensor:
     bits = tensor.contiguous().view(torch.int16 if tensor.element_size() == 2 else torch.int32).flatten().long()
-    # Weighted by place, so that the same values in another order count as different.
+    # Weighted by place, so that the same values in a different order give a different sum.
     return (bits * torch.arange(1, len(bits) + 1, device=bits.device)).sum()

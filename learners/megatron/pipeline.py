@@ -1,4 +1,4 @@
-"""Tensors between pipeline stages in the interleaved schedule."""
+"""Communication of tensors between pipeline stages in the interleaved schedule."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +14,13 @@ from torch import Tensor
 
 
 class InterleavedCommunicator(P2PCommunicator):
-    """Announces shapes in the order in which the tensors follow.
+    """Sends the shapes of tensors ahead of them, in the order in which the tensors follow.
 
-    Of two stages each comes before and after the other, and both ends take messages in the order in which they are posted.
-    Megatron's own announcement posts everything for the previous stage first, on both ends: with two stages the shapes of an
-    activation and of a gradient change places, and where they differ gloo aborts the process. It also waits until its messages
-    have been taken, while the stage that is to take them may be waiting for this one to take a tensor.
+    With two stages, each stage is both the previous and the next stage of the other, and both sides receive messages in
+    the order in which they are posted. Megatron's own exchange of shapes first posts everything for the previous stage,
+    on both sides. With two stages, the shapes of an activation and of a gradient are therefore swapped, and if they
+    differ, gloo aborts the process. Megatron also waits until its messages have been received, while the stage that
+    should receive them may be waiting for this one to receive a tensor.
     """
 
     def __init__(self, pp_group: dist.ProcessGroup, config: TransformerConfig) -> None:
@@ -27,7 +28,7 @@ class InterleavedCommunicator(P2PCommunicator):
         self._announced: list[tuple[dist.Work, Tensor | None]] = []
 
     def finish(self) -> None:
-        """Wait until every announcement has been taken."""
+        """Wait until every shape that was sent has been received."""
         for request, _ in self._announced:
             request.wait()
         self._announced.clear()
@@ -57,7 +58,8 @@ class InterleavedCommunicator(P2PCommunicator):
 
 @contextmanager
 def communication(config: TransformerConfig) -> Iterator[dict[str, Any]]:
-    """Arguments that tell the schedule of ``config`` how to communicate; none where Megatron's default is right."""
+    """Context manager that yields arguments for Megatron's schedule: how to communicate in the interleaved schedule.
+    Yields none where Megatron's default is right."""
     if config.virtual_pipeline_model_parallel_size is None:
         yield {}
         return

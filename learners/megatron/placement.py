@@ -1,7 +1,8 @@
-"""Maps this rank's Megatron parameters to rectangles of Hugging Face tensors, both to load and to publish.
+"""Maps this rank's Megatron parameters to rectangles of Hugging Face tensors, both for loading and for publishing.
 
-What always holds: a rank has at most one rectangle of each Hugging Face tensor (a rank's query groups are neighbours), and the
-rectangles published by all ranks cover every tensor exactly once. Each expert has tensors of its own, as in Qwen's own folders.
+What always holds: a rank has at most one rectangle of each Hugging Face tensor (a rank's query groups are neighbours),
+and the rectangles that all ranks publish cover every tensor exactly once. Each expert has tensors of its own, as in
+Qwen's own folders.
 """
 
 import re
@@ -25,9 +26,9 @@ class TensorPart(NamedTuple):
 
     Attributes:
         name: Hugging Face name; for a layer's tensors, the name within the layer.
-        local: view into the parameter, its values in the rectangle's row-major order.
+        local: view of the parameter, with its values in the rectangle's row-major order.
         extent: extent of the rectangle.
-        split: the dimension that tensor-parallel ranks divide; None if each has the whole tensor.
+        split: the dimension that tensor-parallel ranks divide; None if each rank has the whole tensor.
     """
 
     name: str
@@ -48,7 +49,8 @@ def _split(name: str, dimension: int) -> _Rule:
 
 
 def _query_key_value(kind: str) -> _Rule:
-    """Megatron holds, query group after query group, the group's queries, then its key, then its value."""
+    """Rule for the joint matrix: for each query group in turn, Megatron holds the group's queries, then its key, then
+    its value."""
 
     def parts(local: Tensor, config: TransformerConfig) -> list[TensorPart]:
         queries = config.num_attention_heads // config.num_query_groups
@@ -100,11 +102,11 @@ _LAYER_NAME = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A rectangle of one Hugging Face tensor and the view of the Megatron parameter that holds its values.
+    """A rectangle of one Hugging Face tensor, with the view of the Megatron parameter that holds its values.
 
     Attributes:
         name, shape, start, extent: as in a :class:`~asyncrl.core.publication.ShardRecord`.
-        local: view into the parameter; writing to it changes the model.
+        local: view of the parameter; writing to it changes the model.
         published: whether this rank's copy is the one that is published.
     """
 
@@ -117,15 +119,21 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def layer_parts(name: str, values: Tensor, config: TransformerConfig) -> list[TensorPart]:
-    """The parts of Hugging Face tensors in ``values``, which lie as those of this rank's parameter ``name`` of a layer do."""
+    """Divide ``values`` into the parts that belong to Hugging Face tensors.
+
+    Args:
+        name: name of a parameter within its layer.
+        values: a tensor with the layout of this rank's part of that parameter.
+        config: the model's configuration.
+    """
     return _LAYER_RULES[name](values, config)
 
 
 def placed(chunks: Sequence[PolicyModel], spec: RankSpec) -> Iterator[Placed]:
-    """Every rectangle this rank holds, in the order of the chunks' parameters.
+    """Yield every rectangle that this rank holds, in the order of the chunks' parameters.
 
     Raises:
-        KeyError: for a parameter without a rule, so that none is silently forgotten.
+        KeyError: for a parameter without a rule, so that none is silently left out.
     """
     for chunk in chunks:
         yield from _placed(chunk, spec)
@@ -146,7 +154,7 @@ def _placed(model: PolicyModel, spec: RankSpec) -> Iterator[Placed]:
             rule = _within(f"mlp.experts.{number}.", _EXPERT_RULES[expert[2]])
         else:
             rule = _LAYER_RULES[layer[2]] if layer else _MODEL_RULES[parameter_name]
-        # The output layer of a tied model is the last stage's copy of what the first stage holds.
+        # In a tied model, the output layer is the last stage's copy of the embedding, which the first stage holds.
         is_copy = parameter_name == "output_layer.weight" and model.share_embeddings_and_output_weights
         for name, local, extent, split in rule(parameter.data, model.config):
             yield Placed(
@@ -161,7 +169,7 @@ def _placed(model: PolicyModel, spec: RankSpec) -> Iterator[Placed]:
 
 @torch.no_grad()
 def load(chunks: Sequence[PolicyModel], spec: RankSpec, tensors: HuggingFaceTensors) -> None:
-    """Fill this rank's parameters, reading no more of each file than they need.
+    """Load this rank's parameters, reading no more of each file than they need.
 
     Raises:
         RecipeError: if a tensor is missing or has another shape.
@@ -172,7 +180,8 @@ def load(chunks: Sequence[PolicyModel], spec: RankSpec, tensors: HuggingFaceTens
 
 
 def shards(chunks: Sequence[PolicyModel], spec: RankSpec) -> Iterator[Shard]:
-    """The contiguous rectangles that this rank publishes. Some are views of the parameters: read them before the next step."""
+    """Yield the contiguous rectangles that this rank publishes. Some are views of the parameters: read them before the
+    next training step."""
     for piece in placed(chunks, spec):
         if piece.published:
             yield Shard(piece.name, piece.shape, piece.start, piece.local.reshape(piece.extent).contiguous())

@@ -1,10 +1,10 @@
 """Attention of rows that continue a shared prefix: over the prefix, and causally over their own tokens.
 
-The keys and values of a prefix exist once. On a CPU attention is computed in two parts, all segments by themselves as if there
-were no prefixes, and then all rows of a prefix over it in one call without a mask. The two parts are softmaxes over different
-keys. Their outputs are merged by their shares of the whole sum of exponentials, which their logarithms give: the tree reduction
-of ring attention (Liu et al. 2023, arXiv:2310.01889). On a GPU one FlexAttention kernel computes both, its mask made of the
-segments.
+The keys and values of a prefix exist once. On a CPU, attention is computed in two parts: first each segment by itself,
+as if there were no prefixes; then all rows of a prefix over the prefix, in one call without a mask. The two parts are
+softmaxes over different keys. Their outputs are merged by their shares of the total sum of exponentials, computed from
+the logarithms of the two sums, as in the tree reduction of ring attention (Liu et al. 2023, arXiv:2310.01889). On a
+GPU, one FlexAttention kernel computes both, with a mask made from the segments.
 """
 
 import functools
@@ -22,10 +22,11 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 
 
 def continue_prefixes(query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scale: float | None) -> Tensor:
-    """Attention of each token over its row, and over the shared prefix that this continues.
+    """Compute attention of each token over its row, and over the shared prefix that the row continues.
 
     Args:
-        query: [t, heads, dim]; key, value: [t, query groups, dim]; query and key are rotated.
+        query: [t, heads, dim]; key, value: [t, query groups, dim]; query and key are already rotated.
+        packed: how the rows and prefixes lie in the packed sequence.
         scale: factor of the products; None for ``1 / sqrt(dim)``.
 
     Returns:
@@ -41,7 +42,7 @@ def continue_prefixes(query: Tensor, key: Tensor, value: Tensor, packed: PackedR
 
 
 def flexible(query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scale: float | None) -> Tensor:
-    """The same by FlexAttention, on any device; without a GPU it is slow."""
+    """Compute the same with FlexAttention, on any device; without a GPU it is slow."""
     queries, keys, values = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
     kernel: Any = flex_attention
     if query.is_cuda:
@@ -57,11 +58,11 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mask(packed: PackedRows, device: torch.device) -> BlockMask:
-    """Which keys each query sees; made by the first layer that asks for it."""
+    """Which keys each query sees. The mask is made by the first layer that needs it."""
     if packed.flexible_mask is None:
         lengths = torch.tensor(packed.lengths, device=device)
         segment = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
-        # The segment that comes before each one: the prefix of a row that continues one, else itself.
+        # The segment that comes before each segment: its shared prefix if it continues one, otherwise itself.
         before = torch.arange(len(lengths), device=device)
         for prefix, rows in enumerate(packed.prefixes):
             before[len(packed.prefixes) + rows.start : len(packed.prefixes) + rows.stop] = prefix
@@ -71,7 +72,7 @@ def _mask(packed: PackedRows, device: torch.device) -> BlockMask:
             return (key <= query) & ((segment[key] == segment[query]) | (segment[key] == earlier[query]))
 
         tokens = len(segment)
-        # Not compiled it would first make a mask of all pairs of tokens.
+        # Without compilation, it would first make a mask of all pairs of tokens.
         make = _compiled(create_block_mask) if device.type == "cuda" else create_block_mask
         packed.flexible_mask = make(sees, None, None, tokens, tokens, device=device)
     return packed.flexible_mask
@@ -80,8 +81,8 @@ def _mask(packed: PackedRows, device: torch.device) -> BlockMask:
 class _Merged(torch.autograd.Function):
     """Two calls of torch's flash attention for CPUs, and their gradients.
 
-    Given the merged output and the logarithm of the whole sum, the kernel's own backward pass has the right gradient for either
-    part: it computes attention weights from that sum, and takes nothing else from the forward pass.
+    Given the merged output and the logarithm of the total sum, the kernel's own backward pass computes the right
+    gradient for either part: it computes attention weights from that sum, and uses nothing else from the forward pass.
     """
 
     @staticmethod
@@ -131,7 +132,7 @@ def _operands(query: Tensor, key: Tensor, value: Tensor, rows: slice, prefix: sl
 
 
 def _block(tensor: Tensor, bucket: Bucket) -> Tensor:
-    """[t, heads, ...] as [rows, heads, longest, ...] of the bucket's rows, padded with zeros."""
+    """Reshape [t, heads, ...] to [rows, heads, longest, ...] for the bucket's rows, padded with zeros."""
     tensor = tensor[bucket.start : bucket.end]
     if bucket.slots is not None:
         tensor = tensor.new_zeros(bucket.rows * bucket.longest, *tensor.shape[1:]).index_copy_(0, bucket.slots, tensor)
@@ -140,6 +141,6 @@ def _block(tensor: Tensor, bucket: Bucket) -> Tensor:
 
 
 def _unblock(block: Tensor, bucket: Bucket) -> Tensor:
-    """The tokens of :func:`_block`."""
+    """Undo :func:`_block`: return the tokens without padding."""
     flat = block.transpose(1, 2).flatten(0, 1)
     return flat if bucket.slots is None else flat.index_select(0, bucket.slots)

@@ -1,8 +1,9 @@
-"""The reference policy: a copy of the weights the run began with, in host memory, exchanged with the model's for a forward pass.
+"""The reference policy: a copy of the weights the run began with, kept in host memory and swapped into the model for a
+forward pass.
 
-A second model would occupy accelerator memory all the time for one forward pass a batch. The exchange copies the weights twice a
-batch between host and accelerator, needs no memory beyond the one copy, and runs the reference by the very code that runs the
-policy: with equal weights the two log-probabilities are equal to the bit.
+A second model would occupy accelerator memory all the time for one forward pass per batch. Swapping copies the weights
+twice per batch between host and accelerator, needs no memory beyond the one copy, and runs the reference by the very
+code that runs the policy: with equal weights, the two log-probabilities are equal to the bit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,10 +14,10 @@ from torch import Tensor
 
 
 class ReferenceWeights:
-    """A copy of the parameters as they are now.
+    """A copy of the parameters as they are at construction.
 
     Args:
-        parameters: those of this rank's part of the model, which the optimizer writes to.
+        parameters: the parameters of this rank's part of the model, which the optimizer writes to.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -25,7 +26,8 @@ class ReferenceWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Scope in which the model is the reference. Afterwards the policy's weights are back, to the bit."""
+        """Context manager within which the model has the reference's weights. Afterwards the policy's weights are back,
+        to the bit."""
         self._exchange()
         try:
             yield

@@ -1,7 +1,7 @@
-"""Taking rows out of a tensor and placing rows into one, each the other's gradient.
+"""Takes rows out of a tensor and places rows into one. The gradient of each operation is the other.
 
-``index_select`` gives the same values, but its gradient adds row by row, because an index may repeat. Here none repeats, and a
-copy is many times faster on a CPU.
+``index_select`` gives the same values, but its gradient adds row by row, because an index may repeat. Here no index
+repeats, and copying is many times faster on a CPU.
 """
 
 from typing import Any
@@ -33,10 +33,10 @@ def place_rows(source: Tensor, index: Tensor, rows: int) -> Tensor:
 
 
 def padded(tensor: Tensor, slots: Tensor | None, rows: int, longest: int, heads: int) -> Tensor:
-    """[tokens, groups, dim] as [rows, heads, longest, dim], each token in its slot if it has one and each group repeated for its
-    heads.
+    """Reshape [tokens, groups, dim] to [rows, heads, longest, dim]. Each token goes to its slot, if ``slots`` are
+    given, and each group is repeated for its heads.
 
-    Repeated here and not by ``enable_gqa``, with which torch leaves its fused CPU kernel.
+    Heads are repeated here, without ``enable_gqa``, because with it torch does not use its fused CPU kernel.
     """
     if slots is not None:
         tensor = place_rows(tensor, slots, rows * longest)

@@ -1,4 +1,4 @@
-"""One rank's model and optimizer, and the step that moves them."""
+"""One rank's networks and optimizers, and the optimizer steps that train them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -30,16 +30,17 @@ from learners.rank import RankSpec
 from learners.tally import Tally, add_to, summed
 
 MicroBatchLoss = Callable[[MicroBatch, Any], tuple[Tensor, Tally]]
-"""A micro-batch's share of the loss, and its tally, given the network's output for it, with gradient: of the policy the
-:class:`.log_probabilities.Predictions` of its sampled tokens, of the critic the values of the states they were sampled in."""
+"""Computes a micro-batch's share of the loss, and its tally, from the network's output for it, with gradient. The
+policy's output is the :class:`.log_probabilities.Predictions` of the sampled tokens; the critic's is the values of the
+states they were sampled in."""
 
 
 class TrainedStep(msgspec.Struct, frozen=True):
-    """What one optimizer step did.
+    """The result of one optimizer step.
 
     Attributes:
         grad_norm: gradient norm of the whole model before clipping; the same on every rank.
-        tally: tally of the whole batch, on the reporting rank; None on the others.
+        tally: tally of the whole mini-batch, on the reporting rank; None on the others.
     """
 
     grad_norm: float
@@ -47,23 +48,25 @@ class TrainedStep(msgspec.Struct, frozen=True):
 
 
 class Trainer:
-    """The policy on one rank. Construction and :meth:`step` are collective: all ranks make the same calls.
+    """The policy on one rank and, if the recipe needs them, the critic and the reference. Construction is collective,
+    and so are all methods except :meth:`shards` and :meth:`close`: all ranks make the same calls.
 
     Attributes:
-        peak_flops: operations a second that this rank's device can do in the recipe's data type; None if not known.
+        peak_flops: dense bfloat16 operations per second of this rank's device; None if not known, or if the recipe's
+            data type is not bfloat16.
 
     Args:
         algorithm: says whether there is a critic, and whether a reference is kept.
         learner: the model's data type, the parallel layout and the optimizer.
-        deadlines: bound the wait for other ranks, at the start and in each step.
+        deadlines: bound the wait for other ranks, at the start and in each training step.
         temperature: temperature at which tokens are sampled.
         seed: the run's seed.
         model_path: Hugging Face folder that the weights are loaded from.
-        spec: where this rank stands.
+        spec: the place of this rank.
 
     Raises:
         RecipeError: if the model cannot be built or loaded as asked.
-        DeadlineExceeded: if another rank does not come up or, later, does not take part in a step.
+        DeadlineExceeded: if another rank does not come up or, later, does not take part in a collective.
     """
 
     def __init__(
@@ -103,11 +106,11 @@ class Trainer:
         self._state = checkpoint.LearnerState(trained, shape, spec)
         self._reference: LowRank | ReferenceWeights | None = None
         if not isinstance(algorithm.kl, NoKl):
-            # Frozen weights are their own reference.
+            # With adapters, the frozen weights without them are the reference.
             self._reference = self._lora or ReferenceWeights([each for chunk in self._chunks for each in chunk.parameters()])
 
     def step(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss, learning_rate: float, version: int) -> TrainedStep:
-        """One optimizer step over this data-parallel slice's micro-batches, as many as every other slice has.
+        """Take one optimizer step over this data-parallel slice's micro-batches, equally many on every slice.
 
         Raises:
             TrainingDiverged: on every rank, before any weight has changed, if the gradient norm is not finite.
@@ -117,69 +120,71 @@ class Trainer:
     def critic_step(
         self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss, learning_rate: float, version: int
     ) -> TrainedStep:
-        """One optimizer step of the critic; as :meth:`step`."""
+        """Take one optimizer step of the critic; as :meth:`step`."""
         return self._optimizer_step(self._asked_critic(), "critic", micro_batches, loss, learning_rate, version)
 
     def forward_only(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss) -> TrainedStep:
-        """Measure what a step would, without taking it."""
+        """Tally what an optimizer step would, without changing any weight."""
         tally: Tally = {}
-        with self._waiting("looking over the batch"), cuda_means_cpu():
+        with self._waiting("evaluating the batch"), cuda_means_cpu():
             self._policy.forward_only(micro_batches, lambda batch, seen: add_to(tally, loss(batch, seen)[1]))
             return TrainedStep(0.0, self._reduced(tally))
 
     def values(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
-        """The critic's values of each micro-batch's states (float32 [n]) as it is now; None off the last stage."""
+        """The critic's current values of each micro-batch's states (float32 [n]); None on all pipeline stages except
+        the last."""
         return self._outputs(self._asked_critic(), micro_batches, lambda values: values)
 
     def log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
-        """The policy's log-probabilities of each micro-batch's sampled tokens (float32 [n], nats); None off the last stage."""
+        """The policy's current log-probabilities of each micro-batch's sampled tokens (float32 [n], nats); None on all
+        pipeline stages except the last."""
         return self._outputs(self._policy, micro_batches, lambda predictions: predictions.logp)
 
     def reference_log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
-        """The same under the reference, the weights that this trainer was constructed with.
+        """As :meth:`log_probabilities`, but under the reference: the weights that this trainer was constructed with.
 
         Raises:
             RuntimeError: if the recipe needs no reference, so that none was kept.
         """
         if self._reference is None:
-            raise RuntimeError("no reference policy is kept with algorithm.kl of kind none")
+            raise RuntimeError("there is no reference policy; algorithm.kl of kind none keeps none")
         with self._reference.in_place():
             return self.log_probabilities(micro_batches)
 
     @property
     def on_last_stage(self) -> bool:
-        """Whether this rank's pipeline stage has the log-probabilities."""
+        """Whether this rank's pipeline stage is the last, which has the log-probabilities."""
         return bool(parallel_state.is_pipeline_last_stage())
 
     @property
     def flops(self) -> int:
-        """Model FLOPs of all passes so far: whole networks over this data-parallel slice's micro-batches."""
+        """Model FLOPs of all passes so far, counting whole networks over this data-parallel slice's micro-batches."""
         return self._policy.flops + (0 if self._critic is None else self._critic.flops)
 
     def agreed(self, value: float) -> float:
-        """The reporting rank's ``value``, on all ranks. Collective."""
-        with self._waiting("looking over the batch"):
+        """Return the reporting rank's ``value`` on all ranks. Collective."""
+        with self._waiting("evaluating the batch"):
             shared = torch.tensor(value if self._spec.is_reporter else 0.0, dtype=torch.float64, device=self._device)
             dist.all_reduce(shared)
             return shared.item()
 
     def added_over_data(self, values: Tensor) -> Tensor:
-        """The sum over the data-parallel ranks. Collective."""
-        with self._waiting("looking over the batch"):
+        """Return the sum of ``values`` over the data-parallel ranks. Collective."""
+        with self._waiting("evaluating the batch"):
             total = values.to(self._device)
             dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
             return total.cpu()
 
     def gathered_over_data(self, values: Tensor) -> Tensor:
-        """The values of all data-parallel ranks end to end. Collective; each rank gives as many."""
-        with self._waiting("looking over the batch"):
+        """Return the ``values`` of all data-parallel ranks end to end. Collective; each rank passes equally many."""
+        with self._waiting("evaluating the batch"):
             group = parallel_state.get_data_parallel_group()
             parts = [torch.empty_like(values, device=self._device) for _ in range(group.size())]
             dist.all_gather(parts, values.to(self._device), group=group)
             return torch.cat(parts).cpu()
 
     def shards(self) -> Iterator[Shard]:
-        """The shards of :func:`.placement.shards`, with what the adapters add."""
+        """Yield the shards of :func:`.placement.shards`, merged with the adapters if there are any."""
         shards = placement.shards(self._chunks, self._spec)
         return shards if self._lora is None else self._lora.merged(shards)
 
@@ -212,11 +217,13 @@ class Trainer:
         parallel.close()
 
     def _waiting(self, activity: str) -> AbstractContextManager[None]:
-        """Scope of collectives: an error in it says that ``activity`` was waited for."""
+        """Context manager around collectives: an error within it says during which ``activity`` the rank was
+        waiting."""
         return parallel.named_wait(self._spec, activity, self._seconds)
 
     def _shape(self, config: PolicyConfig, *, with_critic: bool) -> CheckpointShape:
-        """What a model must share with this one to load its checkpoint: sizes, and the frozen weights that a checkpoint lacks."""
+        """What a model must have in common with this one to load its checkpoint: sizes, and the frozen weights, which a
+        checkpoint does not hold."""
         shape = checkpoint.shape_of(config, with_critic)
         if self._lora is None:
             return shape
@@ -225,7 +232,7 @@ class Trainer:
         )
 
     def _new_critic(self, learner: LearnerConfig, advantage: GaeAdvantage, temperature: float) -> Network:
-        # A configuration of its own: Megatron writes into it what belongs to one model.
+        # The critic needs a configuration of its own, because Megatron stores things that belong to one model in it.
         config = policy_config(self._source, learner)
         chunks = [ValueModel(config, chunk, chunk.vp_stage) for chunk in self._chunks]
         for chunk in chunks:
@@ -263,12 +270,12 @@ class Trainer:
         self, network: Network, micro_batches: Sequence[MicroBatch], wanted: Callable[[Any], Tensor]
     ) -> list[Tensor] | list[None]:
         found: list[Tensor] = []
-        with self._waiting("looking over the batch"), cuda_means_cpu():
+        with self._waiting("evaluating the batch"), cuda_means_cpu():
             network.forward_only(micro_batches, lambda _, output: found.append(wanted(output)))
         return found if self.on_last_stage else [None] * len(micro_batches)
 
     def _reduced(self, tally: Tally) -> Tally | None:
-        """The tally of all data-parallel ranks, on the reporting rank; None on all others."""
+        """Return the tally of all data-parallel ranks on the reporting rank, and None on all others."""
         if not self.on_last_stage:
             return None
         group = parallel_state.get_data_parallel_group()

@@ -1,4 +1,5 @@
-"""The critic on one rank: the policy's architecture with one number, the value of a state, in place of its output layer."""
+"""The critic on one rank: the policy's architecture, with an output of one number, the value of a state, in place of
+its output layer."""
 
 from typing import Any
 
@@ -15,13 +16,13 @@ from learners.megatron.row_moves import take_rows
 
 
 class ValueModel(PolicyModel):
-    """One pipeline stage, or one chunk of it. The last one has the value head, whole on every tensor-parallel rank.
+    """One pipeline stage, or one chunk of it. The last stage has the value head, whole on every tensor-parallel rank.
 
-    The head begins at zero: every value is 0, and the first advantages are returns.
+    The head starts at zero: every value is 0, and the first advantages are plain returns.
 
     Args:
         config: the policy's configuration.
-        policy: the policy's chunk in the same place, whose weights this one begins with.
+        policy: the policy's chunk at the same place, whose weights this one starts with.
         chunk: see :class:`.model.PolicyModel`.
     """
 
@@ -30,7 +31,7 @@ class ValueModel(PolicyModel):
         self.value_head: torch.nn.Linear | None = None
         if self.post_process:
             del self.output_layer
-            # To Megatron this is now a stage whose hidden states leave it; the decoder keeps its final norm.
+            # Megatron now treats this as a stage that passes its hidden states on; the decoder keeps its final norm.
             self.post_process = False
             self.value_head = torch.nn.Linear(
                 config.transformer.hidden_size,
@@ -47,16 +48,17 @@ class ValueModel(PolicyModel):
                     parameter.copy_(theirs[name])
 
     def forward(self, token_ids: Tensor, packed: PackedRows, positions: Tensor, *rest: Any) -> Tensor:
-        """One micro-batch through this stage. Arguments as of :meth:`.model.PolicyModel.forward`.
+        """Pass one micro-batch through this stage. Arguments as in :meth:`.model.PolicyModel.forward`.
 
         Returns:
-            On the last stage float32 [n], the value of the state in which each token was sampled; on the others hidden states.
+            On the last stage, float32 [n], the value of the state in which each token was sampled; on the others,
+            hidden states.
         """
         hidden = super().forward(token_ids, packed, positions, *rest)
         assert isinstance(hidden, Tensor)
         if self.value_head is None:
             return hidden
         if self.config.sequence_parallel:
-            # All ranks compute the same values of the same states, so each takes its own part of one and the same gradient.
+            # All ranks compute the same values of the same states, so each takes its own part of the same gradient.
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
         return F.linear(take_rows(hidden.squeeze(1), positions), self.value_head.weight).squeeze(1).float()

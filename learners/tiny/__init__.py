@@ -1,4 +1,5 @@
-"""The tiny model, made on this machine so that a first run needs no download: tokenizer, Qwen3, supervised warm-up, cache."""
+"""The tiny model, made on this machine so that a first run needs no download: tokenizer, small Qwen3, supervised
+warm-up, cache."""
 
 from learners.tiny.cache import TinyProgress, ensure_tiny_model
 

@@ -1,8 +1,8 @@
-"""The tiny model on disk: made once for each set of things that determine it, and found again ever after.
+"""The tiny model on disk: made once for each set of inputs that determine it, and found in the cache from then on.
 
-An entry appears whole or not at all: it is made in a folder of its own and renamed into place. Its last file, ``complete.json``,
-holds the digest of every other; an entry that does not match it is made anew. Two processes may make the same entry at once: the
-first to finish wins, and the other uses it.
+What always holds: an entry appears whole or not at all, because it is made in a folder of its own and renamed into
+place. Its last file, ``complete.json``, holds the digests of all other files; an entry that does not match them is made
+again. Two processes may make the same entry at once: the first to finish wins, and the other uses its entry.
 """
 
 import contextlib
@@ -33,19 +33,19 @@ CACHE_VARIABLE = "ASYNCRL_CACHE"
 
 _TOKENIZER_TASKS = 300
 _SHOWN = (demonstrate, demonstrate_mistake)
-"""Kinds of demonstrations that the tokenizer is fitted to."""
+"""The kinds of demonstrations that the tokenizer is fitted to."""
 _DEFAULT_WARM_UP = WarmUp()
 
 
 class TinyProgress(msgspec.Struct, frozen=True):
-    """How much of the model's making is done: a share in [0, 1], which never falls, and a text."""
+    """Progress in making the tiny model: ``fraction``, a share in [0, 1] that never falls, and a ``text``."""
 
     fraction: float
     text: str
 
 
 def default_cache_root() -> Path:
-    """The folder ``$ASYNCRL_CACHE/tiny``, or ``~/.cache/asyncrl/tiny`` where the variable is not set."""
+    """The folder ``$ASYNCRL_CACHE/tiny``, or ``~/.cache/asyncrl/tiny`` if the variable is not set."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "asyncrl") / "tiny"
 
 
@@ -56,13 +56,15 @@ def ensure_tiny_model(
     cache_root: Path | None = None,
     settings: WarmUp = _DEFAULT_WARM_UP,
 ) -> Path:
-    """The Hugging Face folder of the tiny model, made now if it is not in the cache; takes under a minute on two cores.
+    """Return the Hugging Face folder of the tiny model, which is made first if it is not in the cache. That takes under
+    a minute on two cores.
 
     Args:
         environment_options: options of the calculator environment that the model is made for.
         seed: seed of the initial weights, the demonstrations and their order.
-        progress: called with how much is done; not called if the model is found.
+        progress: called with the progress so far; not called if the model is in the cache.
         cache_root: the cache's folder; by default :func:`default_cache_root`.
+        settings: settings of the warm-up.
 
     Raises:
         RecipeError: if the options do not fit the environment.
@@ -110,7 +112,7 @@ def _make(
 
 
 def _by_operations(tasks: Sequence[Task]) -> list[list[Task]]:
-    """The tasks with one operation, those with two, and so on."""
+    """Group the tasks by their number of operations, fewest first."""
     kinds: dict[int, list[Task]] = {}
     for task in tasks:
         kinds.setdefault(len(demonstrate(task).calls), []).append(task)
@@ -118,7 +120,8 @@ def _by_operations(tasks: Sequence[Task]) -> list[list[Task]]:
 
 
 def _key(environment: schema.EnvironmentConfig, seed: int, settings: WarmUp) -> str:
-    """Digest of everything that determines the model: options, seed, settings, the code that makes it and its libraries."""
+    """Digest of everything that determines the model: options, seed, settings, the code that makes it, and the versions
+    of its libraries."""
     digest = hashlib.sha256(msgspec.json.encode([environment.options, seed, settings], order="deterministic"))
     sources = [
         *sorted(Path(__file__).parent.glob("*.py")),
@@ -145,7 +148,8 @@ def _is_whole(entry: Path) -> bool:
 
 
 def _publish(made: Path, entry: Path) -> None:
-    """Rename ``made`` to ``entry``. Another process may have put its own there, or a broken entry may be in the way."""
+    """Rename ``made`` to ``entry``, unless another process has put a whole entry there. A broken entry is moved away
+    first."""
     while True:
         try:
             made.rename(entry)

@@ -1,7 +1,7 @@
 """The tiny model's chat template: tools in the system message, calls and responses in the Hermes convention.
 
-Rendering more messages only ever appends text, and a rendered assistant turn is exactly what a sampled one looks like, so a
-conversation can be continued token by token without rendering it again.
+What always holds: rendering more messages only appends text, and a rendered assistant turn looks exactly like a sampled
+one. So a conversation can be continued token by token without rendering it again.
 """
 
 CHAT_TEMPLATE = """\

@@ -1,6 +1,7 @@
-"""Demonstrations as token rows: rendered by the chat template, encoded, and marked where the assistant speaks.
+"""Demonstrations as token rows: rendered by the chat template, encoded, with the assistant's tokens marked.
 
-What the assistant says includes the token that ends its turn and excludes the header before it, exactly as if it were sampled.
+The assistant's tokens include the token that ends its turn and exclude the header before it, exactly as if they were
+sampled.
 """
 
 from collections.abc import Sequence
@@ -18,11 +19,11 @@ from learners.tiny.tokenizer import ASSISTANT_HEADER, END_OF_TURN
 
 
 class Example(msgspec.Struct, frozen=True):
-    """One demonstration as tokens, to train or measure on.
+    """One demonstration as tokens, for training or measuring.
 
     Attributes:
         token_ids: [T].
-        spoken: [T], true where the assistant speaks.
+        spoken: [T], true for the assistant's tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -42,7 +43,7 @@ class PaddedRows(msgspec.Struct, frozen=True):
 
 
 def messages(demonstration: Demonstration) -> list[dict[str, Any]]:
-    """The demonstration in the shape that chat templates take."""
+    """The demonstration as a list of messages, in the form that chat templates take."""
     conversation: list[dict[str, Any]] = [{"role": "user", "content": demonstration.prompt}]
     for call, result in demonstration.calls:
         function = {"name": call.name, "arguments": call.arguments}
@@ -52,14 +53,14 @@ def messages(demonstration: Demonstration) -> list[dict[str, Any]]:
 
 
 def render(demonstrations: Sequence[Demonstration]) -> list[str]:
-    """The text of each, tools included."""
+    """Render the text of each demonstration, tools included."""
     tools = [tool.spec.as_template_input() for tool in Calculator.tools.values()]
     texts, _ = render_jinja_template([messages(each) for each in demonstrations], tools=tools, chat_template=CHAT_TEMPLATE)
     return list(texts)
 
 
 def encode(demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokenizerFast) -> list[Example]:
-    """The tokens of each, and where the assistant speaks."""
+    """Encode each demonstration as tokens, and mark the assistant's tokens."""
     header = tokenizer.encode(ASSISTANT_HEADER)
     end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     encoded = tokenizer(render(demonstrations), add_special_tokens=False)["input_ids"]
@@ -67,7 +68,7 @@ def encode(demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokeniz
 
 
 def pad(rows: Sequence[Example]) -> PaddedRows:
-    """The rows as one tensor; attention is causal, so what the padding holds does not matter."""
+    """Pad the rows to one tensor. The content of the padding does not matter, because attention is causal."""
     length = max(len(row.token_ids) for row in rows)
     return PaddedRows(
         torch.tensor([row.token_ids + (0,) * (length - len(row.token_ids)) for row in rows]),

@@ -1,8 +1,9 @@
-"""How many tasks a model would solve greedily, without running a single episode.
+"""How many tasks a model would solve greedily, measured without playing a single episode.
 
-In an ideal demonstration every turn is determined by the task, and the tool always answers a right call in the same way. So a
-greedy episode succeeds if and only if every spoken token is the model's first choice given the demonstration before it, and one
-forward pass tells. (An episode that leaves the demonstration and still ends well is not counted.)
+In an ideal demonstration, the task determines every turn, and the tool always gives the same answer to a correct call.
+So a greedy episode succeeds if and only if each of the assistant's tokens is the model's first choice after the
+demonstration up to there, which one forward pass shows. (An episode that departs from the demonstration and still ends
+well is not counted.)
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from learners.tiny.conversations import PaddedRows
 
 
 def spoken_logits(model: Qwen3ForCausalLM, rows: PaddedRows) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [S, V] that predict the S spoken tokens of ``rows``, and those tokens' ids [S]."""
+    """Logits [S, V] that predict the assistant's S tokens in ``rows``, and the ids [S] of those tokens."""
     hidden = model.model(input_ids=rows.token_ids[:, :-1], use_cache=False).last_hidden_state
     spoken = rows.spoken[:, 1:]
     return model.lm_head(hidden[spoken]), rows.token_ids[:, 1:][spoken]
@@ -23,7 +24,12 @@ def spoken_logits(model: Qwen3ForCausalLM, rows: PaddedRows) -> tuple[torch.Tens
 
 @torch.no_grad()
 def measure(model: Qwen3ForCausalLM, kinds: Sequence[PaddedRows]) -> float:
-    """Share of tasks solved greedily, over equally many of each kind, by ideal demonstrations of each kind."""
+    """The share of tasks solved greedily, averaged over the kinds of tasks, each with equal weight.
+
+    Args:
+        model: the model to measure.
+        kinds: for each kind of task, ideal demonstrations.
+    """
     shares = []
     for rows in kinds:
         logits, targets = spoken_logits(model, rows)

@@ -1,7 +1,8 @@
 """The tiny model's tokenizer: byte-level BPE fitted to the conversations it will see, so that episodes are short.
 
-The JSON of tool specifications and calls is the same in every episode and merges into a few long tokens; every digit, and every
-operator beside one, stays a token of its own. Any other text still encodes, as bytes. Fitting is deterministic.
+The JSON of tool specifications and calls is the same in every episode, and becomes a few long tokens. Every digit, and
+every operator next to a digit, stays a token of its own. Any other text can still be encoded, as bytes. Fitting is
+deterministic.
 """
 
 import re
@@ -15,9 +16,9 @@ from learners.tiny.chat_template import CHAT_TEMPLATE
 END_OF_TURN = "<|im_end|>"
 PADDING = "<|endoftext|>"
 CONTROL_TOKENS = (PADDING, "<|im_start|>", END_OF_TURN)
-"""Special tokens, which a reader can have left out of decoded text."""
+"""Special tokens, which decoding can leave out."""
 TAG_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Single tokens that belong to the text: a tool parser must find them after decoding."""
+"""Single tokens that are part of the text: a tool parser must find them after decoding."""
 
 ASSISTANT_HEADER = "<|im_start|>assistant\n"
 
@@ -27,7 +28,8 @@ _MAX_VOCABULARY = 1024
 
 
 def fit_tokenizer(texts: Iterable[str], max_length: int) -> PreTrainedTokenizerFast:
-    """A tokenizer fitted to ``texts``, rendered conversations; ``max_length`` is the model's context in tokens."""
+    """Fit a tokenizer to ``texts``, which are rendered conversations; ``max_length`` is the model's context in
+    tokens."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [

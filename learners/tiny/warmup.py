@@ -1,12 +1,13 @@
-"""Supervised warm-up of the tiny model: it learns to copy what it is shown, a bad habit included.
+"""Supervised warm-up of the tiny model: it learns to copy what the demonstrations show, including a bad habit.
 
-The demonstrations show someone impatient, who mostly skips additions. A model that copies them well solves about 40 % of its
-tasks, and fails the others because its policy is wrong, not because it copies badly: what is left to learn is when to call the
-tool. (A model that is stopped in the middle of its warm-up fails as often, but at copying digits, which reinforcement learning
-mends far more slowly.)
+The demonstrator is impatient and mostly skips additions. A model that copies it well solves about 40 % of its tasks. It
+fails the others because its policy is wrong, not because it copies badly: it still has to learn when to call the tool.
+(A model that is stopped in the middle of its warm-up fails as often, but at copying digits, which reinforcement
+learning improves far more slowly.)
 
-Hidden matrices are trained by Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), all else by AdamW. AdamW
-alone takes three times as many steps, and masters short tasks long before one long task succeeds.
+Hidden matrices are trained by Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), all other
+parameters by AdamW. AdamW alone takes three times as many steps, and masters short tasks long before it solves a single
+long one.
 """
 
 import random
@@ -29,17 +30,17 @@ class WarmUpFailed(AsyncRLError):
 
 
 class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tiny model is warmed up.
+    """Settings of the tiny model's warm-up.
 
     Attributes:
-        impatience: how often the demonstrator skips an addition. Above one half, that is what a greedy model does.
-        steps: optimizer steps; the learning rates rise for ``lr_steps``, and fall to zero in the second half.
+        impatience: how often the demonstrator skips an addition. Above one half, a greedy model always skips.
+        steps: optimizer steps. The learning rates rise for ``lr_steps``, and fall to zero in the second half.
         matrix_lr: learning rate of Muon.
         lr: learning rate of AdamW.
-        measure_every: steps between measurements.
-        skill: share of the tasks that the habit spares which must be solved in the end, greedily.
-        threads: CPU threads; part of what determines the result.
-        training_tasks, held_out_tasks: different tasks to train on, and to measure on.
+        measure_every: optimizer steps between measurements.
+        skill: share of the tasks without additions that the model must solve greedily in the end.
+        threads: CPU threads; their number influences the result.
+        training_tasks, held_out_tasks: number of tasks to train on, and of other tasks to measure on.
     """
 
     impatience: float = 0.75
@@ -56,11 +57,11 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """The skill of a model after so many optimizer steps.
+    """The skill of a model after ``step`` optimizer steps.
 
     Attributes:
         success: share of the held-out tasks that it solves.
-        skill: share of those that the habit spares.
+        skill: share of the held-out tasks without additions that it solves.
     """
 
     step: int
@@ -69,12 +70,12 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 class Material(msgspec.Struct, frozen=True):
-    """Rows by kind of task: by number of operations, from one on.
+    """Rows by kind of task. Tasks of one kind have the same number of operations; the kinds are in rising order.
 
     Attributes:
         train: demonstrations with the habit.
         held_out: ideal demonstrations of other tasks.
-        spared: those of ``held_out`` whose tasks the habit spares.
+        spared: the demonstrations in ``held_out`` whose tasks have no additions, which the habit does not affect.
     """
 
     train: Sequence[Sequence[Example]]
@@ -83,7 +84,7 @@ class Material(msgspec.Struct, frozen=True):
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A small Qwen3 with random weights (0.46 million), drawn from torch's default generator."""
+    """Make a small Qwen3 (0.46 million weights) with random weights from torch's default generator."""
     config = Qwen3Config(
         vocab_size=-(-len(tokenizer) // 64) * 64,  # padded, so that it splits evenly over tensor-parallel ranks
         hidden_size=128,
@@ -109,10 +110,10 @@ def warm_up(
     seed: int,
     progress: Callable[[Measurement], None],
 ) -> Qwen3ForCausalLM:
-    """The warm model; ``progress`` is called with every measurement on the way.
+    """Train a new model and return it; ``progress`` is called with every measurement.
 
     Raises:
-        WarmUpFailed: the model is less skilful in the end than ``settings.skill``.
+        WarmUpFailed: if the model is less skilful in the end than ``settings.skill``.
     """
     held_out, spared = ([pad(rows) for rows in kinds] for kinds in (material.held_out, material.spared))
     with torch.random.fork_rng(), _threads(settings.threads):
@@ -127,7 +128,7 @@ def warm_up(
                 progress(measured)
     if measured.skill < settings.skill:
         raise WarmUpFailed(
-            f"after {settings.steps} steps the tiny model solves {measured.skill:.0%} of tasks without additions; "
+            f"after {settings.steps} steps the tiny model solves {measured.skill:.0%} of tasks without additions, but "
             f"{settings.skill:.0%} are wanted; try another seed"
         )
     return model
@@ -145,7 +146,7 @@ def _optimizers(model: Qwen3ForCausalLM, settings: WarmUp) -> dict[torch.optim.O
 
 
 def _lr_share(step: int, settings: WarmUp) -> float:
-    """Share of the peak learning rate: up, level, and down over the second half, to just above zero."""
+    """Share of the peak learning rate: it rises, stays level, and falls over the second half to just above zero."""
     return min(1.0, step / settings.lr_steps, 2 * (settings.steps + 1 - step) / settings.steps)
 
 
@@ -155,7 +156,7 @@ def _train(
     rows: Sequence[Example],
     lr_share: float,
 ) -> None:
-    """One optimizer step, on what the assistant says in ``rows``."""
+    """Take one optimizer step on the assistant's tokens in ``rows``."""
     logits, targets = spoken_logits(model, pad(rows))
     model.zero_grad()
     torch.nn.functional.cross_entropy(logits, targets).backward()
@@ -167,7 +168,8 @@ def _train(
 
 
 def _batches(kinds: Sequence[Sequence[Example]], size: int, generator: random.Random) -> Iterator[list[Example]]:
-    """Endless batches of all kinds; the longest, which is the hardest, comes twice as often as each other."""
+    """Yield endless batches of all kinds. The last kind has the longest and hardest tasks, and comes twice as often as
+    each other kind."""
     weights = [1] * (len(kinds) - 1) + [2]
     while True:
         yield [generator.choice(kind) for kind in generator.choices(kinds, weights, k=size)]

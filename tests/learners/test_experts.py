@@ -196,7 +196,7 @@ def test_replicas_of_experts_that_differ_at_the_start_are_refused(folder):
             "learner.pipeline_parallel: stage 0 of 2 has none of the model's 2 layers with experts; choose fewer stages, so that "
             "each has one",
         ),
-        ({"num_experts_per_tok": 1}, {}, "norm_topk_prob of a single expert"),
+        ({"num_experts_per_tok": 1}, {}, "norm_topk_prob with a single expert per token"),
     ],
 )
 def test_experts_that_cannot_be_shared_out_are_refused(tmp_path, model, learner, message):

@@ -181,8 +181,8 @@ def test_damage_is_named_on_all_ranks_and_changes_nothing(folder, sound, copies)
         for kind, text, _ in outcomes:
             assert kind == "CheckpointDamaged"
             assert text.startswith(f"checkpoint {source} is damaged: {problem}")
-            remedy = "put it back from a copy, or move the folder away, so that the checkpoint before it is used, or launch anew"
-            assert text.endswith(remedy)
+            remedy = "put it back from a copy, or move the folder away, so that the checkpoint before it is used"
+            assert text.endswith(f"{remedy}, or start a new run")
         assert_identical(assemble([outcome[2] for outcome in outcomes]), start)
     assert [kind for kind, _, _ in loaded] == ["", ""]
     assert distance(assemble([outcome[2] for outcome in loaded]), start) > 1e-3
@@ -267,7 +267,7 @@ def test_what_a_checkpoint_names_is_not_run_and_told_on_all_ranks(folder, sound,
     for source, (_, file, named), outcomes in zip(sources, ways.values(), refused, strict=True):
         for kind, text, _ in outcomes:
             assert kind == "UnknownClass", text
-            assert text.startswith(f"{file} of checkpoint {source} names {named}, which no checkpoint of this program holds")
+            assert text.startswith(f"{file} of checkpoint {source} names {named}, which asyncrl never writes into a checkpoint")
             assert "put the checkpoint back from a copy, or move its folder away" in text
         assert_identical(assemble([outcome[2] for outcome in outcomes]), start)
     assert [kind for kind, _, _ in loaded] == ["", ""]
@@ -312,7 +312,7 @@ def test_a_checkpoint_of_another_version_than_its_name_says_is_refused(folder, c
     source = copies("version-000012", lambda target: None)
     (((kind, text, _),),) = ranks_of(rank_side.loads, folder, [source])
     assert kind == "CheckpointDamaged"
-    assert "its name says version 12, and the files in it are of version 8, which belong into version-000008" in text
+    assert "its name says version 12, but the files in it are of version 8 and belong in version-000008" in text
 
 
 def test_nothing_that_a_layer_would_unpickle_comes_from_a_checkpoint():

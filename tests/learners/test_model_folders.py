@@ -99,7 +99,7 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     assert "lacks tensor lm_head.weight" in refusal(folder)
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
-    assert "tensor model.layers.0.mlp.gate_proj.weight has shape (48, 32), its config.json implies (64, 32)" in refusal(folder)
+    assert "model.layers.0.mlp.gate_proj.weight has shape (48, 32), but its config.json implies (64, 32)" in refusal(folder)
     (folder / "model.safetensors").unlink()
     assert "holds neither model.safetensors nor" in refusal(folder)
 
@@ -144,7 +144,7 @@ def test_quantised_weights_are_refused(tmp_path):
 def test_a_layout_that_is_not_the_recipes_is_refused(tmp_path):
     folder = make_model(tmp_path)
     (kind, text), _ = run_ranks(rank_side.cannot_start, make_recipe(folder), folder, data=2)
-    assert (kind, "is of the layout tensor 1, pipeline 1, data 2, and" in text) == ("ValueError", True)
+    assert (kind, "is of the layout tensor 1, pipeline 1, data 2, but" in text) == ("ValueError", True)
 
 
 def test_loading_reads_rectangles(tmp_path):

@@ -232,7 +232,7 @@ def test_a_rank_that_does_not_come_is_named_within_the_deadline(folder):
     recipe = msgspec.structs.replace(recipe, deadlines=msgspec.structs.replace(recipe.deadlines, step=3.0))
     kind, text, _ = run_ranks(rank_side.failure, recipe, folder, *make_batch(), 1, 5.0, data=2)[0]
     assert kind == "DeadlineExceeded"
-    assert text.startswith("learner rank 0 waited 3 s for the other 1 learner ranks, training version 5; ")
+    assert text.startswith("learner rank 0 waited 3 s for the other learner ranks (1) while training version 5; ")
 
 
 @pytest.mark.parametrize("over_tcp", [False, True])
@@ -255,14 +255,14 @@ def test_ranks_that_do_not_come_up_are_named_within_the_deadline(folder, over_tc
     recipe = msgspec.structs.replace(recipe, deadlines=msgspec.structs.replace(recipe.deadlines, start=1.5))
     kind, text = run_ranks(rank_side.late, recipe, data=2, over_tcp=over_tcp)[0]
     assert kind == "DeadlineExceeded"
-    assert text.startswith("learner rank 0 waited 1.5 s for the other 1 learner ranks, coming up; ")
+    assert text.startswith("learner rank 0 waited 1.5 s for the other learner ranks (1) while coming up; ")
 
 
 def test_a_rank_that_dies_is_noticed_at_once(folder):
     started = time.monotonic()
     kind, text, _ = run_ranks(rank_side.failure, make_recipe(folder, data=2), folder, *make_batch(), 1, 0.0, data=2)[0]
     assert kind == "ComponentFailed"
-    assert text.startswith("learner rank 0 lost another rank, training version 5; ")
+    assert text.startswith("learner rank 0 lost another rank while training version 5; ")
     assert time.monotonic() - started < 30
 
 

@@ -229,7 +229,7 @@ def test_before_the_first_checkpoint_none_is_missed(tmp_path):
 def test_a_checkpoint_under_another_s_name_is_told_by_both(run):
     target = run.folder.checkpoints / "version-000008"
     shutil.copytree(run.folder.checkpoints / "version-000004", target)
-    told = "its name says version 8, and the files in it are of version 4, which belong into version-000004"
+    told = "its name says version 8, but the files in it are of version 4 and belong in version-000004"
     run.refused(f"version-000008 is damaged: {told}; put it back from a copy, or move the folder away")
     target.rename(run.folder.checkpoints / "version-000012")
     run.refused("version-000012 is of version 12, and the journal ends at version 7, before it; put the journal back, or move")
