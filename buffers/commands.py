@@ -129,7 +129,7 @@ class Recovered(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class SetSteps(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """The run has ``steps`` training steps. A run begins with this command; a resume that makes it longer repeats it."""
+    """The run has ``steps`` training steps. A run begins with this command; a longer resume repeats it."""
 
     steps: int
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from asyncrl.core.ids import WorkerId
 
 LAST_TENTH = 0.1
-"""Share of a worker's time that it always gets after its timer went off. If our own event loop was blocked, it uses that
-time to read the heartbeats that arrived meanwhile."""
+"""Share of a worker's time that it always gets after its timer went off. If our own event loop was blocked, it
+reads the heartbeats that arrived meanwhile in that time."""
 
 
 class Heartbeats:

@@ -5,8 +5,8 @@ What always holds:
 * no token older than ``max_staleness`` policy versions enters a loss;
 * at most ``pipeline_depth + 1`` batches of groups are outstanding, unless the depth has just become smaller. A group is
   outstanding from its ticket until the version that its training step made is published. So fewer groups than that are
-  ahead of a group issued at version v, and if groups are taken in order, it is trained by version ``v +
-  pipeline_depth``;
+  ahead of a group issued at version v, and if groups are taken in order, it is trained by version
+  ``v + pipeline_depth``;
 * under ``wait`` every group is trained whole. Because ``pipeline_depth <= max_staleness``, the groups that must be
   trained by a version always fit into the batches up to that version: no batch is forced to hold more than it can.
 """
@@ -71,7 +71,7 @@ class StalenessPolicy:
         return PolicyVersion(version - self._max_staleness)
 
     def expiry_version(self, oldest_sampled: PolicyVersion, newest_sampled: PolicyVersion) -> PolicyVersion:
-        """Return the version that decides about a group: it expires when this is older than :meth:`oldest_version`.
+        """Return the version that decides about a complete group: once it is over the bound, the group expires.
 
         Under ``mask``, a group expires when all its tokens are over the bound; otherwise, when one token is.
         """

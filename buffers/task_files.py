@@ -157,7 +157,10 @@ class _DataFile(msgspec.Struct, frozen=True):
 
 
 class _DatasetState(msgspec.Struct, frozen=True):
-    """Content of state.json, which ``Dataset.save_to_disk`` writes. Old releases stored shuffled rows as indices."""
+    """Content of state.json, which ``Dataset.save_to_disk`` writes.
+
+    Old releases of datasets stored selected or shuffled rows as indices.
+    """
 
     data_files: list[_DataFile] = msgspec.field(name="_data_files")
     split: str | None = msgspec.field(name="_split", default=None)
