@@ -64,11 +64,11 @@ class Group(msgspec.Struct, array_like=True, gc=False):
         return len(self.records) >= (min_group or self.size)
 
     def payload(self) -> Iterator[PayloadRef]:
-        """Payload references of the finished episodes."""
+        """Iterate over the payload references of the group's finished episodes."""
         return (record.payload for record in self.records.values())
 
     def bytes(self) -> int:
-        """Payload bytes of the finished episodes."""
+        """Return the payload bytes of the group's finished episodes."""
         return sum(record.payload.size for record in self.records.values())
 
     def sampled_tokens(self) -> int:

@@ -166,7 +166,7 @@ class Journal:
                     self._path(number, suffix).unlink()
 
     def _mend(self) -> None:
-        """Before the first change, remove what the recovery did not use, since new records follow those that it found."""
+        """Before the first change, remove what the recovery did not use: new records follow those that it found."""
         found, self._to_mend = self._to_mend, None
         if found is None:
             return

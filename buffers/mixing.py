@@ -42,7 +42,7 @@ class Mixer:
 
 
 def shares_of(weights: Sequence[float]) -> list[int]:
-    """Turn weights (finite, not negative, not all 0) into integer parts of a whole draw; those above 0 get at least 1."""
+    """Turn weights (finite, not negative, not all 0) into integer parts of a draw; those above 0 get at least 1."""
     largest = max(weights)  # divide by this first, as the sum of huge weights is infinite
     total = sum(weight / largest for weight in weights)
     shares = [max(1, int(weight / largest / total * _WHOLE)) if weight else 0 for weight in weights]

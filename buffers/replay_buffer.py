@@ -102,7 +102,7 @@ class ReplayBuffer:
     # Tickets
 
     def room(self) -> int:
-        """Number of groups that may be issued now; see :meth:`StalenessPolicy.room`."""
+        """Return the number of groups that may be issued now; see :meth:`StalenessPolicy.room`."""
         groups, state = self._ledger.groups, self._state
         return self._policy.room(
             Load(

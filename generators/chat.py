@@ -183,8 +183,8 @@ class ChatFormat:
         for rendered in (prompt, after):
             between = rendered.rpartition(_PROBE)[2]
             if not self._control.last_name(between):
-                problem = f"nothing but ordinary text, {between!r}, stands between a message and the assistant's turn"
-                raise self._unsuitable(f"{problem}, and a message may hold the same")
+                problem = f"only ordinary text, {between!r}, separates a message from the assistant's turn"
+                raise self._unsuitable(f"{problem}, and a message may contain the same text")
 
     def _check_tokens(self) -> None:
         """Check that private names do not change what the template writes.

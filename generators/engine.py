@@ -118,7 +118,7 @@ class VllmEngine:
 
     @property
     def version(self) -> PolicyVersion:
-        """The policy version whose weights sample now."""
+        """The policy version whose weights the engine samples with."""
         return self._version
 
     async def generate(self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int) -> Completion:

@@ -15,7 +15,7 @@ TOOL_OUTPUT_CUT = "tool_output_cut"
 
 
 def cut_tool_outputs(messages: Sequence[Message], limit: int) -> tuple[list[Message], int]:
-    """Cut each tool message to ``limit`` characters and a note; returns the messages and how many characters were cut."""
+    """Cut each tool message to ``limit`` characters and a note; returns them and how many characters were cut."""
     excess = [max(0, len(message.content) - limit) if message.role == "tool" else 0 for message in messages]
     cut = [_without_middle(message, limit, lost) if lost else message for message, lost in zip(messages, excess, strict=True)]
     return cut, sum(excess)
