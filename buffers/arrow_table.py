@@ -1,7 +1,7 @@
-"""A file of tasks in columns, Parquet or an Arrow stream, read once; a row becomes Python values when it is drawn.
+"""Reads a file of tasks in columns, Parquet or an Arrow stream, once; a row becomes Python values when it is drawn.
 
 Columns are cast to types that JSON has: text, numbers, booleans, null, lists, objects. Dates, times and decimals become text, and
-categories become their values. Bytes, durations and everything else that JSON has no type for are refused.
+categories become their values. Bytes, durations and all other types that JSON does not have are refused.
 """
 
 from bisect import bisect_right
@@ -28,8 +28,9 @@ class ArrowTable:
         digest: digest of the file's bytes.
 
     Args:
-        path: path of a Parquet file, or of an Arrow stream as Hugging Face datasets writes them.
-        prompt_key, id_key: names of the columns; the one with ids may be missing.
+        path: path of a Parquet file, or of an Arrow stream as Hugging Face datasets writes it.
+        place: recipe key of the source, for errors.
+        prompt_key, id_key: names of the columns with prompts and ids; the column with ids may be missing.
 
     Raises:
         RecipeError: the file cannot be read, or a column holds values that a task cannot have.
@@ -78,7 +79,7 @@ class ArrowTable:
         """Cast every column to a type that JSON has."""
         columns = table.schema.names
         if len(set(columns)) < len(columns):
-            raise RecipeError(place, f"{self._path} has two columns of one name among {columns}", "rename one")
+            raise RecipeError(place, f"{self._path} has two columns with the same name among {columns}", "rename one")
         if self._prompt_key not in columns:
             raise RecipeError(f"{place}.prompt_key", f"{self._path} has no column {self._prompt_key!r}", f"name one of {columns}")
         fields = []
@@ -120,7 +121,7 @@ def _plain_nested_type(found: pa.DataType) -> pa.DataType | None:
         return pa.map_(found.key_type, plain) if plain is not None and _is_text(found.key_type) else None
     if types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found):
         plain = _plain_type(found.value_type)
-        # Lists of a fixed size become plain lists: nobody needs the size.
+        # Lists of a fixed size become plain lists: their size is not needed.
         return plain and (pa.large_list(plain) if types.is_large_list(found) else pa.list_(plain))
     return None
 

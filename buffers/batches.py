@@ -1,7 +1,7 @@
-"""Batches for the learner: which groups are handed out, and the same ones again until the learner has a newer checkpoint.
+"""Chooses batches for the learner, and hands out the same ones again until the learner has a newer checkpoint.
 
 What always holds: no token older than the staleness bound enters a loss; no group is handed out more than ``max_reuse`` times;
-a batch that was handed out changes only if a crash destroyed payload of it.
+a batch that was handed out changes only if a crash destroyed some of its payload.
 """
 
 import random
@@ -29,9 +29,9 @@ class Batches:
     """Hands out batches, and keeps them for as long as they may be asked for again.
 
     Args:
-        state: state of the buffer; only this class changes what concerns batches in it.
-        sampler: chooses what nothing forces into a batch.
-        max_reuse: trainings a group is good for.
+        state: state of the buffer; only this class changes the parts of it that concern batches.
+        sampler: chooses the groups of a batch that are not forced into it.
+        max_reuse: how often a group may be handed out.
         seed: seed of the sampler's randomness.
     """
 
@@ -54,7 +54,7 @@ class Batches:
         return self._groups.index.deciding.has_below(self._policy.oldest_version(version))
 
     def expire(self, version: PolicyVersion) -> None:
-        """End ready groups that are too old for ``version``; tasks of those that were never trained are issued again."""
+        """End ready groups that are too old for ``version``. Tasks of groups never trained are issued again."""
         for group_id in self._groups.index.deciding.below(self._policy.oldest_version(version)):
             group = self._groups[group_id]
             if group.uses:
@@ -75,15 +75,15 @@ class Batches:
         """Choose ``groups`` ready groups to train at ``version``; the same ones if asked for again.
 
         Raises:
-            LedgerError: there are too few, or one must be waited for; or the batch is kept no longer.
-            BadSelection: a sampler of the user's own does not keep its contract.
+            LedgerError: too few groups are ready, the batch must wait for a group, or the batch is no longer kept.
+            BadSelection: a user-defined sampler raised an error or broke its contract.
         """
         state, index = self._state, self._groups.index
         if version in state.kept:
             return state.kept[version].batch
         if version <= state.last_taken:
             raise LedgerError(
-                f"the batch of version {version} is kept no longer, because the learner has a checkpoint of version "
+                f"the batch of version {version} is no longer kept, because the learner has a checkpoint of version "
                 f"{state.forgotten}; begin from that one (if it is gone, put it back), or launch a new run"
             )
         self.expire(version)
@@ -117,10 +117,10 @@ class Batches:
                 yield BatchRow.around(group.records[index], group.task.id, group.source, oldest_version, weight)
 
     def trained(self, version: PolicyVersion) -> None:
-        """Note that the batch of ``version`` was trained. Nothing happens the second time.
+        """Note that the batch of ``version`` was trained. A second call does nothing.
 
         Raises:
-            LedgerError: it was never handed out.
+            LedgerError: the batch was never handed out.
         """
         kept = self._state.kept.get(version)
         if kept is None and version >= self._state.forgotten:
@@ -140,7 +140,7 @@ class Batches:
                 self._groups.move(group, GroupState.COMMITTED)
 
     def checkpointed(self, version: PolicyVersion) -> None:
-        """Keep batches older than ``version`` no longer: the learner never comes back to before it.
+        """Stop keeping batches older than ``version``: the learner never goes back to before it.
 
         Raises:
             LedgerError: one of them was not trained.
@@ -158,9 +158,9 @@ class Batches:
         state.forgotten = max(state.forgotten, version)
 
     def drop_lost_payload(self, refs: Iterable[PayloadRef]) -> int:
-        """Go on without the trajectories whose payload a crash destroyed, and return how many the groups held.
+        """Drop the trajectories whose payload a crash destroyed, and return how many of them the groups held.
 
-        Groups that were not handed out yet get them generated again; a batch that may be asked for again goes without them.
+        For groups that were not handed out yet, they are generated again; a kept batch goes on without them.
 
         Raises:
             LedgerError: a batch that was trained has no row left.

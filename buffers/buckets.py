@@ -10,11 +10,11 @@ from asyncrl.core.ids import GroupId, PolicyVersion
 
 
 class VersionBuckets:
-    """Buckets of group ids, one for each version. A group is in at most one; the caller remembers in which."""
+    """Buckets of group ids, one for each version. A group is in at most one; the caller remembers which."""
 
     def __init__(self) -> None:
         self._buckets: dict[PolicyVersion, dict[GroupId, None]] = {}
-        # A heap of the buckets' versions, and of some whose bucket is gone: those are dropped when they come to the top.
+        # A heap of the buckets' versions. Some may have lost their bucket; they are dropped when they come to the top.
         self._versions: list[PolicyVersion] = []
 
     def add(self, version: PolicyVersion, group_id: GroupId) -> None:

@@ -93,7 +93,7 @@ class Trained(msgspec.Struct, frozen=True, array_like=True, tag=7):
     version: PolicyVersion
 
     def apply(self, buffer: ReplayBuffer) -> None:
-        """Move the batch's groups on."""
+        """Move the batch's groups to their next state."""
         buffer.batches.trained(self.version)
 
 
@@ -113,7 +113,7 @@ class Checkpointed(msgspec.Struct, frozen=True, array_like=True, tag=9):
     version: PolicyVersion
 
     def apply(self, buffer: ReplayBuffer) -> None:
-        """Keep older batches no longer."""
+        """Stop keeping older batches."""
         buffer.batches.checkpointed(self.version)
 
 
@@ -123,13 +123,13 @@ class Recovered(msgspec.Struct, frozen=True, array_like=True, tag=10):
     lost_payload: tuple[PayloadRef, ...]
 
     def apply(self, buffer: ReplayBuffer) -> int:
-        """Take all episodes back, drop the lost trajectories, and return how many they are."""
+        """Take all episodes back, drop the lost trajectories, and return their number."""
         buffer.restart()
         return buffer.batches.drop_lost_payload(self.lost_payload)
 
 
 class SetSteps(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """The run has ``steps`` training steps: the first command of a run, repeated whenever a resume makes the run longer."""
+    """The run has ``steps`` training steps. A run begins with this command; a longer resume repeats it."""
 
     steps: int
 
@@ -177,5 +177,5 @@ def replay(records: Iterable[bytes], buffer: ReplayBuffer) -> None:
         except AsyncRLError as error:
             # The command raised this the first time, too, and its caller was told.
             logger.debug("replayed %s, which had failed: %s", type(command).__name__, error)
-        # Payload that is not needed any more was freed the first time; if not, the sweep of the folder finds it.
+        # Payload that is no longer needed was freed the first time; if not, the sweep of the folder finds it.
         buffer.drain_freed()

@@ -1,4 +1,4 @@
-"""Curricula: classes of the user's own that change the weights of the task sources during training.
+"""Curricula: user-defined classes that change the weights of the task sources during training.
 
 A curriculum is part of the task stream's state. Its answers may depend only on its options and on what it observed and restored,
 not on a clock or on randomness of its own; otherwise a resumed run draws other tasks than an uninterrupted one.
@@ -21,7 +21,7 @@ class CurriculumBroken(AsyncRLError):
     """A curriculum raised an error or returned a wrong value.
 
     Args:
-        name: name of its class, ``module:Class``.
+        name: name of the curriculum's class, ``module:Class``.
     """
 
     def __init__(self, name: str, problem: str, remedy: str) -> None:
@@ -50,10 +50,10 @@ class Curriculum(Protocol):
 
 
 class CheckedCurriculum:
-    """Checks every answer of a curriculum, and raises :class:`CurriculumBroken` with its class for anything that goes wrong.
+    """Checks every answer of a curriculum, and raises :class:`CurriculumBroken` if anything goes wrong.
 
     Args:
-        sources: how many weights it must return.
+        sources: number of sources; the curriculum must return as many weights.
     """
 
     def __init__(self, curriculum: Curriculum, sources: int) -> None:
@@ -93,7 +93,7 @@ class CheckedCurriculum:
         try:
             return call()
         except Exception as error:
-            # The class is the user's own, so it may raise anything.
+            # The class is user-defined, so it may raise anything.
             raise self._broken(f"{method}() raised {type(error).__name__}: {error}", "correct that class") from error
 
     def _broken(self, problem: str, remedy: str) -> CurriculumBroken:

@@ -1,4 +1,4 @@
-"""File operations: appends that happen completely or not at all, and giving back disk space inside a file.
+"""File operations: appends that happen completely or not at all, and freeing disk space inside a file.
 
 A full disk is an expected state: an append then raises :class:`DiskFull`, leaves the file as it was, and may be tried again.
 """
@@ -26,7 +26,7 @@ class DiskFull(AsyncRLError):
 
     Args:
         folder: the folder on that disk.
-        wanted: bytes to be written.
+        wanted: bytes that were to be written.
         free: free bytes on the disk.
     """
 
@@ -38,7 +38,7 @@ class DiskFull(AsyncRLError):
 
 
 def disk_full(error: OSError, folder: Path, wanted: int) -> DiskFull | None:
-    """Translate ``error`` if it says that the disk or quota of ``folder`` is full; None for any other error."""
+    """Return ``DiskFull`` if ``error`` says that the disk or quota of ``folder`` is full; otherwise None."""
     if error.errno not in _FULL:
         return None
     space = os.statvfs(folder)
@@ -52,7 +52,7 @@ def append_whole(file: int, parts: Sequence[bytes], end: int, *, folder: Path, f
 
     Raises:
         DiskFull: the file was cut back to ``end``.
-        OSError: the disk has another problem; the file was cut back to ``end``.
+        OSError: there is another problem with the disk; the file was cut back to ``end``.
     """
     wanted = sum(map(len, parts))
     try:
@@ -91,9 +91,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def punch_hole(file: int, start: int, end: int) -> bool:
-    """Give back the disk space of bytes ``[start, end)``, which then read as zeros; False if the file system cannot do that.
+    """Free the disk space of bytes ``[start, end)``, which then read as zeros; False if the file system cannot do that.
 
-    A full disk may have no room to record the hole; then the space is given back when the whole file is removed.
+    A full disk may have no room to record the hole; then the space is freed when the whole file is removed.
     """
     if _libc.fallocate(file, _PUNCH_HOLE | _KEEP_SIZE, start, end - start) == 0:
         return True

@@ -12,12 +12,12 @@ Filter = ZeroVarianceFilter | AccuracyWindowFilter
 
 
 def left_out_by(filters: Sequence[Filter], rewards: Sequence[float], parts: Sequence[Sequence[float]]) -> str:
-    """Return the reason why a group is left out, from a fixed vocabulary; empty if the group is trained.
+    """Return why a group is left out, as one of a few fixed texts; empty if the group is trained.
 
     Args:
         rewards: final rewards of the episodes.
-        parts: for each episode, the rewards that the recipe names one by one. A group has variance if its final rewards or any of
-            these have.
+        parts: for each episode, the rewards that the recipe names one by one. A group has variance if its final rewards
+            or any of these rewards have.
     """
     for chosen in filters:
         match chosen:

@@ -1,7 +1,7 @@
 """The file format of the journal: a header, then frames with one record each and its checksum, so that damage is noticed.
 
-A frame begins with a mark, the record's size, and the CRC-32 of size and record. The mark lets a reader find whole records behind
-damaged ones: that is the difference between a torn end and a hole in the history.
+A frame begins with a mark, the record's size, and the CRC-32 of size and record. The mark lets a reader find whole
+records after damaged ones, and so tell a torn end from a gap in the history.
 """
 
 import struct
@@ -55,7 +55,7 @@ def pack(record: bytes) -> bytes:
         ValueError: the record is too large.
     """
     if len(record) >= 1 << 32:
-        raise ValueError(f"a record of {len(record):,} bytes; a journal's records are smaller than 4 GiB")
+        raise ValueError(f"the record has {len(record):,} bytes, but a journal's records must be smaller than 4 GiB")
     size = _SIZE.pack(len(record))
     return _MARK + size + _SIZE.pack(zlib.crc32(record, zlib.crc32(size)))
 
@@ -70,7 +70,7 @@ def read(data: bytes) -> tuple[Header | None, list[bytes], Damage | None]:
     """Return the header (None if it is damaged), the records after it, and the damage where they end, if there is any.
 
     Raises:
-        UnknownFormat: the header is of another format.
+        UnknownFormat: the header has another version of the format.
     """
     records: list[bytes] = []
     offset = 0

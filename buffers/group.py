@@ -1,4 +1,4 @@
-"""Groups: what the buffer knows of one group, from its first ticket until nobody needs its payload any more.
+"""What the buffer knows of one group, from its first ticket until its payload is no longer needed.
 
 A group is plain data; :mod:`buffers.ledger` moves it from state to state, and :mod:`buffers.replay_buffer` decides when.
 """
@@ -18,18 +18,18 @@ class Group(msgspec.Struct, array_like=True, gc=False):
     """One group of episodes.
 
     Attributes:
-        source: where the task was drawn from.
+        source: name of the source that the task was drawn from.
         attempt: how often its task broke the environment before.
-        version: published version when it was last leased.
+        version: the published version when the group was last leased.
         birth: none of its tokens, sampled or still to be sampled, is older than this version.
-        worker: generates its ``open`` episodes.
+        worker: the worker that generates its ``open`` episodes.
         open: sample indexes of the episodes being generated.
         records: records of the finished episodes, by sample index.
         broken_by: the kinds of failure since it was last leased.
         leases: how often it was leased.
         uses: how often it was handed out for training.
-        kept: number of kept batches with rows of it.
-        consumed: no later batch will hold it.
+        kept: number of kept batches that hold it.
+        consumed: whether no later batch will hold it.
         oldest_sampled: the oldest version of its tokens, once it is complete.
         newest_sampled: the newest version of those of its tokens that a loss may take, once it is complete.
         advantage: mean over its trajectories of ``|reward - mean| / standard deviation``, once it is complete.
@@ -64,17 +64,17 @@ class Group(msgspec.Struct, array_like=True, gc=False):
         return len(self.records) >= (min_group or self.size)
 
     def payload(self) -> Iterator[PayloadRef]:
-        """Payload references of the finished episodes."""
+        """Iterate over the payload references of the group's finished episodes."""
         return (record.payload for record in self.records.values())
 
     def bytes(self) -> int:
-        """Payload bytes of the finished episodes."""
+        """Return the payload bytes of the group's finished episodes."""
         return sum(record.payload.size for record in self.records.values())
 
     def sampled_tokens(self) -> int:
-        """Sampled tokens of the finished episodes, greedy ones excepted."""
+        """Count the sampled tokens of the finished episodes, except greedy ones."""
         return sum(record.trainable_tokens(PolicyVersion(0)) for record in self.records.values())
 
     def oldest_finished(self) -> PolicyVersion:
-        """The oldest version that sampled a token of the finished episodes; there must be at least one."""
+        """Return the oldest version that sampled a token of the finished episodes; there must be at least one."""
         return min(record.sampled[0][0] for record in self.records.values())

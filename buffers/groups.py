@@ -1,7 +1,7 @@
 """The groups that have not ended, and those that kept batches still need, with the payload they hold.
 
 What always holds: ledger, index and statistics agree about every group, because only :meth:`Groups.move` moves one; payload is
-freed once, when its group has ended and no kept batch holds it.
+freed exactly once, when its group has ended and no kept batch holds it.
 """
 
 from collections import deque
@@ -25,12 +25,12 @@ class Groups:
 
     Attributes:
         waiting_draws: tasks of expired groups, to be issued again.
-        freed: payload that nobody needs any more; whoever frees it empties the list.
+        freed: payload that is no longer needed; the caller that frees it empties the list.
 
     Args:
-        state: state of the buffer; only this class changes what concerns groups in it.
+        state: state of the buffer; only this class changes the parts of it that concern groups.
         size: number of episodes of a new group.
-        max_reuse: trainings a group is good for.
+        max_reuse: how often a group may be handed out.
     """
 
     def __init__(self, state: BufferState, policy: StalenessPolicy, *, size: int, max_reuse: int) -> None:
@@ -54,7 +54,7 @@ class Groups:
         return self._state.groups.get(group_id)
 
     def issue(self, worker: WorkerId, tasks: TaskStream) -> Group:
-        """Issue a new group, of the task that has waited longest to be issued again, or else of a new task."""
+        """Issue a new group for the task that has waited longest to be issued again, or else for a new task."""
         state = self._state
         if self.waiting_draws:
             draw = self.waiting_draws.popleft()
@@ -88,7 +88,8 @@ class Groups:
     def finish_episode(self, group: Group, record: TrajectoryRecord) -> None:
         """Take in a finished episode of a running group."""
         group.open.remove(record.sample_index)
-        # An engine may have a version a moment before it is published, and nothing is committed before the version of its tokens.
+        # An engine may have a version shortly before it is published; no episode is committed before the version of its
+        # tokens.
         committed_version = max(self._state.version, record.sampled[-1][0])
         group.records[record.sample_index] = msgspec.structs.replace(record, committed_version=committed_version)
         self._state.payload_bytes += record.payload.size
@@ -105,7 +106,7 @@ class Groups:
         uses: int | None = None,
         worker: WorkerId | None = None,
     ) -> None:
-        """Move a group to another state, and change what the index depends on.
+        """Move a group to another state, and change the given fields, on which the index depends.
 
         Raises:
             LedgerError: its state does not allow the move.
@@ -152,7 +153,7 @@ class Groups:
         """Drop finished episodes whose payload was destroyed."""
         state = self._state
         refs = [group.records[index].payload for index in indexes]
-        # The bytes may only be damaged; then their space must be given back.
+        # The bytes may still be there, but damaged; then their space must be freed.
         self.freed.extend(refs)
         size = sum(ref.size for ref in refs)
         if group.state in TERMINAL:
@@ -170,5 +171,5 @@ class Groups:
         self.index.enter(group)
 
     def live_payload(self) -> Iterator[PayloadRef]:
-        """All payload that is still needed, each piece once."""
+        """Iterate over the references of all payload that is still needed, each once."""
         return (ref for group in self._state.groups.values() for ref in group.payload())

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from asyncrl.core.ids import WorkerId
 
 LAST_TENTH = 0.1
-"""Share of a worker's time that it always gets after its timer went off: if our own event loop was blocked, the heartbeats that
-arrived meanwhile are read in that time."""
+"""Share of a worker's time that it always gets after its timer went off. If our own event loop was blocked, it
+reads the heartbeats that arrived meanwhile in that time."""
 
 
 class Heartbeats:
-    """Calls ``on_silent`` with each worker that was not heard for ``seconds``. Lives within one event loop."""
+    """Calls ``on_silent`` with each worker that sent no heartbeat for ``seconds``. Use it in one event loop only."""
 
     def __init__(self, seconds: float, on_silent: Callable[[WorkerId], None]) -> None:
         self._seconds, self._on_silent = seconds, on_silent
@@ -22,14 +22,14 @@ class Heartbeats:
         self._timers: dict[WorkerId, asyncio.TimerHandle] = {}
 
     def heard(self, worker: WorkerId) -> None:
-        """Note that ``worker`` is alive."""
+        """Note a heartbeat of ``worker``."""
         loop = asyncio.get_running_loop()
         self._heard[worker] = loop.time()
         if worker not in self._timers:
             self._look_at(worker)
 
     def forget(self, worker: WorkerId) -> None:
-        """Expect no more heartbeats of ``worker``, until it is heard again."""
+        """Stop expecting heartbeats of ``worker`` until it sends one again."""
         self._heard.pop(worker, None)
         timer = self._timers.pop(worker, None)
         if timer is not None:

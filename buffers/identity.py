@@ -1,6 +1,6 @@
-"""Identity of a run's journal: the tasks, and the recipe keys that the buffer's behaviour depends on.
+"""The identity of a run's journal: the tasks, and the recipe keys that the buffer's behaviour depends on.
 
-The same records replayed with other tasks or other keys would mean something else.
+Replaying the same records with other tasks or other keys would give another state.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ class JournalOfAnotherRun(AsyncRLError):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The recipe and tasks that a journal belongs to: a replay depends on them besides the records.
+    """The recipe and tasks that a journal belongs to. A replay depends on them and on the records.
 
     Attributes:
         tasks: fingerprint of the task stream.
@@ -31,7 +31,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, recipe: Recipe, tasks: TaskStream) -> "Identity":
-        """Return the identity that a journal of this run is written with."""
+        """Return the identity of a run, which its journal is written with."""
         return cls(tasks.fingerprint(), _keys_of(recipe))
 
     def encoded(self) -> bytes:
@@ -39,10 +39,10 @@ class Identity(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self)
 
     def check(self, recorded: bytes, folder: Path) -> None:
-        """Compare with the identity, :meth:`encoded`, that the journal in ``folder`` was written with.
+        """Compare this identity with ``recorded``, the encoded one that the journal in ``folder`` was written with.
 
         Raises:
-            JournalOfAnotherRun: they differ; names what differs.
+            JournalOfAnotherRun: they differ; the message names what differs.
         """
         self._check(msgspec.json.decode(recorded, type=Identity), folder)
 

@@ -1,8 +1,8 @@
-"""Index of the groups: finds those that something must be done with, without looking at the others.
+"""Index of the groups: finds the groups that need an action, without looking at the others.
 
-What always holds: the answers depend only on which groups are in the index, not on the order in which they came, so a restored
-buffer behaves exactly like the original. A group leaves the index before anything that the index depends on changes, and enters
-it again afterwards.
+What always holds: the answers depend only on which groups are in the index, not on the order in which they entered, so
+a restored buffer behaves exactly like the original. A group leaves the index before any of its fields that the index
+uses changes, and enters it again afterwards.
 """
 
 import heapq
@@ -97,19 +97,19 @@ class GroupIndex:
                 self.unfinished.remove(group.birth, group.id)
 
     def held_by(self, worker: WorkerId) -> set[GroupId]:
-        """The groups of which the worker generates episodes. Do not change the set."""
+        """Return the groups whose episodes the worker generates. Do not change the set."""
         return self._by_worker.get(worker, set())
 
     def workers(self) -> list[WorkerId]:
-        """The workers that generate episodes now."""
+        """Return the workers that generate episodes now."""
         return sorted(self._by_worker)
 
     def oldest_failed(self) -> GroupId | None:
-        """The failed group that is issued again next; None if no group has failed."""
+        """Return the failed group that is issued again next; None if no group has failed."""
         return self._failed_ids[0] if self._failed_ids else None
 
     def waited_for(self) -> Iterator[GroupId]:
-        """All groups with unfinished episodes: those with the oldest tokens first, those without tokens last."""
+        """Iterate over all groups with unfinished episodes: oldest tokens first, groups without tokens last."""
         held = [group_id for version in self.unfinished for group_id in self.unfinished.of(version)]
         yield from held
         yield from sorted(self._failed - set(held))
@@ -127,14 +127,14 @@ class GroupIndex:
         return True
 
     def forced(self, version: PolicyVersion) -> list[GroupId]:
-        """Groups that the batch of ``version`` must hold, those with the earliest deadline first.
+        """Return the groups that the batch of ``version`` must hold, those with the earliest deadline first.
 
-        Older groups are preferred where deadlines leave a choice. Nothing is forced that can still be trained later.
+        Older groups are preferred where deadlines leave a choice. No group is forced that can still be trained later.
         """
         forced: list[GroupId] = []
         candidates = ((born, group_id) for born in self.unused for group_id in self.unused.of(born))
         for _, n in self._demands(version):
-            # Candidates come oldest first, and can_force has seen that enough of them were born early enough.
+            # Candidates come oldest first, and can_force has checked that enough of them were born early enough.
             while len(forced) < n:
                 forced.append(next(candidates)[1])
         return forced

@@ -13,8 +13,8 @@ class HeldFor(msgspec.Struct, frozen=True):
     """Groups that were born at the same version, are in the same state and have not ended.
 
     Attributes:
-        version: at which they were born: none of their tokens is older.
-        staleness: that their oldest token may have if they are trained now.
+        version: the version at which they were born; none of their tokens is older.
+        staleness: the staleness that their oldest token may have if they are trained now.
         age_s: the longest time that one of them may have been in its state.
     """
 
@@ -45,7 +45,15 @@ class SourceCounts(msgspec.Struct, frozen=True):
 
 
 class BufferReport(msgspec.Struct, frozen=True):
-    """The report. Its other fields mean what they mean in :class:`~asyncrl.core.buffer_statistics.BufferStatistics`."""
+    """A report on a replay buffer.
+
+    Attributes:
+        held: groups that have not ended, with their staleness and age.
+        lengths: how long finished and trained trajectories are.
+        sources: counts of the task sources.
+
+    Other fields are as in :class:`~asyncrl.core.buffer_statistics.BufferStatistics`.
+    """
 
     version: PolicyVersion
     ledger: LedgerCounts
@@ -77,7 +85,7 @@ def inspect(statistics: BufferStatistics, drawn: Mapping[str, int], now: float) 
 
 
 def _bins(issued: tuple[int, ...], trained: tuple[int, ...]) -> tuple[LengthBin, ...]:
-    """Bins from the shortest trajectories that there are to the longest, without a gap."""
+    """Return the bins from the shortest trajectories to the longest, without a gap."""
     trained += (0,) * (len(issued) - len(trained))
     all_issued, all_trained = max(1, sum(issued)), max(1, sum(trained))
     shortest = next((digits for digits, rows in enumerate(issued) if rows), len(issued))

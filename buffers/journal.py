@@ -1,11 +1,12 @@
-"""An append-only journal of records, with snapshots. It survives that its process is killed at any point.
+"""An append-only journal of records, with snapshots. It stays intact if its process is killed at any point.
 
 What always holds:
 * when :meth:`Journal.append` has returned, the record is in the journal; when it has raised, the record is not;
 * only one process at a time writes a journal (it holds a lock on the folder); others may read it meanwhile;
 * snapshot n is the state at the beginning of segment n; the last two snapshots and the segments since the older one are kept, so
   a damaged snapshot costs only time;
-* a torn or damaged end is cut and reported; damage with records after it is refused, since history would be lost silently;
+* a torn or damaged end is cut off and reported; damage with records after it is refused, since history would be lost
+  silently;
 * opening a journal changes none of its files; what a crash left behind is repaired by the first append or snapshot.
 
 :mod:`buffers.journal_files` reads the files back.
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _LOCK = "lock"
 _LOCK_RETRY_S = 0.05
-"""How often a held lock is tried again; the kernel cannot wait for a lock with a deadline."""
+"""Seconds between attempts to get a held lock; the kernel cannot wait for a lock with a deadline."""
 
 
 class JournalInUse(AsyncRLError):
@@ -41,16 +42,16 @@ class JournalInUse(AsyncRLError):
     def __init__(self, folder: Path, holder: str, seconds: float) -> None:
         self.folder, self.holder, self.seconds = folder, holder, seconds
         super().__init__(
-            f"{folder} is being written by process {holder}, still after {seconds:g} s; "
+            f"{folder} is still being written by process {holder} after {seconds:g} s; "
             "a run has one driver at a time: end that process, or wait for it"
         )
 
 
 class Journal:
-    """The writer of a journal. Made by :meth:`open`; one call at a time.
+    """The writer of a journal. :meth:`open` makes it; only one call may run at a time.
 
     Attributes:
-        fsync: each append waits until its record is on the disk.
+        fsync: whether each append waits until its record is on the disk.
         bytes_since_snapshot: size on disk of the records that a recovery would replay now.
     """
 
@@ -68,22 +69,22 @@ class Journal:
     def open(
         cls, folder: Path, *, fsync: bool, segment_bytes: int, identity: bytes = b"", wait_s: float = 10.0
     ) -> tuple["Journal", Recovery]:
-        """Open the journal in ``folder``, or begin a new one, and return it with what it holds. Makes the folder if necessary.
+        """Open the journal in ``folder``, or begin a new one, and return it and its content. Makes missing folders.
 
         Existing files stay unchanged until the first :meth:`append` or :meth:`snapshot`.
 
         Args:
-            fsync: each appended record survives a power cut; otherwise it survives only the end of the process.
-            segment_bytes: a new segment begins before one would grow beyond this.
-            identity: which run the journal belongs to; written into new files, and not compared with that of old ones.
-            wait_s: how long to wait for another process to end; one that was killed may take a moment.
+            fsync: whether each appended record survives a power cut; if not, it only survives the end of the process.
+            segment_bytes: a new segment is begun before one would grow beyond this.
+            identity: which run the journal belongs to; written into new files, and not compared with that in old ones.
+            wait_s: how long to wait for another process to end, in seconds; one that was killed may take a moment.
 
         Raises:
-            JournalInUse: another process is writing it.
-            JournalDamaged, JournalGone, UnknownFormat: see there.
+            JournalInUse: another process is writing the journal.
+            JournalDamaged, JournalGone, UnknownFormat: the files cannot be read; see these classes.
         """
         if not folder.is_dir():
-            journal_files.find(folder)  # if the journal must be put back, no folder may stand in its place
+            journal_files.find(folder)  # fails if files must be put back; then no new folder may be made there
         folder.mkdir(parents=True, exist_ok=True)
         lock = _lock(folder / _LOCK, wait_s)
         try:
@@ -110,7 +111,7 @@ class Journal:
         self.bytes_since_snapshot += size
 
     def _begin_segment(self, frame: bytes, record: bytes) -> None:
-        """Begin a segment together with its first record: a segment without a whole record does not count."""
+        """Begin a segment together with its first record, because a segment without a whole record does not count."""
         number = self._number + (self._file >= 0)
         header = frames.pack_header(Header(self._position, self._identity))
         path = self._path(number, LOG)
@@ -122,7 +123,7 @@ class Journal:
         self._write_head()
 
     def snapshot(self, state: bytes) -> None:
-        """Write ``state``, the result of all records so far, as a snapshot, and remove files that no recovery needs any more.
+        """Write ``state``, the result of all records so far, as a snapshot, and remove files that are no longer needed.
 
         Raises:
             DiskFull: no snapshot was written, and the journal is unchanged.
@@ -142,7 +143,7 @@ class Journal:
         self._prune()
 
     def _create(self, path: Path, parts: tuple[bytes, ...], *, fsync: bool) -> tuple[int, int]:
-        """Make a file with ``parts`` in it, and return it, open, with its size. If that fails, there is no file."""
+        """Make a file that holds ``parts``, and return the open file and its size. If that fails, there is no file."""
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         except OSError as error:
@@ -165,7 +166,7 @@ class Journal:
                     self._path(number, suffix).unlink()
 
     def _mend(self) -> None:
-        """Before the first change, remove what the recovery left out, so that the journal can go on after what was found."""
+        """Before the first change, remove what the recovery did not use: new records follow those that it found."""
         found, self._to_mend = self._to_mend, None
         if found is None:
             return
@@ -184,12 +185,12 @@ class Journal:
         self._write_head()
 
     def _write_head(self) -> None:
-        """Write down how far the journal has come, once the files are there, so that the head never promises too much."""
+        """Write how far the journal has come. Its files exist by then, so the head never claims too much."""
         begun = self._number if self._end else self._number - 1
         try:
             Head(begun, max(journal_files.numbers(self._folder, SNAPSHOT), default=0)).write(self._folder)
         except OSError as error:
-            # What the head said before is still true, and the journal is complete without it.
+            # The old head is still true, and the journal is complete without it.
             logger.warning("%s could not be updated: %s", journal_files.head_of(self._folder), error)
 
     def _path(self, number: int, suffix: str) -> Path:

@@ -1,11 +1,12 @@
 """Reads the files of a journal: its newest whole snapshot, the records since then, and what is missing.
 
-What always holds: reading changes nothing; a damaged or missing file is reported if it is not needed, and otherwise refused by an
-error that names the file and says what to do. A journal whose files are gone is never taken for a new one.
+What always holds: reading changes nothing; a damaged or missing file that is not needed is reported, and one that is
+needed raises an error that names the file and says what to do. A journal whose files are gone is never taken for a new
+one.
 
 A journal is a folder of segments ``00000001.log`` and snapshots ``00000001.snapshot``, in the format of :mod:`buffers.frames`.
-Beside the folder lies its head, which says how far the journal has come: without the head, nobody could tell that the newest
-files, or all of them, are gone.
+Beside the folder lies its head, a small file that says how far the journal has come. Without the head, it would not be
+noticed if the newest files, or all of them, were gone.
 """
 
 import logging
@@ -31,7 +32,8 @@ class JournalDamaged(AsyncRLError):
 
     Args:
         file: the damaged or missing file.
-        remedy: how to go on without what was recorded there; empty if that is not possible.
+        offset: where the damage begins in the file, in bytes.
+        remedy: how to go on without the damaged or missing records; empty if that is not possible.
     """
 
     def __init__(self, file: Path, offset: int, problem: str, remedy: str = "") -> None:
@@ -59,10 +61,10 @@ class Recovery(msgspec.Struct, frozen=True):
     """The content of a journal.
 
     Attributes:
-        snapshot: the newest whole one; None if there is none.
-        records: appended since the snapshot, oldest first.
-        cut_bytes: size of a torn or damaged end.
-        cut_segment: name of the segment with that end.
+        snapshot: the newest whole snapshot; None if there is none.
+        records: the records appended since the snapshot, oldest first.
+        cut_bytes: size of a torn or damaged end; 0 if there is none.
+        cut_segment: name of the segment with that end; otherwise empty.
         damaged_snapshots: names of newer snapshots that could not be used.
         missing_snapshot: name of the newest snapshot if it is gone; otherwise empty.
         identity: which run the journal belongs to; None if it is empty.
@@ -100,11 +102,11 @@ class Found(msgspec.Struct):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The least that a journal has reached, as written beside its folder.
+    """How far a journal has come at least; the file beside its folder holds this.
 
     Attributes:
-        segment: number of the newest segment that was begun; 0 before the first.
-        snapshot: number of the newest snapshot; 0 before the first.
+        segment: number of the newest segment that was begun; 0 if there is none yet.
+        snapshot: number of the newest snapshot; 0 if there is none yet.
     """
 
     segment: int = 0
@@ -132,7 +134,7 @@ class Head(msgspec.Struct, frozen=True):
         except FileNotFoundError:
             return cls()
         except ValueError:
-            logger.warning("%s cannot be read: if the newest files of the journal are gone, nobody will notice", path)
+            logger.warning("%s cannot be read, so missing newest files of the journal cannot be noticed", path)
             return cls()
 
 
@@ -141,7 +143,7 @@ def read_journal(folder: Path) -> Recovery:
 
     Raises:
         FileNotFoundError: there is no journal, and there never was one.
-        JournalDamaged, JournalGone, UnknownFormat: see there.
+        JournalDamaged, JournalGone, UnknownFormat: the files cannot be read; see these classes.
     """
     for _ in range(_READ_ATTEMPTS):
         before = listing(folder)
@@ -150,36 +152,36 @@ def read_journal(folder: Path) -> Recovery:
         except (JournalDamaged, JournalGone, FileNotFoundError):
             if listing(folder) == before:
                 raise
-            # While we were reading, the writer took a snapshot and removed files that it made superfluous.
+            # While we were reading, the writer took a snapshot and removed files that are no longer needed.
             continue
         if not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is no journal")
+            raise FileNotFoundError(f"{folder} is not a journal")
         return found.recovery
     return find(folder).recovery
 
 
 def path_of(folder: Path, number: int, suffix: str) -> Path:
-    """Path of file ``number`` of a kind."""
+    """Return the path of file ``number`` of the kind with this ``suffix``."""
     return folder / f"{number:08d}{suffix}"
 
 
 def head_of(folder: Path) -> Path:
-    """Path of the head of the journal in ``folder``. It lies beside the folder, so that it stays when the folder is removed."""
+    """Return the path of a journal's head. It lies beside ``folder``, so that it stays when the folder is removed."""
     return folder.with_name(f"{folder.name}{_HEAD}")
 
 
 def numbers(folder: Path, suffix: str) -> list[int]:
-    """Numbers of the files of a kind, in order."""
+    """Return the numbers of the files with this ``suffix``, ascending."""
     return sorted(int(path.stem) for path in folder.glob(f"*{suffix}") if path.stem.isdecimal())
 
 
 def listing(folder: Path) -> tuple[list[int], list[int]]:
-    """Numbers of the snapshots and of the segments."""
+    """Return the numbers of the snapshots, and those of the segments."""
     return numbers(folder, SNAPSHOT), numbers(folder, LOG)
 
 
 def find(folder: Path) -> Found:
-    """Read the journal in ``folder``; an empty one if the folder does not exist.
+    """Read the journal in ``folder``. If neither folder nor head exists, the journal is empty.
 
     Raises:
         JournalDamaged: a file that is needed is damaged or gone.
@@ -189,7 +191,7 @@ def find(folder: Path) -> Found:
     head = Head.read(folder)
     snapshots, segments = listing(folder)
     if head.segment and not snapshots and not segments:
-        raise JournalGone(folder, f"{head_of(folder)} says that it had come to segment {head.segment}")
+        raise JournalGone(folder, f"{head_of(folder)} says that it had reached segment {head.segment}")
     missing = path_of(folder, head.snapshot, SNAPSHOT).name if head.snapshot > max(snapshots, default=0) else ""
     if missing:
         logger.warning("snapshot %s of %s is gone", missing, folder)
@@ -210,8 +212,8 @@ def find(folder: Path) -> Found:
 def _read_snapshot(folder: Path, number: int, segments: list[int]) -> tuple[Header, bytes] | None:
     """Read snapshot ``number``; None if it cannot be used.
 
-    A whole snapshot cannot be used if it was put back after the journal had gone on without it: the segment before it then has
-    more records than the snapshot knows of.
+    An undamaged snapshot cannot be used either if the journal went on without it before it was put back: the segment
+    before it then has more records than the snapshot covers.
     """
     path = path_of(folder, number, SNAPSHOT)
     header, states, damage = frames.read(path.read_bytes())
@@ -239,7 +241,7 @@ def _read_segments(folder: Path, first: int, before: Header, segments: list[int]
         header, found, damage = frames.read(data)
         last = number == segments[-1]
         if header is not None and header.position != position:
-            problem = f"it begins with record {header.position:,}, not with record {position:,} that is next"
+            problem = f"it begins with record {header.position:,}, but record {position:,} is next"
             raise JournalDamaged(path, 0, problem, _without(path, 0, readable))
         position += len(found)
         records += found
@@ -263,11 +265,11 @@ def _read_segments(folder: Path, first: int, before: Header, segments: list[int]
 def _missing(path: Path, segments: list[int], head: Head, readable: bool) -> JournalDamaged:
     """Make the error for a missing segment; ``readable`` says whether anything before it can be read."""
     if int(path.stem) > max(segments, default=0):
-        told = f"the file is not there, and {head_of(path.parent).name} says that the journal had come to segment {head.segment}"
+        told = f"the file is not there, and {head_of(path.parent).name} says that the journal had reached segment {head.segment}"
         return JournalDamaged(path, 0, told, f"move {head_of(path.parent)} away" if readable else "")
-    told = "the file is not there, and later ones are"
+    told = "the file is not there, but later ones are"
     if not readable:
-        told += f", which cannot be read without it or a snapshot of {path.parent} from a backup"
+        told += f"; they cannot be read without it or a snapshot of {path.parent} from a backup"
     return JournalDamaged(path, 0, told, _without(path, 0, readable))
 
 

@@ -1,7 +1,7 @@
-"""A JSON-lines file of tasks: read once, as bytes; a row is decoded when it is drawn.
+"""Reads a JSON-lines file of tasks once, as bytes; a row is decoded when it is drawn.
 
-Each line that is not empty holds one row, a JSON object. Only line feeds end lines, as JSON text may hold every other separator
-that Unicode knows.
+Each line that is not empty holds one row, a JSON object. Only line feeds end lines, because JSON text may contain all
+other line separators of Unicode.
 """
 
 import json
@@ -29,7 +29,8 @@ class JsonLines:
         digest: digest of the file's bytes.
 
     Args:
-        prompt_key, id_key: keys of a row.
+        place: recipe key of the source, for errors.
+        prompt_key, id_key: keys of the prompt and the id in a row.
 
     Raises:
         RecipeError: the file cannot be read, or is not a JSON-lines file.
@@ -88,7 +89,7 @@ class JsonLines:
         return _ROW.decode(self._content[start:] if end < 0 else self._content[start:end])
 
     def _head(self, row: dict[str, Any], line: bytes) -> RowHead:
-        # A row of few brackets is not worth walking through.
+        # A row with few brackets cannot be nested too deep, so it is not searched.
         if line.count(b"[") + line.count(b"{") > NESTING and is_too_deep(row):
             named = f"(id {row[self._id_key]!r}) " if self._id_key in row else ""
             return RowHead(None, None, f"{named}is {TOO_DEEP}; flatten it")
@@ -98,11 +99,11 @@ class JsonLines:
 
 
 def _why_not_decoded(line: bytes, error: Exception) -> str:
-    """Say what is wrong with a line; where a text holds half of a surrogate pair, the decoder's own words mislead."""
+    """Say what is wrong with a line. For half of a surrogate pair, the decoder's own message would be misleading."""
     try:
         half = _HALF.search(json.dumps(json.loads(line), ensure_ascii=False))
     except (ValueError, RecursionError):
         half = None
     if half is None:
-        return f"is no JSON object ({error})"
+        return f"is not a JSON object ({error})"
     return f"holds {half.group()!r}, half of a surrogate pair, which is no character; write the character itself"

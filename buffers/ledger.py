@@ -1,7 +1,7 @@
 """The ledger: every group, trajectory and draw of a task is in exactly one state, and the states add up to what was issued.
 
-``issued == sum of all states`` is checked after every operation in constant time: counters move, and nothing is scanned. Of what
-has ended, only the counters remain.
+``issued == sum of all states`` is checked after every operation in constant time: counters move, and nothing is
+scanned. Of groups that have ended, only the counters remain.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class TrajectoryState(StrEnum):
 
     RUNNING = "running"
     COMMITTED = "committed"
-    """It is finished, and its group is not taken yet."""
+    """It is finished, and its group is not in a batch yet."""
     TAKEN = "taken"
     TRAINED = "trained"
     FILTERED = "filtered"
@@ -52,7 +52,7 @@ _NEXT_STATES = {
     GroupState.COMMITTED: {GroupState.TAKEN, GroupState.TRAINED, GroupState.EXPIRED, GroupState.FAILED},
     GroupState.TAKEN: {GroupState.TRAINED, GroupState.COMMITTED, GroupState.EXPIRED},
 }
-"""States that are not a key here are terminal."""
+"""The states that a group may move to, by its state. States that are not a key here are terminal."""
 
 TERMINAL = frozenset(GroupState) - _NEXT_STATES.keys()
 
@@ -99,7 +99,7 @@ class Tally(Generic[State]):
         """Move ``count`` from one state to another.
 
         Raises:
-            LedgerError: fewer are in ``before``; nothing was moved.
+            LedgerError: fewer than ``count`` are in ``before``; nothing was moved.
         """
         counts = self._counts
         if counts[before] < count:
@@ -116,7 +116,7 @@ class Tally(Generic[State]):
 
 
 class LedgerState(msgspec.Struct):
-    """The whole state of a ledger. ``reasons`` are from a fixed vocabulary, so nothing here grows with the run."""
+    """The whole state of a ledger. There are only a few fixed ``reasons``, so nothing here grows with the run."""
 
     groups: dict[GroupState, int] = msgspec.field(default_factory=lambda: dict.fromkeys(GroupState, 0))
     trajectories: dict[TrajectoryState, int] = msgspec.field(default_factory=lambda: dict.fromkeys(TrajectoryState, 0))
@@ -126,7 +126,7 @@ class LedgerState(msgspec.Struct):
 
 
 class Ledger:
-    """Counts everything exactly once, and is the only one that changes the state of a group.
+    """Counts everything exactly once. Only this class changes the state of a group.
 
     Args:
         state: owned by the ledger from now on.
@@ -139,7 +139,7 @@ class Ledger:
         self.tasks = Tally("tasks", state.tasks)
 
     def issue(self, size: int, *, drawn: bool) -> GroupId:
-        """Count a new group of ``size`` running episodes, of a task that was just ``drawn`` or has waited to be issued again."""
+        """Count a new group of ``size`` running episodes. Its task was just ``drawn``, or waited to be issued again."""
         group_id = GroupId(self.groups.issued)
         if drawn:
             self.tasks.add(TaskState.RUNNING)
@@ -150,19 +150,19 @@ class Ledger:
         return group_id
 
     def issued_again(self, episodes: int) -> None:
-        """Count the missing episodes of a group that runs again."""
+        """Count the missing episodes of a failed group as running again."""
         self.trajectories.move(TrajectoryState.FAILED, TrajectoryState.RUNNING, episodes)
 
     def finished(self) -> None:
-        """Count an episode of a running group that was handed in."""
+        """Count an episode of a running group as handed in."""
         self.trajectories.move(TrajectoryState.RUNNING, TrajectoryState.COMMITTED)
 
     def given_back(self, episodes: int) -> None:
-        """Count episodes of a running group that were given back."""
+        """Count episodes of a running group as given back."""
         self.trajectories.move(TrajectoryState.RUNNING, TrajectoryState.FAILED, episodes)
 
     def lost(self, group: Group, episodes: int) -> None:
-        """Count finished episodes of ``group`` that were destroyed."""
+        """Count finished episodes of ``group`` as lost: their payload was destroyed."""
         self.trajectories.move(_FINISHED[group.state], _ABSENT[group.state], episodes)
 
     def move(self, group: Group, to: GroupState, why: str = "", example: str = "") -> None:
@@ -170,7 +170,7 @@ class Ledger:
 
         Args:
             group: as it is before the move.
-            why: from a fixed vocabulary.
+            why: the reason, one of a few fixed texts; empty if it is not to be counted.
             example: details of this case.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Mixing of task sources: decides which source the next task comes from, so that each gets its share of the draws.
+"""Mixes task sources: decides which source the next task comes from, so that each gets its share of the draws.
 
 Each draw gives every source its share as credit, and takes a whole draw from the credit of the source that is drawn. Among the
 sources with credit, the one whose next draw is due first is drawn. While shares do not change, the number of draws of a source is
@@ -23,7 +23,11 @@ class Mixer:
         self.credit = [0] * count
 
     def draw(self, shares: Sequence[int]) -> int:
-        """Return the index of the source to draw from, given :func:`shares_of` all; a source of share 0 is never drawn."""
+        """Return the index of the source to draw from. A source with share 0 is never drawn.
+
+        Args:
+            shares: share of each source, from :func:`shares_of`.
+        """
         self.credit = [credit + share for credit, share in zip(self.credit, shares, strict=True)]
         wanted = [index for index, share in enumerate(shares) if share]
         earned = [index for index in wanted if self.credit[index] > 0]
@@ -33,12 +37,12 @@ class Mixer:
         return drawn
 
     def _draws_until_due(self, index: int, share: int) -> int:
-        """Time until the next draw is due, in 2**-64 draws, since integers compare exactly."""
+        """Return how soon the source's next draw is due, in units of 2**-64 draws, which keeps it an exact integer."""
         return ((_WHOLE - self.credit[index]) << 64) // share
 
 
 def shares_of(weights: Sequence[float]) -> list[int]:
-    """Turn weights (finite, not negative, not all 0) into integer parts of a whole draw, at least one for each that is not 0."""
+    """Turn weights (finite, not negative, not all 0) into integer parts of a draw; those above 0 get at least 1."""
     largest = max(weights)  # divide by this first, as the sum of huge weights is infinite
     total = sum(weight / largest for weight in weights)
     shares = [max(1, int(weight / largest / total * _WHOLE)) if weight else 0 for weight in weights]

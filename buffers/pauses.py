@@ -1,4 +1,4 @@
-"""Pauses of the run: who cannot go on and why, and deadlines that stand still meanwhile.
+"""Pauses of the run: keeps who cannot go on and why, and stops deadlines meanwhile.
 
 A run that waits for room on a disk is not late, so paused time does not count for any deadline.
 """
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 
 class Pauses:
-    """Holds the messages of everybody who cannot go on. The run is paused while there is at least one."""
+    """Holds a message of each component that cannot go on. The run is paused while there is at least one."""
 
     def __init__(self) -> None:
         self._messages: dict[str, str] = {}

@@ -2,11 +2,12 @@
 
 What always holds:
 * a segment is written by one writer only, from beginning to end, and its name is never used again;
-* the bytes of a :class:`PayloadRef` are written completely before anybody gets the reference, and never change afterwards;
-* whoever reads them checks them, so lost or damaged bytes are an error and never data;
+* the bytes of a :class:`PayloadRef` are written completely before the reference is returned, and never change
+  afterwards;
+* every read checks the bytes, so lost or damaged bytes raise an error and never become data;
 * a writer locks the segment that it is writing until it begins another, ends or dies; only then may the segment be removed.
 
-Several threads may use each of the three classes.
+Several threads may use an object of each of the three classes at once.
 """
 
 import fcntl
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".rows"
 _OPEN_SEGMENTS = 16
-"""Number of segments that a reader keeps open."""
+"""Most segments that a reader keeps open."""
 _READ_BYTES = 8 << 20
 """Neighbouring payloads are read together up to this many bytes."""
 
@@ -38,14 +39,14 @@ class PayloadLost(AsyncRLError):
 
     Args:
         segment: path of the segment file.
-        offset: where in it the payload should be.
+        offset: where the payload should begin in the segment, in bytes.
     """
 
     def __init__(self, segment: Path, offset: int, problem: str) -> None:
         self.segment, self.offset, self.problem = segment, offset, problem
         super().__init__(
             f"payload at offset {offset:,} of {segment}: {problem}; "
-            "resume the run (asyncrl launch --resume RUN): it finds out what is lost and generates it again"
+            "resume the run (asyncrl launch --resume RUN): this finds what is lost and generates it again"
         )
 
 
@@ -53,15 +54,15 @@ class PayloadGone(AsyncRLError):
     """The folder of a whole shard is missing, and payload in it is needed.
 
     Args:
-        trajectories: how many of them are needed.
+        trajectories: number of the trajectories in it that are needed.
         size: size of these trajectories, in bytes.
     """
 
     def __init__(self, folder: Path, trajectories: int, size: int) -> None:
         self.folder, self.trajectories, self.size = folder, trajectories, size
         super().__init__(
-            f"{folder} is not there, and the run's journal needs {trajectories:,} trajectories ({size:,} bytes) that lay in it; "
-            "put it back and resume again, or, to have what is not trained yet generated again, make it as an empty folder "
+            f"{folder} is not there, and the run's journal needs {trajectories:,} trajectories ({size:,} bytes) that were in it; "
+            "put it back and resume again, or, to generate again what is not trained yet, make an empty folder "
             f"(mkdir -p {folder}) and resume again"
         )
 
@@ -78,8 +79,8 @@ class PayloadWriter:
     Args:
         folder: folder of the shard; made at the first append if necessary.
         name: name of the writer; the segments' names begin with it.
-        segment_bytes: a new segment begins before one would grow beyond this.
-        fsync: payload survives a power cut once :meth:`append` has returned.
+        segment_bytes: a new segment is begun before one would grow beyond this.
+        fsync: whether payload survives a power cut once :meth:`append` has returned.
     """
 
     def __init__(self, folder: Path, shard: int, name: str, *, segment_bytes: int, fsync: bool) -> None:
@@ -114,7 +115,7 @@ class PayloadWriter:
     def _begin_segment(self, wanted: int) -> None:
         segment = f"{self._prefix}-{self._begun:06d}{SUFFIX}"
         self._begun += 1
-        users_umask = os.umask(self._umask)  # a tool may have set another, under which nobody could read the files
+        users_umask = os.umask(self._umask)  # a tool may have set a umask under which nobody could read the files
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             file = os.open(self._folder / segment, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -215,9 +216,10 @@ def _neighbours(refs: Sequence[PayloadRef]) -> Iterable[Sequence[PayloadRef]]:
 class PayloadStore:
     """Frees payload in the folder of one shard, which may be missing.
 
-    Freed space is given back at once, in whole pages, by punching holes; a segment is removed when all of it is freed and nobody
-    writes it any more. If payload is freed in the order in which it was written, the rest takes only the space of its bytes; if
-    it is freed at random, up to one page more for each payload. A file system without holes gives back whole segments only.
+    Freed space is given back to the file system at once, in whole pages, by punching holes. A segment is removed when
+    all of it is freed and no writer writes it any more. If payload is freed in the order in which it was written, the
+    rest only takes the space of its bytes; if it is freed in random order, the rest takes up to one page more for each
+    payload. On a file system without holes, only whole segments are given back.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -230,9 +232,9 @@ class PayloadStore:
         self._using = threading.Lock()
 
     def free(self, refs: Iterable[PayloadRef]) -> None:
-        """Free payload. It is harmless to free it twice, or in a segment that is gone.
+        """Free payload. Freeing it twice, or in a segment that is gone, does nothing.
 
-        In segments that were there at :meth:`set_aside`, payload is only freed by :meth:`sweep`.
+        In segments that existed at :meth:`set_aside`, only :meth:`sweep` frees payload.
         """
         by_segment: dict[str, Extents] = {}
         for ref in refs:
@@ -271,10 +273,10 @@ class PayloadStore:
         return bad
 
     def set_aside(self, live: Iterable[PayloadRef]) -> int:
-        """Remember for :meth:`sweep` all payload but ``live``, in segments that nobody is writing, and return its size on disk.
+        """Mark all payload except ``live`` for :meth:`sweep`, and return its size on disk.
 
-        Changes nothing on disk. Only this finds payload that was written and never handed in. Call it before the writers of a
-        resumed run begin.
+        Skips segments that are being written, and changes nothing on disk. Only this method finds payload that was
+        written but never handed in. Call it before the writers of a resumed run begin.
         """
         kept: dict[str, Extents] = {}
         for ref in live:
@@ -300,7 +302,7 @@ class PayloadStore:
         return size
 
     def sweep(self) -> None:
-        """Free what was set aside, and what was freed since in the same segments."""
+        """Free the payload that was set aside, and the payload that was freed since in the same segments."""
         with self._using:
             set_aside, self._set_aside = self._set_aside, {}
             self._spared = set()
@@ -308,7 +310,7 @@ class PayloadStore:
                 self._free_in(segment, unused)
 
     def bytes_on_disk(self) -> int:
-        """Disk space of all segments."""
+        """Return the disk space that all segments take, in bytes."""
         return sum(path.stat().st_blocks * 512 for path in self._segments())
 
     def _segments(self) -> list[Path]:
@@ -340,7 +342,7 @@ class PayloadStore:
         self._emptied.discard(segment)
 
     def _punch(self, file: int, merged: Iterable[tuple[int, int, int, int]]) -> None:
-        """Give back the pages that became free when ``[start, end)`` joined the freed extent ``[merged_start, merged_end)``."""
+        """Free the pages that became unused when ``[start, end)`` joined extent ``[merged_start, merged_end)``."""
         for start, end, merged_start, merged_end in merged:
             first = max(start // PAGE, -(-merged_start // PAGE)) * PAGE
             behind = min(-(-end // PAGE), merged_end // PAGE) * PAGE
@@ -349,7 +351,7 @@ class PayloadStore:
 
 
 def _is_written(file: int) -> bool:
-    """Whether a writer holds the segment. If none does, none can until ``file`` is closed."""
+    """Whether a writer has locked the segment. If not, no writer can lock it until ``file`` is closed."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -2,7 +2,7 @@
 
 A Feistel network over pairs (left, right) of digits in base ceil(sqrt(size)) is a bijection whatever its round function is
 (Luby and Rackoff 1988); walking its cycle until a number falls below ``size`` restricts it to the range (Black and Rogaway
-2002). As the base is the smallest that covers the range, hardly ever more than one step is walked.
+2002). The base is the smallest that covers the range, so one step is almost always enough.
 """
 
 from hashlib import blake2b
@@ -15,7 +15,7 @@ _ROUNDS = 8
 
 
 class Permutation:
-    """A shuffle: ``permutation[position]``, over all positions in ``range(size)``, is every number of that range once.
+    """A shuffle of ``range(size)``: ``permutation[position]`` is the number at that position.
 
     Args:
         size: size of the range, at least 1.

@@ -15,8 +15,8 @@ class ReadyGroup(msgspec.Struct, frozen=True, gc=False):
     """A complete group, as far as a sampler knows it.
 
     Attributes:
-        source: the task source that its task was drawn from.
-        oldest_sampled, newest_sampled: versions of its tokens.
+        source: name of the source that its task was drawn from.
+        oldest_sampled, newest_sampled: the oldest and the newest policy version of its tokens.
         advantage: mean over its trajectories of ``|reward - mean| / standard deviation``; 0 if the rewards have no spread.
         uses: how often it was handed out already.
     """
@@ -34,7 +34,7 @@ class Ready(Mapping[GroupId, ReadyGroup]):
 
     def __init__(self) -> None:
         self._groups: dict[GroupId, ReadyGroup] = {}
-        # A heap of all ready groups. It may hold some twice, and some that are gone; these are dropped on the way.
+        # A heap of all ready groups. It may hold some twice, and some that were removed; these are dropped on the way.
         self._ids: list[GroupId] = []
 
     def add(self, group: ReadyGroup) -> None:
@@ -84,7 +84,7 @@ class Ready(Mapping[GroupId, ReadyGroup]):
 
 
 def mean_absolute_advantage(rewards: Sequence[float]) -> float:
-    """Mean of ``|reward - mean| / standard deviation`` (of the population); 0 if the rewards have no spread."""
+    """Return the mean of ``|reward - mean| / standard deviation`` (of the population); 0 without spread."""
     if not has_spread(rewards):
         return 0.0
     mean = sum(rewards) / len(rewards)

@@ -1,17 +1,18 @@
 """Recovery: brings a buffer back to where it was when its process ended, however it ended.
 
-What always holds after a recovery: every change that anybody was told of has happened; nobody holds a ticket, and episodes that
-were running are issued again without counting as failures; every trajectory that the buffer holds can be read.
+What always holds after a recovery: every change that was confirmed to a caller has happened; no worker holds a ticket,
+and episodes that were running are issued again without counting as failures; every trajectory that the buffer holds can
+be read.
 
 A recovery has three steps, so that a resume that is refused has changed nothing:
 
 1. :func:`recover` reads everything back and checks it. It changes no file except the journal's lock.
-2. :meth:`Takeover.begin` writes the changes into the journal. It is called when everything else that the run needs has been
-   checked, too.
-3. :meth:`Takeover.sweep` frees the trajectories that nobody needs. It is called when the learner's first checkpoint since the
-   recovery is on disk, because then the run has shown that it can go on without them. Until then every trajectory stays where it
-   is, even those that the run itself frees meanwhile. So a run that was resumed by mistake, for example on a journal from a
-   backup, has destroyed nothing that the right journal needs.
+2. :meth:`Takeover.begin` writes the changes into the journal. It is called when everything else that the run needs has
+   also been checked.
+3. :meth:`Takeover.sweep` frees the trajectories that are not needed. It is called when the learner's first checkpoint
+   since the recovery is on disk, because then the run has shown that it can go on without them. Until then every
+   trajectory stays where it is, even those that the run itself frees meanwhile. So a run that was resumed by mistake,
+   for example on a journal from a backup, has destroyed nothing that the right journal needs.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -41,17 +42,17 @@ class Store(Protocol):
 
 
 class RecoveryReport(msgspec.Struct, frozen=True):
-    """What a recovery found. As text, it says what a user should know; for a new run that is nothing.
+    """What a recovery found. ``str(report)`` is a message for the user; it is empty for a new run.
 
     Attributes:
         resumed: whether there was something to recover.
-        records: how many were replayed.
+        records: number of journal records that were replayed.
         committed: groups that are ready to be trained.
-        again: groups that are issued again, among them those whose generation was cut short.
+        again: groups that are issued again, including those whose generation was cut short.
         batches: kept batches, which the learner may ask for again.
         lost_trajectories: trajectories whose payload was gone or damaged; those not trained yet are generated again.
-        cut_bytes: cut off the end of the journal, of a record that nobody was told of.
-        set_aside_bytes: size of payload that nobody needs; it is freed once the run has a new checkpoint.
+        cut_bytes: bytes of an unfinished record, never confirmed to a caller, that were cut off the end of the journal.
+        set_aside_bytes: size of payload that is not needed; it is freed once the run has a new checkpoint.
         damaged_snapshots: names of snapshots that could not be used, so that an older one was.
         missing_snapshot: name of the newest snapshot if it is gone, so that an older one or all records were used.
     """
@@ -83,7 +84,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
         if self.damaged_snapshots:
             parts.append(f"damaged and not used: {', '.join(self.damaged_snapshots)}")
         if self.missing_snapshot:
-            parts.append(f"gone, and done without: the journal's {self.missing_snapshot}")
+            parts.append(f"missing, but not needed: the journal's {self.missing_snapshot}")
         if self.set_aside_bytes:
             parts.append(
                 f"{self.set_aside_bytes:,} bytes of trajectories that nobody needs are removed after the next checkpoint"
@@ -116,13 +117,13 @@ class Takeover:
         Raises:
             DiskFull: there is no room for them.
         """
-        # Later commands build on these changes, so they are part of the history. Nobody knows of them yet, so they may be written
-        # after they were applied.
+        # Later commands build on these changes, so they are part of the history. No caller has seen them yet, so they
+        # may be written after they were applied.
         for change in self._changes:
             self.journal.append(commands.encode(change))
 
     def sweep(self) -> None:
-        """Free the payload that nobody needed when the buffer was read back, in files that were there then."""
+        """Free the payload that was already unnecessary when the buffer was read back, in files that existed then."""
         for store in self._stores:
             store.sweep()
 
@@ -136,17 +137,17 @@ def recover(
     *,
     wait_s: float = 10.0,
 ) -> Takeover:
-    """Bring ``buffer`` to where the journal in ``folder`` left it, checked in full; it stays new if the run has not begun yet.
+    """Bring ``buffer`` to the state that the journal in ``folder`` records, and check it. A new run leaves it new.
 
     Args:
-        buffer: new, of the run's recipe and tasks.
+        buffer: a new buffer with the run's recipe and tasks.
         stores: stores of all shards, by number. Nobody may write payload there yet.
         wait_s: how long to wait for the journal's last writer to die.
 
     Raises:
         JournalOfAnotherRun: the journal was written with another recipe or other tasks.
         JournalInUse, JournalDamaged, JournalGone, UnknownFormat: the journal cannot be opened.
-        PayloadGone: the folder of a whole shard is not there, and what lay in it is needed.
+        PayloadGone: the folder of a whole shard is missing, and trajectories in it are needed.
         LedgerError: so much payload is lost that the learner's batches cannot be made again.
     """
     steps = buffer.steps
@@ -170,7 +171,7 @@ def recover(
 
 
 def rebuild(buffer: ReplayBuffer, identity: Identity, folder: Path, found: Recovery) -> None:
-    """Bring ``buffer``, which is new, to where what was ``found`` in the journal's ``folder`` leaves it. Writes nothing.
+    """Bring ``buffer``, which must be new, to the state that was ``found`` in the journal. Writes nothing.
 
     Raises:
         JournalOfAnotherRun: the journal was written with another recipe or other tasks than those of ``identity``.
@@ -184,11 +185,11 @@ def rebuild(buffer: ReplayBuffer, identity: Identity, folder: Path, found: Recov
             buffer.restore(found.snapshot)
         commands.replay(found.records, buffer)
     except msgspec.MsgspecError as error:
-        problem = f"{folder} holds a record that is none of this program's ({error})"
+        problem = f"{folder} holds a record that this version of asyncrl cannot read ({error})"
         raise UnknownFormat(f"{problem}; resume with the version of asyncrl that wrote it") from error
     if steps < buffer.steps:
         raise JournalOfAnotherRun(
-            f"{folder} is of a run of {buffer.steps} steps, and now steps is {steps}: a run can be made longer, not "
+            f"{folder} belongs to a run of {buffer.steps} steps, but steps is now {steps}: a run can be made longer, not "
             f"shorter; set steps to {buffer.steps} or more, or launch a new run"
         )
 
@@ -200,7 +201,7 @@ def _check_new(folder: Path, stores: Mapping[int, Store]) -> None:
 
 
 def _taken_over(buffer: ReplayBuffer, steps: int, journal: Journal, found: Recovery, stores: Mapping[int, Store]) -> Takeover:
-    """Take all running episodes back, and check which payload is there."""
+    """Take back all running episodes, check which payload is lost, and set aside the payload that is not needed."""
     resumed = not found.is_empty
     changes: list[Command] = []
     lost_trajectories = 0

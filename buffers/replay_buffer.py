@@ -1,14 +1,14 @@
 """The versioned replay buffer: tickets out, finished episodes in, staleness-bounded batches out.
 
-A plain class without waits, clocks, threads or payload. Callers learn that something is not possible yet, and decide how to wait.
-The same calls always lead to the same state, to the byte. What always holds:
+A plain class without waits, clocks, threads or payload. When something is not possible yet, it says so, and the caller
+decides how to wait. The same calls always lead to the same state, byte for byte. What always holds:
 
 * every group, trajectory and draw of a task is in exactly one ledger state;
-* groups that lost episodes are issued again first, with the episodes that they still have; then tasks of expired groups; then new
-  tasks;
+* groups that lost episodes are issued again first, and keep their finished episodes; then tasks of expired groups
+  follow; then new tasks;
 * no token older than the staleness bound enters a loss, and no group is handed out more than ``max_reuse`` times;
 * a batch stays the same, however often it is asked for, until the learner has a newer checkpoint;
-* payload is freed once, when its group has ended and no kept batch holds it.
+* payload is freed exactly once, when its group has ended and no kept batch holds it.
 """
 
 import logging
@@ -44,14 +44,14 @@ NO_ANSWER_IN_TIME = (
 
 
 class ReplayBuffer:
-    """Issues tickets and takes in what becomes of them; :attr:`batches` hands out what is to be trained.
+    """Issues tickets, and takes in finished and failed episodes; :attr:`batches` hands out batches to train.
 
     Attributes:
-        groups: that have not ended, and their payload.
-        batches: that were handed out, and the next one.
+        groups: the groups that have not ended, and their payload.
+        batches: the batches that were handed out, and the choice of the next one.
 
     Args:
-        tasks: where tasks come from; owned by the buffer from now on.
+        tasks: the stream that tasks are drawn from; owned by the buffer from now on.
         steps: training steps of the run; no more groups are issued than these can train.
         seed: seed of the sampler's randomness.
     """
@@ -90,7 +90,7 @@ class ReplayBuffer:
         return self._limits.first_depth if self._state.depth is None else self._state.depth
 
     def pace(self, depth: int) -> None:
-        """Change the pipeline depth. Groups that were issued stay.
+        """Change the pipeline depth. Groups that were already issued stay.
 
         Raises:
             LedgerError: the recipe does not allow the depth.
@@ -102,7 +102,7 @@ class ReplayBuffer:
     # Tickets
 
     def room(self) -> int:
-        """Number of groups that may be issued now; see :meth:`StalenessPolicy.room`."""
+        """Return the number of groups that may be issued now; see :meth:`StalenessPolicy.room`."""
         groups, state = self._ledger.groups, self._state
         return self._policy.room(
             Load(
@@ -121,8 +121,8 @@ class ReplayBuffer:
         """Issue up to ``limit`` tickets while there is room: failed groups first, then tasks of expired groups, then new tasks.
 
         Args:
-            worker: will generate the episodes.
-            limit: number of groups at most.
+            worker: the worker that will generate the episodes.
+            limit: most groups to issue.
             now: seconds since the epoch; only ages are computed from it.
         """
         self._state.now = now
@@ -132,14 +132,14 @@ class ReplayBuffer:
         ]
 
     def unwanted(self, worker: WorkerId, running: Sequence[GroupId]) -> list[GroupId]:
-        """Return those of a worker's ``running`` groups that nobody waits for any more, at least not from this worker."""
+        """Return those of a worker's ``running`` groups that the buffer no longer expects from this worker."""
         held = self._index.held_by(worker)
         return [group_id for group_id in running if group_id not in held]
 
     # Finished and failed episodes
 
     def commit(self, records: Sequence[TrajectoryRecord], now: float) -> None:
-        """Take in finished episodes. Episodes that nobody waits for are counted, and their payload is freed.
+        """Take in finished episodes. Those that the buffer no longer expects are counted, and their payload is freed.
 
         Raises:
             LedgerError: a group was never issued or has no such episode, or an episode has tokens older than its ticket.
@@ -148,7 +148,7 @@ class ReplayBuffer:
         self._state.now = now
         empty = [record for record in records if not self._take_in(record)]
         for record in empty:
-            # An episode that ran out of time before the first answer may have waited for a slow engine: not the task's fault.
+            # An episode that timed out before the first answer may have waited for a slow engine: not the task's fault.
             late = record.stop_reason is StopReason.EPISODE_TIMEOUT
             kind, reason = (FailureKind.INFRASTRUCTURE, NO_ANSWER_IN_TIME) if late else (FailureKind.DATA, NOTHING_SAMPLED)
             self.fail(record.group_id, record.sample_index, kind, reason)
@@ -193,11 +193,11 @@ class ReplayBuffer:
             self.groups.freed.append(record.payload)
 
     def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
-        """Take back a failed episode. Nothing happens if nobody waits for it.
+        """Take back a failed episode. Nothing happens if the buffer no longer expects it.
 
         Raises:
             LedgerError: the group was never issued.
-            BudgetExceeded: more than ``max_failures`` groups failed in this way.
+            BudgetExceeded: there were more than ``max_failures`` failures of this kind.
         """
         if not 0 <= group_id < self._ledger.groups.issued:
             raise LedgerError(f"group {group_id} was never issued, so its sample {sample_index} cannot fail")
@@ -207,19 +207,19 @@ class ReplayBuffer:
         first = kind not in group.broken_by
         self._give_back(group, [sample_index], kind, reason)
         if first:
-            self._spend(kind, f"of task {group.task.id}: {reason}")
+            self._spend(kind, f"task {group.task.id}: {reason}")
 
     def lost(self, worker: WorkerId) -> None:
         """Take back all episodes of a worker that was given up. Nothing happens if it had none.
 
         Raises:
-            BudgetExceeded: this was one failure too many.
+            BudgetExceeded: there were more than ``max_failures`` failures of kind infrastructure.
         """
         if self._give_all_back(worker, f"{worker} is gone"):
             self._spend(FailureKind.INFRASTRUCTURE, f"{worker} is gone")
 
     def restart(self) -> None:
-        """After the whole run ended, take back the episodes of all workers, and count failures from 0 again."""
+        """Take back the episodes of all workers after the whole run ended, and count failures from 0 again."""
         for worker in self._index.workers():
             self._give_all_back(worker, "the run was resumed")
         self._state.failures = dict.fromkeys(FailureKind, 0)
@@ -245,12 +245,12 @@ class ReplayBuffer:
         failures[kind] += 1
         if failures[kind] > self._limits.max_failures:
             raise BudgetExceeded(
-                f"{failures[kind]} groups failed ({kind}), more than buffer.max_failures={self._limits.max_failures}; "
-                f"the last {what}"
+                f"{failures[kind]} failures ({kind}), more than buffer.max_failures={self._limits.max_failures}; "
+                f"the last one: {what}"
             )
 
     def _settle(self, group: Group, last_failure: str = "") -> None:
-        """Decide what becomes of a group of which no episode is being generated any more."""
+        """Decide what happens to a group when none of its episodes is being generated any more."""
         if group.has_enough(self._batch.min_group):
             self._complete(group)
             return
@@ -277,7 +277,7 @@ class ReplayBuffer:
             self.groups.end(group, GroupState.FILTERED, why)
         else:
             group.oldest_sampled = min([record.sampled[0][0] for record in records])
-            # No loss takes tokens of a greedy episode.
+            # Tokens of a greedy episode enter no loss.
             group.newest_sampled = max([record.sampled[-1][0] for record in records if not record.greedy])
             group.advantage = mean_absolute_advantage(rewards)
             self.groups.move(group, GroupState.COMMITTED, birth=group.oldest_sampled)
@@ -286,7 +286,7 @@ class ReplayBuffer:
     # Published version
 
     def advance(self, version: PolicyVersion) -> None:
-        """Make ``version`` the published version. Nothing happens if it already is.
+        """Make ``version`` the published version. Nothing happens if it already is or was.
 
         Raises:
             LedgerError: the published version would grow by more than one.
@@ -309,14 +309,14 @@ class ReplayBuffer:
     # Payload
 
     def drain_freed(self) -> list[PayloadRef]:
-        """Return the payload that became unnecessary since the last call."""
+        """Return the payload that is no longer needed since the last call."""
         freed, self.groups.freed = self.groups.freed, []
         return freed
 
     # Inspection
 
     def statistics(self) -> BufferStatistics:
-        """Tell what the buffer holds, and what became of everything that it issued."""
+        """Return what the buffer holds, and what became of everything that it issued."""
         state, observed = self._state, self._state.observed
         return BufferStatistics(
             version=state.version,
@@ -346,7 +346,7 @@ class ReplayBuffer:
     # Snapshots
 
     def snapshot(self) -> bytes:
-        """Encode the whole state, except for freed payload that :meth:`drain_freed` has not returned: the sweep finds that."""
+        """Encode the whole state, except freed payload that :meth:`drain_freed` did not return: the sweep frees it."""
         state = msgspec.structs.replace(
             self._state,
             waiting_draws=list(self.groups.waiting_draws),
@@ -356,7 +356,7 @@ class ReplayBuffer:
         return _encoder.encode(state)
 
     def restore(self, data: bytes) -> None:
-        """Turn this buffer, which is new, into the one that :meth:`snapshot` was called on.
+        """Restore the state that :meth:`snapshot` encoded into this buffer, which must be new.
 
         Raises:
             LedgerError: the tasks are not those of the snapshot.

@@ -1,7 +1,7 @@
 """Samplers: they choose which ready groups are trained next, and how much their loss terms weigh.
 
 What always holds: a sampler is a pure function of its arguments (all randomness comes from ``rng``); it samples ``n`` different
-ready groups; a group is consumed at the latest when its last permitted use is used up.
+ready groups; a group is consumed at its last permitted use at the latest.
 """
 
 import math
@@ -56,14 +56,17 @@ class Sampler(Protocol):
 
 
 class BadSelection(AsyncRLError):
-    """A sampler of the user's own returned a choice that cannot be handed out."""
+    """A user-defined sampler raised an error, or returned a selection that breaks its contract."""
 
 
 def make_sampler(buffer: BufferConfig, source_weights: Mapping[str, float]) -> Sampler:
-    """Make the sampler that section ``buffer`` of the recipe names, for task sources of these weights.
+    """Make the sampler that section ``buffer`` of the recipe names.
+
+    Args:
+        source_weights: weight of each task source, by name.
 
     Raises:
-        RecipeError: a sampler of the user's own cannot be loaded, or has no ``sample``.
+        RecipeError: a user-defined sampler cannot be loaded, or has no method ``sample``.
     """
     max_reuse = buffer.max_reuse
     match buffer.sampler:
@@ -184,7 +187,7 @@ class Stratified:
 
 
 class Checked:
-    """Checks the answers of a sampler of the user's own before they are used."""
+    """Checks the selections of a user-defined sampler before they are used."""
 
     def __init__(self, sampler: Sampler, name: str, max_reuse: int) -> None:
         self._sampler, self._name, self._max_reuse = sampler, name, max_reuse
@@ -193,17 +196,17 @@ class Checked:
         """See :class:`Sampler`.
 
         Raises:
-            BadSelection: the answer breaks the contract, or the sampler raised an error.
+            BadSelection: the selection breaks the contract, or the sampler raised an error.
         """
         try:
             selection = self._sampler.sample(ready, n, version, rng)
         except Exception as error:
-            # The class is the user's own, so it may raise anything.
+            # The class is user-defined, so it may raise anything.
             raise BadSelection(
                 f"buffer.sampler {self._name}: sample raised {type(error).__name__}: {error}; correct that class"
             ) from error
         if problem := self._problem(selection, ready, n):
-            raise BadSelection(f"buffer.sampler {self._name}: {problem}; see buffers.sampling.Selection for what is right")
+            raise BadSelection(f"buffer.sampler {self._name}: {problem}; see buffers.sampling.Selection")
         return selection
 
     def _problem(self, selection: object, ready: Ready, n: int) -> str:

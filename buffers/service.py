@@ -1,8 +1,9 @@
 """The buffer as a service: it answers the verbs of :class:`~asyncrl.core.buffer_api.BufferApi`, and gives up silent workers.
 
-What always holds: every change is made by :mod:`buffers.write_ahead`; whoever waits is woken when what it waits for has come, or
-the service has failed (:mod:`buffers.waiters`); nothing waits without a deadline, and deadlines stand still while a full disk
-pauses the run. A plain class on one event loop: transport is put around it elsewhere.
+What always holds: every change is made by :mod:`buffers.write_ahead`; a waiting caller is woken when what it waits for
+has come or the service has failed (:mod:`buffers.waiters`); nothing waits without a deadline, and deadlines stand still
+while a full disk pauses the run. The service is a plain class on one event loop; other modules serve it over the
+network.
 """
 
 import asyncio
@@ -34,23 +35,24 @@ from buffers.write_ahead import WriteAhead
 logger = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 5.0
-"""A lease request without a ticket is answered empty after this long, so that requests of dead workers do not stay."""
+"""Seconds after which a lease request gets an empty answer, so that requests of dead workers do not stay."""
 FREED_AT_ONCE = 64
-"""Number of payloads freed in one go."""
+"""Most payloads freed in one call."""
 BLOCKERS_NAMED = 3
 """Number of groups that the error about an overdue batch names; the others are counted."""
 
 
 class BufferService:
-    """Puts waiting, durability and leases around a buffer. Lives within one event loop; end it with :meth:`close`.
+    """Adds waiting, durability and leases to a buffer. Use it in one event loop only, and end it with :meth:`close`.
 
     Args:
         buffer: new, or recovered.
-        journal: where the buffer's commands go; None keeps none, and then a batch is given up as soon as it was trained.
-        free: frees payload that nobody needs any more; called in a thread.
+        journal: the journal for the buffer's commands. None: there is no journal, and a batch is kept only until it is
+            trained.
+        free: frees payload that is no longer needed; called in a thread.
         sweep: frees the payload that a recovery found unnecessary; called once, in a thread, when the learner's first checkpoint
-            is durable. Before that, the run may need what came before it.
-        clock: seconds since the epoch; only ages are computed from it.
+            is durable. Until then, it must destroy nothing that an earlier state of the run needs.
+        clock: returns seconds since the epoch; only ages are computed from it.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class BufferService:
         self._background: set[asyncio.Task[None]] = set()
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
-        """See :meth:`BufferApi.lease`. A worker that is given up meanwhile gets no ticket: its call may outlive it."""
+        """See :meth:`BufferApi.lease`. A worker that is given up meanwhile gets no ticket: it may be dead already."""
         self._heartbeats.heard(worker)
         losses = self._losses[worker]
 
@@ -98,7 +100,7 @@ class BufferService:
             except TimeoutError:
                 return []
             if self._losses[worker] != losses:
-                self._waiters.wake()  # the room that woke this request belongs to another
+                self._waiters.wake()  # another request may use the room that woke this one
                 return []
             tickets = await self._changes.change(lease)
         return tickets
@@ -113,7 +115,7 @@ class BufferService:
         await self._changes.change(self._commit_arrived, shared=True)
 
     def _commit_arrived(self) -> Command | None:
-        """Commit everything that has arrived; None if whoever came just before took it along."""
+        """Commit everything that has arrived; None if an earlier command has already committed it."""
         arrived, self._arrived = tuple(self._arrived), []
         return commands.Commit(arrived, self._clock()) if arrived else None
 
@@ -171,9 +173,9 @@ class BufferService:
         if len(blockers) > BLOCKERS_NAMED:
             named.append(f"{len(blockers) - BLOCKERS_NAMED} more")
         left_out = ", ".join(f"{count} {why}" for why, count in sorted(counts.reasons.items())) or "none"
-        remedy = "look into that worker's log, shorten environment.episode_timeout_s, or raise deadlines.batch"
+        remedy = "see that worker's log, shorten environment.episode_timeout_s, or raise deadlines.batch"
         if counts.filtered and counts.filtered == counts.issued - counts.running - counts.failed:
-            remedy = "every group that was finished was filtered: loosen buffer.filters, or give tasks of another difficulty"
+            remedy = "every finished group was filtered: loosen buffer.filters, or give tasks of another difficulty"
         elif not blockers:
             remedy = "no group is being generated: see the generators' logs, or raise deadlines.batch"
         return DeadlineExceeded(
@@ -212,7 +214,7 @@ class BufferService:
         return msgspec.structs.replace(self._buffer.statistics(), paused=self._pauses.message)
 
     async def close(self) -> None:
-        """Refuse whatever is asked from now on, let the background work end, and close the journal. Harmless the second time."""
+        """Refuse all calls from now on, let background work end, and close the journal. A second call does nothing."""
         self._heartbeats.close()
         self._changes.fail(ComponentFailed("the buffer was closed"))
         if self._background:

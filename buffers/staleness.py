@@ -4,10 +4,11 @@ What always holds:
 
 * no token older than ``max_staleness`` policy versions enters a loss;
 * at most ``pipeline_depth + 1`` batches of groups are outstanding, unless the depth has just become smaller. A group is
-  outstanding from its ticket until the version that its step made is published. So a group issued at version v has fewer groups
-  than that before it, and if groups are taken in order, it is trained by version ``v + pipeline_depth``;
-* under ``wait`` every group is trained whole. As ``pipeline_depth <= max_staleness``, the groups that must be trained by some
-  version always fit into the batches up to it: no batch is forced to hold more than it can.
+  outstanding from its ticket until the version that its training step made is published. So fewer groups than that are
+  ahead of a group issued at version v, and if groups are taken in order, it is trained by version
+  ``v + pipeline_depth``;
+* under ``wait`` every group is trained whole. Because ``pipeline_depth <= max_staleness``, the groups that must be
+  trained by a version always fit into the batches up to that version: no batch is forced to hold more than it can.
 """
 
 from collections.abc import Mapping
@@ -19,17 +20,17 @@ from asyncrl.core.recipe.schema import BatchConfig, BufferConfig
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The work that the buffer has in hand, as far as it matters for new tickets.
+    """The buffer's current work, as far as it matters for new tickets.
 
     Attributes:
         depth: the pipeline depth.
         waiting: groups that are running or committed.
         failed: groups that wait to be issued again.
-        unpublished_batches: groups in batches whose step is not published yet.
+        unpublished_batches: groups in batches whose training step is not published yet.
         returning: groups in training that will be ready once more.
         supply: how many trainings the running, committed and returning groups can still be used for.
-        wanted: how many trainings of groups the rest of the run does.
-        payload_bytes: held by groups that have not ended.
+        wanted: how many trainings of groups the rest of the run still needs.
+        payload_bytes: bytes of payload of groups that have not ended.
     """
 
     depth: int
@@ -43,7 +44,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class StalenessPolicy:
-    """The pace, the guarantee and the derived capacities that section ``buffer`` of the recipe asks for."""
+    """Computes the pace, the staleness bound and the capacities that section ``buffer`` of the recipe asks for."""
 
     def __init__(self, buffer: BufferConfig, batch: BatchConfig) -> None:
         self._on_stale, self._max_staleness = buffer.on_stale, buffer.max_staleness
@@ -51,10 +52,10 @@ class StalenessPolicy:
         self._max_bytes = buffer.capacity_mb * 1_000_000
 
     def room(self, load: Load) -> int:
-        """Number of groups that may be issued now: the smallest that the pace, the rest of the run and the memory allow.
+        """Return how many groups may be issued now: the smallest number that pace, rest of the run and memory allow.
 
-        Neither the rest of the run nor a full memory may prevent what a batch needs: enough different groups, and failed groups,
-        whose finished episodes can only be freed once the missing ones are there.
+        Neither the rest of the run nor a full memory may keep back what a batch needs: enough different groups, and
+        failed groups, whose finished episodes can only be freed once the missing ones are there.
         """
         if load.wanted <= 0:
             return 0
@@ -66,18 +67,18 @@ class StalenessPolicy:
         return max(0, min((load.depth + 1) * self._groups_per_step - load.waiting - load.unpublished_batches, useful))
 
     def oldest_version(self, version: PolicyVersion) -> PolicyVersion:
-        """The oldest version whose tokens may be trained at ``version``."""
+        """Return the oldest version whose tokens may be trained at ``version``."""
         return PolicyVersion(version - self._max_staleness)
 
     def expiry_version(self, oldest_sampled: PolicyVersion, newest_sampled: PolicyVersion) -> PolicyVersion:
-        """The version that decides when a complete group expires: when it is older than :meth:`oldest_version`.
+        """Return the version that decides about a complete group: once it is over the bound, the group expires.
 
-        Under ``mask`` a group expires when no token is within the bound any more, otherwise as soon as one token is over it.
+        Under ``mask``, a group expires when all its tokens are over the bound; otherwise, when one token is.
         """
         return newest_sampled if self._on_stale == "mask" else oldest_sampled
 
     def expired_unfinished_below(self, published: PolicyVersion) -> PolicyVersion | None:
-        """Unfinished groups born before this version can never be trained after ``published``; None under ``mask``."""
+        """Return a version; unfinished groups born before it can no longer be trained. None under ``mask``."""
         return None if self._on_stale == "mask" else self.oldest_version(published)
 
     @property
@@ -86,14 +87,15 @@ class StalenessPolicy:
         return self._on_stale == "wait"
 
     def demands(self, version: PolicyVersion, live: Mapping[PolicyVersion, int]) -> list[tuple[PolicyVersion, int]]:
-        """What the batch of ``version`` must hold under ``wait``, so that it and later batches can train every live group whole.
+        """Return what the batch of ``version`` must hold under ``wait``, so that every live group can be trained whole.
 
         Args:
-            version: that will be trained.
+            version: the version that will be trained.
             live: number of groups that were never trained and are running, failed or committed, by birth.
 
         Returns:
-            Pairs ``(birth, n)``, oldest birth first, ``n`` rising: of the groups born at ``birth`` or before, at least ``n``.
+            Pairs ``(birth, n)``, oldest birth first, ``n`` rising: the batch must hold at least ``n`` of the groups
+            born at ``birth`` or before.
         """
         if not self.waits:
             return []

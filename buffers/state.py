@@ -12,7 +12,7 @@ from buffers.statistics import Held, Observed
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True):
-    """A task whose group expired, to be issued again; ``attempt`` is that of :class:`~buffers.group.Group`."""
+    """A task whose group expired and that is issued again; ``attempt`` as in :class:`~buffers.group.Group`."""
 
     task: Task
     source: str
@@ -23,7 +23,7 @@ class KeptBatch(msgspec.Struct):
     """A batch that was handed out and may be asked for again.
 
     Attributes:
-        groups: in the batch, in order.
+        groups: ids of the groups in the batch, in order.
         trained: whether the learner has trained it.
     """
 
@@ -38,16 +38,16 @@ class BufferState(msgspec.Struct):
     Attributes:
         steps: training steps of the run; never fewer than before.
         version: the published version.
-        depth: the pipeline depth, once it was changed; until then it is the recipe's.
+        depth: the pipeline depth after its first change; None before that, when the recipe's first depth counts.
         now: the last time that a caller gave, in seconds since the epoch.
-        groups: that have not ended or are in a kept batch, oldest first.
+        groups: the groups that have not ended or are in a kept batch, oldest first.
         kept: batches handed out since the learner's last checkpoint.
         last_taken: version of the newest batch handed out; -1 before the first.
         forgotten: batches of versions before this one are no longer kept.
-        unpublished_batches: number of groups in each batch whose step is not published yet.
-        trainings: how many groups were handed out so far, each as often as it was.
+        unpublished_batches: number of groups in each batch whose training step is not published yet.
+        trainings: how many groups were handed out so far; a group counts once each time.
         waiting_draws: tasks to be issued again, in order.
-        failures: since the run was started or resumed, by kind.
+        failures: number of failures since the run was started or resumed, by kind.
         payload_bytes: bytes of groups that have not ended.
         kept_bytes: bytes of groups that have ended and are in a kept batch.
         tasks: state of the task stream; only set in a snapshot.

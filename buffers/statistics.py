@@ -7,7 +7,7 @@ from asyncrl.core.ids import PolicyVersion, TaskId
 
 
 class Lengths(msgspec.Struct):
-    """Histogram of lengths by their number of binary digits."""
+    """Histogram of trajectory lengths, by the number of binary digits of the length in tokens."""
 
     counts: list[int] = []
 
@@ -26,12 +26,12 @@ class _Cell(msgspec.Struct):
 
 
 class Held(msgspec.Struct):
-    """Counts groups that have not ended, by birth and state."""
+    """Counts groups that have not ended, by the version at which they were born and by state."""
 
     by_version: dict[PolicyVersion, dict[GroupState, _Cell]] = {}
 
     def enter(self, birth: PolicyVersion, state: GroupState, now: float) -> None:
-        """Count one more group."""
+        """Count one group more."""
         cells = self.by_version.get(birth)
         if cells is None:
             cells = self.by_version[birth] = {}

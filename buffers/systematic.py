@@ -24,7 +24,9 @@ def systematic_hits(sizes: Sequence[int], n: int, start: int) -> list[int]:
 
 
 def inclusion_probabilities(sizes: Sequence[int], n: int) -> list[Fraction]:
-    """Return each unit's probability to be in a sample of ``n`` without replacement: proportional to size, at most 1, in all n.
+    """Return each unit's probability to be in a sample of ``n`` without replacement.
+
+    The probabilities are proportional to size, at most 1 each, and add up to ``n``.
 
     Sizes are positive, and ``n`` is at most their number. Units whose share would exceed 1 are in every sample, and the others
     share the rest (Särndal, Swensson and Wretman 1992, "Model Assisted Survey Sampling", section 3.6).

@@ -1,4 +1,4 @@
-"""Sources of tasks that a recipe names: finds, reads and checks files and folders.
+"""Finds, reads and checks the files and folders of the task sources that a recipe names.
 
 A path is a JSON-lines file, a Parquet file, a folder that Hugging Face datasets saved, or a folder of Parquet or JSON-lines files
 as dataset repositories have them. Each file is read once and completely, so later changes of the files do not affect the run.
@@ -38,11 +38,11 @@ def read_sources(files: Sequence[TaskFile], place: str, on_malformed: Literal["r
     """Read the sources, in order. Task ids are unique over all of them: with several sources, ids begin with the source's name.
 
     Args:
-        place: its key, e.g. ``tasks.train``.
-        on_malformed: what happens to rows that are not a task.
+        place: recipe key of the sources, e.g. ``tasks.train``, for errors.
+        on_malformed: what to do about rows that are not a task.
 
     Raises:
-        RecipeError: a source is missing or cannot be read, has a malformed row that is not to be skipped, or has no good row.
+        RecipeError: a source is missing or cannot be read, has a malformed row under ``refuse``, or has no good row.
     """
     names = source_names(files, place)
     taken: set[str] = set()
@@ -86,17 +86,18 @@ def _reader_of(path: Path, place: str) -> type[JsonLines] | type[ArrowTable]:
     if head.startswith(PARQUET_MAGIC) or path.suffix == ".arrow":
         return ArrowTable
     if path.suffix == ".parquet":
-        raise RecipeError(place, f"{path} is no Parquet file: it begins with {head[:8]!r}", "name a whole Parquet file")
+        raise RecipeError(place, f"{path} is not a Parquet file: it begins with {head[:8]!r}", "name a whole Parquet file")
     if path.suffix in (".jsonl", ".json") or head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{"):
         return JsonLines
-    raise RecipeError(place, f"{path} is of no known format", _SUPPORTED)
+    raise RecipeError(place, f"{path} has an unknown format", _SUPPORTED)
 
 
 def find_files(root: Path, split: str, place: str) -> list[Path]:
     """Find the files of a source, in order.
 
     Args:
-        split: split of a folder; empty if it has only one.
+        split: the split to read, if ``root`` is a folder with several; otherwise it may be empty.
+        place: recipe key of the source, for errors.
 
     Raises:
         RecipeError: there is no file, or it is not clear which split is meant.
@@ -156,7 +157,10 @@ class _DataFile(msgspec.Struct, frozen=True):
 
 
 class _DatasetState(msgspec.Struct, frozen=True):
-    """Content of state.json, which ``Dataset.save_to_disk`` writes. Old releases kept chosen or shuffled rows as indices."""
+    """Content of state.json, which ``Dataset.save_to_disk`` writes.
+
+    Old releases of datasets stored selected or shuffled rows as indices.
+    """
 
     data_files: list[_DataFile] = msgspec.field(name="_data_files")
     split: str | None = msgspec.field(name="_split", default=None)

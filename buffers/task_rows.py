@@ -1,4 +1,4 @@
-"""Rows of files as tasks: finds the good rows, and makes tasks of them when they are drawn.
+"""Turns rows of files into tasks: finds the good rows, and makes a task of a row when it is drawn.
 
 Every row is checked once, when its file is read. A row that is not a task is named by file and line, and refused or counted; none
 is left out silently.
@@ -15,14 +15,14 @@ from asyncrl.core.task import Task
 from asyncrl.core.text import short
 
 NAMED = 3
-"""Number of malformed rows of a source that are named; the others are counted."""
+"""Most malformed rows of a source that a message names; the others are counted."""
 NESTING = 100
-"""Levels of lists and dictionaries that a task may have. Python's own limit is far higher, but would only stop the run later."""
+"""Most levels of lists and dictionaries in a task. Python's limit is far higher, but would only stop the run later."""
 TOO_DEEP = f"nested more than {NESTING} levels deep"
 
 
 class RowHead(NamedTuple):
-    """What makes a row a task, or the ``problem`` that keeps it from being one."""
+    """The prompt and id of a row, or the ``problem`` because of which the row is not a task."""
 
     prompt: Any
     id: Any
@@ -41,7 +41,7 @@ class RowFile(Protocol):
 
 
 class LabelledFile(NamedTuple):
-    """A file, and the label that names its rows without an id: ``label:number``."""
+    """A file and its label. A row without an id gets the id ``label:number``."""
 
     label: str
     rows: RowFile
@@ -54,8 +54,8 @@ class TaskRows:
         skipped: number of rows that are not a task.
 
     Args:
-        prompt_key, id_key: names of prompt and id in a row.
-        id_prefix: put before the ids in the rows.
+        prompt_key, id_key: keys of the prompt and the id in a row.
+        id_prefix: prefix for the ids that rows have.
         taken: ids of other sources; the ids of this source are added to it.
     """
 
@@ -130,7 +130,7 @@ def why_repeated(own: object, task_id: str) -> str:
 
 
 def is_too_deep(value: Any, levels: int = NESTING) -> bool:
-    """Whether lists and dictionaries lie within each other more than ``levels`` deep."""
+    """Whether lists and dictionaries are nested more than ``levels`` deep."""
     if not isinstance(value, dict | list | tuple):
         return False
     inner = value.values() if isinstance(value, dict) else value

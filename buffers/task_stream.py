@@ -1,8 +1,8 @@
-"""Where tasks come from: an endless stream, drawn from one or several sources.
+"""The endless stream of tasks, drawn from one or several sources.
 
 Without a curriculum, the whole stream is a pure function of the seed and the number of tasks drawn. Each source gives every task
-once an epoch, and each epoch has its own order. Sources are mixed by weight, each within one draw of its share. A stream that is
-restored from its state goes on exactly as if it had never stopped.
+once in each epoch, and each epoch has its own order. Sources are mixed by weight, each within one draw of its share. A
+stream that is restored from its state goes on exactly as if it had never stopped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from buffers.permutation import Permutation
 
 
 class Tasks(Protocol):
-    """A sequence of tasks, which may make each when it is asked for."""
+    """A sequence of tasks. It may make a task only when the task is asked for."""
 
     def __len__(self) -> int: ...
 
@@ -29,12 +29,12 @@ class Tasks(Protocol):
 
 
 class TaskSource(msgspec.Struct, frozen=True):
-    """Tasks of one origin.
+    """A source of tasks.
 
     Attributes:
-        name: unique among the sources of a stream.
-        tasks: at least one; ids are unique over all sources of a stream.
-        weight: how often tasks are drawn from here, relative to the other sources.
+        name: name of the source, unique in its stream.
+        tasks: the tasks, at least one; their ids are unique over all sources of a stream.
+        weight: how often tasks are drawn from this source, relative to the other sources.
         skipped: malformed rows that were left out.
         digest: digest of the content; if empty, it is computed from the tasks.
     """
@@ -63,10 +63,10 @@ class TaskStream:
     Args:
         sources: in the order of the recipe.
         seed: seed of the order within each source.
-        curriculum: changes the weights of the sources; with None they stay as they are.
+        curriculum: changes the weights of the sources; None leaves them as they are.
 
     Raises:
-        RecipeError: there is no source, or one without a task.
+        RecipeError: there is no source, or a source has no task.
     """
 
     def __init__(self, sources: Sequence[TaskSource], seed: int, curriculum: Curriculum | None = None) -> None:
@@ -131,7 +131,10 @@ class TaskStream:
             order.position = drawn
 
     def fingerprint(self) -> str:
-        """Digest of the seed and of the sources' names and content. With equal fingerprints, equal states give equal tasks."""
+        """Return a digest of the seed and of the sources' names and content.
+
+        Streams with equal fingerprints draw the same tasks from equal states.
+        """
         content = [(order.source.name, len(order.source.tasks), _digest(order.source)) for order in self._orders]
         return blake2b(msgspec.json.encode((self._seed, content)), digest_size=16).hexdigest()
 
@@ -142,7 +145,7 @@ class _State(msgspec.Struct, frozen=True):
     Attributes:
         drawn: number of tasks drawn from each source.
         credit: credit of the mixer.
-        curriculum: its state; None without a curriculum.
+        curriculum: state of the curriculum; None if there is none.
     """
 
     drawn: list[int]
@@ -173,15 +176,15 @@ def _digest(source: TaskSource) -> str:
 
 
 def source_names(files: Sequence[TaskFile], place: str) -> list[str]:
-    """Name the sources: the end of the path, as much as tells them apart, and ``:split`` where a split is given.
+    """Return a name for each source: the end of its path, long enough to be unique, and ``:split`` if it has one.
 
     Raises:
-        RecipeError: a source is named twice.
+        RecipeError: two sources have the same path and split.
     """
     sources = [(Path(file.path), file.split) for file in files]
     for index, source in enumerate(sources):
         if source in sources[:index]:
-            raise RecipeError(f"{place}[{index}]", f"{source[0]} is there twice", "name it once, with a larger weight")
+            raise RecipeError(f"{place}[{index}]", f"{source[0]} is listed twice", "name it once, with a larger weight")
     return [_name(source, sources) for source in sources]
 
 

@@ -1,8 +1,8 @@
-"""Who waits for tickets and for batches, and when they are woken.
+"""Keeps the callers that wait for tickets or batches, and wakes them.
 
-What always holds: whoever waits is woken when what it waits for has come or can come no more, and fails when the buffer does. To
-be woken promises nothing: others may be faster, so each waiter looks again. Room wakes one waiter at a time, the one that has
-waited longest; its own lease wakes the next if there is room left.
+What always holds: a waiter is woken when what it waits for has come or can no longer come, and fails when the buffer
+does. Being woken guarantees nothing: others may be faster, so each waiter checks again. Room wakes one waiter at a
+time, the one that has waited longest; its own lease wakes the next if there is room left.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from buffers.replay_buffer import ReplayBuffer
 
 
 class Waiters:
-    """Waiters for one buffer. Lives within one event loop.
+    """The waiters of one buffer. Use it in one event loop only.
 
     Args:
-        buffer: what they look at; whoever changes it calls :meth:`wake`.
+        buffer: the buffer; after each change of it, :meth:`wake` must be called.
     """
 
     def __init__(self, buffer: ReplayBuffer, groups_per_step: int) -> None:
@@ -25,7 +25,7 @@ class Waiters:
         self._taking: dict[asyncio.Future[None], PolicyVersion] = {}
 
     async def room(self, version: PolicyVersion) -> None:
-        """Wait until there is room at ``version`` or a newer one is published; for ever if one is published already."""
+        """Wait until there is room at ``version`` or a newer version is published; forever if one already is."""
         woken = asyncio.get_running_loop().create_future()
         if version < self._buffer.version:
             await woken
@@ -35,7 +35,7 @@ class Waiters:
             await woken
         except asyncio.CancelledError:
             if woken.done() and not woken.cancelled():
-                self.wake()  # the room that woke this one belongs to another
+                self.wake()  # another waiter may use the room that woke this one
             raise
         finally:
             if woken in waiting:
@@ -44,7 +44,7 @@ class Waiters:
                 self._leasing.pop(version, None)
 
     async def batch(self, version: PolicyVersion) -> None:
-        """Wait until the batch of ``version`` can be taken, or groups have become too old for it and must go first."""
+        """Wait until the batch of ``version`` can be taken, or groups are too old for it and must expire first."""
         woken = asyncio.get_running_loop().create_future()
         self._taking[woken] = version
         try:
@@ -53,7 +53,7 @@ class Waiters:
             del self._taking[woken]
 
     def wake(self) -> None:
-        """Wake those for whom the buffer, which has changed, has something."""
+        """Wake the waiters that can go on after a change of the buffer."""
         buffer = self._buffer
         for woken, version in self._taking.items():
             if not woken.done() and (
@@ -73,7 +73,7 @@ class Waiters:
                     break
 
     def fail(self, error: BaseException) -> None:
-        """Raise ``error`` in everybody who waits now."""
+        """Raise ``error`` in all current waiters."""
         for woken in (*self._taking, *(woken for waiting in self._leasing.values() for woken in waiting)):
             if not woken.done():
                 woken.set_exception(error)

@@ -1,7 +1,7 @@
-"""Changes of a buffer, one after the other: written to the journal, then applied, then answered.
+"""Changes a buffer, one command after the other: writes it to the journal, then applies it, then answers the caller.
 
-What always holds: the journal replayed is the buffer; a change that has begun goes to its end even if whoever asked for it has
-gone; a full disk makes changes wait and loses none; after a failure nothing changes any more.
+What always holds: replaying the journal rebuilds the buffer; a change that has begun is completed even if its caller
+has gone; a full disk makes changes wait and loses none; after a failure, nothing changes any more.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ from buffers.replay_buffer import ReplayBuffer
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_BYTES = 8 << 20
-"""A snapshot is taken when the journal grew by this much since the last one: what a recovery replays at most."""
+"""A snapshot is taken when the journal has grown by this much, or by the last snapshot's size if that is more."""
 DISK_RETRY_S = 1.0
-"""How often a full disk is tried again: a file system tells nobody that it has room."""
+"""Seconds between attempts to write to a full disk: a file system does not tell when it has room again."""
 
 
 class WriteAhead:
-    """The only way to change a buffer that is served. Lives within one event loop.
+    """The only way to change a buffer that is served. Use it in one event loop only.
 
     Args:
-        buffer: new, or recovered.
-        journal: where the commands go; None keeps none.
-        pauses: told while the disk is full.
+        buffer: a new or recovered buffer.
+        journal: the journal for the commands; None to write none.
+        pauses: holds a message while the disk is full.
         applied: called after each change.
-        failed: called with the error that made further changes impossible.
+        failed: called with the error after which no more changes are possible.
     """
 
     def __init__(
@@ -52,11 +52,12 @@ class WriteAhead:
         self._failure: BaseException | None = None
 
     async def change(self, make: Callable[[], Command | None], *, shared: bool = False) -> Any:
-        """Apply the command that ``make`` returns when its turn has come, and return its answer; None if it returns none.
+        """Apply the command that ``make`` returns, and return its answer; None if ``make`` returns no command.
 
         Args:
-            make: asked when all changes before this one are applied.
-            shared: the command is of several callers; its error is a failure, so that every one of them hears of it.
+            make: called when all changes before this one are applied.
+            shared: the command serves several callers; its error makes all later changes fail, so that each of them
+                sees it.
         """
         return await asyncio.shield(asyncio.ensure_future(self._change(make, shared)))
 
@@ -98,7 +99,7 @@ class WriteAhead:
                 paused = True
                 self._pauses.set("the buffer", str(error))
                 await asyncio.sleep(DISK_RETRY_S)
-                self.check()  # who ends the run does not wait for room
+                self.check()  # a run that ends must not wait for room
         if paused:
             logger.warning("there is room again: the run goes on")
             self._pauses.set("the buffer", "")
@@ -108,23 +109,23 @@ class WriteAhead:
         try:
             await asyncio.to_thread(journal.snapshot, state)
         except DiskFull as error:
-            # The journal is whole without it; a recovery only replays more.
-            logger.warning("no snapshot this time: %s", error)
-        # A large state is written less often, so that snapshots never cost more than the journal itself.
+            # The journal is complete without it; a recovery only replays more.
+            logger.warning("no snapshot was written: %s", error)
+        # A large state is written less often, so that snapshots never write more than the journal itself.
         self._next_snapshot = journal.bytes_since_snapshot + max(SNAPSHOT_BYTES, len(state))
 
     def fail(self, error: BaseException) -> None:
-        """Refuse every change from now on. The first error stays, whatever comes after it."""
+        """Refuse every change from now on with this error, or with the first one if there are several."""
         self._failure = self._failure or error
         self._failed(self._failure)
 
     def check(self) -> None:
-        """Raise the error that made changes impossible, if there is one."""
+        """Raise the error after which no changes are possible, if there is one."""
         if self._failure is not None:
             raise self._failure
 
     async def close(self) -> None:
-        """Close the journal once the change that is under way has ended. Harmless the second time."""
+        """Close the journal after the current change. A second call does nothing."""
         async with self._turn:
             journal, self._journal = self._journal, None
             if journal is not None:

@@ -1,1 +1,1 @@
-"""Generators: one vLLM engine each, running many multi-turn episodes at once, token-in and token-out."""
+"""Generators: each runs many multi-turn episodes at once on one vLLM engine, token-in and token-out."""

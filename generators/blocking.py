@@ -1,8 +1,8 @@
-"""Watches an event loop from a thread beside it, and finds the code that blocks it.
+"""Watches an event loop from another thread, and finds the code that blocks it.
 
-All episodes of a worker share one event loop: one call that blocks it stops them all, and the renewals of the worker's leases.
-What always holds: each place that blocks the loop is told once with its stack, then counted; a loop that was blocked for as long
-as its worker may be silent is reported, once.
+All episodes of a worker share one event loop. One call that blocks it stops them all, and also the renewal of the
+worker's leases. What always holds: each place in the code that blocks the loop is logged once with its stack and
+counted after that; a loop that was blocked for as long as its worker may be silent is reported once.
 """
 
 import asyncio
@@ -26,23 +26,23 @@ from generators import hosted
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""Seconds between two looks at the loop. A look takes tens of microseconds."""
+"""Seconds between two checks of the loop. A check takes tens of microseconds."""
 TOLD_S = 1.0
-"""Seconds after which a loop that has not turned is logged."""
+"""Seconds after which a blocked loop is logged."""
 
 _CONTAINED = contained.contained.__code__
 _TOOL = tools.Tool.__call__.__code__
 _BETWEEN = {contained.__file__, tools.__file__, hosted.__file__}
-"""Files whose frames lie between a contained call and the user's code."""
+"""Files whose frames lie between the contained call and the user's code."""
 _LOOPS = str(Path(asyncio.__file__).parent)
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Code that was found at work in the event loop.
+    """A place in the code that was running in the event loop.
 
     Attributes:
-        what: a function, by its qualified name, e.g. ``async tool Code.run``.
-        where: its file, the line that it is at, and that line's text; empty if the loop waits to be scheduled.
+        what: qualified name of the function, e.g. ``async tool Code.run``.
+        where: its file, its current line, and that line's text; empty if the loop was waiting to be scheduled.
         remedy: what the user can do.
     """
 
@@ -55,18 +55,18 @@ class Place(msgspec.Struct, frozen=True):
 
 
 NOBODY = Place(
-    "nobody's call",
+    "a wait to be scheduled",
     "",
-    "its thread was kept from running: the machine is overloaded, or threads of plain tools keep the interpreter busy",
+    "its thread did not get to run: the machine is overloaded, or threads of plain tools keep the interpreter busy",
 )
 
 
 def find_place(frame: FrameType | None, below: CodeType) -> tuple[Place, Sequence[FrameType]]:
-    """Find the user's code that a thread is running: its place, and its frames, outermost first.
+    """Find the user's code that a thread is running; returns its place and its frames, outermost first.
 
     Args:
         frame: the innermost frame of the thread; None if the thread has ended.
-        below: the code of the function that runs the loop.
+        below: code object of the function that runs the loop.
     """
     stack = [each for each, _ in traceback.walk_stack(frame)][::-1] if frame is not None else []
     codes = [each.f_code for each in stack]
@@ -74,16 +74,16 @@ def find_place(frame: FrameType | None, below: CodeType) -> tuple[Place, Sequenc
         inside = stack[_last(codes, _CONTAINED) + 1 :]
         own = [each for each in inside if each.f_code.co_filename not in _BETWEEN] or inside or stack[-1:]
         if _TOOL in codes:
-            remedy = "make it a plain `def` tool, which runs in a thread of its own, or await instead of waiting"
+            remedy = "make it a plain `def` tool, which runs in a thread of its own, or await instead of blocking"
             return _place("async tool ", own[0], remedy), own
-        remedy = "await instead of waiting there, or hand the work to a thread: `await asyncio.to_thread(...)` in an `async def`"
+        remedy = "await there instead of blocking, or use a thread: `await asyncio.to_thread(...)` in an `async def`"
         return _place("", own[0], remedy), own
     own = [each for each in stack[_last(codes, below) + 1 :] if not each.f_code.co_filename.startswith(_LOOPS)]
     while own and own[-1].f_code.co_filename.endswith("/selectors.py"):
         own.pop()
     if not own:
         return NOBODY, ()
-    return _place("", own[0], "if it is of an environment of yours, let it await instead of waiting"), own
+    return _place("", own[0], "if this is code of your environment, make it await instead of blocking"), own
 
 
 def _place(kind: str, frame: FrameType, remedy: str) -> Place:
@@ -97,13 +97,15 @@ def _last(codes: Sequence[CodeType], code: CodeType) -> int:
 
 
 class BlockingWatch:
-    """Watches one loop, from :meth:`start` to :meth:`close`.
+    """Watches one event loop, from :meth:`start` to :meth:`close`.
 
     Args:
-        thread: the thread that runs it.
-        below: the code of the function that runs it.
-        silence_s: how long it may be blocked, in seconds.
-        on_blocked: called in the watching thread when the loop was blocked for that long, with a sentence for the user.
+        thread: the thread that runs the loop.
+        below: code object of the function that runs the loop.
+        silence_s: how long the loop may be blocked, in seconds.
+        on_blocked: called in the watching thread, once, when the loop has been blocked for that long, with a sentence
+            for the user.
+        clock: returns the time in seconds; must never go back.
     """
 
     def __init__(
@@ -127,12 +129,12 @@ class BlockingWatch:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """A sentence for the user about each place that was logged."""
+        """A sentence for the user about each logged place, except those where no code was at fault."""
         places = [place for place in self._told.copy() if place != NOBODY]
         return tuple(f"{place} blocks the event loop that all episodes share; {place.remedy}" for place in places)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         threading.Thread(target=self._run, name="watching the event loop", daemon=True).start()
 
     def close(self) -> None:
@@ -141,15 +143,15 @@ class BlockingWatch:
 
     def _run(self) -> None:
         while not self._closed.wait(LOOK_S):
-            # Code that holds the interpreter also stops this thread; faulthandler then logs all stacks without the interpreter.
+            # Code that holds the interpreter lock stops this thread, too. Then faulthandler logs all stacks without it.
             faulthandler.dump_traceback_later(self._silence_s, file=2)
             self.look()
         faulthandler.cancel_dump_traceback_later()
 
     def look(self) -> None:
-        """See whether the loop has turned since the last look; if not, find out what it is doing."""
+        """Check whether the loop has run since the last check; if not, find out what it is doing."""
         now = self._clock()
-        # A process that was stopped, or a machine that slept, was blocked by nobody.
+        # Time in which the process was stopped or the machine slept does not count: no code blocked the loop then.
         passed, self._looked = min(now - self._looked, 2 * LOOK_S), now
         if self._turned.is_set():
             self._blocked_s = 0.0
@@ -179,6 +181,6 @@ class BlockingWatch:
         (place, looks), *_ = self._found.most_common(1)
         share = looks / self._found.total()
         self._on_blocked(
-            f"the event loop that all its episodes share was blocked for {self._blocked_s:.0f} s, and its leases lapse; "
-            f"{share:.0%} of that time it was in {place}; {place.remedy}"
+            f"the event loop that all its episodes share was blocked for {self._blocked_s:.0f} s, so its leases were not "
+            f"renewed; {share:.0%} of that time it was in {place}; {place.remedy}"
         )

@@ -1,12 +1,13 @@
-"""Multi-turn chat as token ids: the sampled turns stay exactly as sampled, and only what is new is ever tokenized.
+"""Multi-turn chat as token ids: sampled turns stay exactly as sampled, and only new text is tokenized.
 
 After a turn, the token stream continues with the *delta*: what the chat template puts between the end of an assistant turn and
-the start of the next one. It is found by rendering a conversation whose assistant turn is a marker, and taking what follows the
-marker's end-of-turn token. So the stream is always a true prefix extension, whatever the model wrote and however the template
-would render it again; and what stands right after the end-of-turn token (often a newline) is part of the delta, never lost.
+the start of the next one. To find it, a conversation is rendered whose assistant turn is a marker; the delta is what
+follows the marker's end-of-turn token. So the stream is only ever extended, whatever the model wrote and however the
+template would render it again. Text right after the end-of-turn token (often a newline) is part of the delta, so it is
+not lost.
 
-Nothing that a message or the description of a tool says becomes a control token (see :mod:`generators.control_tokens`), so that
-neither can begin or end a turn. A template whose turns are told apart by ordinary text alone is refused.
+No text in a message or in the description of a tool becomes a control token (see :mod:`generators.control_tokens`), so
+it cannot begin or end a turn. A template that separates turns by ordinary text alone is refused.
 """
 
 import asyncio
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MARKER = f"{RESERVED}assistant turn{RESERVED}"
-"""Stands for an assistant turn. No template trims or escapes it, and no message can hold it."""
+"""A marker in place of an assistant turn. No template trims or escapes it, and no message can contain it."""
 _PROBE = "asyncrlprobe"
-"""Stands for what a message says."""
+"""A placeholder for the content of a message."""
 
 _REMEMBERED_BYTES = 64 * 2**20
-"""How much is remembered: a group renders its prompt once for all its episodes, and short tool responses come again and again."""
+"""Bytes of the cache of token ids: all episodes of a group share one prompt, and short tool responses often repeat."""
 _LONG = 8_000
-"""Bytes from which on a text is tokenized in a thread: it takes milliseconds, in which all other episodes would wait."""
+"""A text of this many bytes or more is tokenized in a thread, so that other episodes need not wait for it."""
 
 _USER, _ASSISTANT, _TOOL = ({"role": role, "content": "Look it up."} for role in ("user", "assistant", "tool"))
 _PARAMETERS = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
@@ -43,7 +44,7 @@ _CONVERSATIONS: Sequence[tuple[Sequence[Mapping[str, str]], Sequence[ToolSpec]]]
     (({"role": "system", "content": "Be brief."}, _USER), (ToolSpec("look_up", "Looks up.", _PARAMETERS),)),
     ((_USER, _ASSISTANT, _USER, _ASSISTANT, _TOOL, _TOOL), ()),
 )
-"""Conversations in which a template writes each of its control tokens."""
+"""Conversations that together make a template write each of its control tokens."""
 
 
 class TemplateUnsuitable(AsyncRLError):
@@ -57,11 +58,11 @@ class ChatFormat:
         tokenizer: a Hugging Face tokenizer with a chat template.
 
     Attributes:
-        end_of_turn: id of the token that ends an assistant turn: where sampling stops.
+        end_of_turn: id of the token that ends an assistant turn; sampling stops there.
 
     Raises:
-        TemplateUnsuitable: no delta can be derived from the template, or what it writes cannot be told from what messages say;
-            says why.
+        TemplateUnsuitable: no delta can be derived from the template, or its own text cannot be told apart from that of
+            messages; the message says why.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -80,37 +81,37 @@ class ChatFormat:
 
     @classmethod
     def load(cls, model_path: str) -> "ChatFormat":
-        """The chat format of a Hugging Face folder."""
-        from transformers import AutoTokenizer  # takes seconds, and who only starts generators needs none of it
+        """Load the chat format from the tokenizer in a Hugging Face folder."""
+        from transformers import AutoTokenizer  # takes seconds; a process that only starts generators does not need it
 
         return cls(AutoTokenizer.from_pretrained(model_path))
 
     async def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """The first tokens of an episode: messages, tools, and the start of an assistant turn."""
+        """Return the first tokens of an episode: messages, tools, and the start of an assistant turn."""
         turns = _turns(messages)
         return await self._tokenize(msgspec.msgpack.encode((turns, tools)), partial(self._render, turns, tools))
 
     async def delta(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens after a sampled turn that ended with :attr:`end_of_turn`: messages, and the start of the next turn."""
+        """Return the tokens after a turn's :attr:`end_of_turn`: the messages, and the start of the next turn."""
         turns = _turns(messages)
         return await self._tokenize(
             msgspec.msgpack.encode((turns,)), lambda: self._after_marker(turns).removeprefix(self._end_name)
         )
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ``token_ids``, special tokens included: a tool parser may look for them."""
+        """Return the text of ``token_ids``, with special tokens, because a tool parser may look for them."""
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def turn_text(self, token_ids: Sequence[int]) -> str:
-        """The text of one sampled turn without the token that ends it."""
+        """Return the text of one sampled turn without the token that ends it."""
         ended = len(token_ids) > 0 and token_ids[-1] == self.end_of_turn
         return self.decode(token_ids[:-1] if ended else token_ids)
 
     async def _tokenize(self, key: bytes, render: Callable[[], str]) -> list[int]:
-        """The token ids of what ``render`` returns, remembered by ``key``.
+        """Return the token ids of the text that ``render`` returns, cached under ``key``.
 
-        Long texts are tokenized beside the event loop, one at a time: the episodes of a group wait for the prompt they share.
+        Long texts are tokenized in a thread, one at a time, so that a group's episodes wait for their common prompt.
         """
         if len(key) < _LONG:
             return self._ids(key, render)
@@ -125,7 +126,7 @@ class ChatFormat:
         return ids
 
     def _render(self, turns: Sequence[Mapping[str, str]], tools: Sequence[ToolSpec] = (), generation: bool = True) -> str:
-        """The text that the template writes, with control tokens under their private names."""
+        """Return the text that the template writes, with control tokens under their private names."""
         rendered: str = self.tokenizer.apply_chat_template(
             list(turns),
             tools=[_spelt_out(tool.as_template_input()) for tool in tools] or None,
@@ -137,7 +138,7 @@ class ChatFormat:
         return rendered
 
     def _after_marker(self, turns: Sequence[Mapping[str, str]], generation: bool = True) -> str:
-        """The text rendered behind the marked assistant turn when ``turns`` follow it."""
+        """Return the text that is rendered after the marked assistant turn when ``turns`` follow it."""
         marked = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _MARKER})
         _, marker, after = self._render((*marked, *turns), generation=generation).partition(_MARKER)
         if not marker or _MARKER in after:
@@ -154,7 +155,7 @@ class ChatFormat:
         return ControlTokens(backend)
 
     def _find_end_of_turn(self) -> tuple[str, int]:
-        """The token that ends an assistant turn: its private name, and its id."""
+        """Find the token that ends an assistant turn; returns its private name and its id."""
         ending = self._after_marker((), generation=False)
         name = self._control.first_name(ending)
         ids = self._control.encode(name)
@@ -182,11 +183,14 @@ class ChatFormat:
         for rendered in (prompt, after):
             between = rendered.rpartition(_PROBE)[2]
             if not self._control.last_name(between):
-                problem = f"nothing but ordinary text, {between!r}, stands between a message and the assistant's turn"
-                raise self._unsuitable(f"{problem}, and a message may hold the same")
+                problem = f"only ordinary text, {between!r}, separates a message from the assistant's turn"
+                raise self._unsuitable(f"{problem}, and a message may contain the same text")
 
     def _check_tokens(self) -> None:
-        """Check that private names change nothing in what the template writes: its source must hold each control token whole."""
+        """Check that private names do not change what the template writes.
+
+        For that, its source must contain each control token as one piece.
+        """
         from jinja2 import TemplateError  # comes with transformers
 
         for turns, tools in _CONVERSATIONS:
@@ -194,10 +198,10 @@ class ChatFormat:
             try:
                 usual = self.tokenizer.apply_chat_template(list(turns), described, add_generation_prompt=True, tokenize=False)
             except (TemplateError, TypeError):
-                continue  # it knows no system role, or no tools: an environment that has them will hear of it
+                continue  # no system role or no tools: an environment that uses them gets an error later
             if self._control.encode(self._render(turns, tools)) != self.tokenizer.encode(usual, add_special_tokens=False):
                 raise self._unsuitable(
-                    "it puts special tokens together from pieces, as '<|' + role + '|>' does; write them whole"
+                    "it builds special tokens from pieces, as '<|' + role + '|>' does; write each as one piece"
                 )
 
     def _shown(self, rendered: str) -> str:
@@ -212,7 +216,7 @@ class ChatFormat:
 
 
 def _turns(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Messages in the form that a template takes, with texts that a tokenizer can read."""
+    """Convert messages to the form that a template takes, with text that a tokenizer can read."""
     return [{"role": message.role, "content": _readable(message.content)} for message in messages]
 
 
@@ -221,7 +225,7 @@ def _readable(text: str) -> str:
 
 
 def _spelt_out(value: Any) -> Any:
-    """The JSON ``value`` with each private name in its texts spelt out."""
+    """Return the JSON ``value`` with the first character of each private name in its texts replaced by an escape."""
     match value:
         case str():
             return spelt_out(value)

@@ -1,4 +1,4 @@
-"""What an engine gives back for one turn, and what episodes and workers need of an engine."""
+"""The interface of an inference engine, as episodes and workers use it, and its result for one turn."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ class Completion(msgspec.Struct, frozen=True):
     """The tokens sampled in one turn.
 
     Attributes:
-        token_ids: int32 [T], the stop token included.
-        logprobs: float32 [T], in nats, of the distribution that was sampled from.
-        spans: which policy version sampled which tokens, counted from the completion's first; they cover ``[0, T)``.
-        finished_by_stop: whether the last token is a stop token; if not, the turn was cut at its length.
+        token_ids: int32 [T], including the stop token.
+        logprobs: float32 [T], log-probabilities in nats under the distribution that was sampled from.
+        spans: which policy version sampled which tokens; they cover ``[0, T)``, counted from the first sampled token.
+        finished_by_stop: whether the last token is the stop token; if not, the turn reached ``max_tokens``.
     """
 
     token_ids: np.ndarray
@@ -30,16 +30,16 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class EngineUse(msgspec.Struct, frozen=True):
-    """Counters of one engine since it was ready, which only grow.
+    """Counters of one engine since it was ready. They only grow, except for ``last_pause_seconds``.
 
     Attributes:
-        tokens_generated: tokens sampled.
-        tokens_by_version: the same, by the policy version that sampled them.
+        tokens_generated: number of sampled tokens.
+        tokens_by_version: number of sampled tokens by the policy version that sampled them.
         wall_seconds: seconds since the engine was ready.
-        idle_seconds: how many of them nothing was running or the engine was paused.
-        paused_seconds: how many of them it was paused.
-        request_seconds: how long its requests took, added up.
-        last_pause_seconds: how long the last installation kept the engine from generating; the one number that is no counter.
+        idle_seconds: seconds in which no request ran or the engine was paused.
+        paused_seconds: seconds in which the engine was paused.
+        request_seconds: seconds that requests took, summed over all requests.
+        last_pause_seconds: seconds for which the last installation paused the engine.
     """
 
     tokens_generated: int = 0
@@ -56,7 +56,7 @@ class Engine(Protocol):
 
     @property
     def version(self) -> PolicyVersion:
-        """The policy version whose weights it samples with."""
+        """The policy version whose weights the engine samples with."""
         ...
 
     async def generate(self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int) -> Completion:
@@ -68,10 +68,11 @@ class Engine(Protocol):
         ...
 
     async def install(self, publication: Publication) -> int:
-        """Load published weights under the running requests; returns the fingerprint of what was loaded.
+        """Load published weights while requests run; returns the fingerprint of the loaded weights.
 
         Raises:
-            WeightMismatch: the publication did not reach the whole model.
+            WeightMismatch: the publication could not be loaded, or not into the whole model.
+            ComponentFailed: the engine died.
         """
         ...
 
@@ -84,5 +85,5 @@ class Engine(Protocol):
         ...
 
     def use(self) -> EngineUse:
-        """Counters since the engine was ready."""
+        """Return the counters since the engine was ready."""
         ...

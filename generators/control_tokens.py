@@ -1,12 +1,13 @@
-"""Control tokens under private names: a chat template can write them, and no other text can.
+"""Gives control tokens private names, so that only the chat template can write them, and no other text.
 
-A tokenizer finds its control tokens in any text, whoever wrote it: the output of a tool that holds ``<|im_end|>`` would end the
-tool's turn. So each control token gets a name that begins with a character no message may hold (:func:`spelt_out`). The template
-is rewritten to use the names, and what it renders is encoded by a copy of the tokenizer that knows control tokens by these names
-only.
+A tokenizer finds its control tokens in any text, whoever wrote it: a tool output that contains ``<|im_end|>`` would end
+the tool's turn. So each control token gets a private name, which begins with a character that no message may contain
+(:func:`spelt_out`). The template is rewritten to use these names, and its output is encoded by a copy of the tokenizer
+that knows control tokens only by these names.
 
-What always holds: control tokens, apart from one for unknown letters, stand exactly where the template wrote them;
-``<|im_end|>`` in a message is encoded like any other text; text without control tokens is encoded as by the tokenizer itself.
+What always holds: control tokens appear exactly where the template wrote them (except the token for unknown
+characters); ``<|im_end|>`` in a message is encoded like any other text; text without control tokens is encoded as by
+the tokenizer itself.
 """
 
 import re
@@ -19,24 +20,25 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 RESERVED = "\ufdd0"
-"""Begins every private name. Unicode sets it aside for use inside of programs, so that no text loses anything without it."""
+"""First character of every private name. Unicode reserves it for internal use by programs, so no text needs it."""
 _END_OF_NAME = "\ufdd1"
 
 
 def spelt_out(text: str) -> str:
-    """``text`` with each :data:`RESERVED` character written as an escape sequence."""
+    """Return ``text`` with each :data:`RESERVED` character written as an escape sequence."""
     return text.replace(RESERVED, r"\ufdd0")
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer, which is not changed: those it calls special, and those written like a tag.
+    """The control tokens of one tokenizer: those marked as special, and added tokens that look like a tag.
 
-    Qwen does not call ``<tool_response>`` special, nor DeepSeek ``<|User|>``. Added tokens that are not written like a tag, such
-    as runs of blanks or words of a trade, are ordinary text.
+    Not all control tokens are marked as special: ``<tool_response>`` of Qwen and ``<|User|>`` of DeepSeek are not.
+    Added tokens that do not look like a tag, such as runs of blanks or technical terms, are ordinary text. The
+    tokenizer is not changed.
     """
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
-        from tokenizers import Tokenizer  # only who encodes needs it
+        from tokenizers import Tokenizer  # imported late: needed only to encode
 
         state = msgspec.json.decode(tokenizer.to_str())
         control = [token["content"] for token in state["added_tokens"] if _is_control(token)]
@@ -52,25 +54,25 @@ class ControlTokens:
         self._tokenizer = Tokenizer.from_str(msgspec.json.encode(state).decode())
 
     def named(self, template: str) -> str:
-        """``template``, or any text of its author, with control tokens under their private names."""
+        """Return ``template``, or any other text of its author, with private names in place of control tokens."""
         return self._tokens.sub(lambda match: self._name_of[match[0]], template)
 
     def unnamed(self, rendered: str) -> str:
-        """``rendered`` with the tokenizer's own control tokens in place of private names, to be shown to users."""
+        """Return ``rendered`` with control tokens in place of private names, to be shown to users."""
         return self._names.sub(lambda match: self._token_of[match[0]], rendered)
 
     def first_name(self, rendered: str) -> str:
-        """The private name that ``rendered`` begins with; empty if it begins with ordinary text."""
+        """Return the private name that ``rendered`` begins with; empty if it begins with ordinary text."""
         match = self._names.match(rendered)
         return match[0] if match else ""
 
     def last_name(self, rendered: str) -> str:
-        """The last private name in ``rendered``; empty if there is none."""
+        """Return the last private name in ``rendered``; empty if there is none."""
         return next(reversed(self._names.findall(rendered)), "")
 
     def encode(self, rendered: str) -> list[int]:
-        """Token ids of what a template with private names rendered. Several threads may call it at once."""
-        # Of the ways to encode, only those for batches let other threads run meanwhile.
+        """Return the token ids of a text rendered with private names. Several threads may call this at once."""
+        # Only the methods that encode a batch let other threads run meanwhile.
         return self._tokenizer.encode_batch_fast([rendered], add_special_tokens=False)[0].ids
 
 
@@ -80,10 +82,12 @@ def _is_control(token: Mapping[str, Any]) -> bool:
 
 
 def _rename(model: dict[str, Any], name_of: Mapping[str, str]) -> None:
-    """Rename control tokens in a model's vocabulary, so that ordinary text cannot be put together to one of them.
+    """Rename control tokens in a model's vocabulary, so that ordinary text cannot be merged into one of them.
 
     Args:
-        model: what a serialised tokenizer calls so; its vocabulary maps tokens to ids, or (Unigram) lists them with their scores.
+        model: the entry ``model`` of a serialised tokenizer. Its vocabulary maps tokens to ids, or (Unigram) lists
+            tokens with their scores.
+        name_of: private name of each control token.
     """
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):

@@ -1,7 +1,8 @@
-"""How vLLM runs its model on a CPU here: inside the engine's own process, on threads of its own.
+"""Runs vLLM's model on a CPU inside the engine's own process, with a set number of threads.
 
-vLLM's CPU platform gives the model a second process, and the two wait for each other by spinning, so that an engine of one thread
-keeps two cores busy. With :class:`InProcessExecutor` the engine costs the core that does the work and nothing else.
+vLLM's CPU platform runs the model in a second process, and the two processes wait for each other by spinning, so that
+an engine with one thread keeps two cores busy. With :class:`InProcessExecutor`, the engine only uses the core that does
+the work.
 """
 
 import os
@@ -12,30 +13,30 @@ from vllm import ir
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 CONFIG_KEY = "asyncrl_threads"
-"""Where, in vLLM's ``additional_config``, the executor finds the number of threads it may use."""
+"""Key in vLLM's ``additional_config`` under which the executor finds its number of threads."""
 
 _KERNELS = "asyncrl_cpu"
 
 
 def thread_config(engines: int) -> dict[str, int]:
-    """vLLM's ``additional_config`` for one of ``engines`` that share the host's cores equally.
+    """Return vLLM's ``additional_config`` for one of ``engines`` engines that share this process's cores equally.
 
-    Of a share of several cores, one is left to the front end. Threads are not bound to cores: where engines, learner and front
-    ends share few cores, that would keep threads from moving to where there is time.
+    If a share is more than one core, one core is left to the front end. Threads are not bound to cores: where engines,
+    learner and front ends share few cores, binding would keep threads from moving to a free core.
     """
     return {CONFIG_KEY: max(1, len(os.sched_getaffinity(0)) // engines - 1)}
 
 
 class InProcessExecutor(UniProcExecutor):
-    """vLLM's single-process executor with its number of threads set, and with its C++ kernels for RMSNorm in use.
+    """vLLM's single-process executor, with a set number of threads and with vLLM's C++ kernels for RMSNorm.
 
-    vLLM ships these kernels for the CPU but dispatches to them on GPUs only; the tensor program that it runs instead makes a
-    fifth of a small model's step.
+    vLLM ships these kernels for the CPU but only uses them on GPUs. The PyTorch operations that it runs on a CPU
+    instead take a fifth of a small model's step.
     """
 
     def _init_executor(self) -> None:
         torch.set_num_threads(self.vllm_config.additional_config[CONFIG_KEY])
-        # vLLM compiles a function or two even if told to run eagerly: seconds with a C++ compiler for each shape it meets.
+        # vLLM compiles some functions even in eager mode, which takes the C++ compiler seconds for each new shape.
         torch._dynamo.config.disable = True
         super()._init_executor()
         _use_norm_kernels()
@@ -61,7 +62,7 @@ def _fits_fused_add(
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None) -> torch.Tensor:
-    x = x.contiguous()  # the kernel assumes it, and what it normalizes for each head is a slice of a larger tensor
+    x = x.contiguous()  # the kernel assumes it, but with a norm for each head, x is a slice of a larger tensor
     normalized = torch.empty_like(x)
     torch.ops._C.rms_norm(normalized, x, weight, epsilon)
     return normalized

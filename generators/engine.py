@@ -1,12 +1,14 @@
-"""One vLLM engine: sampled tokens with their log-probabilities and policy versions, and weights replaced under running requests.
+"""One vLLM engine: samples tokens, and replaces its weights while requests run.
 
-Which policy sampled a token is vLLM's own report, made in the process that samples. What always holds:
+It returns tokens with their log-probabilities and policy versions. vLLM itself reports which policy sampled a token, in
+the process that samples. What always holds:
 
-* a request that begins after an installation never reads keys and values that older weights computed: cached prefixes are found
-  under the version they were computed for (vLLM's ``cache_salt``). vLLM can empty its prefix cache only when no request runs;
-* a request that is running during an installation keeps the keys and values it has, and its later tokens are sampled by the new
-  weights on top of them, as is customary; its spans say where that happened;
-* after a failed installation, nothing that the engine sampled is handed out.
+* a request that begins after an installation never reads keys and values that older weights computed: cached prefixes
+  are looked up by the version that computed them (vLLM's ``cache_salt``). Emptying vLLM's prefix cache instead is only
+  possible when no request runs;
+* a request that is running during an installation keeps its keys and values, and the new weights sample its later
+  tokens on top of them, as is usual in asynchronous RL; its version spans say where the version changed;
+* after a failed installation, the engine returns no tokens any more.
 """
 
 import asyncio
@@ -42,16 +44,16 @@ if TYPE_CHECKING:
 WORKER_EXTENSION = "asyncrl.weights.vllm_engine.PublicationWorker"
 
 CPU_BLOCK_TOKENS = 32
-"""Tokens of a key-value block on CPU: the smallest its attention takes, so that short prompts can share a cached prefix."""
+"""Tokens in a key-value block on CPU: the smallest size that vLLM supports, to let short prompts share prefixes."""
 BATCHED_TOKENS = 8192
-"""Tokens one engine step may process, at least; more than any prompt, so that none is prefilled in pieces."""
+"""Most tokens in one engine step, unless the context is longer: no prompt is prefilled in pieces."""
 
 _WARM_UP_REQUESTS = 8
 _WARM_UP_TOKENS = 16
 
 
 class VllmEngine:
-    """A vLLM engine and its processes, made by :meth:`start` and ended by :meth:`close`."""
+    """A vLLM engine and its processes; :meth:`start` creates them, and :meth:`close` ends them."""
 
     def __init__(self, llm: "AsyncLLM") -> None:
         self._llm = llm
@@ -78,20 +80,20 @@ class VllmEngine:
         seed: int,
         start_s: float,
     ) -> "VllmEngine":
-        """Bring up an engine and warm it.
+        """Start an engine and warm it up.
 
         Args:
             model_path: a Hugging Face folder; its weights are version 0.
-            name: whose engine it is, for errors.
-            max_context: most tokens of a prompt and what is sampled after it.
-            seed: engines of one pool need different ones, to sample differently.
-            start_s: how long it may take, in seconds.
+            name: name of the engine's owner, for errors.
+            max_context: most tokens of a prompt and its completion together.
+            seed: seed of the sampling; engines of one pool need different seeds, to sample different tokens.
+            start_s: deadline of the start, in seconds.
 
         Raises:
             DeadlineExceeded: after ``start_s``.
         """
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would miss the plug-in, and copy this process's threads
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would lack the plug-in, and copy our threads
         remedy = "see its log for what it was doing; raise deadlines.start if the model is large"
         async with deadline(start_s, waiter=name, owner="its vLLM engine to start", remedy=remedy):
             engine = cls(await asyncio.to_thread(_build, config, model_path, max_context, seed))
@@ -99,7 +101,7 @@ class VllmEngine:
         return engine
 
     async def _warm_up(self, max_context: int) -> None:
-        """Send the first requests, which compile kernels for seconds: no measurement or shorter deadline is to include that."""
+        """Send the first requests. They take seconds to compile kernels, so they must not count in any measurement."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest({}))
@@ -118,7 +120,7 @@ class VllmEngine:
 
     @property
     def version(self) -> PolicyVersion:
-        """The policy version whose weights sample now."""
+        """The policy version whose weights the engine samples with."""
         return self._version
 
     async def generate(self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int) -> Completion:
@@ -131,7 +133,7 @@ class VllmEngine:
         self._occupancy.enter()
         outputs: list[CompletionOutput] = []
         try:
-            # Numbered, since vLLM tells requests of one name apart by a random number only, and dies of two that are equal.
+            # Each request needs its own number: vLLM only adds a random number to a name, and dies if two are equal.
             async for result in self._llm.generate(prompt, sampling, str(next(self._request_numbers))):
                 outputs = result.outputs
         except (EngineDeadError, EngineGenerateError) as error:
@@ -156,10 +158,10 @@ class VllmEngine:
         )
 
     async def install(self, publication: Publication) -> int:
-        """Load ``publication`` under the running requests; see :class:`generators.completion.Engine`.
+        """Load the weights of ``publication`` while requests run; see :class:`generators.completion.Engine`.
 
-        The pause is what it takes to exchange weights that were made ready before, or, where that cannot be done, to load them.
-        Requests keep their place and their cache; none is aborted or prefilled again.
+        Generation pauses only while prepared weights are exchanged, or, where they cannot be prepared, while they are
+        loaded. Requests keep their place and their cache; none is aborted or prefilled again.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -167,7 +169,7 @@ class VllmEngine:
             encoded, core = msgspec.msgpack.encode(publication), self._llm.engine_core
             await self._prepare(publication.version, encoded)
             try:
-                # One call, which vLLM's process does between two steps: each further one would wait for this process's turn.
+                # One call, which vLLM's process runs between two steps. More calls would have to wait for us.
                 pause_s, *acknowledged = await core.call_utility_async(INSTALL, encoded, str(publication.version))
             except EngineDeadError as error:
                 raise ProcessDied(f"the vLLM engine died while version {publication.version} was installed") from error
@@ -176,15 +178,15 @@ class VllmEngine:
                 if not isinstance(error, Exception):
                     raise
                 with suppress(EngineDeadError):
-                    await self._llm.resume_generation()  # what waits for an answer is to hear of it
-                # vLLM reports whatever went wrong in its process as a bare Exception with the message.
+                    await self._llm.resume_generation()  # so that waiting requests end, and see the failure
+                # vLLM reports every error in its process as a plain Exception with the message.
                 raise WeightMismatch(f"version {publication.version} could not be installed: {error}") from error
-            # A request that was sent meanwhile counts as running: it may have found what older weights cached.
+            # The salt changes only now: a request sent during the installation may have read what older weights cached.
             self._version, self._cache_salt = publication.version, str(publication.version)
             self._last_pause_seconds = pause_s
             self._occupancy.paused_for(pause_s)
         if len(set(acknowledged)) != 1:
-            self._failure = f"the workers of one engine loaded different weights: fingerprints {acknowledged}"
+            self._failure = f"the ranks of one engine loaded different weights: fingerprints {acknowledged}"
             raise WeightMismatch(self._failure)
         return int(acknowledged[0])
 
@@ -210,7 +212,7 @@ class VllmEngine:
             raise ProcessDied("the vLLM engine died; see its log") from error
 
     def use(self) -> EngineUse:
-        """Counters since the engine was ready."""
+        """Return the counters since the engine was ready."""
         return EngineUse(
             tokens_generated=self._tokens_by_version.total(),
             tokens_by_version=self._tokens_by_version.copy(),
@@ -222,7 +224,7 @@ class VllmEngine:
         )
 
     async def close(self) -> None:
-        """Stop vLLM's processes. What has not stopped after a second is killed: they have nothing to save."""
+        """Stop vLLM's processes. Those that have not ended after a second are killed: they have nothing to save."""
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown, 1.0)
@@ -233,7 +235,7 @@ def _sampling_params(max_tokens: int, temperature: float, stop_token_id: int) ->
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    # No seed for each request: vLLM's CPU sampler cannot honour one. The engine's own seed makes runs repeatable.
+    # Requests have no seed of their own: vLLM's CPU sampler ignores it. The engine's seed makes runs repeatable.
     return SamplingParams(
         temperature=temperature,
         max_tokens=max_tokens,
@@ -248,21 +250,22 @@ def _sampling_params(max_tokens: int, temperature: float, stop_token_id: int) ->
 
 
 def _version_of(label: str) -> PolicyVersion:
-    """vLLM calls the weights an engine began with ``default``."""
+    """Return the policy version of vLLM's ``label``; ``default`` is that of the weights an engine began with."""
     return PolicyVersion(0 if label == "default" else int(label))
 
 
 def _build(config: GeneratorsConfig, model_path: str, max_context: int, seed: int) -> "AsyncLLM":
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    # Threads that share their cores must sleep while they wait for each other: one that spins keeps the other from arriving.
+    # Threads that share cores must sleep while they wait for each other: a spinning thread would keep the other from
+    # running.
     with _environment(OMP_WAIT_POLICY="passive"):
         return AsyncLLM.from_engine_args(_arguments(config, model_path, max_context, seed))
 
 
 @contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Set those of ``variables`` that are not set already, for the processes started meanwhile."""
+    """Set those ``variables`` that are not set yet, for the processes started in this context."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -279,7 +282,7 @@ def _arguments(config: GeneratorsConfig, model_path: str, max_context: int, seed
 
     return AsyncEngineArgs(
         model=model_path,
-        load_format="safetensors",  # never weights that are pickles
+        load_format="safetensors",  # never load pickled weights
         skip_tokenizer_init=True,
         dtype=config.dtype,
         seed=seed,
@@ -302,7 +305,7 @@ def _cpu_arguments(config: GeneratorsConfig) -> dict[str, Any]:
     return {
         "kv_cache_memory_bytes": config.kv_cache_mb << 20,
         "block_size": CPU_BLOCK_TOKENS,
-        # Compiling takes longer than a small run, and a compiled graph would keep the packed weights it was made with.
+        # Compiling takes longer than a small run, and a compiled graph would keep using its first packed weights.
         "enforce_eager": True,
         "distributed_executor_backend": "generators.cpu_executor.InProcessExecutor",
         "additional_config": thread_config(config.count),

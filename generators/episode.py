@@ -1,7 +1,8 @@
 """One episode: the model and the environment take turns until something ends it.
 
-What always holds: the environment is closed exactly once, whatever happened; what it raises fails the attempt and never becomes a
-reward; what the model does badly ends in a stop reason and a reward, and never fails the attempt.
+What always holds: the environment is closed exactly once, whatever happens; an error of the environment fails the
+attempt and never becomes a reward; a mistake of the model leads to a stop reason and a reward, and never fails the
+attempt.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from generators.tool_calls import ToolCallReader
 from generators.tool_output import TOOL_OUTPUT_CUT, cut_tool_outputs
 
 _LARGEST = float(np.finfo(np.float32).max)
-"""The largest reward or metric: the learner computes in 32 bits, and sums over an episode, kept in 64 bits, stay finite."""
+"""The largest reward or metric. The learner computes in 32 bits; sums over an episode have 64 bits and stay finite."""
 _TOOL_NAME, _PROBLEM = 100, 300
 """The most characters that are kept of a tool's name, which the model may have made up, and of what was wrong with a call."""
 
@@ -40,9 +41,9 @@ class EpisodeLimits(msgspec.Struct, frozen=True):
 
     Attributes:
         max_turns, max_turn_tokens, max_context, max_tool_output, episode_timeout_s: the recipe's keys of the same names.
-        temperature: what the policy samples with.
-        end_on: the faults that end an episode; others are only told to the model.
-        close_timeout_s: how long the environment's ``close`` may take.
+        temperature: sampling temperature of the policy.
+        end_on: the faults that end an episode; after other faults the model only sees the error.
+        close_timeout_s: deadline of the environment's ``close``, in seconds.
     """
 
     max_turns: int
@@ -56,7 +57,7 @@ class EpisodeLimits(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, recipe: Recipe) -> "EpisodeLimits":
-        """The limits that a recipe sets for training."""
+        """Take the limits for training from a recipe."""
         environment = recipe.environment
         policies = {Fault.MALFORMED_CALL: environment.on_malformed_call, Fault.TOOL_ERROR: environment.on_tool_error}
         return cls(
@@ -72,7 +73,7 @@ class EpisodeLimits(msgspec.Struct, frozen=True):
 
 
 class EpisodeName(msgspec.Struct, frozen=True):
-    """The name of an episode in its run."""
+    """Identifies an episode within its run."""
 
     group_id: GroupId
     sample_index: int
@@ -80,7 +81,14 @@ class EpisodeName(msgspec.Struct, frozen=True):
 
 
 class EpisodeTools(msgspec.Struct, frozen=True):
-    """What all episodes of one worker share: the engine, the chat format, the reader of tool calls, the maker of environments."""
+    """What all episodes of one worker share.
+
+    Attributes:
+        engine: samples the turns.
+        chat: turns messages into token ids.
+        reader: reads tool calls from sampled text.
+        environment_factory: makes a new environment for each episode.
+    """
 
     engine: Engine
     chat: ChatFormat
@@ -94,7 +102,8 @@ async def run_episode(
     """Run one episode of ``task``, which waited for ``queued_s`` seconds; its reward is the sum of its turns' rewards.
 
     Raises:
-        EnvironmentBroken: the environment raised, hung in ``reset``, or wrote a prompt that leaves no room for a turn.
+        EnvironmentBroken: the environment raised, hung in ``reset``, returned something invalid, or its prompt leaves
+            no room for a turn.
         ComponentFailed: the engine died.
     """
     stream = TokenStream()
@@ -139,13 +148,16 @@ async def _play(
     stream: TokenStream,
     metrics: dict[str, float],
 ) -> StopReason:
-    """Play turns and add them to ``stream`` and ``metrics``, valid at every await, where a deadline may end the episode."""
-    with environment.blamed("reset"):  # it may hold what no template can render
+    """Play turns, and add them to ``stream`` and ``metrics``; returns why the episode ended.
+
+    A deadline may end the episode at any await, so both are valid at each of them.
+    """
+    with environment.blamed("reset"):  # the observation may hold something that no template can render
         stream.append_given(await tools.chat.prompt(observation.messages, observation.tools))
     if len(stream) >= limits.max_context:
         raise EnvironmentBroken(
-            f"task {task.id}: its prompt has {len(stream)} tokens, and model.max_context is {limits.max_context}; raise that, or "
-            "leave such tasks out"
+            f"task {task.id}: its prompt has {len(stream)} tokens, and model.max_context is {limits.max_context}; "
+            "raise model.max_context, or leave out such tasks"
         )
     for turn in range(limits.max_turns):
         asked = time.perf_counter()
@@ -217,30 +229,30 @@ def _call(record: object) -> CallRecord:
 
 def _metric_name(name: object) -> str:
     if not isinstance(name, str):
-        raise TypeError(f"it names a metric {name!r}, and a name must be text")
-    name.encode()  # half of a surrogate pair is no text either
+        raise TypeError(f"it reports a metric named {name!r}, but the name must be a string")
+    name.encode()  # raises if the name holds half of a surrogate pair
     if name == TOOL_OUTPUT_CUT:
-        raise ValueError(f"it reports a metric {name!r}, which counts what is cut from tool outputs; rename it")
+        raise ValueError(f"it reports a metric {name!r}, a name reserved for characters cut from tool outputs; rename it")
     return str(name)
 
 
 def _number(name: str, value: object) -> float:
-    """``value``, which may be a boolean or one of numpy's numbers, as Python's own float: a trajectory holds nothing else."""
+    """Convert ``value``, which may be a boolean or a numpy number, to a Python float: a trajectory holds only those."""
     if not isinstance(value, Real | np.bool_) or not math.isfinite(value):
         raise ValueError(f"its {name} is {value!r}; it must be a finite number")
     number = float(value)
     if abs(number) > _LARGEST:
-        raise ValueError(f"its {name} is {number:g}; it must be at most {_LARGEST:g}, the largest number of 32 bits")
+        raise ValueError(f"its {name} is {number:g}; it must be at most {_LARGEST:g}, the largest 32-bit float")
     return number
 
 
 @asynccontextmanager
 async def _environment_of(task: Task, limits: EpisodeLimits, tools: EpisodeTools) -> AsyncIterator[HostedEnvironment]:
-    """A fresh environment, closed at the end."""
+    """Make a new environment, and close it at the end."""
     try:
         environment = HostedEnvironment(tools.environment_factory(), task)
     except BaseException as error:
-        raise EnvironmentBroken(f"task {task.id}: no environment could be made: {told(error)}") from error
+        raise EnvironmentBroken(f"task {task.id}: the environment could not be made: {told(error)}") from error
     try:
         yield environment
     finally:

@@ -1,4 +1,7 @@
-"""Evaluation on a worker's engine, beside training: one episode of each held-out task; a task that breaks has no reward."""
+"""Evaluation on a worker's engine while training goes on: plays one episode of each held-out task.
+
+A task that breaks its environment gets no reward.
+"""
 
 import asyncio
 import logging
@@ -22,8 +25,8 @@ class EvaluationResult(msgspec.Struct, frozen=True):
     """One episode of a held-out task.
 
     Attributes:
-        turns: how many turns the model took.
-        text: the whole episode, decoded; empty but for the first few.
+        turns: number of turns of the model.
+        text: the decoded text of the whole episode; empty except in the first few results.
     """
 
     task_id: TaskId
@@ -36,13 +39,14 @@ class EvaluationResult(msgspec.Struct, frozen=True):
 async def evaluate(
     tasks: Sequence[Task], limits: EpisodeLimits, tools: EpisodeTools, *, at_once: int, attempts: int, texts: int
 ) -> list[EvaluationResult]:
-    """Play one episode of each task; the engine shares its time among these and all other requests.
+    """Play one episode of each task. The engine serves these episodes and all other requests at the same time.
 
-    A task that breaks its environment ``attempts`` times has no result; it is never counted as a reward of 0.
+    A task that breaks its environment ``attempts`` times has no result. It is never counted as a reward of 0.
 
     Args:
-        at_once: how many episodes are played at a time.
-        texts: how many of the results hold their text.
+        at_once: most episodes played at the same time.
+        attempts: how often a task may break its environment before it is left out.
+        texts: number of results that come with the text of their episode.
 
     Raises:
         EnvironmentBroken: every task broke its environment.
@@ -54,7 +58,7 @@ async def evaluate(
             running = [group.create_task(_evaluate(task, limits, tools, slots, attempts)) for task in tasks]
     trajectories = [trajectory for episode in running if isinstance(trajectory := episode.result(), Trajectory)]
     if tasks and not trajectories:
-        raise EnvironmentBroken(f"none of {len(tasks)} evaluation tasks could be run; the first: {running[0].result()}")
+        raise EnvironmentBroken(f"none of {len(tasks)} evaluation tasks could be run; the first error: {running[0].result()}")
     return [_result(trajectory, tools, with_text=index < texts) for index, trajectory in enumerate(trajectories)]
 
 
@@ -68,7 +72,7 @@ async def _evaluate(
                 return await run_episode(task, EpisodeName(_EVALUATION_GROUP, 0, attempt), limits, tools)
         except EnvironmentBroken as error:
             failure = error
-    logger.warning("evaluation task left out: %s", failure)
+    logger.warning("an evaluation task is left out of the result: %s", failure)
     return failure
 
 

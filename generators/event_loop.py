@@ -1,8 +1,8 @@
 """An event loop in a thread of its own, for work that calls the user's code.
 
-What always holds: whatever that code raises where nobody waits for it, the loop goes on; whoever waits for the loop's work hears
-at once when the loop has ended all the same, and in time when it is blocked. So the one who calls needs another loop, in which no
-code of the user's ever runs.
+What always holds: the loop survives whatever that code raises where nobody waits for it. If the loop ends nevertheless,
+callers that wait for its work get an error at once; if it is blocked, they get one after a fixed time. So callers need
+another event loop, one in which the user's code never runs.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class EventLoopThread:
-    """A thread that runs an event loop, made in and called from another event loop of the same kind.
+    """A thread that runs an event loop. Another event loop of the same kind creates it and calls it.
 
     Args:
-        name: whose thread it is, for errors.
-        silence_s: how long the loop may be blocked, in seconds, once it is watched.
+        name: name of the thread's owner, for errors.
+        silence_s: how long the loop may be blocked, in seconds, once :meth:`watch` was called.
     """
 
     def __init__(self, name: str, silence_s: float) -> None:
@@ -41,10 +41,11 @@ class EventLoopThread:
         self._thread.start()
 
     async def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do ``work`` in the loop, and return what it returns.
+        """Do ``work`` in the loop, and return its result.
 
         Raises:
-            ProcessDied: the loop has ended or is blocked, or code that is not ours cancelled the work.
+            ProcessDied: the loop has ended or is blocked, or other code, such as an environment, cancelled the work.
+            Exception: whatever ``work`` raises.
         """
         if self._failed.done():
             raise self._failed.result()
@@ -57,26 +58,26 @@ class EventLoopThread:
         if stopped:
             raise self._failed.result()
         if answer.cancelled():
-            raise ProcessDied(f"{self._name}: its work was cancelled from within; an environment may cancel no tasks but its own")
+            raise ProcessDied(f"{self._name}: its work was cancelled from within; an environment may only cancel its own tasks")
         if isinstance(error := answer.exception(), SystemExit | KeyboardInterrupt):
             raise ProcessDied(f"{self._name}: its work ended with {told(error)}") from error
         return answer.result()
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """Have ``callback`` called in the loop; nobody waits for it."""
+        """Call ``callback`` in the loop, without waiting for it."""
         self._loop.call_soon_threadsafe(callback)
 
     def watch(self) -> None:
-        """Begin to look for what blocks the loop: from now on only the user's code could."""
+        """Start to watch for code that blocks the loop. From now on, only the user's code should be able to."""
         self._watch.start()
 
     @property
     def blocked_by(self) -> tuple[str, ...]:
-        """Sentences about code that blocked the loop for a second or longer, each place once."""
+        """A sentence about each place in the code that blocked the loop for a second or longer."""
         return self._watch.told
 
     def close(self) -> None:
-        """End the loop; what still runs in it stays where it is."""
+        """Stop the loop. Tasks that still run in it are not cancelled; they just stop running."""
         self._closing = True
         self._watch.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -87,21 +88,21 @@ class EventLoopThread:
             asyncio.set_event_loop(self._loop)
             while not self._closing:
                 self._turn()
-        except BaseException as error:  # noqa: BLE001 - it is logged, and told to whoever waits
+        except BaseException as error:  # noqa: BLE001 - it is logged, and callers get it as an error
             logger.critical("the event loop ended\n%s", traceback_of(error))
             why = told(error)
         finally:
             self._fail(ProcessDied(f"{self._name}: its event loop ended: {why}"))
 
     def _turn(self) -> None:
-        """Run until somebody stops the loop, or a task or callback raises what ends event loops."""
+        """Run the loop until it is stopped, or a task or callback raises ``SystemExit`` or ``KeyboardInterrupt``."""
         try:
             self._loop.run_forever()
         except (SystemExit, KeyboardInterrupt) as stray:
-            logger.warning("the event loop goes on: %s in a task or callback\n%s", told(stray), traceback_of(stray))
+            logger.warning("the event loop goes on after %s in a task or callback\n%s", told(stray), traceback_of(stray))
         else:
             if not self._closing:
-                logger.warning("the event loop goes on: an environment stopped it")
+                logger.warning("an environment stopped the event loop; it goes on")
 
     def _blocked(self, problem: str) -> None:
         logger.error("%s", problem)
@@ -112,11 +113,11 @@ class EventLoopThread:
             if not self._failed.done():
                 self._failed.set_result(failure)
 
-        with contextlib.suppress(RuntimeError):  # the caller's loop was closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the caller's loop is closed, so nobody waits
             self._caller.call_soon_threadsafe(settle)
 
 
 def _log_stray(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error that nobody asks for, as a task has that an environment began and forgot."""
+    """Log an error that no code waits for, such as that of a task that an environment started and forgot."""
     error: BaseException | None = context.get("exception")
     logger.warning("%s\n%s", context["message"], "" if error is None else traceback_of(error))

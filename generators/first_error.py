@@ -1,4 +1,4 @@
-"""Task groups raise groups of errors; the first of them is the cause, the others only followed from it."""
+"""Unwraps the exception groups that task groups raise: the first error is the cause, and the others follow from it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def first_error() -> Iterator[None]:
-    """Raise the first error of a group that the enclosed task groups raise, instead of the group."""
+    """If the enclosed code raises an exception group, raise its first error instead of the group."""
     try:
         yield
     except BaseExceptionGroup as group:

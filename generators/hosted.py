@@ -1,12 +1,12 @@
-"""An environment as an episode uses it: its calls run in a task of their own, and what it does wrong is ``EnvironmentBroken``.
+"""Runs the calls of an environment in an asyncio task of their own, and turns its errors into ``EnvironmentBroken``.
 
 What always holds:
 
-* all calls of an environment run in one task, one after another: what is entered in ``reset`` can be left in ``close``, as anyio
-  and libraries on top of it ask for. Only an environment that ignores its cancellation, or cancels tasks that are not its own, is
-  closed in another;
-* who waits for a call is cancelled by us alone: a ``CancelledError`` out of the environment means that the environment broke;
-* who stops waiting waits at most :data:`CANCELLED_ENVIRONMENT_S` longer, whether or not the environment takes notice.
+* all calls of an environment run in one asyncio task, one after another, so that a context entered in ``reset`` can be
+  left in ``close``, as anyio and libraries on top of it require. The exception is an environment that ignores its
+  cancellation or cancels tasks that are not its own: its ``close`` runs in another task;
+* only our own code cancels a caller: a ``CancelledError`` out of the environment means that the environment broke;
+* a caller that is cancelled waits at most :data:`CANCELLED_ENVIRONMENT_S` longer, even if the environment ignores this.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from asyncrl.envs.contained import Raised, contained, ended
 T = TypeVar("T")
 
 CANCELLED_ENVIRONMENT_S = 3.0
-"""How long a call of an environment that was cancelled may take to end; longer than its tools may, which it waits for."""
+"""Seconds that a cancelled call may take to end; more than its tools have, because the call waits for them."""
 
 
 class HostedEnvironment:
-    """One environment, just made, for one episode."""
+    """Hosts one new environment for one episode."""
 
     def __init__(self, environment: Environment, task: Task) -> None:
         self._environment, self._task = environment, task
@@ -39,7 +39,7 @@ class HostedEnvironment:
         return f"{type(self._environment).__name__} of task {self._task.id}"
 
     async def reset(self) -> Observation:
-        """See :meth:`Environment.reset`. Raises ``EnvironmentBroken`` only, as all calls do."""
+        """See :meth:`Environment.reset`. Like all calls, it only raises ``EnvironmentBroken``."""
         return await self._call("reset", lambda: self._environment.reset(self._task))
 
     async def step(self, action: Action) -> StepResult:
@@ -47,7 +47,7 @@ class HostedEnvironment:
         return await self._call("step", lambda: self._environment.step(action))
 
     async def close(self, seconds: float) -> None:
-        """Close the environment within ``seconds``; if it ignored its cancellation, beside what it still does."""
+        """Close the environment within ``seconds``. A call that ignored its cancellation may still be running."""
         where = f"{type(self._environment).__name__}.close"
         remedy = "raise environment.tool_timeout_s"
         try:
@@ -60,7 +60,7 @@ class HostedEnvironment:
 
     @contextmanager
     def blamed(self, method: str) -> Iterator[None]:
-        """Raise ``EnvironmentBroken`` for ``method`` if the enclosed code raises, unless we were cancelled meanwhile."""
+        """Raise ``EnvironmentBroken`` for ``method`` if the enclosed code raises, unless this task was cancelled."""
         try:
             yield
         except BaseException as error:
@@ -93,11 +93,11 @@ class HostedEnvironment:
 
 
 class _Host:
-    """The task that calls run in.
+    """Runs the calls of one environment in one asyncio task.
 
     Attributes:
-        task: ends with :meth:`end`, or when somebody else cancels it between two calls.
-        lost: a call was cancelled in it, and goes on.
+        task: the task; it ends after :meth:`end`, or when other code cancels it between two calls.
+        lost: a call was cancelled but is still running.
     """
 
     def __init__(self, name: str) -> None:
@@ -107,13 +107,13 @@ class _Host:
         self.task = asyncio.create_task(self._run(), name=name)
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> "asyncio.Future[T | Raised]":
-        """A future of what ``call`` returns, or of ``Raised``."""
+        """Queue ``call``, and return a future of its result, or of ``Raised`` if it raises."""
         answer: asyncio.Future[T | Raised] = asyncio.get_running_loop().create_future()
         self._calls.put_nowait((call, answer))
         return answer
 
     async def cancel(self, answer: "asyncio.Future[Any]", name: str) -> None:
-        """Cancel the call that ``answer`` belongs to, and wait for its end, but not for long."""
+        """Cancel the call of ``answer``, and wait at most :data:`CANCELLED_ENVIRONMENT_S` for its end."""
         if answer is not self._running:  # it has not begun, or it has ended
             answer.cancel()
             return
@@ -122,7 +122,7 @@ class _Host:
         self.lost = not await ended({answer, self.task}, CANCELLED_ENVIRONMENT_S, name)
 
     def end(self) -> None:
-        """End the task once the calls before this are over: no further call runs."""
+        """End the task after the calls queued so far; later calls do not run."""
         self._calls.put_nowait(None)
 
     async def _run(self) -> None:
@@ -135,7 +135,7 @@ class _Host:
             self._running = answer
             outcome = await contained(call)
             self._running = None
-            while task.cancelling():  # this call was meant, which is over: task groups and timeouts of the next one count anew
+            while task.cancelling():  # only this call was to be cancelled: start the next one afresh
                 task.uncancel()
             if not answer.done():
                 answer.set_result(outcome)

@@ -1,10 +1,12 @@
-"""The leases of a worker: the tickets it works on, and how much of its engine they take.
+"""The leases of a worker: the tickets it works on, and how much room they take in its engine.
 
 What always holds:
 
-* a group is held at most once, by its newest ticket: one that is issued again supersedes what is left of the last;
-* an episode takes room from the moment its ticket is accepted until it is over, however it ends, and even if it never began;
-* a group is held until each of its samples was settled or it was given up, and a group that is given up settles nothing any more.
+* the worker holds a group at most once, by its newest ticket: a group that is issued again ends its older lease;
+* an episode takes room from the moment its ticket is accepted until the episode is over, however it ends, and even if
+  it never began;
+* the worker holds a group until all its samples are settled or the group is given up. After a group is given up, none
+  of its samples is settled any more.
 """
 
 import asyncio
@@ -16,12 +18,12 @@ from asyncrl.core.ticket import Ticket
 
 
 class Lease:
-    """One ticket being worked on.
+    """A worker's hold on one ticket.
 
     Attributes:
-        playing: samples whose episode is waiting or running.
-        unsettled: samples that were neither handed in nor given back.
-        work: the task of each sample.
+        playing: indexes of the samples whose episode is waiting for a slot or running.
+        unsettled: indexes of the samples that were neither handed in nor given back.
+        work: the asyncio task of each sample, by sample index.
     """
 
     def __init__(self, ticket: Ticket) -> None:
@@ -32,16 +34,16 @@ class Lease:
 
 
 class Leases:
-    """The tickets of one worker.
+    """All leases of one worker.
 
     Attributes:
         playing: episodes that have begun, or are about to, and are not over.
 
     Args:
-        max_running: episodes that may be played at once, to begin with.
-        group_size: episodes of a group.
-        room_made: called whenever an episode has ended, or the limit was changed.
-        clock: tells the time in seconds, and never goes back.
+        max_running: most episodes that may be played at once, until :meth:`limit` changes it.
+        group_size: number of episodes in a group.
+        room_made: called whenever an episode has ended or the limit has changed.
+        clock: returns the time in seconds; must never go back.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Leases:
 
     @property
     def room(self) -> int:
-        """Episodes that may begin besides those that are played already; negative when more are played than may be."""
+        """Number of further episodes that may begin; negative when more are played than the limit allows."""
         return self._limit - self.playing
 
     def limit(self, episodes: int) -> None:
@@ -66,13 +68,13 @@ class Leases:
 
     @property
     def episode_seconds(self) -> float:
-        """How long episodes took room, added up."""
+        """Seconds for which episodes took room, summed over all episodes."""
         self._settle()
         return self._episode_seconds
 
     @property
     def held_back_seconds(self) -> float:
-        """How long there was room for a group: its ticket was not to be had."""
+        """Seconds in which the engine had room for a whole group but the worker had no ticket for one."""
         self._settle()
         return self._held_back_seconds
 
@@ -84,7 +86,7 @@ class Leases:
             self._held_back_seconds += elapsed
 
     def accept(self, ticket: Ticket, begin: Callable[[Lease, int], "asyncio.Task[None]"]) -> None:
-        """Hold ``ticket``, and ``begin`` the work on each of its samples."""
+        """Lease ``ticket``, and call ``begin`` for each of its samples. An older lease on the group is given up."""
         superseded = self._held.get(ticket.group_id)
         if superseded is not None:
             self.give_up(superseded)
@@ -96,7 +98,7 @@ class Leases:
             work.add_done_callback(lambda _, index=index: self.played(lease, index))  # type: ignore[misc]
 
     def played(self, lease: Lease, index: int) -> None:
-        """The episode of a sample is over and takes no room any more. Harmless the second time."""
+        """Note that the episode of a sample is over and takes no room any more. A second call does nothing."""
         if index in lease.playing:
             lease.playing.remove(index)
             self._settle()
@@ -104,21 +106,21 @@ class Leases:
             self._room_made()
 
     def settled(self, lease: Lease, index: int) -> None:
-        """A sample was handed in or given back; with its last one the group is held no longer."""
+        """Note that a sample was handed in or given back. After the last one, the worker no longer holds the group."""
         lease.unsettled.remove(index)
         if not lease.unsettled and self.holds(lease):
             del self._held[lease.ticket.group_id]
 
     def holds(self, lease: Lease) -> bool:
-        """Whether somebody still waits for what ``lease`` brings."""
+        """Whether ``lease`` is still current: it was neither settled, nor given up, nor replaced."""
         return self._held.get(lease.ticket.group_id) is lease
 
     def held(self) -> dict[GroupId, Lease]:
-        """The groups in hand, as they are now."""
+        """Return a copy of the current leases, by group."""
         return dict(self._held)
 
     def give_up(self, lease: Lease) -> None:
-        """Stop all work on a group at once. Does nothing if it is not held any more."""
+        """Cancel all work on a group at once. Does nothing if the lease is no longer current."""
         if self.holds(lease):
             del self._held[lease.ticket.group_id]
             for work in lease.work.values():

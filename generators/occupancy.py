@@ -1,13 +1,16 @@
-"""How an engine's time was spent: busy or idle. It is told of the moments at which that changes; nothing is sampled."""
+"""Measures how long an engine was busy and idle. Its owner reports every change, so the times are exact."""
 
 from collections.abc import Callable
 
 
 class Occupancy:
-    """Time since creation splits exactly into busy and idle: idle is when no request runs, or the engine is paused.
+    """Splits the time since creation into busy and idle. The engine is idle when no request runs or it is paused.
+
+    Attributes:
+        running: number of requests that are running.
 
     Args:
-        clock: tells the time in seconds, and never goes back.
+        clock: returns the time in seconds; must never go back.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -17,20 +20,20 @@ class Occupancy:
         self.running = 0
 
     def enter(self) -> None:
-        """A request began."""
+        """Note that a request began."""
         self._settle()
         self.running += 1
 
     def leave(self) -> None:
-        """A request ended."""
+        """Note that a request ended."""
         self._settle()
         self.running -= 1
 
     def paused_for(self, seconds: float) -> None:
-        """The engine had stopped generating for ``seconds`` until a moment ago."""
+        """Note that the engine was paused for the last ``seconds``."""
         self._settle()
         self._paused_seconds += seconds
-        if self.running:  # otherwise that time is idle already
+        if self.running:  # otherwise the pause is counted as idle time already
             self._idle += seconds
 
     @property
@@ -52,7 +55,7 @@ class Occupancy:
 
     @property
     def request_seconds(self) -> float:
-        """Seconds that all requests took, added up; pauses are part of them."""
+        """Seconds that requests took, pauses included, summed over all requests."""
         self._settle()
         return self._request_seconds
 

@@ -1,4 +1,4 @@
-"""Token ids that were computed before, within a bound in bytes: what was not asked for the longest is forgotten first."""
+"""A cache of token ids with a limit in bytes. When it is full, the least recently used entry is removed first."""
 
 from array import array
 from collections import OrderedDict
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from threading import Lock
 
 _OVERHEAD = 300
-"""Bytes that an entry takes beside its key and its ids."""
+"""Bytes that an entry takes in addition to its key and its ids."""
 
 
 class RememberedIds:
-    """Token ids by key; may be used from several threads at once.
+    """Caches token ids by key. Several threads may use it at once.
 
     Args:
-        limit: bytes of all entries, keys included. An entry that would take more on its own is not kept.
+        limit: most bytes of all entries together, keys included. A single entry larger than this is not kept.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit, self._size = limit, 0
-        self._entries: OrderedDict[bytes, array[int]] = OrderedDict()  # what was asked for last stands last
+        self._entries: OrderedDict[bytes, array[int]] = OrderedDict()  # the most recently used entry is last
         self._lock = Lock()
 
     def get(self, key: bytes) -> list[int] | None:
-        """The ids of ``key`` in a list of the caller's own; None if they are not remembered."""
+        """Return a new list of the ids of ``key``; None if the cache does not have them."""
         with self._lock:
             ids = self._entries.get(key)
             if ids is None:
@@ -37,7 +37,7 @@ class RememberedIds:
         if size > self._limit:
             return
         with self._lock:
-            if key in self._entries:  # another thread was faster
+            if key in self._entries:  # another thread has added it meanwhile
                 return
             self._entries[key] = ids
             self._size += size

@@ -1,6 +1,7 @@
-"""The reward of a finished episode from the score that somebody gives it.
+"""Computes the reward of a finished episode from the score of a reward model.
 
-What always holds: an episode has the reward it was scored with or none at all, and the rewards of its turns add up to it.
+What always holds: a scored episode has the reward that follows from its score, or none at all; and its turns' rewards
+add up to its reward.
 """
 
 import math
@@ -16,16 +17,16 @@ from asyncrl.core.trajectory import Trajectory
 
 SCORE = "model_score"
 ENVIRONMENT_REWARD = "environment_reward"
-"""What an episode's metrics call the two numbers that its reward is made of."""
+"""``SCORE`` and ``ENVIRONMENT_REWARD`` name the episode metrics for the two parts of the reward."""
 
 
 class ScoringUse(msgspec.Struct, frozen=True):
-    """Counters of what was scored so far, which only grow.
+    """Counters of the episodes scored so far.
 
     Attributes:
-        episodes: how many episodes have a score.
-        total: the sum of their scores.
-        seconds: the sum of the seconds that they waited for it.
+        episodes: number of episodes with a score.
+        total: sum of their scores.
+        seconds: seconds that they waited for their scores, summed.
     """
 
     episodes: int = 0
@@ -40,10 +41,11 @@ class ScoringUse(msgspec.Struct, frozen=True):
 
 
 class Scoring:
-    """Has episodes scored, and counts.
+    """Has episodes scored, and counts them.
 
     Args:
-        environment_weight: this much of the environment's own reward is added to the score.
+        environment_weight: factor of the environment's own reward, which is added to the score.
+        clock: returns the time in seconds; must never go back.
     """
 
     def __init__(self, scorer: Scorer, environment_weight: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,13 +53,14 @@ class Scoring:
         self.use = ScoringUse()
 
     async def reward(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        """The same episode with the reward ``score + environment_weight * reward``. One without a turn stays as it is.
+        """Return the trajectory with the reward ``score + environment_weight * reward``; unchanged if it has no turn.
 
-        The score falls on the last turn. Both numbers are in the metrics, as :data:`SCORE` and :data:`ENVIRONMENT_REWARD`.
+        The score is added to the reward of the last turn. The metrics get both parts, as :data:`SCORE` and
+        :data:`ENVIRONMENT_REWARD`.
 
         Raises:
-            ScoringFailed: there is no score, or it is not finite.
-            ComponentFailed: there will never be one, or the environment has metrics of these names.
+            ScoringFailed: there is no score, or the score or the new reward is not finite.
+            ComponentFailed: the scorer failed for good, or the environment reports metrics with these names.
         """
         if not trajectory.turns:
             return trajectory
@@ -82,7 +85,7 @@ class Scoring:
 def _with_score(trajectory: Trajectory, score: float, environment_weight: float) -> Trajectory:
     if taken := trajectory.metrics.keys() & {SCORE, ENVIRONMENT_REWARD}:
         problem = (
-            f"the environment of task {trajectory.task_id} reports a metric {min(taken)!r}, as scoring does itself; rename it"
+            f"the environment of task {trajectory.task_id} reports a metric {min(taken)!r}, a name that scoring uses; rename it"
         )
         raise ComponentFailed(problem)
     turns = [msgspec.structs.replace(turn, reward=environment_weight * turn.reward) for turn in trajectory.turns]

@@ -1,4 +1,4 @@
-"""The token stream of an episode, grown turn by turn in the order the engine saw it."""
+"""The token stream of an episode, which grows turn by turn in the order in which the engine saw the tokens."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from generators.completion import Completion
 
 
 class TokenStream:
-    """The tokens of an episode, only ever appended to. Keeps the invariants of :class:`asyncrl.core.trajectory.Trajectory`.
+    """Collects the tokens of an episode. Keeps the invariants of :class:`asyncrl.core.trajectory.Trajectory`.
 
     Attributes:
-        token_ids: all tokens so far.
-        turns: the sampled segments so far; what the environment made of the last one is known after its tokens.
+        token_ids: all tokens so far; tokens are only appended.
+        turns: the sampled turns so far; a turn's reward and calls become known after its tokens.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class TokenStream:
         self._logprobs: list[np.ndarray] = []
 
     def append_given(self, token_ids: Sequence[int]) -> None:
-        """Append tokens that nobody sampled."""
+        """Append tokens that the policy did not sample."""
         self._append_span(len(token_ids), NOT_SAMPLED)
         self._logprobs.append(np.zeros(len(token_ids), np.float32))
         self.token_ids.extend(token_ids)

@@ -1,7 +1,7 @@
-"""Reads a sampled turn as an action, with the tool parser that vLLM has for the model's family.
+"""Reads a sampled turn as an action, with vLLM's tool parser for the model's family.
 
-What a parser cannot read is a :class:`MalformedCall`, never an exception and never silently text: a policy that learns has to be
-told.
+A call that the parser cannot read becomes a :class:`MalformedCall`, never an exception and never plain text without
+notice: the policy can only learn from its mistake if it is told.
 """
 
 import json
@@ -20,7 +20,7 @@ _MARKS = ("tool_call_start_token", "bot_token", "tool_calls_start_token", "tool_
 
 
 class ToolCallReader:
-    """The tool parser ``parser_name`` of vLLM, for one model."""
+    """Reads turns of one model with vLLM's tool parser ``parser_name``."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", parser_name: str) -> None:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -28,14 +28,14 @@ class ToolCallReader:
 
         self._name = parser_name
         self._parser = ToolParserManager.get_tool_parser(parser_name)(tokenizer)
-        # Parsers read at most the tools of a request; building a valid one for each turn would cost more than the parsing.
+        # Parsers read at most the tools of a request. A valid request for each turn would cost more than parsing.
         self._request = ChatCompletionRequest.model_construct(messages=[], tools=None, tool_choice="auto")
         self._mark = next((mark for name in _MARKS if isinstance(mark := getattr(self._parser, name, None), str) and mark), None)
-        # vLLM logs a traceback for each turn it cannot read, which a model in training writes by the thousand.
+        # vLLM logs a traceback for each turn that it cannot read, and a model in training writes thousands of those.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
 
     def read(self, text: str) -> Action:
-        """The content and the calls of a turn's text, without the token that ended the turn."""
+        """Read the content and the calls from the text of a turn, which comes without the token that ended the turn."""
         found = self._parser.extract_tool_calls(text, self._request)
         if found.tools_called and found.tool_calls:
             return Action(found.content or "", tuple(_decode(call.function) for call in found.tool_calls))
@@ -51,7 +51,7 @@ def _decode(function: Any) -> ToolCall | MalformedCall:
         arguments = json.loads(function.arguments)
         json.dumps([function.name, arguments], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        return MalformedCall(text, f"it holds no text: {error}")
+        return MalformedCall(text, f"it contains invalid Unicode: {error}")
     except (ValueError, RecursionError) as error:
         return MalformedCall(text, f"the arguments are not JSON: {error}")
     if not isinstance(arguments, dict):
@@ -60,7 +60,7 @@ def _decode(function: Any) -> ToolCall | MalformedCall:
 
 
 def _problem(body: str, parser_name: str) -> str:
-    """Why a call was not readable, as far as can be told without knowing its format: most are JSON, up to a closing tag."""
+    """Say why a call could not be read, as far as possible without its format: most are JSON up to a closing tag."""
     start = body.lstrip()
     if start.startswith(("{", "[")):
         try:

@@ -1,4 +1,7 @@
-"""Which tool-call parsers vLLM has, read from its source where that is enough: to import it takes many seconds."""
+"""Finds out which tool-call parsers vLLM has.
+
+It reads vLLM's source where that is enough, because importing vLLM takes many seconds.
+"""
 
 import ast
 import subprocess
@@ -22,10 +25,10 @@ _LISTING_S = 300.0
 
 
 def check_tool_parser(name: str) -> None:
-    """Refuse a parser that vLLM does not have. Where there is no vLLM, that is told once an engine is to start.
+    """Refuse a tool parser that vLLM does not have. Without vLLM nothing is checked; the start of an engine then fails.
 
     Raises:
-        RecipeError: neither vLLM nor a plug-in of it has a parser of that name; lists those there are.
+        RecipeError: neither vLLM nor one of its plug-ins has a parser of that name; the message lists the known ones.
     """
     own = own_parsers()
     known = own if name in own else own | _all_parsers()
@@ -34,7 +37,7 @@ def check_tool_parser(name: str) -> None:
 
 
 def own_parsers() -> frozenset[str]:
-    """The parsers that vLLM itself registers; none if its source has no such table as that of vLLM 0.32."""
+    """Return the names of vLLM's own parsers; none if its source lacks the table that vLLM 0.32 has."""
     vllm = find_spec("vllm")
     source = Path(vllm.origin if vllm and vllm.origin else "nowhere").with_name("tool_parsers") / "__init__.py"
     for node in ast.parse(source.read_text()).body if source.is_file() else ():
@@ -45,7 +48,7 @@ def own_parsers() -> frozenset[str]:
 
 @cache
 def _all_parsers() -> frozenset[str]:
-    """All parsers that a process with vLLM and its plug-ins lists; none if it fails."""
+    """Return the parsers that a new process with vLLM and its plug-ins lists; none if that process fails."""
     try:
         done = subprocess.run([sys.executable, "-c", _LIST_ALL], capture_output=True, timeout=_LISTING_S, check=True)
         return frozenset(msgspec.json.decode(done.stdout.splitlines()[-1], type=list[str]))

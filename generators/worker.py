@@ -1,18 +1,18 @@
-"""A generator worker: keeps one engine full of episodes, by pulling tickets when it has room.
+"""A generator worker: keeps one engine full of episodes by asking for tickets whenever it has room.
 
 What always holds:
 
-* all episodes of a ticket run on this engine; each is handed in, or given back, alone and as soon as it is over, unless its group
-  was given up or the worker is stopped;
-* the buffer hears from the worker every quarter of ``deadlines.lease``, whatever else the worker waits for;
-* no ticket is asked for while weights are being installed. The buffer decides whether the worker is behind the published version:
-  it is told the worker's.
+* all episodes of a ticket run on this engine. Each is handed in or given back on its own, as soon as it is over, unless
+  its group was given up or the worker is stopped;
+* the worker sends the buffer a heartbeat every quarter of ``deadlines.lease``, whatever else it waits for;
+* the worker asks for no tickets while weights are being installed. Each request names the worker's policy version, and
+  the buffer decides whether that is behind the published version.
 """
 
 import asyncio
 import logging
 import time
-from asyncio import sleep  # bound here, before an environment that replaces asyncio.sleep is imported
+from asyncio import sleep  # imported by name: an environment may replace asyncio.sleep later
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -39,23 +39,25 @@ from generators.tool_output import TOOL_OUTPUT_CUT
 logger = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 4
-"""How often a worker is heard of before its lease is over: one late answer, or two, cost it nothing."""
+"""Heartbeats that a worker sends in the time of one lease, so that one or two late ones do no harm."""
 ADAPT_S = 1.0
 """Seconds between two looks at the load of the engine."""
 
 
 class GeneratorStatistics(EngineUse, frozen=True):
-    """Counters of a worker and its engine, which only grow.
+    """Counters of a worker and its engine. They only grow, except for ``last_pause_seconds`` and ``episode_limit``.
 
     Attributes:
-        finished_episodes: episodes played for training, handed in or not.
-        tool_output_cut: characters cut from the outputs of their tools, for ``environment.max_tool_output``.
-        episode_seconds: how long they took room, added up.
-        held_back_seconds: how long there was room for a group, and no ticket.
-        evaluating_seconds: how long an evaluation was being played.
-        episode_limit: how many episodes may be played at once; no counter.
-        scoring: what a reward model said of them.
-        blocked_by: sentences about code that blocked the event loop of all episodes for a second or longer, each place once.
+        finished_episodes: episodes played to their end for training, whether or not they were handed in.
+        tool_output_cut: characters cut from the tool outputs of these episodes because of
+            ``environment.max_tool_output``.
+        episode_seconds: seconds for which episodes took room, summed over all episodes.
+        held_back_seconds: seconds in which there was room for a whole group but no ticket.
+        evaluating_seconds: seconds in which an evaluation was running.
+        episode_limit: how many episodes may be played at once at the moment.
+        scoring: counters of the scores that a reward model gave to the episodes.
+        blocked_by: a sentence about each place in the code that blocked the episodes' event loop for a second or
+            longer.
     """
 
     finished_episodes: int = 0
@@ -68,7 +70,7 @@ class GeneratorStatistics(EngineUse, frozen=True):
     blocked_by: tuple[str, ...] = ()
 
     def __add__(self, successor: "GeneratorStatistics") -> "GeneratorStatistics":
-        """Counters of this generator and its successor together; what is no counter is the successor's."""
+        """Add the counters of the successor. What is not a counter is taken from the successor."""
         sums = {name: getattr(self, name) + getattr(successor, name) for name in self.__struct_fields__}
         latest = {name: getattr(successor, name) for name in ("last_pause_seconds", "episode_limit", "blocked_by")}
         return GeneratorStatistics(**sums | latest)
@@ -78,12 +80,12 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     """The settings of a worker that come from the recipe.
 
     Attributes:
-        max_running: the most episodes it plays at once.
-        lease_s: seconds of silence after which the buffer gives a worker up.
-        greedy_sample: index of the group's sample that is played at temperature 0, if there is one.
+        max_running: most episodes that the worker plays at once.
+        lease_s: seconds of silence after which the buffer gives up a worker.
+        greedy_sample: index of the sample of each group that is played at temperature 0; None if there is none.
         reward_names: rewards that each episode must have.
-        evaluation_attempts: how often an evaluation task may break its environment.
-        evaluation_texts: how many episodes of an evaluation come with their text.
+        evaluation_attempts: how often an evaluation task may break its environment before it is left out.
+        evaluation_texts: number of episodes of an evaluation whose text is kept.
     """
 
     limits: EpisodeLimits
@@ -97,7 +99,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, recipe: Recipe) -> "WorkerSettings":
-        """The settings of a recipe."""
+        """Take the settings from a recipe."""
         return cls(
             limits=EpisodeLimits.of(recipe),
             max_running=recipe.generators.max_running,
@@ -111,12 +113,12 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
 
 class GeneratorWorker:
-    """Pulls tickets, plays their episodes on one engine, and hands them in.
+    """Leases tickets, plays their episodes on one engine, and hands the trajectories in.
 
     Args:
-        worker_id: names the worker to the buffer.
-        tools: what episodes are played with; their engine is started, and warm.
-        scoring: says what finished episodes are worth; without it the environment does.
+        worker_id: the name under which the buffer knows the worker.
+        tools: what episodes are played with. The engine must have been started and warmed up.
+        scoring: rewards finished episodes; if None, the environment's rewards are used.
     """
 
     def __init__(
@@ -141,11 +143,11 @@ class GeneratorWorker:
         self._evaluations = Occupancy(time.monotonic)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Generate until ``stop`` is set; then end all episodes where they are.
+        """Generate until ``stop`` is set; then cancel all running episodes.
 
         Raises:
-            ComponentFailed: the engine died, at once.
-            ProcessDied: code that is not ours cancelled a task of the worker, which cannot do its work without it.
+            ComponentFailed: the engine died; raised at once.
+            ProcessDied: other code, such as an environment, cancelled a task that the worker needs.
         """
         cut_off = self._cut_off = asyncio.get_running_loop().create_future()
         with first_error():
@@ -159,23 +161,23 @@ class GeneratorWorker:
                 await asyncio.wait({stopping, cut_off}, return_when=asyncio.FIRST_COMPLETED)
                 if not stop.is_set():
                     problem = f"its task {cut_off.result()!r} was cancelled, and not by the worker"
-                    raise ProcessDied(f"{self._id}: {problem}; an environment may cancel no tasks but its own")
+                    raise ProcessDied(f"{self._id}: {problem}; an environment may only cancel its own tasks")
                 for working in (serving, renewing, adapting):
                     working.cancel()
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
-        """Note that a task was cancelled without which the worker would only look alive. One that failed ends the task group."""
+        """End :meth:`run` if ``task``, which the worker needs, was cancelled. A task that failed ends it anyway."""
         if task.cancelled() and not self._cut_off.done():
             self._cut_off.set_result(task.get_name())
 
     async def _renew(self) -> None:
-        """Tell the buffer at intervals that the worker lives, and stop what nobody waits for any more."""
+        """Send the buffer a heartbeat at intervals, and stop the groups that it no longer waits for."""
         while True:
             await sleep(self._settings.lease_s / RENEWALS_PER_LEASE)
             asked_for = self._leases.held()
             for group_id in await self._ticket_client.renew(self._id, list(asked_for)):
-                # A group that came back while the answer was on the way is another lease, of which the answer knows nothing.
-                logger.info("group %d is not wanted any more", group_id)
+                # Give up the lease as it was before the call: the answer says nothing about a newer one on the group.
+                logger.info("the buffer no longer waits for group %d: its episodes are stopped", group_id)
                 self._leases.give_up(asked_for[group_id])
 
     async def _adapt(self) -> None:
@@ -201,10 +203,10 @@ class GeneratorWorker:
                 await self._changed.wait()
 
     async def _lease(self, limit: int, version: PolicyVersion, tasks: asyncio.TaskGroup) -> None:
-        """Ask for tickets once, and start what comes.
+        """Ask for tickets once, and start the episodes of those that come.
 
-        A lease request made under an old policy version stays open until the buffer answers it: it could be answered
-        with tickets, and those must not be lost. It does not keep the worker from asking again as the new version.
+        A lease request made under an old policy version stays open until the buffer answers it, because the answer may
+        hold tickets, and those must not be lost. Meanwhile, the worker can already ask under the new version.
         """
         tickets = await self._ticket_client.lease(self._id, version, limit)
         if self._asked_as == version:
@@ -215,7 +217,7 @@ class GeneratorWorker:
 
     def _begin(self, tasks: asyncio.TaskGroup, lease: Lease, index: int) -> "asyncio.Task[None]":
         def ended(work: "asyncio.Task[None]") -> None:
-            if self._leases.holds(lease) and not self._serving.cancelling():  # it will never settle
+            if self._leases.holds(lease) and not self._serving.cancelling():  # the sample will never be settled
                 self._ended(work)
 
         work = tasks.create_task(self._run_sample(lease, index), name=f"group {lease.ticket.group_id} sample {index}")
@@ -223,7 +225,7 @@ class GeneratorWorker:
         return work
 
     async def _run_sample(self, lease: Lease, index: int) -> None:
-        """Play one episode, and settle it with the buffer, which takes no room in the engine any more; nor does scoring."""
+        """Play one episode, have it scored, and hand it in or give it back. Only playing takes room in the engine."""
         ticket = lease.ticket
         limits = self._settings.limits
         if index == self._settings.greedy_sample:
@@ -242,7 +244,7 @@ class GeneratorWorker:
             self._check_rewards(ticket.task, trajectory)
         except (EnvironmentBroken, ScoringFailed) as failure:
             logger.warning("group %d sample %d failed: %s", ticket.group_id, index, failure)
-            if not self._leases.holds(lease):  # given up, and closing its environment failed: no attempt at anything
+            if not self._leases.holds(lease):  # given up, and then its environment failed to close: report nothing
                 return
             self._leases.played(lease, index)
             kind = failure.kind if isinstance(failure, ScoringFailed) else FailureKind.DATA
@@ -255,11 +257,11 @@ class GeneratorWorker:
         try:
             named_rewards(trajectory, self._settings.reward_names)
         except ValueError as error:
-            remedy = "have it report all that algorithm.advantage.rewards names"
+            remedy = "have the environment report every reward that algorithm.advantage.rewards names"
             raise EnvironmentBroken(f"task {task.id}: {error}; {remedy}") from error
 
     async def install(self, publication: Publication) -> int:
-        """Load published weights under the running episodes; see :meth:`generators.completion.Engine.install`."""
+        """Load published weights while episodes run; see :meth:`generators.completion.Engine.install`."""
         self._installing += 1
         try:
             return await self._engine.install(publication)
@@ -268,7 +270,7 @@ class GeneratorWorker:
             self._changed.set()
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """One episode of each held-out task; see :func:`generators.evaluation.evaluate`."""
+        """Play one episode of each held-out task; see :func:`generators.evaluation.evaluate`."""
         settings = self._settings
         self._evaluations.enter()
         try:
@@ -284,7 +286,7 @@ class GeneratorWorker:
             self._evaluations.leave()
 
     def statistics(self) -> GeneratorStatistics:
-        """Counters since the engine was ready."""
+        """Return the counters since the engine was ready."""
         return GeneratorStatistics(
             **msgspec.structs.asdict(self._engine.use()),
             finished_episodes=self._finished_episodes,

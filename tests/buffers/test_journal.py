@@ -180,7 +180,7 @@ def test_a_segment_that_is_missing_or_was_cut_is_refused(tmp_path):
     records = [b"%d" % n * 50 for n in range(6)]
     one = written(tmp_path / "one", records, segment_bytes=90)
     (one / "00000003.log").unlink()
-    with pytest.raises(JournalDamaged, match=r"00000003.log is damaged at offset 0: the file is not there, and later ones are"):
+    with pytest.raises(JournalDamaged, match=r"00000003.log is damaged at offset 0: the file is not there, but later ones are"):
         open_journal(one)
     two = written(tmp_path / "two", [b"x", b"y", "snapshot", b"z"])
     (two / "00000001.log").unlink()
@@ -191,7 +191,7 @@ def test_a_segment_that_is_missing_or_was_cut_is_refused(tmp_path):
     three = written(tmp_path / "three", records, segment_bytes=200)
     first = three / "00000001.log"
     os.truncate(first, first.read_bytes().rindex(MARK))
-    with pytest.raises(JournalDamaged, match=r"00000002.log .* begins with record \d+, not with record \d+ that is next"):
+    with pytest.raises(JournalDamaged, match=r"00000002.log .* begins with record \d+, but record \d+ is next"):
         open_journal(three)
 
 
@@ -252,7 +252,7 @@ def test_a_journal_whose_files_are_all_gone_is_refused(tmp_path, what):
     folder = written(tmp_path / "journal", what, segment_bytes=90)
     expected = read_journal(folder)
     put_back = put_away(folder)
-    refused(folder, JournalGone, r"although \S+journal.head says that it had come to segment")
+    refused(folder, JournalGone, r"although \S+journal.head says that it had reached segment")
     put_back()
     assert open_and_close(folder) == expected
 
@@ -424,7 +424,7 @@ def test_a_second_writer_is_refused_and_told_who_holds_it_and_a_killed_one_is_wa
     try:
         start = time.monotonic()
         with pytest.raises(
-            JournalInUse, match=rf"written by process {child.pid}, still after 0.2 s; .* end that process"
+            JournalInUse, match=rf"still being written by process {child.pid} after 0.2 s; .* end that process"
         ) as raised:
             open_journal(tmp_path, wait_s=0.2)
         assert time.monotonic() - start >= 0.2
@@ -473,7 +473,7 @@ def test_a_reader_does_not_mind_a_writer(tmp_path):
 
 
 def test_reading_what_is_no_journal(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nothing-here is no journal"):
+    with pytest.raises(FileNotFoundError, match="nothing-here is not a journal"):
         read_journal(tmp_path / "nothing-here")
 
 

@@ -249,7 +249,7 @@ def test_a_changed_recipe_is_known_before_anything_starts(tmp_path):
     with pytest.raises(JournalOfAnotherRun, match=r"batch.group_size was 3 and is 4; resume with the recipe"):
         check_recipe(replaced(RECIPE, batch=replaced(RECIPE.batch, group_size=4)), tmp_path / "journal")
     for _ in range(2):
-        with pytest.raises(JournalOfAnotherRun, match=r"is of a run of 260 steps, and now steps is 259"):
+        with pytest.raises(JournalOfAnotherRun, match=r"belongs to a run of 260 steps, but steps is now 259"):
             check_recipe(replaced(RECIPE, steps=259), tmp_path / "journal")
         life.journal.snapshot(life.buffer.snapshot())
     life.die()
@@ -269,7 +269,7 @@ def test_other_tasks_or_another_recipe_are_refused_by_what_differs(tmp_path, sna
     other = replaced(RECIPE, seed=7, buffer=replaced(RECIPE.buffer, pipeline_depth=2))
     with pytest.raises(JournalOfAnotherRun, match=r"buffer.pipeline_depth was .auto. and is 2, seed was 0 and is 7; resume with"):
         Life(tmp_path, other)
-    with pytest.raises(JournalOfAnotherRun, match=r"is of a run of 260 steps, and now steps is 7: a run can be made longer, not"):
+    with pytest.raises(JournalOfAnotherRun, match=r"belongs to a run of 260 steps, but steps is now 7: a run can be made longer"):
         Life(tmp_path, replaced(RECIPE, steps=7))
     with pytest.raises(JournalOfAnotherRun, match=r"tasks.train was 20000 and is 7;"):
         Life(tmp_path, replaced(RECIPE, tasks=GeneratedTasks(train=7)))
@@ -365,7 +365,7 @@ def test_a_recovery_that_goes_no_further_has_changed_nothing(tmp_path):
 
 GONE = {
     "the folder": ([""], JournalGone, r"journal is gone or holds nothing, although there are trajectories .*; put it back"),
-    "all files": (["0*"], JournalGone, r"although \S+journal.head says that it had come to segment 3; put it back"),
+    "all files": (["0*"], JournalGone, r"although \S+journal.head says that it had reached segment 3; put it back"),
     "the newest segment": (["00000003.log"], JournalDamaged, "00000003.log .* is not there, and journal.head says"),
     "newest segment and snapshot": (["00000003.*"], JournalDamaged, "00000003.log .* is not there, and journal.head says"),
     "a segment in the middle": (["00000003.snapshot", "00000002.log"], JournalDamaged, "00000002.log .* later ones are; restore"),
@@ -401,7 +401,7 @@ def test_the_newest_snapshot_may_be_gone(tmp_path):
     (tmp_path / "journal" / "00000003.snapshot").unlink()
     life = Life(tmp_path)
     assert life.buffer.snapshot() == expected
-    assert "gone, and done without: the journal's 00000003.snapshot" in str(life.report)
+    assert "missing, but not needed: the journal's 00000003.snapshot" in str(life.report)
     life.die()
 
 
@@ -494,4 +494,4 @@ def test_a_record_that_is_none_of_this_program_s_is_told(tmp_path):
     life = Life(tmp_path)
     life.journal.append(msgspec.msgpack.encode([99, "who knows"]))
     life.die()
-    refused(tmp_path, UnknownFormat, "holds a record that is none of this program's .*; resume with the version of asyncrl")
+    refused(tmp_path, UnknownFormat, "holds a record that this version of asyncrl cannot read .*; resume with the version")

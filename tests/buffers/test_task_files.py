@@ -179,9 +179,9 @@ def test_ids_of_several_sources_begin_with_their_names_and_are_unique(tmp_path):
 
 
 MALFORMED = {
-    '{"prompt": ': "is no JSON object",
-    "[1]": "is no JSON object (Expected `object`, got `array`)",
-    '{"prompt": NaN}': "is no JSON object",
+    '{"prompt": ': "is not a JSON object",
+    "[1]": "is not a JSON object (Expected `object`, got `array`)",
+    '{"prompt": NaN}': "is not a JSON object",
     '{"prompt": "\\ud800"}': r"holds '\ud800', half of a surrogate pair, which is no character; write the character itself",
     '{"prompt": "a", "id": "\\udc00abc"}': r"holds '\udc00', half of a surrogate pair",
     '{"prompt": "a\\ud83d b"}': r"holds '\ud83d', half of a surrogate pair",
@@ -238,7 +238,7 @@ def test_a_malformed_line_is_named_and_refused_or_skipped(tmp_path, line, told):
 def test_bytes_that_are_no_utf8_are_malformed(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"prompt": "\xff"}\n{"prompt": "b"}')
-    assert f"{path}:1 is no JSON object ('utf-8' codec" in refusal(path).problem
+    assert f"{path}:1 is not a JSON object ('utf-8' codec" in refusal(path).problem
     assert read(path, on_malformed="skip").skipped == 1
 
 
@@ -340,7 +340,7 @@ def test_a_table_without_prompts_is_refused(tmp_path, table, told):
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
     table = pa.table([["a"], [1], [2]], names=["prompt", "n", "n"])
-    assert "two columns of one name" in str(refusal(write_parquet(tmp_path / "a.parquet", table)))
+    assert "two columns with the same name" in str(refusal(write_parquet(tmp_path / "a.parquet", table)))
 
 
 def test_a_split_is_chosen_by_name(tmp_path):
@@ -384,12 +384,12 @@ def test_what_is_not_there_or_not_known_is_refused(tmp_path):
     assert "is a folder without tasks" in refusal(tmp_path).problem
     (tmp_path / "a.csv").write_text("prompt,answer\n1+1,2\n")
     error = refusal(tmp_path / "a.csv")
-    assert "is of no known format" in error.problem
+    assert "has an unknown format" in error.problem
     assert all(known in error.remedy for known in (".jsonl", ".parquet", "save_to_disk"))
     (tmp_path / "b.parquet").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1")
     assert "git lfs pull" in refusal(tmp_path / "b.parquet").remedy
     (tmp_path / "c.parquet").write_text("{}")
-    assert "is no Parquet file" in refusal(tmp_path / "c.parquet").problem
+    assert "is not a Parquet file" in refusal(tmp_path / "c.parquet").problem
     (tmp_path / "d.json").write_text('\n [{"prompt": "a"}]')
     assert "one JSON array" in refusal(tmp_path / "d.json").problem
     (tmp_path / "e.jsonl").write_bytes('{"prompt": "a"}'.encode("utf-16"))

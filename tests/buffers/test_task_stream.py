@@ -229,5 +229,5 @@ def test_names_of_different_sources_differ(drawn):
 def test_splits_of_one_folder_are_sources_and_the_same_one_twice_is_refused():
     files = [TaskFile(path="d/gsm8k", split="train", weight=3), TaskFile(path="d/gsm8k", split="extra")]
     assert source_names(files, "tasks.train") == ["gsm8k:train", "gsm8k:extra"]
-    with pytest.raises(RecipeError, match=r"tasks.train\[2\]: d/gsm8k is there twice"):
+    with pytest.raises(RecipeError, match=r"tasks.train\[2\]: d/gsm8k is listed twice"):
         source_names([*files, TaskFile(path="./d/gsm8k", split="extra")], "tasks.train")

@@ -142,7 +142,7 @@ def test_a_template_whose_assistant_turn_begins_by_ordinary_text_is_refused(star
 def test_a_template_that_puts_control_tokens_together_from_pieces_is_refused() -> None:
     composed = CHAT_ML.replace("'<|im_start|>' + message.role", "'<|' + message.role + '|>'")
     tokenizer = byte_level(composed, ["<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>"], (), "<|im_end|>")
-    with pytest.raises(TemplateUnsuitable, match=r"special tokens together from pieces, .*; write them whole"):
+    with pytest.raises(TemplateUnsuitable, match=r"it builds special tokens from pieces, .*; write each as one piece"):
         ChatFormat(tokenizer)
 
 

@@ -183,7 +183,7 @@ async def test_a_timeout_keeps_the_reward_so_far_and_drops_the_unfinished_turn()
         (task(rewards=[None]), {}, r"its reward is None"),
         (task(metrics={"calls": float("inf")}), {}, r"its calls is inf"),
         (task(metrics={"\ud800": 1.0}), {}, r"surrogates not allowed"),
-        (task(metrics={1: 1.0}), {}, r"it names a metric 1, and a name must be text"),
+        (task(metrics={1: 1.0}), {}, r"it reports a metric named 1, but the name must be a string"),
         (task(metrics={"tool_output_cut": 1.0}), {}, r"it reports a metric 'tool_output_cut', .*; rename it"),
         (task(reply=None, rewards=[0.0, 1.0]), {}, r"Scripted\.step raised TypeError"),
         (task("long " * 100), {"max_context": 64}, r"prompt has \d+ tokens, and model\.max_context is 64"),
@@ -196,7 +196,7 @@ async def test_a_broken_environment_fails_the_attempt(what: Task, limits: dict[s
 
 async def test_an_environment_that_cannot_be_made_fails_the_attempt() -> None:
     tools = replace(Stage(endless).tools, environment_factory=lambda: Scripted(3))  # type: ignore[arg-type]
-    with pytest.raises(EnvironmentBroken, match="no environment could be made: AttributeError"):
+    with pytest.raises(EnvironmentBroken, match="the environment could not be made: AttributeError"):
         await run_episode(task(), NAME, LIMITS, tools)
 
 

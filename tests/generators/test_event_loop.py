@@ -280,7 +280,7 @@ async def test_a_loop_that_is_blocked_for_good_is_reported_once(caplog: pytest.L
             assert watched.reports == []
             watched.look(0.25, times=20)
     (report,) = watched.reports
-    assert "blocked for 6 s, and its leases lapse; 100% of that time it was in Slow.reward (" in report
+    assert "blocked for 6 s, so its leases were not renewed; 100% of that time it was in Slow.reward (" in report
     assert "asyncio.to_thread" in report
 
 

@@ -134,7 +134,7 @@ async def test_whatever_making_an_environment_raises_fails_the_attempt(what: str
     tools = EpisodeTools(engine, engine.chat, ToolCallReader(engine.chat.tokenizer, "hermes"), make)
     with pytest.raises(EnvironmentBroken) as broken:
         await run_episode(task(), EpisodeName(GroupId(7), 2, 1), LIMITS, tools)
-    assert str(broken.value) == f"task t: no environment could be made: {what}"
+    assert str(broken.value) == f"task t: the environment could not be made: {what}"
 
 
 async def test_a_very_long_error_is_told_without_its_middle() -> None:

@@ -297,7 +297,7 @@ def test_every_source_of_tasks_is_read_and_counted(tmp_path):
         Source("train", "b.parquet", 2, 1),
         Source("evaluation", "c.jsonl", 1, 0),
     )
-    with pytest.raises(RecipeError, match=r"a\.jsonl:2 is no JSON object") as caught:
+    with pytest.raises(RecipeError, match=r"a\.jsonl:2 is not a JSON object") as caught:
         make_plan(of_files(train=train, evaluation=evaluation), ROOMY)
     assert caught.value.place == "tasks.train[0]"
 
