@@ -224,10 +224,10 @@ def test_a_peer_reads_the_description_and_its_last_line_is_the_result(tmp_path, 
 @pytest.mark.parametrize(
     ("does", "told"),
     [
-        ("echo last words >&2; exit 3", "exit code 3: last words\nall that it wrote is in LOG"),
-        ("echo last words", "no result as its last line .*; all that it wrote is in LOG"),
-        (printing(failed_tool_calls=0.125), "12.5% of its tool calls failed; all that it wrote is in LOG"),
-        (printing(tool_calls=0.5), "its episodes called tools 0.50 times on average, .*; all that it wrote is in LOG"),
+        ("echo last words >&2; exit 3", "exit code 3: last words\nall its output is in LOG"),
+        ("echo last words", "no result as its last line .*; all its output is in LOG"),
+        (printing(failed_tool_calls=0.125), "12.5% of its tool calls failed; all its output is in LOG"),
+        (printing(tool_calls=0.5), "its episodes called tools 0.50 times on average, .*; all its output is in LOG"),
         ("sleep 60", "longer than 0.2 s"),
     ],
 )
