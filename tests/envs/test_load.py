@@ -177,7 +177,7 @@ def test_tasks_follow_the_options_and_need_a_source(module: str):
         task.prompt.count("+") + task.prompt.count("-") <= 1
         for task in make_tasks(spec("calculator", max_operations=1), "train", 9, 0)
     )
-    with pytest.raises(RecipeError, match="`files` and name some"):
+    with pytest.raises(RecipeError, match="`files` and name the files"):
         make_tasks(spec(f"{module}:Plain"), "train", 5, 0)
 
 
