@@ -1,1 +1,1 @@
-"""Shipped recipes and their Hydra config groups, as package data."""
+"""The shipped recipes and their Hydra config groups, as package data."""

@@ -1,7 +1,7 @@
 """Throughput, cost and latency of the replay buffer as a service, without engines and without a model.
 
-One producer process and one consumer process, with the buffer's between them: lease, encode, append, commit, take, read,
-check and decode, trained, advance. Nothing is left out that a run does with a trajectory between its last token and its use.
+One producer process and one consumer process with the buffer's process between them. They do all that a run does with a
+trajectory between its last token and its use: lease, encode, append, commit, take, read, check and decode, trained, advance.
 """
 
 import tempfile
@@ -30,7 +30,7 @@ from asyncrl.run.cluster import start_ray
 from asyncrl.run.compose import compose
 
 RUN_DEADLINE_S = 300.0
-"""For one run of producer and consumer."""
+"""Seconds that one run of producer and consumer may take."""
 
 
 class BenchSettings(msgspec.Struct, frozen=True):
@@ -38,13 +38,13 @@ class BenchSettings(msgspec.Struct, frozen=True):
 
     Attributes:
         tokens: tokens of a trajectory.
-        groups_per_step, group_size: of a batch.
-        pipeline_depth: steps that the producer may be ahead.
-        warm_up, steps: batches before, and while, the clock runs.
-        latency_per_s: trajectories a second while latency is measured.
-        latency_groups_per_step, latency_steps: size and number of the batches meanwhile.
-        core_outstanding: groups outstanding while the core is measured.
-        core_steps: batches meanwhile.
+        groups_per_step, group_size: groups of a batch, and trajectories of a group.
+        pipeline_depth: training steps that the producer may be ahead of the consumer.
+        warm_up, steps: batches before the measurement, and batches that are measured.
+        latency_per_s: trajectories per second while latency is measured.
+        latency_groups_per_step, latency_steps: groups of a batch, and measured batches, for latency.
+        core_outstanding: groups outstanding while the plain buffer class is measured.
+        core_steps: batches while the plain buffer class is measured.
         held_groups: groups held while memory is measured.
     """
 
@@ -63,7 +63,7 @@ class BenchSettings(msgspec.Struct, frozen=True):
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """Trajectories from producer to consumer."""
+    """The rate at which trajectories get from producer to consumer."""
 
     trajectories_per_s: float
     megabytes_per_s: float
@@ -74,12 +74,12 @@ class BufferResult(msgspec.Struct, frozen=True):
 
     Attributes:
         journal_off, journal_on: throughput without and with a journal (``fsync: never``).
-        core_us_per_trajectory: bookkeeping of one trajectory in the plain class, in microseconds.
-        latency_p50_ms, latency_p99_ms: from handing in a trajectory until it may be taken, with a journal.
-        latency_p99_ms_journal_off: the same without.
-        answer_p99_ms: from handing in a trajectory until the buffer's answer is there, with a journal.
-        held_per_payload_byte: memory and files that a held trajectory takes.
-        bytes_per_trajectory: as encoded.
+        core_us_per_trajectory: time of the bookkeeping for one trajectory in the plain buffer class, in microseconds.
+        latency_p50_ms, latency_p99_ms: time from handing in a trajectory until it may be taken, with a journal.
+        latency_p99_ms_journal_off: the same without a journal.
+        answer_p99_ms: time from handing in a trajectory until the buffer has answered, with a journal.
+        held_per_payload_byte: bytes of memory and files that held trajectories take, per byte of their payload.
+        bytes_per_trajectory: size of an encoded trajectory.
     """
 
     journal_off: Throughput
@@ -95,11 +95,11 @@ class BufferResult(msgspec.Struct, frozen=True):
 
 
 def run(json_file: Path, console: Console, settings: BenchSettings) -> BufferResult:
-    """Measure everything, tell on ``console`` what is going on, and write ``json_file``."""
-    console.print(f"Memory of {settings.held_groups:,} groups")
+    """Measure everything, report progress on ``console``, and write ``json_file``."""
+    console.print(f"Measuring the memory of {settings.held_groups:,} groups")
     with _folder() as folder:
         held = held_memory(_deep_recipe(settings, settings.held_groups, settings.held_groups), settings.tokens, folder)
-    console.print(f"The core, with {settings.core_outstanding:,} groups outstanding")
+    console.print(f"Measuring the bookkeeping with {settings.core_outstanding:,} groups outstanding")
     core = core_us_per_trajectory(_deep_recipe(settings, settings.core_outstanding, settings.core_steps), settings.core_steps)
     ticket = Ticket(GroupId(0), Task(id=TaskId("0"), prompt=""), (0,), 0, PolicyVersion(0))
     size = len(encode(trajectory_of(ticket, 0, settings.tokens, PolicyVersion(0))))
@@ -107,10 +107,10 @@ def run(json_file: Path, console: Console, settings: BenchSettings) -> BufferRes
     start_ray()
     try:
         for journal in ("none", "append_only"):
-            console.print(f"{settings.steps} batches, journal: {journal}")
+            console.print(f"Measuring throughput over {settings.steps} batches, journal: {journal}")
             rows, seconds, _ = _produce_and_consume(_recipe(settings, journal), settings, settings.steps, None)
             rates[journal] = Throughput(rows / seconds, rows * size / seconds / 1e6)
-        console.print(f"Latency at {settings.latency_per_s:,.0f} trajectories a second")
+        console.print(f"Measuring latency at {settings.latency_per_s:,.0f} trajectories per second")
         latency = {journal: _latency_ms(settings, journal) for journal in ("none", "append_only")}
     finally:
         ray.shutdown()
@@ -138,9 +138,9 @@ def view(result: BufferResult) -> RenderableType:
     table.add_column(justify="right")
     for name, rate in (("without a journal", result.journal_off), ("with a journal", result.journal_on)):
         table.add_row(name, f"{rate.trajectories_per_s:,.0f} trajectories/s, {rate.megabytes_per_s:,.0f} MB/s")
-    table.add_row("bookkeeping", f"{result.core_us_per_trajectory:.1f} us a trajectory")
+    table.add_row("bookkeeping", f"{result.core_us_per_trajectory:.1f} us per trajectory")
     held = result.held_per_payload_byte
-    table.add_row("memory", f"{held.at_first:.2f} times the payload, {held.refilled:.2f} once half of it was replaced")
+    table.add_row("memory", f"{held.at_first:.2f} times the payload, {held.refilled:.2f} after half of it was replaced")
     table.add_row("until takeable", f"{result.latency_p50_ms:.2f} ms median, {result.latency_p99_ms:.2f} ms 99th percentile")
     table.add_row("the same without a journal", f"{result.latency_p99_ms_journal_off:.2f} ms 99th percentile")
     table.add_row("until answered", f"{result.answer_p99_ms:.2f} ms 99th percentile")
@@ -148,7 +148,7 @@ def view(result: BufferResult) -> RenderableType:
 
 
 class _Latency(msgspec.Struct, frozen=True):
-    """Milliseconds from handing in: until takeable, median and 99th percentile, and until answered."""
+    """Milliseconds from handing in a trajectory: until it can be taken (median and 99th percentile), and until the answer."""
 
     p50: float
     p99: float
@@ -180,12 +180,12 @@ def _recipe(settings: BenchSettings, journal: str) -> Recipe:
 
 
 def _batches(settings: BenchSettings) -> int:
-    """More than will be trained, so that the producer is never at the end of its tasks."""
+    """Number of training steps in the recipe: more than are done, so that the producer never runs out of tickets."""
     return 2 * (settings.warm_up + settings.steps) + settings.pipeline_depth
 
 
 def _deep_recipe(settings: BenchSettings, outstanding: int, steps: int) -> Recipe:
-    """A recipe with ``outstanding`` groups at full pipeline depth, for ``steps`` batches."""
+    """A recipe whose pipeline depth allows ``outstanding`` groups, for ``steps`` batches."""
     depth = -(-outstanding // settings.groups_per_step) - 1
     return compose(
         "quickstart",
@@ -203,7 +203,15 @@ def _deep_recipe(settings: BenchSettings, outstanding: int, steps: int) -> Recip
 def _produce_and_consume(
     recipe: Recipe, settings: BenchSettings, steps: int, per_second: float | None
 ) -> tuple[int, float, list[tuple[float, float, float]]]:
-    """Rows trained, seconds taken; and of each row when, in seconds, it was handed in, could be taken, and was answered for."""
+    """Measure ``steps`` batches between a producer and a consumer.
+
+    Args:
+        per_second: trajectories handed in per second; None for as many as possible.
+
+    Returns:
+        The number of trajectories trained, the seconds this took, and for each trajectory the times, in seconds, at which it was
+        handed in, could be taken, and was answered.
+    """
     with _folder() as folder:
         buffer: Any = RemoteTimedBuffer.options(num_cpus=0).remote(recipe, folder, folder.name, folder / "buffer.log")
         ray.get(buffer.ready.remote(), timeout=RUN_DEADLINE_S)

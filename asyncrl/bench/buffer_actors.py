@@ -1,7 +1,7 @@
-"""The two sides of ``asyncrl bench buffer``: a producer where a generator would be, and a consumer where a learner rank would be.
+"""The two sides of ``asyncrl bench buffer``: a producer in place of a generator, and a consumer in place of a learner rank.
 
-Both go the way that a run goes: ticket client, files and the buffer's own process. Only engine and model are left out: what is
-made is one trajectory, under many names.
+Both use what a run uses: ticket client, payload files and the buffer's own process. Only engine and model are missing: the
+producer hands in the same trajectory again and again, under different ids.
 """
 
 import asyncio
@@ -36,32 +36,36 @@ SampleKey = tuple[GroupId, int]
 
 
 class _TimedService(BufferService):
-    """The service, keeping the time at which each trajectory could be taken."""
+    """The buffer's service, which also notes when each trajectory could be taken.
+
+    Attributes:
+        takeable_at: time, in seconds of the host's monotonic clock, from which each trajectory could be taken.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.takeable_at: dict[SampleKey, float] = {}
 
     async def commit(self, records: Sequence[TrajectoryRecord]) -> None:
-        """Take the trajectories in, and note when."""
+        """Accept the trajectories, and note the time."""
         await super().commit(records)
         now = time.monotonic()
         self.takeable_at.update(((record.group_id, record.sample_index), now) for record in records)
 
 
 class TimedBufferActor(BufferActor):
-    """The buffer's actor, with a service that keeps these times."""
+    """The buffer's actor with a service that notes when each trajectory could be taken."""
 
     service_type = _TimedService
 
     async def takeable_at(self) -> dict[SampleKey, float]:
-        """When, by the clock that all processes of a host share, each trajectory could be taken."""
+        """The time, in seconds of the host's monotonic clock, from which each trajectory could be taken."""
         assert isinstance(self._service, _TimedService)
         return self._service.takeable_at
 
 
 def trajectory_of(ticket: Ticket, index: int, tokens: int, version: PolicyVersion) -> Trajectory:
-    """Sample ``index`` of ``ticket``: a prompt, and two turns with a tool's answer between them."""
+    """Make the trajectory of sample ``index`` of ``ticket``: a prompt, and two turns with a tool's answer between them."""
     a, b, c = tokens // 8, tokens // 2, tokens * 5 // 8
     mask = np.zeros(tokens, bool)
     mask[a:b] = mask[c:] = True
@@ -87,7 +91,7 @@ def trajectory_of(ticket: Ticket, index: int, tokens: int, version: PolicyVersio
 
 
 class ProducerActor:
-    """Hands in trajectories of ``tokens`` tokens until stopped; asks for tickets as a generator's worker does."""
+    """Hands in trajectories of ``tokens`` tokens until it is stopped; it asks for tickets as a generator's worker does."""
 
     def __init__(self, recipe: Recipe, buffer: Any, tokens: int, log_file: Path) -> None:
         route_output(log_file)
@@ -101,10 +105,13 @@ class ProducerActor:
         self._handed_in: dict[SampleKey, tuple[float, float]] = {}
 
     async def run(self, per_second: float | None) -> dict[SampleKey, tuple[float, float]]:
-        """Produce until :meth:`stop`; for each trajectory when it was handed in and when the buffer's answer was here.
+        """Hand in trajectories until :meth:`stop`.
 
         Args:
-            per_second: how many trajectories; None as fast as they are taken in.
+            per_second: trajectories handed in per second; None for as many as the buffer accepts.
+
+        Returns:
+            For each trajectory the monotonic times, in seconds, at which it was handed in and at which the buffer answered.
         """
         sink = await PayloadSink.of(self._recipe.buffer, self._buffer, self._worker)
         buffer = await BufferClient.connect(self._buffer, self._worker, logger.warning)
@@ -145,7 +152,7 @@ class ProducerActor:
         self._handed_in[ticket.group_id, index] = begin, time.monotonic()
 
     async def install(self, version: PolicyVersion) -> None:
-        """Sample with ``version`` from now on."""
+        """Make trajectories of policy version ``version`` from now on."""
         self._version = version
         self._changed.set()
 
@@ -156,7 +163,7 @@ class ProducerActor:
 
 
 class _Pace:
-    """Lets through ``per_second`` callers a second, evenly."""
+    """Lets ``per_second`` callers per second pass, evenly spaced."""
 
     def __init__(self, per_second: float) -> None:
         self._interval = 1 / per_second
@@ -169,14 +176,14 @@ class _Pace:
 
 
 class ConsumerActor:
-    """Takes, reads, checks and decodes batch after batch."""
+    """Takes batch after batch, and reads, checks and decodes its trajectories."""
 
     def __init__(self, recipe: Recipe, buffer: Any, producer: Any, log_file: Path) -> None:
         route_output(log_file)
         self._recipe, self._buffer, self._producer = recipe, buffer, producer
 
     async def run(self, warm_up: int, steps: int) -> tuple[int, float]:
-        """Rows trained and seconds taken in ``steps`` steps, behind ``warm_up`` others."""
+        """Consume ``warm_up`` batches and then ``steps`` more; return the trajectories and the seconds of the latter."""
         buffer = await BufferClient.connect(self._buffer, "consumer", logger.warning)
         source = await asyncio.to_thread(PayloadSource.of, self._buffer, "consumer")
         rows, begin = 0, time.perf_counter()
@@ -193,7 +200,7 @@ class ConsumerActor:
         payloads = await asyncio.to_thread(source.fetch, [row.payload for row in batch.rows])
         tokens = sum(len(decode(payload)) for payload in payloads)
         if tokens != sum(row.length for row in batch.rows):
-            raise AssertionError(f"{tokens} tokens were read, the batch of version {version} says otherwise")
+            raise AssertionError(f"{tokens} tokens were read, but the batch of version {version} counts a different number")
         following = PolicyVersion(version + 1)
         await asyncio.gather(self._producer.install.remote(following), buffer.trained(version))
         if following % self._recipe.checkpoint.every == 0:

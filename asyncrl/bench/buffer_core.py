@@ -1,4 +1,4 @@
-"""What the bookkeeping of one trajectory costs, in the plain class, with a great many groups outstanding."""
+"""Measures the bookkeeping for one trajectory in the plain buffer class while very many groups are outstanding."""
 
 import gc
 import time
@@ -18,7 +18,10 @@ _WORKER = WorkerId("producer")
 
 
 def core_us_per_trajectory(recipe: Recipe, steps: int) -> float:
-    """Microseconds of lease, commit, take, trained and advance for each trajectory, over ``steps`` steps at full depth."""
+    """Microseconds that lease, commit, take, trained and advance take per trajectory.
+
+    They are averaged over ``steps`` training steps at full pipeline depth.
+    """
     gc.collect()
     gc.freeze()  # as the buffer's process does
     buffer = ReplayBuffer(recipe.batch, recipe.buffer, make_task_stream(recipe), steps=recipe.steps, seed=recipe.seed)

@@ -1,4 +1,4 @@
-"""What a held trajectory takes, in memory and in files, for each byte of its payload."""
+"""Measures the memory and files that held trajectories take, per byte of their payload."""
 
 import gc
 import random
@@ -23,15 +23,15 @@ from buffers.replay_buffer import ReplayBuffer
 
 _WORKER = WorkerId("producer")
 _TOGETHER = 64
-"""Rows committed by one command."""
+"""Trajectories committed by one command."""
 
 
 class HeldMemory(msgspec.Struct, frozen=True):
-    """Bytes of process and files for each byte of payload that is held.
+    """Bytes of memory and files per byte of payload that is held.
 
     Attributes:
-        at_first: a buffer that was filled for the first time.
-        refilled: the same after half of its groups were trained and given up, and others have taken their place.
+        at_first: when the buffer has been filled for the first time.
+        refilled: after half of its groups were trained and freed, and new ones have taken their place.
     """
 
     at_first: float
@@ -39,9 +39,10 @@ class HeldMemory(msgspec.Struct, frozen=True):
 
 
 def held_memory(recipe: Recipe, tokens: int, folder: Path) -> HeldMemory:
-    """Fill a buffer to its full pipeline depth with trajectories of ``tokens`` tokens, whose payload is written to ``folder``.
+    """Fill a buffer to its full pipeline depth with trajectories of ``tokens`` tokens, and measure what they take.
 
-    The rows of all groups are finished in random order, so what is given up lies scattered; in no run it lies worse.
+    The payload is written to ``folder``. The trajectories of all groups are written in random order, so freed bytes are scattered
+    over the files more than in any run.
     """
     buffer = ReplayBuffer(recipe.batch, recipe.buffer, make_task_stream(recipe), steps=recipe.steps, seed=recipe.seed)
     store = PayloadStore(folder)
@@ -53,7 +54,7 @@ def held_memory(recipe: Recipe, tokens: int, folder: Path) -> HeldMemory:
     def fill(version: int) -> None:
         samples = _finished(buffer.lease(_WORKER, buffer.room(), 0.0), PolicyVersion(version), recipe.seed, tokens, writer)
         while together := tuple(islice(samples, _TOGETHER)):
-            command = commands.decode(commands.encode(commands.Commit(together, 0.0)))  # as it comes over the wire
+            command = commands.decode(commands.encode(commands.Commit(together, 0.0)))  # as it arrives over the wire
             command.apply(buffer)
 
     def held() -> float:

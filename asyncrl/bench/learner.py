@@ -1,7 +1,7 @@
-"""Speed and memory of the learner beside a plain PyTorch loop with the Hugging Face model, on one CPU thread.
+"""Speed and memory of the learner compared with a plain PyTorch loop on the Hugging Face model, on one CPU thread.
 
-Every figure is a ratio of two measurements of one run, repetition by repetition in turn, because what else runs on the machine
-changes from minute to minute. Each part has a process of its own.
+Every figure is a ratio of two measurements that alternate within one run, because the load of a machine changes from minute to
+minute. Each part runs in a process of its own.
 """
 
 import os
@@ -22,8 +22,8 @@ class LogprobSettings(msgspec.Struct, frozen=True):
     """Sizes of the float32 problem on which log-probabilities are measured.
 
     Attributes:
-        tokens, vocabulary, hidden: of the product of hidden states and output layer.
-        repetitions: repetitions of each way, in turn.
+        tokens, vocabulary, hidden: hidden states are [tokens, hidden], the output layer's weight is [vocabulary, hidden].
+        repetitions: measurements of each of the two ways, which alternate.
     """
 
     tokens: int = 4096
@@ -39,7 +39,7 @@ class LearnerBenchSettings(msgspec.Struct, frozen=True):
         padding_free: rows of one length, where a loop that pads has nothing to pad.
         lognormal: rows of log-normally distributed lengths.
         shared_prefix: groups of rows that share a long prompt.
-        logprob: see there.
+        logprob: the problem on which log-probabilities are measured.
     """
 
     padding_free: learner_steps.StepSettings = learner_steps.StepSettings(sigma=0.0)
@@ -52,15 +52,15 @@ class LearnerBenchResult(msgspec.Struct, frozen=True):
     """What ``asyncrl bench learner`` writes.
 
     Attributes:
-        ratio_padding_free, ratio_lognormal: tokens a second of the learner over those of the plain loop.
-        ratio_shared_prefix: the learner's tokens a second, those of the rows, where groups share a long prompt, over the same
-            without sharing.
-        logprob_memory_ratio: what forward and backward pass add to the process's peak of resident memory, straight from hidden
-            states over by full logits.
-        logprob_time_ratio: time of forward and backward pass, likewise; entropy is computed, but the loss does not depend on it.
+        ratio_padding_free, ratio_lognormal: the learner's tokens per second over those of the plain loop.
+        ratio_shared_prefix: the learner's tokens per second where the rows of a group share a long prompt, over the same without
+            sharing; counted are all tokens of the rows.
+        logprob_memory_ratio: how much one forward and backward pass raises the process's peak of resident memory, directly from
+            hidden states over from full logits.
+        logprob_time_ratio: the same for the time of both passes; entropy is computed, but the loss does not depend on it.
         logprob_time_ratio_entropy_bonus: the same with a loss that depends on the entropy.
-        logprob_megabytes, full_logits_megabytes: the memory that was compared, gradients of both operands (in both) included.
-        padding_free, lognormal, shared_prefix: the measurements behind the first three.
+        logprob_megabytes, full_logits_megabytes: the two amounts of memory, each with the gradients of both operands.
+        padding_free, lognormal, shared_prefix: the measurements behind the first three ratios.
     """
 
     ratio_padding_free: float
@@ -78,27 +78,27 @@ class LearnerBenchResult(msgspec.Struct, frozen=True):
 
 
 def run(json_file: Path, console: Console, settings: LearnerBenchSettings | None = None) -> LearnerBenchResult:
-    """Measure everything, tell on ``console`` what is going on, and write ``json_file``.
+    """Measure everything, report progress on ``console``, and write ``json_file``.
 
     Raises:
-        RuntimeError: if the learner and the plain loop do not compute the same gradient.
+        RuntimeError: the learner and the plain loop, or the learner with and without sharing, compute different gradients.
     """
     settings = settings or LearnerBenchSettings()
-    # Inherited by the processes below: one thread each, no GPU.
+    # The processes below inherit this: one thread each, no GPU.
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": ""}
     speeds = []
     for name, of_steps in (("rows of one length", settings.padding_free), ("log-normal lengths", settings.lognormal)):
-        console.print(f"Optimizer steps, {name}")
+        console.print(f"Measuring optimizer steps: {name}")
         with tempfile.TemporaryDirectory(prefix="asyncrl-bench-learner-") as folder:
             speeds.append(in_own_process(learner_steps.measure, Path(folder), of_steps))
-    console.print("Optimizer steps, groups that share a prompt")
+    console.print("Measuring optimizer steps: groups that share a prompt")
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-learner-") as folder:
         prefixes = in_own_process(learner_prefixes.measure, Path(folder), settings.shared_prefix)
     size = settings.logprob
     shape = (size.tokens, size.vocabulary, size.hidden)
-    console.print("Log-probabilities: memory")
+    console.print("Measuring log-probabilities: memory")
     tiled, full = (in_own_process(learner_memory.megabytes, way, *shape) for way in ("tiled", "full"))
-    console.print("Log-probabilities: time")
+    console.print("Measuring log-probabilities: time")
     times = [in_own_process(learner_memory.seconds, *shape, size.repetitions, bonus) for bonus in (False, True)]
     result = LearnerBenchResult(
         ratio_padding_free=speeds[0].ratio,
@@ -126,7 +126,7 @@ def view(result: LearnerBenchResult) -> RenderableType:
     table.add_row("rows of one length", f"{result.ratio_padding_free:.2f} x the plain loop")
     padding = f"{result.lognormal.padding:.0%} of the plain loop's tokens are padding"
     table.add_row("log-normal lengths", f"{result.ratio_lognormal:.2f} x the plain loop; {padding}")
-    shared = f"{result.shared_prefix.token_ratio:.2f} times as few tokens are computed"
+    shared = f"without sharing {result.shared_prefix.token_ratio:.2f} times as many tokens are computed"
     table.add_row("shared prompts", f"{result.ratio_shared_prefix:.2f} x no sharing; {shared}")
     memory = f"{result.logprob_megabytes:,.0f} MB, full logits {result.full_logits_megabytes:,.0f} MB"
     table.add_row("log-probabilities, memory", f"{result.logprob_memory_ratio:.3f} of full logits ({memory})")

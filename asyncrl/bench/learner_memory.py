@@ -1,6 +1,6 @@
-"""Log-probabilities and entropies straight from hidden states beside those from full logits: peak memory and time.
+"""Compares peak memory and time of log-probabilities and entropies: directly from hidden states, and from full logits.
 
-Full logits are what one writes first: a product, ``log_softmax``, ``gather`` and the entropy, by torch's own autograd.
+The way with full logits is the obvious one: a matrix product, ``log_softmax``, ``gather`` and the entropy, with torch's autograd.
 """
 
 import re
@@ -25,13 +25,13 @@ class _Operands(NamedTuple):
 
 
 def megabytes(way: str, tokens: int, vocabulary: int, hidden: int) -> float:
-    """How far one forward and backward pass raises this process's peak of resident memory over what was resident before.
+    """Megabytes by which one forward and backward pass raises this process's peak of resident memory.
 
-    The kernel's own count (``VmHWM``, reset just before), so that nothing escapes it: neither scratch memory of the matrix
-    products nor temporaries inside an operator. Libraries are warm: a small pass has gone before.
+    The kernel's own count (``VmHWM``, reset just before) misses nothing, neither scratch memory of the matrix products nor
+    temporaries inside an operator. A small pass before the measurement warms up the libraries.
 
     Args:
-        way: ``tiled`` or ``full``.
+        way: ``tiled`` (directly from hidden states) or ``full`` (from full logits).
     """
     torch.set_num_threads(1)
     with _alone() as group:
@@ -45,7 +45,7 @@ def megabytes(way: str, tokens: int, vocabulary: int, hidden: int) -> float:
 
 
 def seconds(tokens: int, vocabulary: int, hidden: int, repetitions: int, entropy_bonus: bool) -> list[tuple[float, float]]:
-    """Wall seconds of forward and backward pass, tiled and full, of each repetition after one that warms up."""
+    """Wall-clock seconds of forward and backward pass, (tiled, full), for each repetition after one that warms up."""
     torch.set_num_threads(1)
     with _alone() as group:
         operands = _operands(tokens, vocabulary, hidden)
@@ -73,7 +73,7 @@ def _ways(group: dist.ProcessGroup) -> dict[str, Way]:
 
 
 def full_logits(operands: _Operands) -> tuple[Tensor, Tensor]:
-    """[n] log-probabilities and [n] entropies."""
+    """Compute [n] log-probabilities and [n] entropies from full logits."""
     logp = torch.log_softmax(operands.hidden @ operands.weight.t() / TEMPERATURE, -1)
     return logp.gather(1, operands.targets.unsqueeze(1)).squeeze(1), -(logp.exp() * logp).sum(-1)
 
@@ -98,7 +98,7 @@ def _operands(tokens: int, vocabulary: int, hidden: int) -> _Operands:
 
 @contextmanager
 def _alone() -> Iterator[dist.ProcessGroup]:
-    """A tensor-parallel group of one rank."""
+    """Provide a tensor-parallel group of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert dist.group.WORLD is not None
     try:
@@ -108,6 +108,6 @@ def _alone() -> Iterator[dist.ProcessGroup]:
 
 
 def _resident(field: str) -> float:
-    """This process's resident memory in megabytes."""
+    """A field of this process's memory status (``VmRSS``, ``VmHWM``) in megabytes."""
     (kilobytes,) = re.findall(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     return int(kilobytes) * 1024 / 1e6

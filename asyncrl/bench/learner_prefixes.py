@@ -1,6 +1,6 @@
-"""Optimizer steps of the learner where the rows of a group share a long prompt, beside the same learner without sharing.
+"""Compares optimizer steps with and without sharing, where the rows of a group begin with the same long prompt.
 
-Both take the same steps on the same rows, with the same budget of tokens for a micro-batch.
+The learner takes the same steps on the same rows both times, with the same token budget of a micro-batch.
 """
 
 import statistics
@@ -15,18 +15,18 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId
 
 SAME_GRADIENT = 1e-5
-"""Relative: the gradient norms with and without sharing may differ by this."""
+"""Largest relative difference of the gradient norms with and without sharing."""
 
 
 class PrefixSettings(msgspec.Struct, frozen=True):
-    """What is measured.
+    """How optimizer steps with shared prefixes are measured.
 
     Attributes:
         groups: groups of 8 rows in a batch.
         prompt: tokens of each group's prompt.
         median_suffix, sigma: median, and sigma of the logarithm, of the tokens that each row sampled.
-        micro_batch_tokens: budget of a micro-batch.
-        repetitions: steps with and without sharing, in turn.
+        micro_batch_tokens: token budget of a micro-batch.
+        repetitions: measured steps with sharing, and as many without, which alternate.
     """
 
     groups: int = 2
@@ -38,16 +38,16 @@ class PrefixSettings(msgspec.Struct, frozen=True):
 
 
 class PrefixSpeed(msgspec.Struct, frozen=True):
-    """What was measured.
+    """The measured speed of optimizer steps with and without sharing.
 
     Attributes:
         ratio: median over the repetitions of time without sharing over time with it.
-        tokens_per_s: tokens of the rows a second, with sharing; the median.
-        computed_tokens_per_s: the same of the tokens that are computed.
-        separate_tokens_per_s: tokens a second without sharing.
+        tokens_per_s: tokens of the rows per second, with sharing; the median.
+        computed_tokens_per_s: computed tokens per second, with sharing; a shared prefix is computed once.
+        separate_tokens_per_s: tokens per second without sharing; the median.
         tokens: tokens of the batch's rows.
         token_ratio: how many times as many tokens are computed without sharing.
-        gradient_difference: of the two gradient norms, relative.
+        gradient_difference: relative difference of the two gradient norms.
     """
 
     ratio: float
@@ -60,14 +60,14 @@ class PrefixSpeed(msgspec.Struct, frozen=True):
 
 
 def measure(folder: Path, settings: PrefixSettings) -> PrefixSpeed:
-    """Steps with and without sharing in turn, after one of each that warms up. Makes the model in ``folder``.
+    """Make a model in ``folder``, and measure steps with and without sharing in turn, after one of each that warms up.
 
     Raises:
-        RuntimeError: if the two do not compute the same gradient.
+        RuntimeError: the gradients with and without sharing differ.
     """
     make_model(folder)
     batch, rows = _make_batch(settings)
-    # All steps compute the same gradient if none moves the weights.
+    # With a learning rate of 0 the weights stay, so all steps compute the same gradient.
     learner = make_learner(folder, settings.micro_batch_tokens, learning_rate=0.0)
 
     def step(*, shares_prefixes: bool) -> dict[str, float]:
@@ -81,7 +81,7 @@ def measure(folder: Path, settings: PrefixSettings) -> PrefixSpeed:
     difference = abs(shared["learner/grad_norm"] / separate["learner/grad_norm"] - 1)
     if not difference < SAME_GRADIENT:
         raise RuntimeError(
-            f"the gradient norms with and without sharing differ by {difference:.1e}; sharing computes something else"
+            f"the gradient norms with and without sharing differ by {difference:.1e}; sharing changes the gradient, a bug"
         )
     times = [(step(shares_prefixes=True)["seconds"], step(shares_prefixes=False)["seconds"]) for _ in range(settings.repetitions)]
     learner.close()
@@ -100,7 +100,7 @@ def measure(folder: Path, settings: PrefixSettings) -> PrefixSpeed:
 
 
 def _make_batch(settings: PrefixSettings) -> tuple[Batch, Rows]:
-    """Rows of groups, each of which has one prompt."""
+    """Make a batch of groups; all rows of a group begin with the same prompt."""
     random = np.random.default_rng(0)
     rows = []
     for group in range(settings.groups):

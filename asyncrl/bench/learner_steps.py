@@ -1,8 +1,8 @@
-"""Optimizer steps of the learner beside those of a plain loop: the same model, rows, loss, gradient and optimizer.
+"""Compares optimizer steps of the learner and of a plain loop with the same model, rows, loss, gradient and optimizer.
 
-The plain loop is the good one of its kind: rows padded to the longest of their micro-batch, torch's own attention and AdamW, and
-logits of the sampled tokens only. Both compute log-probabilities and entropies, weigh tokens by truncated importance ratios, clip
-the gradient and step.
+The plain loop is a good one of its kind: it pads rows to the longest one of their micro-batch, uses torch's attention and AdamW,
+and computes logits of the sampled tokens only. Both loops compute log-probabilities and entropies, weigh tokens by truncated
+importance ratios, clip the gradient and step.
 """
 
 import statistics
@@ -22,21 +22,21 @@ from asyncrl.core.trajectory import Trajectory
 
 LEARNING_RATE = 1e-6
 TRUNCATION = 2.0
-"""The largest importance weight: the recipe's default."""
+"""Upper bound of importance weights, the default of a recipe."""
 SAME_GRADIENT = 1e-4
-"""Relative: the two loops' gradient norms may differ by this before the first step."""
+"""Largest relative difference of the two loops' gradient norms before the first step."""
 
 
 class StepSettings(msgspec.Struct, frozen=True):
-    """How steps are measured.
+    """How optimizer steps are measured.
 
     Attributes:
         sigma: sigma of the logarithm of the rows' lengths; 0 for rows of one length.
-        median_tokens: of a row.
+        median_tokens: median length of a row.
         rows: rows of a batch.
-        rows_at_once: of the plain loop's micro-batches; the learner packs ``rows_at_once * median_tokens`` tokens, or the longest
-            row.
-        repetitions: steps of each loop, in turn.
+        rows_at_once: rows of a micro-batch in the plain loop. The learner packs ``rows_at_once * median_tokens`` tokens, or as
+            many as the longest row has if these are more.
+        repetitions: measured steps of each loop; the loops alternate.
     """
 
     sigma: float
@@ -47,14 +47,14 @@ class StepSettings(msgspec.Struct, frozen=True):
 
 
 class StepSpeed(msgspec.Struct, frozen=True):
-    """The speed of the measured steps.
+    """The measured speed of both loops.
 
     Attributes:
-        ratio: median over the repetitions of the learner's tokens a second over the plain loop's.
+        ratio: the learner's tokens per second over those of the plain loop; median over the repetitions.
         learner_tokens_per_s, plain_tokens_per_s: medians; padding does not count.
         tokens: tokens of the batch.
-        padding: share of the plain loop's tokens.
-        gradient_difference: of the two gradient norms before the first step, relative.
+        padding: share of the plain loop's tokens that is padding.
+        gradient_difference: relative difference of the two gradient norms before the first step.
     """
 
     ratio: float
@@ -66,10 +66,10 @@ class StepSpeed(msgspec.Struct, frozen=True):
 
 
 def measure(folder: Path, settings: StepSettings) -> StepSpeed:
-    """Steps of both loops in turn, after one of each that warms up. Makes the model in ``folder``.
+    """Make a model in ``folder``, and measure steps of both loops in turn, after one of each that warms up.
 
     Raises:
-        RuntimeError: if the loops do not compute the same gradient.
+        RuntimeError: the loops compute different gradients.
     """
     make_model(folder)
     batch, rows = _make_batch(settings)
@@ -81,7 +81,7 @@ def measure(folder: Path, settings: StepSettings) -> StepSpeed:
     difference = abs(plain.step(batch, rows) / readings["learner/grad_norm"] - 1)
     if not difference < SAME_GRADIENT:
         raise RuntimeError(
-            f"the gradient norms of learner and plain loop differ by {difference:.1e}; they do not do the same work"
+            f"the gradient norms of learner and plain loop differ by {difference:.1e}, so they cannot be compared; a bug"
         )
     times = []
     for _ in range(settings.repetitions):
@@ -103,7 +103,7 @@ def measure(folder: Path, settings: StepSettings) -> StepSpeed:
 
 
 class PlainLoop:
-    """A training loop as one writes it without a framework."""
+    """A training loop without a framework."""
 
     def __init__(self, folder: Path, rows_at_once: int) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -111,7 +111,7 @@ class PlainLoop:
         self._rows_at_once = rows_at_once
 
     def step(self, batch: Batch, rows: Rows) -> float:
-        """Train the batch; returns the gradient norm before clipping."""
+        """Train on the batch, and return the gradient norm before clipping."""
         self._optimizer.zero_grad()
         tokens = sum(record.loss_tokens for record in batch.rows)
         rewards = np.array([record.reward for record in batch.rows]).reshape(-1, GROUP_SIZE)
@@ -127,14 +127,14 @@ class PlainLoop:
         return norm
 
     def _forward(self, part: list[tuple[Trajectory, float]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The sampled tokens' log-probability, behaviour log-probability and advantage."""
+        """Compute [n] log-probabilities, behaviour log-probabilities and advantages of the ``n`` sampled tokens of ``part``."""
         longest = max(len(row) for row, _ in part)
         ids, is_token, sampled = (torch.zeros(len(part), longest, dtype=kind) for kind in (torch.int64, torch.int64, torch.bool))
         for number, (row, _) in enumerate(part):
             ids[number, : len(row)] = torch.from_numpy(row.token_ids.astype(np.int64))
             is_token[number, : len(row)] = 1
             sampled[number, : len(row)] = torch.from_numpy(row.loss_mask)
-        # Without padding no mask is given, so that attention is torch's causal kernel.
+        # Without padding no mask is given, so that torch uses its causal kernel.
         mask = None if is_token.all() else is_token
         hidden = self._model.model(input_ids=ids, attention_mask=mask).last_hidden_state
         logits = self._model.lm_head(hidden[:, :-1][sampled[:, 1:]])
@@ -155,7 +155,7 @@ def _parts(values: list[Item], size: int) -> list[list[Item]]:
 
 
 def _make_batch(settings: StepSettings) -> tuple[Batch, Rows]:
-    """A quarter of each row is prompt, another one for every row."""
+    """Make a batch of rows, each with a prompt of its own that takes a quarter of the row."""
     random = np.random.default_rng(0)
     lengths = settings.median_tokens * np.exp(settings.sigma * random.standard_normal(settings.rows))
     return make_batch(

@@ -1,4 +1,4 @@
-"""The model, the learner and the rows that the benchmarks of the learner's optimizer steps have in common."""
+"""The model, learner and rows that the benchmarks of optimizer steps share."""
 
 import math
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ Rows = dict[tuple[GroupId, int], Trajectory]
 
 
 def make_model(folder: Path) -> None:
-    """A random model of 4 layers, the same every time, in ``folder``."""
+    """Write a model of 4 layers with random weights to ``folder``; the weights are the same every time."""
     disable_progress_bar()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -48,7 +48,7 @@ def make_model(folder: Path) -> None:
 
 
 def make_learner(folder: Path, micro_batch_tokens: int, learning_rate: float) -> "Learner":
-    """A learner of one rank with the model in ``folder``."""
+    """Make a learner of one rank with the model in ``folder``."""
     from learners.learner import Learner
     from learners.rank import FileMeeting, RankSpec
 
@@ -65,7 +65,7 @@ def make_learner(folder: Path, micro_batch_tokens: int, learning_rate: float) ->
 
 
 def make_batch(rows: Iterable[Trajectory]) -> tuple[Batch, Rows]:
-    """A batch of these rows, and the rows by their names."""
+    """Make a batch of these trajectories; return it with the trajectories by group and sample index."""
     version, nowhere = PolicyVersion(0), PayloadRef(shard=0, segment="", offset=0, size=0, checksum=0)
     records, by_name = [], {}
     for row in rows:
@@ -76,7 +76,10 @@ def make_batch(rows: Iterable[Trajectory]) -> tuple[Batch, Rows]:
 
 
 def make_row(group: GroupId, sample: int, prompt: np.ndarray, length: int, random: np.random.Generator) -> Trajectory:
-    """``prompt``, and after it what a policy near the one being trained, which knows nothing yet, has sampled."""
+    """Make a trajectory of ``length`` tokens: ``prompt``, then random tokens.
+
+    The untrained model gives every token about the same probability; the behaviour log-probabilities differ from that by noise.
+    """
     mask = np.arange(length) >= len(prompt)
     behaviour = -math.log(VOCABULARY) + random.normal(0, 0.3, length)
     return Trajectory(

@@ -1,7 +1,7 @@
-"""Whether the quickstart learns: with several algorithms, and from stale tokens with several corrections or none.
+"""Trains the quickstart with several algorithms, and on stale tokens with several corrections or none, to see whether it learns.
 
-Every run has a process of its own and begins with the same weights. The result is written after each; called again with the same
-file, the command does the runs that are missing there, and those that failed.
+Every run has a process of its own and begins with the same weights. The result file is written after each run; started again with
+the same file, the command does only the runs that are missing in it or have failed.
 """
 
 import os
@@ -25,9 +25,12 @@ from asyncrl.run.tracking import tracking_uri
 from learners.tiny import TinyProgress, ensure_tiny_model
 
 BAR = 0.9
-"""Share of the held-out tasks that the quickstart solves when it has learned; version 0 solves about 0.4."""
+"""The target: share of the held-out tasks that the quickstart solves when it has learned; version 0 solves about 0.4."""
 ALIKE = ("buffer.pipeline_depth=1", "generators.dtype=float32", "generators.count=2", "learner.data_parallel=1")
-"""What would be chosen for the machine, so that runs on different ones compare; later overrides win."""
+"""Fixed values for keys that ``auto`` would choose for the machine, so that runs on different machines can be compared.
+
+The overrides of a row come later and win.
+"""
 OLDER = ("buffer.max_staleness=4", "buffer.pipeline_depth=4")
 STALE = ("buffer.max_staleness=8", "buffer.pipeline_depth=7")
 PPO_CLIP = ("algorithm.loss={kind: ppo_clip}", "algorithm.correction={anchor: behaviour, weight: none}")
@@ -40,18 +43,18 @@ PATIENT = (
     "deadlines.lease=300",
     "deadlines.shutdown=15",
 )
-"""A machine that has other work to do is no reason for a run to fail."""
+"""Long deadlines, so that no run fails because the machine has other work to do."""
 
 
 class LearningVariant(msgspec.Struct, frozen=True):
-    """One row of the table.
+    """One row of the result table: a variant of the quickstart.
 
     Attributes:
-        name: begins the names of its run folders.
-        title: as the table shows it.
+        name: the variant's name in the names of its run folders.
+        title: the variant's name in the table.
         overrides: overrides of the quickstart.
-        uncorrected: train stale tokens as if they were fresh (weight ``none``). No recipe may say so: it is set once the rest has
-            been checked.
+        uncorrected: train stale tokens as if they were fresh (weight ``none``). A recipe that says so is refused, so this is set
+            after the recipe has been checked.
     """
 
     name: str
@@ -85,13 +88,13 @@ ROWS = (
 
 
 class LearningSettings(msgspec.Struct, frozen=True):
-    """The runs to make; a result is only continued with the settings it was begun with.
+    """The runs to do. A result file is only continued with the settings with which it was begun.
 
     Attributes:
-        rows, seeds: each row once with each seed of task order and sampling, seed by seed.
+        rows, seeds: each row is run once with each seed of task order and sampling, seed by seed.
         steps: training steps of a run.
-        every: steps between evaluations.
-        model_seed: of the tiny model that all runs begin with.
+        every: training steps between evaluations.
+        model_seed: seed of the tiny model with which all runs begin.
     """
 
     rows: tuple[LearningVariant, ...] = ROWS
@@ -105,11 +108,11 @@ class LearningRun(msgspec.Struct, frozen=True):
     """The outcome of one training run.
 
     Attributes:
-        row, seed: which.
-        failure: why it failed; empty if it completed.
+        row, seed: name of the row, and seed, of the run.
+        failure: why the run failed; empty if it completed.
         evaluations: mean reward on the held-out tasks by policy version.
-        staleness_mean, staleness_max: of the trained tokens, in policy versions.
-        seconds: it took, coming up and going down included.
+        staleness_mean, staleness_max: staleness of the trained tokens, in policy versions.
+        seconds: duration of the run, start and end included.
     """
 
     row: str
@@ -122,7 +125,7 @@ class LearningRun(msgspec.Struct, frozen=True):
 
     @property
     def at_bar(self) -> int | None:
-        """The first evaluated version that reached the bar."""
+        """The first evaluated version that reached ``BAR``; None if none did."""
         return next((version for version, reward in sorted(self.evaluations.items()) if reward >= BAR), None)
 
 
@@ -134,7 +137,7 @@ class LearningResult(msgspec.Struct, frozen=True):
     runs: tuple[LearningRun, ...] = ()
 
     def write(self, path: Path) -> None:
-        """Write as JSON. A reader finds the whole file, whenever it looks."""
+        """Write the result as JSON. The file is replaced in one step, so a reader always finds a complete one."""
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
         draft.replace(path)
@@ -145,14 +148,14 @@ class LearningResult(msgspec.Struct, frozen=True):
 
 
 class CannotContinue(AsyncRLError):
-    """The result file holds something else than the beginning of this benchmark."""
+    """The result file cannot be continued: it holds something else, or a result with other settings."""
 
 
 def begun(json_file: Path, settings: LearningSettings) -> LearningResult:
-    """The result that an earlier command left in the file, without the runs that failed; an empty one if there is no file.
+    """Read the result that an earlier command left in the file, without the failed runs; an empty result if there is no file.
 
     Raises:
-        CannotContinue: it was made with other settings, or by something else.
+        CannotContinue: the file has a result with other settings, or something else.
     """
     if not json_file.exists():
         return LearningResult(BAR, settings)
@@ -172,17 +175,17 @@ def begun(json_file: Path, settings: LearningSettings) -> LearningResult:
 
 
 def run(json_file: Path, console: Console, settings: LearningSettings | None = None) -> LearningResult:
-    """Do the runs that ``json_file`` lacks and write it after each; a run that fails does not stop the others.
+    """Do the runs that are missing in ``json_file``, and write it after each; a failed run does not stop the others.
 
     Raises:
-        CannotContinue: the file was made with other settings, or by something else.
-        KeyboardInterrupt: the user stopped a run; it is done anew the next time.
+        CannotContinue: the file has a result with other settings, or something else.
+        KeyboardInterrupt: the user stopped a run; the next command starts this run again.
     """
     settings = settings or LearningSettings()
     result = begun(json_file, settings)
-    # The threads of many processes on few cores must not spin while they wait for each other.
+    # Many processes share few cores, so their threads must not spin while they wait.
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    console.print("Making the tiny model, unless it was made before")
+    console.print("Making the tiny model, unless it exists already")
     model = in_own_process(_make_model, settings.model_seed)
     missing = [(row, seed) for seed in settings.seeds for row in settings.rows if (row.name, seed) not in result.completed()]
     for number, (row, seed) in enumerate(missing, 1):
@@ -191,7 +194,7 @@ def run(json_file: Path, console: Console, settings: LearningSettings | None = N
             done = in_own_process(_measure, row, seed, settings, model)
         except MeasurementInterrupted:
             raise KeyboardInterrupt from None
-        except Exception as error:  # noqa: BLE001 - whatever the run's process died of is recorded as its failure
+        except Exception as error:  # noqa: BLE001 - whatever ended the run's process is recorded as its failure
             done = LearningRun(row.name, seed, failure=f"{type(error).__name__}: {error}")
         result = msgspec.structs.replace(result, runs=(*result.runs, done))
         result.write(json_file)
@@ -201,7 +204,7 @@ def run(json_file: Path, console: Console, settings: LearningSettings | None = N
 
 
 def recipe(row: LearningVariant, seed: int, settings: LearningSettings, model: Path) -> Recipe:
-    """The recipe of one run.
+    """Compose the recipe of one run.
 
     Raises:
         RecipeError: the row's overrides are refused.
@@ -244,14 +247,14 @@ def _measure(row: LearningVariant, seed: int, settings: LearningSettings, model:
 
 
 def _evaluations(of_run: Recipe, folder: RunFolder) -> dict[int, float]:
-    """Mean reward by version. A version that came due while the one before was still being evaluated is not there."""
+    """Mean reward by policy version. A version is missing if its evaluation fell due while the previous one was still running."""
     client = MlflowClient(tracking_uri(of_run.tracking, folder))
     history = client.get_metric_history(folder.tracked_as.read_text(encoding="utf-8"), EVALUATION_REWARD.name)
     return {metric.step: metric.value for metric in history}
 
 
 def markdown(result: LearningResult) -> str:
-    """The result as a Markdown table; values by seed, in the order of the seeds."""
+    """The result as a Markdown table; a cell lists the values of the seeds in order."""
     runs, settings = {(run.row, run.seed): run for run in result.runs}, result.settings
     headings = (
         "row",

@@ -1,7 +1,7 @@
-"""Throughput of the whole loop: the quickstart's model and task, over a fixed number of training steps.
+"""Throughput of the whole loop with the quickstart's model and task, over a fixed number of training steps.
 
-The clock runs from the moment everything is up, warm and evaluated to the end of the last step, so the time to fill the pipeline
-is in and the time to start is not.
+The clock starts when everything is up and warm and version 0 has been evaluated, and stops at the end of the last training step.
+So the time to fill the pipeline counts, and the time to start does not.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ STEPS = 40
 
 
 class LoopResult(msgspec.Struct, frozen=True):
-    """What ``asyncrl bench loop`` writes. Rates are over the training time; idle shares are in [0, 1]."""
+    """What ``asyncrl bench loop`` writes. Rates are averages over ``training_s``; idle shares are in [0, 1]."""
 
     trajectories_per_s: float
     completion_tokens_per_s: float
@@ -30,7 +30,7 @@ class LoopResult(msgspec.Struct, frozen=True):
 
 
 def recipe(overrides: Sequence[str] = ()) -> Recipe:
-    """The quickstart over ``STEPS`` steps, evaluated only before and after.
+    """The quickstart with ``STEPS`` training steps, evaluated only before the first and after the last.
 
     Raises:
         RecipeError: an override is refused.
@@ -39,7 +39,7 @@ def recipe(overrides: Sequence[str] = ()) -> Recipe:
 
 
 def run(recipe: Recipe, folder: RunFolder, view: LiveView, json_file: Path) -> Summary:
-    """Run the loop and write ``json_file``, if the run completed."""
+    """Run the loop, and write ``json_file`` if the run completed."""
     summary, totals = launch(recipe, folder, view)
     if summary.status is Status.COMPLETED:
         result = LoopResult(

@@ -1,4 +1,4 @@
-"""Measurements in processes of their own, one after the other: what one leaves behind does not slow the next."""
+"""Runs each measurement in a new process, so that what one leaves in memory does not affect the next."""
 
 import logging
 from collections.abc import Callable
@@ -18,30 +18,30 @@ Answer = TypeVar("Answer")
 
 
 class MeasurementInterrupted(Exception):
-    """The user stopped a run."""
+    """The user stopped a run that was being measured."""
 
 
 def in_own_process(work: Callable[..., Answer], *arguments: object) -> Answer:
-    """Return or raise what ``work`` returns or raises in a fresh process. A run in it keeps its own deadlines.
+    """Call ``work`` in a new process, and return or raise what it returns or raises. A run in it keeps its own deadlines.
 
     Raises:
-        ProcessDied: the process was killed, or ended itself.
+        ProcessDied: the process was killed, or it exited without a result.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         try:
             return pool.submit(work, *arguments).result()
         except BrokenProcessPool as error:
             raise ProcessDied(
-                f"the process that ran {work.__module__}.{work.__qualname__} died; if the system killed it for want of memory, "
-                "which `dmesg` tells, free some or measure a smaller model, else see the logs of the newest run folder"
+                f"the process that ran {work.__module__}.{work.__qualname__} died; if the system killed it for lack of memory "
+                "(see `dmesg`), free memory or measure a smaller model, otherwise see the logs in the newest run folder"
             ) from error
 
 
 def launch_here(recipe: Recipe, view: LiveView) -> tuple[RunFolder, Summary]:
-    """Launch a run in this process, logging to its folder.
+    """Launch a run in this process and log to its folder.
 
     Raises:
-        MeasurementInterrupted: the user stopped it.
+        MeasurementInterrupted: the user stopped the run.
     """
     folder = RunFolder.create(recipe)
     log = folder.logs / "driver.log"

@@ -1,6 +1,7 @@
-"""Other trainers that the loop is measured against, each a program in an environment of its own (``make bench-peers``).
+"""Runs peers: other trainers with which asyncrl is compared. Their programs run in a virtual environment of their own.
 
-A peer reads one description and prints one result, both JSON. Nothing of it is imported here: its libraries collide with ours.
+``make bench-peers`` sets that environment up. A peer reads one description and prints one result, both as JSON. Nothing of a peer
+is imported here, because its libraries conflict with those of asyncrl.
 """
 
 import shlex
@@ -16,30 +17,30 @@ from asyncrl.bench import peers
 from asyncrl.core.errors import AsyncRLError, RecipeError
 
 PEERS: Mapping[str, str] = {"trl": "trl_grpo.py"}
-"""The program of each peer, in the folder of :mod:`asyncrl.bench.peers`."""
+"""The program of each peer, a file in the folder of :mod:`asyncrl.bench.peers`."""
 ENVIRONMENT = Path(asyncrl.__file__).resolve().parents[1] / ".venv-peers"
 """The virtual environment of all peers, in the checkout."""
 RUN_S = 7200.0
-"""How long one run of a peer may take."""
+"""Seconds that one run of a peer may take."""
 SAMPLED_TOKENS_AGREE = 0.02
-"""Relative: by so much the sampled tokens of an episode may differ between the sides, on average."""
+"""Largest relative difference of the two sides' mean numbers of sampled tokens per episode."""
 _LINES_SHOWN = 3
 
 
 class PeerDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of a peer: on what it trains, and with which limits.
+    """The work of a peer: what it trains on, and its limits.
 
     Attributes:
         model: a Hugging Face folder.
         tasks: a file of JSON lines with ``prompt``.
-        tools: a Python file that holds the tool, and ``turn_reward``.
+        tools: a Python file with the tool and ``turn_reward``.
         tool: the name of the tool.
-        max_tool_rounds: how often an episode may call tools; one turn more follows the last answer.
-        max_completion_tokens: tokens of an episode after its prompt.
-        groups_per_step, group_size: a training step's groups, and the episodes of each.
-        warm_up_steps, steps: training steps before the measurement, and in it.
-        learning_rate: of Adam.
-        threads: CPU threads.
+        max_tool_rounds: the most turns of an episode that may call tools; one more turn may follow.
+        max_completion_tokens: the most tokens of an episode after its prompt.
+        groups_per_step, group_size: groups of a training step, and episodes of a group.
+        warm_up_steps, steps: training steps before the measurement, and training steps that are measured.
+        learning_rate: learning rate of Adam.
+        threads: number of CPU threads.
         seed: seed of task order and sampling.
     """
 
@@ -59,14 +60,14 @@ class PeerDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The measurement of a peer.
+    """What a peer measured.
 
     Attributes:
-        trajectories_per_s: episodes trained a second.
-        seconds: how long the measured steps took.
-        sampled_tokens: tokens that the model sampled in an episode, on average.
-        tool_calls: calls of an episode, on average; every script begins with one.
-        failed_tool_calls: share of the calls that failed, in [0, 1].
+        trajectories_per_s: episodes trained per second.
+        seconds: duration of the measured training steps.
+        sampled_tokens: mean number of tokens that the model sampled in an episode.
+        tool_calls: mean number of tool calls in an episode; every script begins with one.
+        failed_tool_calls: share of the tool calls that failed, in [0, 1].
     """
 
     trajectories_per_s: float
@@ -77,31 +78,31 @@ class PeerResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerFailed(AsyncRLError):
-    """A peer measured nothing, or not the work that it was given."""
+    """A peer failed, or did not do the work that it was given."""
 
 
 def peer_python(environment: Path = ENVIRONMENT) -> Path:
-    """The interpreter of the peers.
+    """The Python interpreter of the peers' environment.
 
     Raises:
-        RecipeError: they are not set up.
+        RecipeError: the environment has not been set up.
     """
     python = environment / "bin" / "python"
     if not (environment / ".installed").is_file():
-        raise RecipeError("--peer", f"there are no peers in {environment}", f"run `make bench-peers` in {environment.parent}")
+        raise RecipeError("--peer", f"no peers are installed in {environment}", f"run `make bench-peers` in {environment.parent}")
     return python
 
 
 def run_peer(name: str, description: PeerDescription, folder: Path, environment: Path = ENVIRONMENT) -> PeerResult:
-    """Have a peer train, and return what it measured.
+    """Let a peer train, and return what it measured.
 
     Args:
-        name: which peer, a key of ``PEERS``.
+        name: the peer, a key of ``PEERS``.
         folder: where the description is written.
 
     Raises:
-        RecipeError: the peers are not set up.
-        PeerFailed: the program failed, took longer than ``RUN_S``, or its episodes called no tool or called one in vain.
+        RecipeError: the peers' environment has not been set up.
+        PeerFailed: the program failed or took longer than ``RUN_S``, its episodes called no tools, or a tool call failed.
     """
     python = peer_python(environment)
     program = Path(peers.__file__).with_name(PEERS[name])
@@ -114,50 +115,50 @@ def run_peer(name: str, description: PeerDescription, folder: Path, environment:
     except subprocess.CalledProcessError as error:
         last = "\n".join(error.stderr.strip().splitlines()[-_LINES_SHOWN:])
         log = _log(name, error.cmd, error.stdout, error.stderr)
-        raise PeerFailed(f"{name} failed with exit code {error.returncode}: {last}\nall that it wrote is in {log}") from error
+        raise PeerFailed(f"{name} failed with exit code {error.returncode}: {last}\nall its output is in {log}") from error
     try:
         result = msgspec.json.decode(done.stdout.splitlines()[-1], type=PeerResult)
     except (msgspec.DecodeError, IndexError) as error:
         log = _log(name, done.args, done.stdout, done.stderr)
-        raise PeerFailed(f"{name} printed no result as its last line ({error}); all that it wrote is in {log}") from error
+        raise PeerFailed(f"{name} printed no result as its last line ({error}); all its output is in {log}") from error
     wrong = _wrong_calls(result)
     if wrong:
         log = _log(name, done.args, done.stdout, done.stderr)
-        raise PeerFailed(f"{name} did not do the work that asyncrl does: {wrong}; all that it wrote is in {log}")
+        raise PeerFailed(f"{name} did not do the work that asyncrl does: {wrong}; all its output is in {log}")
     return result
 
 
 def _wrong_calls(result: PeerResult) -> str:
-    """What is wrong with the calls of tools that a peer made; empty if nothing is."""
+    """What is wrong with the tool calls of a peer; empty if nothing is."""
     if result.failed_tool_calls > 0:
         return f"{result.failed_tool_calls:.1%} of its tool calls failed"
     if result.tool_calls < 1 - SAMPLED_TOKENS_AGREE:
-        return f"its episodes called tools {result.tool_calls:.2f} times on average, and each must at least once"
+        return f"its episodes called tools {result.tool_calls:.2f} times on average, and each episode must call one at least once"
     return ""
 
 
 def _log(name: str, command: Sequence[str | Path], output: str, errors: str) -> Path:
-    """Write what a program wrote to a file that stays; the folder with the description goes when the measurement ends."""
+    """Keep the output of a program in a log file; the folder with the description is removed when the measurement ends."""
     with tempfile.NamedTemporaryFile("w", prefix=f"asyncrl-{name}-", suffix=".log", delete=False, encoding="utf-8") as file:
         file.write(f"$ {shlex.join(map(str, command))}\n{output}\n{errors}\n")
     return Path(file.name)
 
 
 def check_sampled_tokens(name: str, peer: float, asyncrl: float, chance: float = 0.0) -> None:
-    """Refuse a comparison of sides that did not do the same work.
+    """Check that peer and asyncrl did the same work, so that their rates can be compared.
 
     Args:
-        name: of the peer.
-        peer, asyncrl: sampled tokens of an episode, on average.
-        chance: the relative difference that is put down to chance, where that is more than ``SAMPLED_TOKENS_AGREE``.
+        name: name of the peer.
+        peer, asyncrl: mean number of sampled tokens per episode on each side.
+        chance: relative difference that may be due to chance; it counts if it is larger than ``SAMPLED_TOKENS_AGREE``.
 
     Raises:
-        PeerFailed: they differ by more.
+        PeerFailed: the numbers differ by more than is allowed.
     """
     allowed = max(SAMPLED_TOKENS_AGREE, chance)
     if not abs(peer - asyncrl) <= allowed * asyncrl:
         raise PeerFailed(
-            f"an episode has {peer:.2f} sampled tokens with {name} and {asyncrl:.2f} with asyncrl; only {allowed:.1%} may lie "
-            "between them, so the rates cannot be compared; look for a limit that one side reaches (turns, tokens), or for a "
-            "chat template that it reads in another way"
+            f"an episode has {peer:.2f} sampled tokens with {name} and {asyncrl:.2f} with asyncrl, on average; these may differ "
+            f"by {allowed:.1%} at most, so the rates cannot be compared; check whether one side reaches a limit (turns, "
+            "tokens) or reads the chat template in another way"
         )

@@ -1,7 +1,7 @@
-"""A day of a large pool, in simulated time: does the ledger add up, does memory stay flat, what does a group cost?
+"""Simulates a large pool for a day: does the ledger add up, does memory stay flat, and what does a group cost?
 
-The buffer, its policy and its ledger are the real ones and check themselves at every operation; the tokens of every batch are
-recounted from when they were sampled. See :mod:`asyncrl.simulation.pool`.
+The buffer, its policy and its ledger are the real ones, and the ledger checks itself at every operation. The staleness of every
+batch is computed again from when its tokens were sampled. See :mod:`asyncrl.simulation.pool`.
 """
 
 import time
@@ -30,14 +30,15 @@ class PoolResult(msgspec.Struct, frozen=True):
     """What ``asyncrl bench pool`` writes.
 
     Attributes:
-        groups, trajectories: issued.
-        groups_trained: by ``steps`` training steps.
-        left_out: groups that were not trained, by why.
-        core_us_per_group: CPU time of everything, the simulation included, by the groups issued, in microseconds.
+        groups, trajectories: how many were issued.
+        groups_trained: groups that were trained, in ``steps`` training steps.
+        left_out: groups that were not trained, by reason.
+        core_us_per_group: CPU time per issued group in microseconds, the simulation included.
         rss_first_hour_mb, rss_last_hour_mb: resident memory of the process after the first and the last simulated hour.
-        staleness_mean, staleness_max: of the tokens in the losses, in policy versions; ``bound`` is ``max_staleness``.
-        tokens_masked: share of the trained rows' tokens that were too old for a loss.
-        seconds: it took.
+        staleness_mean, staleness_max: staleness of the tokens in the losses, in policy versions.
+        bound: ``max_staleness``.
+        tokens_masked: share of the trained trajectories' tokens that were too old for a loss.
+        seconds: duration of the benchmark.
     """
 
     simulated_hours: float
@@ -58,11 +59,11 @@ class PoolResult(msgspec.Struct, frozen=True):
 
 
 def world(engines: int) -> tuple[BatchConfig, BufferConfig, Shape]:
-    """A learner that trains two groups an engine in 180 s, and a pool that does not keep up with it.
+    """The simulated pool and learner: a training step takes 180 s and trains two groups per engine, more than the pool delivers.
 
-    Episodes take 2 minutes to 2 hours (Pareto with tail 1.2, 7.5 minutes on average) and are as long; a group takes as long as
-    the slowest of its four, 18 minutes on average. An engine dies once a day, one environment in a thousand breaks, and 40 % of
-    the groups are filtered.
+    Episodes take 2 minutes to 2 hours (Pareto with tail 1.2, 7.5 minutes on average), and have as many tokens as their duration
+    allows. A group takes as long as the slowest of its four episodes, 18 minutes on average. An engine dies once a day, and one
+    environment in a thousand breaks; :func:`run` filters 40 % of the groups.
     """
     limits = BufferConfig(
         max_staleness=MAX_STALENESS,
@@ -85,10 +86,10 @@ def world(engines: int) -> tuple[BatchConfig, BufferConfig, Shape]:
 
 
 def run(engines: int, hours: int, json_file: Path, console: Console) -> PoolResult:
-    """Let the hours pass, tell ``console`` after each, and write ``json_file``.
+    """Simulate ``hours`` hours, report each on ``console``, and write ``json_file``.
 
     Raises:
-        LedgerError: the accounts do not add up, or a token over the bound entered a loss.
+        LedgerError: the ledger or the stored payload does not add up, or a token over the bound entered a loss.
     """
     batch, limits, shape = world(engines)
     buffer = ReplayBuffer(batch, limits, simulated_tasks(TASKS, seed=0), steps=STEPS, seed=0)
@@ -130,7 +131,7 @@ def _check(pool: Pool, buffer: ReplayBuffer, tally: StalenessTally) -> None:
         raise LedgerError(f"a token of staleness {tally.max} entered a loss, over the bound {MAX_STALENESS}; a bug in the buffer")
     needed = {ref.offset for ref in buffer.groups.live_payload()}
     if needed != pool.stored.keys():
-        raise LedgerError(f"{len(pool.stored)} rows are stored, {len(needed)} are needed; the buffer freed too few or too many")
+        raise LedgerError(f"{len(pool.stored)} payloads are stored, {len(needed)} are needed; a bug in what the buffer frees")
 
 
 def view(result: PoolResult) -> RenderableType:
@@ -142,5 +143,5 @@ def view(result: PoolResult) -> RenderableType:
     table.add_row("trained", f"{result.groups_trained:,} groups in {result.steps:,} steps")
     table.add_row("staleness", f"{result.staleness_mean:.2f} mean, {result.staleness_max} max, bound {result.bound}")
     table.add_row("memory", f"{result.rss_first_hour_mb:,.0f} MB after one hour, {result.rss_last_hour_mb:,.0f} MB at the end")
-    table.add_row("cost", f"{result.core_us_per_group:.0f} us of one core a group, simulation included")
+    table.add_row("cost", f"{result.core_us_per_group:.0f} us of one core per group, simulation included")
     return table

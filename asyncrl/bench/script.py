@@ -1,4 +1,4 @@
-"""The scripts and sizes of scripted models; :mod:`asyncrl.bench.scripted_model` makes such a model. Needs no torch."""
+"""Scripts and sizes of scripted models; :mod:`asyncrl.bench.scripted_model` makes the models. This module needs no torch."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,17 +6,21 @@ import msgspec
 
 PADDING, END = "<|pad|>", "<|end|>"
 ASKED, RESUMED = "<|respond|>", "<|resume|>"
-"""Tokens after which the model speaks: at first, and once a tool has answered."""
+"""Tokens after which the model begins its first turn, and its next turn once a tool has answered."""
 CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
 CONTROL_TOKENS = (PADDING, END, ASKED, RESUMED, "<|system|>", "<|user|>", "<|tool|>")
 TAG_TOKENS = (CALL, END_OF_CALL)
 
 
 class Size(msgspec.Struct, frozen=True):
-    """The layout of a Qwen3, tied to nothing but its vocabulary.
+    """The layout of a Qwen3 model without its vocabulary, which follows from the script.
 
     Attributes:
-        hidden, layers, heads, key_value_heads, head_dim, intermediate: as Hugging Face's configuration calls them.
+        hidden: ``hidden_size`` of the Hugging Face configuration.
+        layers: ``num_hidden_layers``.
+        heads, key_value_heads: ``num_attention_heads`` and ``num_key_value_heads``.
+        head_dim: ``head_dim``.
+        intermediate: ``intermediate_size``.
     """
 
     hidden: int
@@ -33,16 +37,16 @@ SIZES: Mapping[str, Size] = {
 }
 
 Turn = Sequence[Sequence[str]]
-"""A turn as places, and each place as the tokens that may stand there, each as likely as the others."""
+"""A turn is a sequence of places; a place is the tokens that may stand there, all equally likely."""
 
 
 class Script(msgspec.Struct, frozen=True):
-    """The turns of a model. Every token stands at one place only; all turns end with ``END``, which is not written here.
+    """The turns of a model. A token stands at one place only; every turn ends with ``END``, which is not part of a script.
 
     Attributes:
-        call: a turn that calls a tool.
-        answer: a turn that calls none; empty if the model calls the tool for ever.
-        again: after a tool's answer, whether the model calls once more with probability 1/2; it answers otherwise.
+        call: the turn that calls a tool.
+        answer: the turn that calls no tool; empty if every turn calls the tool.
+        again: after a tool's answer, call again with probability 1/2; otherwise the model always answers.
     """
 
     call: Turn
@@ -50,7 +54,7 @@ class Script(msgspec.Struct, frozen=True):
     again: bool = False
 
     def followers(self) -> dict[str, frozenset[str]]:
-        """The tokens that may follow each token, all as likely as the others.
+        """The tokens that may follow each token, all equally likely.
 
         Raises:
             ValueError: a token stands at two places.
@@ -62,6 +66,6 @@ class Script(msgspec.Struct, frozen=True):
             for place, following in zip(turn, [*turn[1:], [END]], strict=True) if turn else ():
                 for token in place:
                     if token in followers:
-                        raise ValueError(f"{token!r} stands at two places of the script; a token says where in it the model is")
+                        raise ValueError(f"{token!r} stands at two places of the script; use different tokens")
                     followers[token] = frozenset(following)
         return followers

@@ -1,13 +1,13 @@
-"""A model of chosen size that speaks by a script: random weights whose output layer knows which token follows which.
+"""Makes a scripted model: random weights of a chosen size, with an output layer that knows which token follows which.
 
-A benchmark needs replies of the same length from every trainer, and well-formed tool calls, but not a model that understands
-anything. Here each token of a script has an embedding orthogonal to the others', and the output layer gives the tokens that may
-follow it a large logit, all the same. The layers between are ordinary and random; they add little to the embedding, and what they
-cost to compute is what any model of this size costs. Where the script allows several tokens, the model chooses among them with
-equal probability, so that rewards within a group differ.
+A benchmark needs replies of the same length in every trainer, and well-formed tool calls, but not a model that understands
+anything. Each token of a script has an embedding that is orthogonal to the others', and the output layer gives the same large
+logit to all tokens that may follow it. The layers between are ordinary and random; they add little to the embedding, and cost as
+much to compute as in any model of this size. Where the script allows several tokens, the model chooses among them with equal
+probability, so that rewards within a group differ.
 
-What always holds: whatever comes before, a turn follows the script with a probability of more than 0.999; one folder serves every
-trainer that reads Hugging Face's.
+What always holds: whatever comes before, a turn follows the script with a probability of more than 0.999. Every trainer that
+reads Hugging Face folders can use the model.
 """
 
 import re
@@ -72,25 +72,30 @@ _JSON = (
     '", "',
     '"]}}}',
 )
-"""What the description of every tool holds, each a token."""
+"""Parts of every tool's description; each becomes one token."""
 
 _SPOKEN_LOGIT = 40.0
 _LAYER_STD = 0.02
 _PIECE_SCORE, _BYTE_SCORE = -1.0, -20.0
-"""Log-probabilities of the tokenizer's pieces: any text is cut into as few as possible."""
+"""Log-probabilities of the tokenizer's pieces; with these, a text is cut into as few pieces as possible."""
 _WORD = re.compile(r" ?[A-Za-z_]+|[^A-Za-z_]")
 
 
 def make_scripted_model(
     folder: Path, size: Size, script: Script, instructions: str, texts: Iterable[str], seed: int = 0
 ) -> PreTrainedTokenizerFast:
-    """Write a Hugging Face folder of model and tokenizer. Progress bars of transformers are off from then on.
+    """Write model and tokenizer as a Hugging Face folder, and return the tokenizer. Turns off the progress bars of transformers.
 
     Args:
-        folder: where to; it is made.
-        instructions: what the chat template writes before the descriptions of the tools.
+        folder: the folder, which is created.
+        size: the model's layout.
+        script: the turns that the model samples.
+        instructions: text that the chat template writes before the descriptions of the tools.
         texts: prompts and tools' answers, or some of them; their words become tokens.
         seed: seed of the weights.
+
+    Raises:
+        ValueError: the script has more tokens than the hidden size, or one that the tokenizer splits, or one at two places.
     """
     logging.disable_progress_bar()
     tokenizer = _tokenizer(script, instructions, texts)
@@ -103,7 +108,7 @@ def make_scripted_model(
 
 
 def _tokenizer(script: Script, instructions: str, texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer whose vocabulary holds each token of the script, the words of all texts, and all bytes."""
+    """Make a tokenizer whose vocabulary has each token of the script, the words of all texts, and all bytes."""
     named = (*CONTROL_TOKENS, *TAG_TOKENS)
     spoken = [token for place in (*script.call, *script.answer) for token in place if token not in named]
     words = [word for text in (instructions, _CHAT_TEMPLATE, *texts) for word in _WORD.findall(text)]
@@ -131,9 +136,9 @@ def _tokenizer(script: Script, instructions: str, texts: Iterable[str]) -> PreTr
 
 
 def _model(size: Size, followers: Mapping[str, Iterable[str]], tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """The model with weights drawn from torch's default generator, which says what the script says."""
+    """Make the model that follows the script, with random weights from torch's default generator."""
     config = Qwen3Config(
-        vocab_size=-(-len(tokenizer) // 64) * 64,  # padded, so that it splits evenly over tensor-parallel ranks
+        vocab_size=-(-len(tokenizer) // 64) * 64,  # padded to split evenly over tensor-parallel ranks
         hidden_size=size.hidden,
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
@@ -149,7 +154,7 @@ def _model(size: Size, followers: Mapping[str, Iterable[str]], tokenizer: PreTra
         pad_token_id=tokenizer.pad_token_id,
     )
     if len(followers) > size.hidden:
-        raise ValueError(f"the script has {len(followers)} tokens, and a hidden size of {size.hidden} tells no more apart")
+        raise ValueError(f"the script has {len(followers)} tokens, over the hidden size {size.hidden}; use fewer")
     model = Qwen3ForCausalLM(config)
     id_of = {token: _id(token, tokenizer) for token in {*followers, END}}
     with torch.no_grad():
@@ -167,5 +172,5 @@ def _model(size: Size, followers: Mapping[str, Iterable[str]], tokenizer: PreTra
 def _id(token: str, tokenizer: PreTrainedTokenizerFast) -> int:
     ids: list[int] = tokenizer.encode(token, add_special_tokens=False)
     if len(ids) != 1:
-        raise ValueError(f"{token!r} of the script is no single token")
+        raise ValueError(f"{token!r} of the script is not a single token; choose another word")
     return ids[0]

@@ -1,7 +1,7 @@
-"""What each ``on_stale`` does to staleness, to the lengths that are trained and to speed, beside admission control alone.
+"""Compares the values of ``buffer.on_stale``, and admission control alone: staleness, lengths of trained episodes, and speed.
 
-One world for all of them, in simulated time (:mod:`asyncrl.simulation.pool`): durations with a heavy tail, 40 % of the groups
-filtered, engines that die, environments that break.
+All are measured in the same simulation (:mod:`asyncrl.simulation.pool`): durations have a heavy tail, 40 % of the groups are
+filtered, engines die, and environments break.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from buffers.replay_buffer import ReplayBuffer
 STEPS, GROUPS_PER_STEP, GROUP_SIZE = 1000, 16, 4
 MAX_STALENESS, PIPELINE_DEPTH = 4, 2
 COHORT = 0.8
-"""Share of the steps after which no group counts for the lengths: those issued later may still be running at the end."""
+"""Groups issued after this share of the training steps do not count for lengths, as they may still be running at the end."""
 SHAPE = Shape(
     engines=32,
     slots=8,
@@ -35,16 +35,16 @@ SHAPE = Shape(
 
 
 class PolicyResult(msgspec.Struct, frozen=True):
-    """One policy's figures.
+    """The figures of one value of ``on_stale``, or of admission control alone.
 
     Attributes:
-        staleness_mean, staleness_max: of the tokens in the losses, in policy versions.
+        staleness_mean, staleness_max: staleness of the tokens in the losses, in policy versions.
         over_bound: share of the tokens in the losses that are older than the bound.
-        masked: share of the trained rows' tokens that were left out of the loss.
-        trained: share of the cohort's groups with variance that were trained.
-        length_ratio: mean length of the trained episodes over that of the issued ones.
+        masked: share of the trained trajectories' tokens that were left out of the loss.
+        trained: share of the early groups with unequal rewards that were trained.
+        length_ratio: mean length of the trained episodes of early groups over that of their issued episodes.
         learner_idle: share of the time in which the learner waited.
-        hours: hours of simulated time the run took.
+        hours: simulated duration of the run in hours.
     """
 
     staleness_mean: float
@@ -70,7 +70,7 @@ class StalenessResult(msgspec.Struct, frozen=True):
 
 
 def run(json_file: Path) -> StalenessResult:
-    """Measure all of them and write ``json_file``."""
+    """Simulate each of them, and write ``json_file``."""
     result = StalenessResult(
         bound=MAX_STALENESS,
         pipeline_depth=PIPELINE_DEPTH,

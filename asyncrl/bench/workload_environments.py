@@ -1,7 +1,7 @@
-"""The environments of the benchmark's workloads: the tools that peers call too, and the same reward.
+"""The environments of the benchmark's workloads, with the same tools and the same reward as a peer uses.
 
-The model is told of a tool in the same words on both sides: names, types and descriptions here are those of the plain functions'
-docstrings, from which a peer takes them.
+The model reads the same description of a tool on both sides: names, types and descriptions here equal those in the docstrings of
+the plain functions, from which a peer takes them.
 """
 
 from typing import Annotated
@@ -16,21 +16,21 @@ from asyncrl.envs import Action, StepResult, ToolEnvironment, tool
 
 
 class _WorkloadEnvironment(ToolEnvironment):
-    """Every turn is rewarded, so that episodes that end at ``max_turns`` differ in their rewards as others do."""
+    """Rewards every turn, so that episodes that end at ``max_turns`` differ in their rewards, too."""
 
     def reward(self, task: Task, answer: str) -> float:
-        """Return 0: the answer's turn is rewarded like every other."""
+        """Return 0, since :meth:`step` rewards the answer's turn like every other turn."""
         return 0.0
 
     async def step(self, action: Action) -> StepResult:
-        """Run the calls of the turn and reward it."""
+        """Run the calls of the turn, and reward the turn."""
         result = await super().step(action)
         arguments = [value for call in action.calls if isinstance(call, ToolCall) for value in call.arguments.values()]
         return msgspec.structs.replace(result, reward=workload_tools.turn_reward(action.content, arguments))
 
 
 class Adding(_WorkloadEnvironment):
-    """Workloads ``short`` and ``tools``."""
+    """The environment of the workloads ``short`` and ``tools``."""
 
     @tool
     async def add(
@@ -43,7 +43,7 @@ class Adding(_WorkloadEnvironment):
 
 
 class SlowAdding(_WorkloadEnvironment):
-    """Workload ``slow``."""
+    """The environment of the workload ``slow``."""
 
     @tool
     def slow_add(
@@ -57,7 +57,7 @@ class SlowAdding(_WorkloadEnvironment):
 
 
 class PageReading(_WorkloadEnvironment):
-    """Workload ``turns``."""
+    """The environment of the workload ``turns``."""
 
     @tool
     async def read_page(self, page: Annotated[int, Meta(description="The number of the page.")]) -> str:

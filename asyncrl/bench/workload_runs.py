@@ -1,7 +1,7 @@
 """Measures workloads: asyncrl and its peer train the same model on the same tasks, in turn, within one command.
 
-The clock of either side runs from the end of its last warm-up step to the end of its last measured step. At both moments asyncrl
-has as many episodes under way that belong to later steps, so that none of its work falls outside: its runs go on for some steps.
+On each side the clock runs from the end of the last warm-up step to the end of the last measured step. asyncrl plays episodes of
+later steps meanwhile. So that it has equally many of them under way at both moments, its runs go on for some more steps.
 """
 
 import math
@@ -41,17 +41,17 @@ from asyncrl.run.summary import IdleShares, Status
 ALL = "all"
 REPETITIONS = 3
 STANDARD_ERRORS = 4
-"""Where lengths vary, so many standard errors of the sides' difference are put down to chance."""
+"""Where lengths vary, a difference of up to this many standard errors between the sides may be due to chance."""
 
 
 class SideResult(msgspec.Struct, frozen=True):
-    """The speed that one side reached.
+    """The speed of one side.
 
     Attributes:
-        trajectories_per_s: median over the repetitions.
-        repetitions: trajectories a second of each.
-        sampled_tokens: tokens that the model sampled in an episode, on average over the measured steps' episodes, whether or not
-            they entered the loss; the two sides must agree (:func:`asyncrl.bench.peer.check_sampled_tokens`).
+        trajectories_per_s: trajectories trained per second; median over the repetitions.
+        repetitions: trajectories per second of each repetition.
+        sampled_tokens: mean number of tokens that the model sampled in an episode of the measured steps, whether or not they
+            entered the loss; the two sides must agree (:func:`asyncrl.bench.peer.check_sampled_tokens`).
     """
 
     trajectories_per_s: float
@@ -63,10 +63,10 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one workload with one model.
 
     Attributes:
-        asyncrl, trl: what each side reached; no ``trl`` if no peer was asked for.
-        ratio: the median of asyncrl over that of the peer.
-        idle: shares of asyncrl's training time in which each of its sides did nothing, over the measured steps; medians.
-        bottleneck: what asyncrl says about the measured steps of the last repetition.
+        asyncrl, trl: the speed of each side; no ``trl`` without a peer.
+        ratio: the median rate of asyncrl over that of the peer.
+        idle: shares of the measured time in which asyncrl's generators, and its learner, did nothing; medians.
+        bottleneck: the sentence in which asyncrl names the bottleneck of the last repetition's measured steps.
     """
 
     asyncrl: SideResult
@@ -77,15 +77,15 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Results = dict[str, dict[str, WorkloadResult]]
-"""By workload and model."""
+"""Results by workload and model."""
 
 
 class MeasurementPlan(msgspec.Struct, frozen=True):
     """The measurements that a command asks for.
 
     Attributes:
-        workloads, models: names.
-        peer: name of the peer, or None.
+        workloads, models: names of the workloads and of the model sizes.
+        peer: name of the peer; None to measure asyncrl alone.
         repetitions: runs of each side.
         overrides: overrides of asyncrl's recipe.
         steps: training steps that are measured; None for each workload's own number.
@@ -102,7 +102,7 @@ class MeasurementPlan(msgspec.Struct, frozen=True):
 def plan(
     workload: str, model: str, peer: str | None, repetitions: int, overrides: Sequence[str], steps: int | None = None
 ) -> MeasurementPlan:
-    """The plan that a command line asks for.
+    """Make the plan that a command line asks for.
 
     Raises:
         RecipeError: there is no such workload, model or peer, or the peers are not set up.
@@ -181,7 +181,7 @@ def _measure(plan: MeasurementPlan, workload: Workload, model: str, folder: Path
 
 
 def _chance(workload: Workload) -> float:
-    """The relative difference of the two sides' mean lengths that may be chance: each is the mean of independent episodes."""
+    """The relative difference of the two sides' mean lengths that may be due to chance; episodes are independent."""
     episodes = workload.steps * workload.groups_per_step * GROUP_SIZE
     return STANDARD_ERRORS * workload.spread * math.sqrt(2 / episodes)
 
@@ -192,7 +192,7 @@ def _side(runs: Sequence[tuple[float, float]]) -> SideResult:
 
 
 def describe(workload: Workload, material: WorkloadFiles) -> PeerDescription:
-    """The description of a workload that a peer is given."""
+    """Describe a workload for a peer."""
     return PeerDescription(
         model=str(material.model),
         tasks=str(material.tasks),
@@ -220,14 +220,14 @@ class _OwnRun(msgspec.Struct, frozen=True):
 
 
 class _Steps(LiveView):
-    """A live view that remembers its training steps, and when each was over, in seconds of a monotonic clock."""
+    """A live view that remembers all training steps, and when each ended, in seconds of the monotonic clock."""
 
     def __init__(self, console: Console, name: str) -> None:
         super().__init__(console, name)
         self.done: list[tuple[float, RunProgress]] = []
 
     def update(self, progress: RunProgress) -> None:
-        """Show the newest training step."""
+        """Remember the newest training step, and show it."""
         self.done.append((time.monotonic(), progress))
         super().update(progress)
 
@@ -241,7 +241,7 @@ def _train(recipe: Recipe, steps: int) -> _OwnRun:
 
 
 def _measured(recipe: Recipe, done: Sequence[tuple[float, RunProgress]]) -> _OwnRun:
-    """The outcome of the steps after the first of ``done``, at whose end the clock starts."""
+    """The outcome of all steps in ``done`` but the first, at whose end the clock starts."""
     (began, _), *measured = done
     ended = [end for end, _ in measured]
     progress = [each for _, each in measured]
@@ -261,7 +261,7 @@ def _measured(recipe: Recipe, done: Sequence[tuple[float, RunProgress]]) -> _Own
 
 def view(results: Mapping[str, Mapping[str, WorkloadResult]]) -> Table:
     """The results as a table."""
-    table = Table("workload", "model", "asyncrl", "trl", "ratio", "idle generators", "learner", title="trajectories a second")
+    table = Table("workload", "model", "asyncrl", "trl", "ratio", "idle generators", "learner", title="trajectories per second")
     for name, by_model in results.items():
         for model, result in by_model.items():
             trl = f"{result.trl.trajectories_per_s:.1f}" if isinstance(result.trl, SideResult) else ""

@@ -1,7 +1,7 @@
 """The workloads of ``asyncrl bench loop``: kinds of tasks that differ in what a trainer spends its time on.
 
-Each names one tool, what the scripted model says, and the limits that every trainer is given. Learning rate and group size are
-the same everywhere; whatever else can be tuned is left at its default, on both sides.
+Each names one tool, the script of the model, and the limits that apply to every trainer. Learning rate and group size are the
+same everywhere; all other settings keep their defaults on both sides.
 """
 
 import inspect
@@ -23,36 +23,36 @@ from asyncrl.envs import ToolEnvironment
 from asyncrl.run.compose import compose
 
 LEARNING_RATE = 1e-6
-"""So small that the scripted model still follows its script at the end."""
+"""Small enough that the scripted model still follows its script at the end."""
 GROUP_SIZE = 8
 WARM_UP_STEPS = 1
 TASKS = 512
 EVALUATION_TASKS = 8
 
 _NEVER = 1_000_000
-"""Training steps between two evaluations or checkpoints; the first and the last version are evaluated all the same."""
+"""Training steps between evaluations or checkpoints: more than a run has. The first and last version are evaluated anyway."""
 _SHARED = ("seed", "steps", "model", "environment", "tasks", "batch", "sampling", "learner.lr")
-"""What the peer is given too, by dotted path."""
+"""Recipe keys that the peer shares; no override may change them."""
 _CHOICES = 10
-"""Numbers that the model chooses among, for each argument of a call."""
+"""How many numbers the model chooses from, for each argument of a call."""
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of task, with its model and its limits.
 
     Attributes:
-        name: as the command line and the result call it.
+        name: the workload's name on the command line and in the result.
         environment: the class of its environment.
         tool: name of the tool, which is a function in :mod:`asyncrl.bench.peers.workload_tools`.
-        script: what the model says.
-        instructions: what the chat template writes before the tool's description.
-        question: a prompt, into which two numbers are filled.
+        script: the turns of the model.
+        instructions: text that the chat template writes before the tool's description.
+        question: template of the prompts, with places for two numbers.
         max_turns: turns of the model in an episode.
-        max_turn_tokens: tokens of one turn; no turn reaches it.
-        max_context: tokens of an episode; none reaches it.
+        max_turn_tokens: limit of a turn's tokens; no turn reaches it.
+        max_context: limit of an episode's tokens; no episode reaches it.
         groups_per_step: groups in a training step.
         steps: training steps that are measured, after ``WARM_UP_STEPS``.
-        spread: standard deviation of an episode's sampled tokens over their mean; 0 where all episodes are of one length.
+        spread: standard deviation of an episode's sampled tokens, divided by their mean; 0 where all episodes are equally long.
     """
 
     name: str
@@ -78,12 +78,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadFiles(msgspec.Struct, frozen=True):
-    """The files that both sides are given.
+    """The files that both sides read.
 
     Attributes:
         model: a Hugging Face folder.
         tasks: JSON lines with ``id`` and ``prompt``.
-        evaluation: the same, of held-out tasks.
+        evaluation: held-out tasks in the same format.
     """
 
     model: Path
@@ -92,8 +92,8 @@ class WorkloadFiles(msgspec.Struct, frozen=True):
 
 
 def make_files(workload: Workload, model: str, folder: Path) -> WorkloadFiles:
-    """Make the model of size ``model`` and the tasks of a workload in ``folder``, in a few seconds."""
-    from asyncrl.bench.scripted_model import make_scripted_model  # loads torch, and who only measures needs none
+    """Write the model of size ``model`` and the tasks of a workload to ``folder``. This takes a few seconds."""
+    from asyncrl.bench.scripted_model import make_scripted_model  # imports torch, which measuring does not need
 
     material = WorkloadFiles(folder / "model", folder / "train.jsonl", folder / "evaluation.jsonl")
     rows = workload.tasks()
@@ -106,13 +106,13 @@ def make_files(workload: Workload, model: str, folder: Path) -> WorkloadFiles:
 
 
 def recipe(workload: Workload, model: str, material: WorkloadFiles, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of one run; knobs of generators, buffer and learner are what a user gets who sets none.
+    """The recipe of one run. Generators, buffer and learner have their defaults unless ``overrides`` set their keys.
 
-    A run has more steps than are measured: no episodes are begun that none of its steps would train, and without further steps
-    those of the last ones would be played before their time.
+    The run has more training steps than are measured. A run begins no episodes that it would not train, so near its end it plays
+    fewer episodes ahead, and the last measured steps would be too fast.
 
     Raises:
-        RecipeError: an override is refused, or changes what the peer is given too.
+        RecipeError: an override is refused, or it changes a key that the peer shares.
     """
     environment = f"{workload_environments.__name__}:{workload.environment.__name__}"
     settings: Mapping[str, Any] = {
@@ -142,23 +142,23 @@ def recipe(workload: Workload, model: str, material: WorkloadFiles, overrides: S
     for key in _SHARED:
         value = attrgetter(key)
         if value(checked) != value(plain):
-            raise RecipeError(key, "an override changes what every trainer is given alike", "override other keys only")
+            raise RecipeError(key, "an override changes what every trainer is given", "override other keys only")
     return msgspec.structs.replace(checked, steps=checked.steps + checked.buffer.largest_depth + 1)
 
 
 def _numbers(place: int) -> tuple[str, ...]:
-    """The numbers that may be the argument at ``place``; no number may stand at two."""
+    """The numbers that may stand at ``place``; they differ from those of every other place."""
     first = 10 + place * _CHOICES
     return tuple(str(number) for number in range(first, first + _CHOICES))
 
 
 def _words(first: int, last: int) -> Turn:
-    """Words that the model says one after the other."""
+    """Words that the model samples one after the other."""
     return [(f" {word}",) for word in WORDS[first:last]]
 
 
 def _call(tool: str, parameters: Sequence[str]) -> Turn:
-    """A call of a tool in the Hermes convention."""
+    """A call of a tool in the Hermes format."""
     opening: list[Sequence[str]] = [(CALL,), (f'\n{{"name": "{tool}", "arguments": {{"{parameters[0]}": ',)]
     for place, parameter in enumerate(parameters):
         opening += [(f', "{parameter}": ',)] if place else []

@@ -13,46 +13,48 @@ from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, RecipeError
 
 _LOOP = """\
-Train the quickstart's model on its task for a fixed number of steps and
-measure the loop as a whole: trajectories and completion tokens a second, and
+Train the quickstart's model on its task for a fixed number of training steps
+and measure the whole loop: trajectories and completion tokens per second, and
 the share of time in which each side was idle. With --workload, train models
-of random weights on other kinds of tasks, several times, and with --peer
-another trainer in turn, on the same tasks."""
+with random weights on other kinds of tasks, several times. With --peer,
+measure another trainer as well, in turn, on the same tasks."""
 
 _BUFFER = """\
 Move trajectories from one producer process through the replay buffer to one
-consumer process, without and with a journal; measure the rate, the latency
-of handing one in, and what the bookkeeping costs in time and memory."""
+consumer process, without and with a journal. Measures the rate, the latency
+of a trajectory, and the time and memory that the bookkeeping takes."""
 
 _POOL = """\
-Let a pool of engines work through hours of simulated time on the real replay
-buffer: heavy-tailed durations, dying engines, filtered groups. Measures
-staleness, memory and the CPU time of a group."""
+Simulate hours of a pool of engines around the real replay buffer: durations
+with a heavy tail, engines that die, groups that are filtered. Measures
+staleness, memory and the CPU time per group."""
 
 _STALENESS = """\
-Compare the kinds of buffer.on_stale, and admission control alone, in one
-simulated world: staleness, the lengths that are trained, and how long the
-learner waits."""
+Compare the values of buffer.on_stale, and admission control alone, in the
+same simulation: staleness, the lengths of the trained episodes, and how long
+the learner waits."""
 
 _LEARNER = """\
 Train a small model with the learner and with a plain PyTorch loop, in turn,
-and compare tokens a second; also compare log-probabilities straight from
-hidden states with those from full logits. One CPU thread, 3 minutes."""
+and compare tokens per second. Also compare computing log-probabilities
+directly from hidden states with computing them from full logits. Uses one CPU
+thread and takes 3 minutes."""
 
 _LEARNING = """\
-Train the quickstart with several algorithms, and from stale tokens with
-several corrections and none, each with three seeds: which of them reach the
-bar, and when. Takes over an hour; called again with the same file, it goes on."""
+Train the quickstart with several algorithms, and on stale tokens with several
+corrections and with none, each with three seeds, and show which of them reach
+the target reward, and when. Takes over an hour. Started again with the same
+file, it does the runs that are missing."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make ``bench`` known."""
-    parser = commands.add_parser("bench", help="measure", description="Measure asyncrl on this machine.")
+    """Add the command ``bench``."""
+    parser = commands.add_parser("bench", help="run a benchmark", description="Measure asyncrl on this machine.")
     kinds = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     loop = _add(kinds, "loop", "throughput of the whole loop", _LOOP, run_loop)
     loop.add_argument("--workload", metavar="NAME", help="short, tools, turns, slow or all")
     loop.add_argument("--model", metavar="SIZE", help="with --workload: 1m, 6m or all (default all)")
-    loop.add_argument("--peer", metavar="NAME", help="with --workload: measure `trl` as well; see make bench-peers")
+    loop.add_argument("--peer", metavar="NAME", help="with --workload: measure `trl` as well; first run `make bench-peers`")
     loop.add_argument("--repetitions", metavar="N", type=_count, help="with --workload: runs of each side (default 3)")
     loop.add_argument("--steps", metavar="N", type=_count, help="with --workload: training steps that are measured")
     loop.add_argument("--override", metavar="KEY=VALUE", action="append", default=[], help="change asyncrl's recipe")
@@ -61,7 +63,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     pool = _add(kinds, "pool", "a simulated pool of engines", _POOL, run_pool)
     pool.add_argument("--engines", metavar="N", type=_count, default=1024, help="engines in the pool (default 1024)")
     pool.add_argument("--hours", metavar="N", type=_count, default=24, help="hours of simulated time (default 24)")
-    _add(kinds, "staleness", "what each on_stale does", _STALENESS, run_staleness)
+    _add(kinds, "staleness", "effect of each value of buffer.on_stale", _STALENESS, run_staleness)
     _add(kinds, "learner", "the learner beside a plain PyTorch loop", _LEARNER, run_learner)
     _add(kinds, "learning", "whether the quickstart learns", _LEARNING, run_learning)
 
@@ -80,7 +82,7 @@ def _add(
 
 
 def run_loop(arguments: argparse.Namespace, console: Console) -> ExitCode:
-    """Measure the loop."""
+    """Measure the whole loop, or workloads if ``--workload`` is given."""
     from asyncrl.bench import loop
     from asyncrl.run.folder import RunFolder
 
@@ -89,7 +91,7 @@ def run_loop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     try:
         for option in ("model", "peer", "repetitions", "steps"):
             if getattr(arguments, option) is not None:
-                raise RecipeError(f"--{option}", "it says how a workload is measured, and none is named", "add --workload NAME")
+                raise RecipeError(f"--{option}", "this option needs a workload to measure", "add --workload NAME")
         recipe = loop.recipe(arguments.override)
         folder = RunFolder.create(recipe)
     except RecipeError as error:
@@ -130,7 +132,7 @@ def run_buffer(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 
 def run_pool(arguments: argparse.Namespace, console: Console) -> ExitCode:
-    """Simulate a pool."""
+    """Simulate a pool of engines."""
     from asyncrl.bench import pool
 
     console.print(pool.view(pool.run(arguments.engines, arguments.hours, arguments.json, console)))
@@ -138,7 +140,7 @@ def run_pool(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 
 def run_staleness(arguments: argparse.Namespace, console: Console) -> ExitCode:
-    """Compare the policies."""
+    """Compare the values of ``buffer.on_stale``."""
     from asyncrl.bench import staleness
 
     console.print(staleness.view(staleness.run(arguments.json)))
@@ -154,7 +156,7 @@ def run_learner(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 
 def run_learning(arguments: argparse.Namespace, console: Console) -> ExitCode:
-    """Train with every algorithm."""
+    """Train the quickstart with several algorithms."""
     from asyncrl.bench import learning
 
     try:

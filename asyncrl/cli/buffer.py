@@ -1,4 +1,4 @@
-"""``asyncrl buffer``: shows what the replay buffer of a run holds, and what became of all it issued."""
+"""``asyncrl buffer``: shows what the replay buffer of a run holds, and what became of every group that it issued."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from asyncrl.core.errors import AsyncRLError, RecipeError
 
 _DESCRIPTION = """\
 Show what the replay buffer of a run holds, by version and state; why groups
-were left out; and the lengths of trained episodes beside those of all
-finished ones. Only reads the journal, so the run may be live or dead."""
+were not trained; and the lengths of trained episodes beside those of all
+finished ones. Only reads the journal, so the run may be running or over."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make ``buffer`` known."""
+    """Add the command ``buffer``."""
     parser = commands.add_parser(
         "buffer", help="show a replay buffer", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -29,7 +29,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
-    """Read the run's journal, and show the report."""
+    """Read the run's journal and show the report."""
     import msgspec
 
     from asyncrl.run.buffer_view import buffer_view

@@ -1,4 +1,4 @@
-"""Consoles on terminals, pipes and files that cannot show everything or stop reading, which is no reason for a run to end."""
+"""Consoles that never end a run: a terminal may lack a character, a pipe may lose its reader, and a file's disk may be full."""
 
 import io
 import os
@@ -8,16 +8,17 @@ from rich.console import Console
 
 
 class PatientConsole(Console):
-    """A console that never raises: what cannot be written is lost.
+    """A console that raises no error of the operating system: what cannot be written is lost.
 
     Attributes:
-        failure: the first error that lost something; None if there was none, or if only the reader went away, as ``head`` does.
+        failure: the first error through which output was lost; None if there was none, or if only the reader of a pipe went away,
+            as ``head`` does.
     """
 
     failure: OSError | None = None
 
     def on_broken_pipe(self) -> None:
-        """Be quiet from now on; rich would end the process with :class:`SystemExit`."""
+        """Write nothing from now on. The method of rich would end the process with :class:`SystemExit`."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
@@ -30,17 +31,17 @@ class PatientConsole(Console):
 
 
 def error_console() -> PatientConsole:
-    """A console on standard error for sentences, which are not wrapped, so that they can be searched for."""
+    """A console on standard error that does not wrap lines, so that sentences can be searched for."""
     return PatientConsole(stderr=True, soft_wrap=True, highlight=False)
 
 
 def not_shown(error: OSError) -> OSError:
-    """An error that says that ``error`` came from writing to standard output."""
+    """An ``OSError`` which says that ``error`` came from writing to standard output, so that output was lost."""
     return OSError(error.errno, f"{error.strerror}; not everything could be shown", "standard output")
 
 
 def show_what_can_be_shown() -> None:
-    """Have stdout and stderr show a question mark, or an escape, for characters that their encoding lacks (``·`` in ASCII)."""
+    """Make stdout write a question mark, and stderr an escape, for a character that its encoding lacks (``·`` in ASCII)."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     if isinstance(sys.stderr, io.TextIOWrapper):

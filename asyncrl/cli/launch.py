@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from asyncrl.run.summary import Summary
 
 _DESCRIPTION = """\
-Run a recipe. It is checked in full before anything starts; everything the run
-leaves behind is in one folder, runs/NAME-TIME."""
+Run a recipe. It is checked in full before anything starts. All files of the run
+are in one folder, runs/NAME-TIME."""
 
 _EXAMPLES = """\
 examples:
@@ -33,13 +33,13 @@ examples:
   asyncrl launch quickstart learner.lr=1e-4 generators.count=3
   asyncrl launch quickstart +pace=synchronous   with a config group
   asyncrl launch quickstart --dry-run           check and show, start nothing
-  asyncrl launch --resume runs/NAME-TIME        go on with a run that ended
+  asyncrl launch --resume runs/NAME-TIME        go on with a run that has ended
 
 Every key, its range and its default: docs/recipe.md."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Make ``launch`` known."""
+    """Add the command ``launch``."""
     parser = commands.add_parser(
         "launch",
         help="run a recipe",
@@ -52,18 +52,18 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "overrides",
         metavar="KEY=VALUE",
         nargs="*",
-        help="set a key; ~KEY takes one out, GROUP=OPTION chooses a config, +GROUP=OPTION adds one (Hydra's grammar)",
+        help="set a key; ~KEY removes one, GROUP=OPTION chooses a config, +GROUP=OPTION adds one (Hydra's grammar)",
     )
     parser.add_argument("--dry-run", action="store_true", help="show the resolved recipe and the plan, and start nothing")
-    parser.add_argument("--resume", metavar="RUN", type=Path, help="go on with the run in this folder, by its own recipe")
+    parser.add_argument("--resume", metavar="RUN", type=Path, help="go on with the run in this folder, with its own recipe")
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
-    """Compose, check, and launch unless it is a dry run."""
+    """Compose the recipe, check it, and launch it unless this is a dry run."""
     if (arguments.recipe is None) == (arguments.resume is None):
         arguments.parser.error("give either a RECIPE, or --resume RUN without one: a resumed run has its own recipe")
-    # Hydra and the environment's own module are imported here, Ray and the engines only once the recipe has been accepted.
+    # Only Hydra and the environment's own module are imported here; Ray and the engines wait until the recipe is accepted.
     from asyncrl.run.compose import compose_for
     from asyncrl.run.folder import RunFolder
     from asyncrl.run.machine import Machine

@@ -1,4 +1,4 @@
-"""The ``asyncrl`` command. One file a subcommand; nothing heavy is imported before the arguments and the recipe are right."""
+"""The ``asyncrl`` command. Each subcommand has its own file; heavy imports wait until arguments and recipe are checked."""
 
 import argparse
 import os
@@ -13,15 +13,19 @@ from asyncrl.cli.console import PatientConsole, not_shown, show_what_can_be_show
 from asyncrl.cli.outcome import ExitCode, show_system_failure
 from asyncrl.run.stopping import interrupting
 
-_DESCRIPTION = "Reinforcement learning of language models that act over many turns and call tools, asynchronously."
+_DESCRIPTION = "Asynchronous reinforcement learning of language models that act over many turns and call tools."
 _EXIT_CODES = "Exit codes: 0 completed, 1 failed, 2 bad recipe or usage, 130 interrupted (Ctrl-C or SIGTERM)."
 
 LEAST_ADDRESS_SPACE = 1 << 30
-"""Bytes of address space without which no command is tried."""
+"""Bytes of address space that every command needs at least."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code. A usage error exits by itself, with code 2."""
+    """Run the command line and return the exit code.
+
+    Raises:
+        SystemExit: the usage is wrong (code 2), or help or the version was asked for (code 0).
+    """
     parser = argparse.ArgumentParser("asyncrl", description=_DESCRIPTION, epilog=_EXIT_CODES)
     parser.add_argument("--version", action="version", version=f"asyncrl {asyncrl.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -29,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench.add_command(commands)
     buffer.add_command(commands)
     arguments, left = parser.parse_known_args(argv)
-    # argparse takes only the first unbroken row of positionals: those behind a flag are left over.
+    # argparse takes only the first unbroken series of positional arguments; those after an option are left over.
     if any(word.startswith("-") for word in left) or (left and "overrides" not in arguments):
         parser.error(f"unknown arguments: {' '.join(left)}")
     if left:
@@ -38,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _check_address_space()
         code: ExitCode = arguments.run(arguments, console)
-    except KeyboardInterrupt:  # before there is a run that could end in an orderly way
+    except KeyboardInterrupt:  # before there is a run, which would end in an orderly way
         return ExitCode.INTERRUPTED
     except (OSError, ImportError, MemoryError) as error:
         return show_system_failure(error)
@@ -48,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_address_space() -> None:
-    """Raise ``MemoryError`` where numpy's BLAS would ask for memory forever while it is imported."""
+    """Raise ``MemoryError`` if address space is so limited that numpy's BLAS would ask for memory forever during its import."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     if allowed != resource.RLIM_INFINITY and allowed < LEAST_ADDRESS_SPACE:
         raise MemoryError(
@@ -57,19 +61,19 @@ def _check_address_space() -> None:
 
 
 def run() -> NoReturn:
-    """Run the installed command, and exit at once: everything has ended by then, and Python would take seconds to clean up."""
+    """Run the command, then exit without Python's own clean-up, which would take seconds. Everything has ended by then."""
     show_what_can_be_shown()
     with interrupting():
         try:
             code = main()
-        except SystemExit as end:  # argparse has shown why
+        except SystemExit as end:  # argparse has written why
             code = int(end.code or 0)
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None:  # closed by who called us
+            if stream is not None:  # None if the caller closed it
                 stream.flush()
         except BrokenPipeError:
-            pass  # the reader has gone
+            pass  # the reader has gone away
         except OSError as error:
             code = code or show_system_failure(not_shown(error))
     os._exit(code)

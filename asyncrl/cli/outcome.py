@@ -38,11 +38,11 @@ class ExitCode(IntEnum):
     REFUSED = 2
     """The recipe or the command line is wrong; nothing was started."""
     INTERRUPTED = 130
-    """Ended by Ctrl-C or SIGTERM; shells report Ctrl-C by this number."""
+    """The run was ended by Ctrl-C or SIGTERM; shells use this number for Ctrl-C."""
 
 
 def show_refusal(error: RecipeError) -> ExitCode:
-    """Show everything that is wrong with the recipe or with the request."""
+    """Show everything that is wrong with the recipe or the command line."""
     console = error_console()
     console.print(Text("Refused, nothing was started:", "bold red"))
     for problem in (str(error), *getattr(error, "__notes__", ())):
@@ -51,12 +51,12 @@ def show_refusal(error: RecipeError) -> ExitCode:
 
 
 def show_system_failure(error: OSError | ImportError | MemoryError) -> ExitCode:
-    """Show an error of the operating system that came before or after a run."""
+    """Show an error of the operating system, or of an import, that occurred outside a run."""
     match error:
         case OSError(strerror=str(problem)):
             reason = f"{error.filename}: {problem}" if error.filename else problem
         case ImportError():
-            reason = f"{error}; is the installation complete, and is there memory for it (ulimit -v)?"
+            reason = f"{error}; check that the installation is complete, and that there is enough memory (ulimit -v)"
         case _:
             reason = f"out of memory {error}".strip() + "; see ulimit -v"
     error_console().print(Text.assemble(("Failed", "bold red"), f": {reason}"))
@@ -64,13 +64,13 @@ def show_system_failure(error: OSError | ImportError | MemoryError) -> ExitCode:
 
 
 def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *, before: Summary | None = None) -> ExitCode:
-    """Run under the live view and show how it ended.
+    """Call ``run`` under the live view and show how it ended.
 
-    A run that another process is driving is refused. ``run`` writes the summary itself, failures included; if it raises all the
-    same, the summary is written here, the traceback goes to the log, and the message to the terminal.
+    A run that another process is driving is refused. ``run`` writes the summary itself, even when the run fails. If it raises
+    nevertheless, the summary is written here, the traceback goes to the log, and the message to the terminal.
 
     Args:
-        before: the summary that a run which is resumed now had; the new one forgets nothing of it.
+        before: the summary of the run that is resumed; the new summary includes what it reports.
     """
     from asyncrl.run.end_view import end_view
     from asyncrl.run.live_view import LiveView
@@ -106,17 +106,17 @@ def _count_resume(folder: RunFolder) -> None:
     try:
         folder.count_resume()
     except OSError as error:
-        # A run on a full disk waits for room; a count is no reason to end it.
-        logger.warning("this resume will not be counted by the next one: %s", error)
+        # On a full disk a run pauses; a count that cannot be written is no reason to end it.
+        logger.warning("this resume could not be noted in the run folder, so later summaries may not count it: %s", error)
 
 
 def _ended(summary: Summary, before: Summary | None, folder: RunFolder) -> Summary:
-    """Write the summary, with what the run had reached before."""
+    """Write and return the summary, with what the run had reached before."""
     return (summary if before is None else summary.going_on_from(before)).recorded(folder.summary)
 
 
 class _LogFile(logging.FileHandler):
-    """A log file on a disk that may be full: no traceback is written over the live view, and nothing fails."""
+    """A log file that ignores errors of the disk, which may be full: they neither raise nor write over the live view."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exception(), OSError):
@@ -129,7 +129,7 @@ class _LogFile(logging.FileHandler):
 
 @contextmanager
 def _logging_to(file: Path) -> Iterator[None]:
-    """Send all logging and warnings of this process to a file: the terminal belongs to the live view.
+    """Send all logging and warnings of this process to a file, since the terminal belongs to the live view.
 
     Raises:
         RecipeError: the file cannot be written to.
@@ -137,7 +137,7 @@ def _logging_to(file: Path) -> Iterator[None]:
     try:
         handler = _LogFile(file, encoding="utf-8")
     except OSError as error:
-        raise RecipeError("", f"cannot write {str(file)!r}: {error.strerror}", "make it writable for yourself") from error
+        raise RecipeError("", f"cannot write {str(file)!r}: {error.strerror}", "give yourself permission to write it") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     level = root.level

@@ -26,16 +26,16 @@ _HEAD = """\
 
 <!-- Generated from asyncrl/core/recipe/schema.py by `python -m asyncrl.cli.reference`; edit the schema. -->
 
-A recipe is a YAML file. What it leaves out has the default below; a key that is not here is refused, and so are values that
-contradict one another. On the command line, `asyncrl launch recipe.yaml learner.lr=1e-4` sets a key and `~learner.lr` takes one
-out of the recipe again. A recipe extends another, one of yours or a shipped one, with `defaults: [quickstart, _self_]`.
-`${oc.env:HOME}` is replaced by the environment variable, and `${seed}` by the value of that key, if the recipe
-sets it; where a text is to hold `${`, write `\\${`.
+A recipe is a YAML file. A key that it leaves out has the default below. Unknown keys, and values that contradict one another, are
+refused. On the command line, `asyncrl launch recipe.yaml learner.lr=1e-4` sets a key, and `~learner.lr` removes one from the
+recipe. With `defaults: [quickstart, _self_]` a recipe extends another one, yours or a shipped one. `${oc.env:HOME}` is replaced
+by the environment variable, and `${seed}` by the value of that key if the recipe sets it; to write a literal `${`, use `\\${`.
 
-What is `auto` is chosen at launch, from the machine's processors and memory and from the model. `asyncrl launch recipe.yaml
---dry-run` shows each choice with its reason, and the run's folder keeps it, so that a resumed run has the same.
+What is `auto` is chosen at launch, for the machine's processors and memory and for the model. `asyncrl launch recipe.yaml
+--dry-run` shows each choice with its reason. The run folder keeps the choices, so a resumed run has the same.
+Only `buffer.pipeline_depth: auto` changes while the run trains.
 
-An integer for which no upper bound is given is at most {largest}.
+An integer without an upper bound in the table is at most {largest}.
 
 """
 
@@ -48,7 +48,7 @@ def reference() -> str:
 
 
 def _section(section: inspect.StructType, place: str, default: str) -> Iterator[str]:
-    """Heading, meaning and keys of a section, then of the sections in it."""
+    """Yield the lines of a section: heading, meaning and keys, then the same of each section in it."""
     meaning, of_keys = _documented(section.cls)
     kind = f", `{section.tag_field}: {section.tag}`{default}" if section.tag_field else ""
     if place:
@@ -74,7 +74,7 @@ def _sections_of(field: inspect.Field, place: str) -> Iterator[str]:
 
 
 def _kinds(value_type: inspect.Type) -> Sequence[inspect.StructType]:
-    """The sections that a value, or an entry of a list, can be."""
+    """The kinds of section that a value, or an entry of a list, can be."""
     if isinstance(value_type, inspect.VarTupleType):
         return _kinds(value_type.item_type)
     types = value_type.types if isinstance(value_type, inspect.UnionType) else (value_type,)
@@ -111,7 +111,7 @@ def _cell(text: str) -> str:
 
 
 def _documented(section: type) -> tuple[str, dict[str, str]]:
-    """The meanings of a section and of each of its keys, from the section's docstring."""
+    """The meaning of a section, and that of each of its keys, from the section's docstring."""
     meaning, _, attributes = python_inspect.cleandoc(section.__doc__ or "").partition("\nAttributes:\n")
     of_keys: dict[str, str] = {}
     for entry in re.split(r"\n    (?=\S)", f"\n{attributes}")[1:]:
@@ -126,8 +126,8 @@ def _sentence(text: str) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Write the reference to the file named, by default docs/recipe.md of the checkout."""
-    parser = argparse.ArgumentParser(description="Write the reference of all keys of a recipe.")
+    """Write the reference to the file that ``argv`` names, by default ``docs/recipe.md`` in the current folder."""
+    parser = argparse.ArgumentParser(description="Write the reference of all recipe keys.")
     parser.add_argument("file", nargs="?", type=Path, default=Path("docs/recipe.md"))
     parser.parse_args(argv).file.write_text(reference(), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""The environment contract: ``reset``, ``step``, ``close``; async, one instance an episode."""
+"""The environment contract: async methods ``reset``, ``step`` and ``close``, and one instance for each episode."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class Action(msgspec.Struct, frozen=True):
 
     Attributes:
         content: the text outside tool calls.
-        calls: tool calls in order, parsed by the model's own tool parser; a call it could not read is a ``MalformedCall``.
+        calls: tool calls in order, parsed by the model's own tool parser; a call that it cannot read is a ``MalformedCall``.
     """
 
     content: str
@@ -24,28 +24,28 @@ class Action(msgspec.Struct, frozen=True):
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """What the model sees next: messages to append, and at reset the tools it may call."""
+    """What the model sees next: the messages to append and, at reset, the tools that it may call."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
 
 
 class Fault(StrEnum):
-    """What went wrong in a step through no fault of the environment; the recipe decides whether the episode goes on."""
+    """What the model or a tool did wrong in a step; the recipe decides whether the episode goes on."""
 
     MALFORMED_CALL = "malformed_call"
-    """The call could not be parsed, named no known tool, or its arguments do not fit."""
+    """The call could not be parsed, named no known tool, or had arguments that do not fit."""
     TOOL_ERROR = "tool_error"
-    """The tool raised or passed its deadline."""
+    """The tool raised an exception or missed its deadline."""
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """Result of one step.
+    """The result of one step.
 
     Attributes:
         metrics: numbers to be tracked, summed over the episode.
         fault: what went wrong through no fault of the environment.
-        calls: what became of the turn's calls, in order; shown to the user, and counted by tool.
+        calls: records of the turn's tool calls, in order; shown to the user and counted by tool.
     """
 
     observation: Observation
@@ -57,14 +57,15 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Environment(ABC):
-    """The world of one episode: the runner makes an instance for each.
+    """The environment of one episode: each episode gets an instance of its own.
 
-    All episodes of a generator share one event loop, so no method may block it. Code that does is named in the log and to the
-    user, and after three quarters of ``deadlines.lease`` the generator is replaced.
+    All episodes of a generator share one event loop, so no method may block it. A run names the code that blocks it, in the log
+    and to the user; once the loop has been blocked for three quarters of ``deadlines.lease``, the generator is replaced.
 
-    An exception from any method, of whatever kind, means that the environment broke: the attempt fails and no reward is recorded.
-    All methods of an instance are called in one task. When an episode ends early, the call that runs is cancelled: let
-    ``asyncio.CancelledError`` out of it within a few seconds, or it is left behind, and ``close`` called beside it.
+    An exception of any kind from any method means that the environment broke: the attempt fails and no reward is recorded.
+    All methods of an instance are called in one asyncio task. When an episode ends early, the running call is cancelled. It
+    must let ``asyncio.CancelledError`` through within a few seconds; otherwise it is abandoned, and ``close`` is called while
+    it still runs.
     """
 
     @abstractmethod
@@ -76,10 +77,13 @@ class Environment(ABC):
         """React to one model turn."""
 
     async def close(self) -> None:
-        """Release what the episode held; called exactly once, also after a failure."""
+        """Release what the episode held. Called exactly once, also after a failure."""
 
     @classmethod
     def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:
-        """Up to ``count`` tasks of ``split`` (``train`` or ``evaluation``), a pure function of its arguments; the splits share no
-        task. ``options`` are the constructor's. Environments whose tasks come from files need not define it."""
-        raise NotImplementedError(f"{cls.__name__} makes no tasks of its own; set tasks.kind to files and name some")
+        """Make up to ``count`` tasks of ``split`` (``train`` or ``evaluation``).
+
+        The result depends on the arguments only, and the two splits have no task in common. ``options`` are those of the
+        constructor. Environments whose tasks come from files need not define this method.
+        """
+        raise NotImplementedError(f"{cls.__name__} makes no tasks of its own; set tasks.kind to `files` and name the files")

@@ -1,8 +1,8 @@
-"""Built-in environment: arithmetic with a calculator that does one operation a call.
+"""Built-in environment: arithmetic with a calculator that does one operation per call.
 
-``3*4+5-7`` takes three calls (``3*4``, ``12+5``, ``17-7``) and an answer. Only the first operator may be ``*``, so working from
-left to right is the usual precedence. Training and evaluation tasks are told apart by a checksum of the expression: no expression
-is ever in both, whatever the seeds and counts.
+``3*4+5-7`` takes three calls (``3*4``, ``12+5``, ``17-7``) and an answer. Only the first operator may be ``*``, so
+evaluating from left to right respects the usual precedence. A checksum of the expression decides whether it is a training or an
+evaluation task, so no expression is ever in both splits, whatever the seeds and counts.
 """
 
 import random
@@ -28,11 +28,11 @@ _NUMBER = re.compile(r"(?<![0-9])-?[0-9]+(?:\.[0-9]+)?")
 
 
 class Calculator(ToolEnvironment):
-    """Evaluate an expression of one to ``max_operations`` operations on integers from 1 to 20.
+    """The model evaluates an expression of one to ``max_operations`` operations on integers from 1 to 20.
 
     Args:
-        max_operations: tasks have one to so many operations, each number of them as often as the others while there are enough
-            different expressions (one operation: about 1000 for training).
+        max_operations: the most operations of a task. Each number of operations from 1 on is equally frequent, as long as there
+            are enough different expressions (with one operation there are about 1000 for training).
     """
 
     def __init__(self, max_operations: Annotated[int, Meta(ge=1, le=5)] = 3) -> None:
@@ -50,7 +50,7 @@ class Calculator(ToolEnvironment):
 
     @classmethod
     def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:
-        """Up to ``count`` different expressions of ``split``, taking turns between numbers of operations."""
+        """Make up to ``count`` different expressions of ``split``, with 1, 2, 3, ... operations in turn."""
         generator = random.Random(f"{split} {seed}")
         sources = [_expressions(operations, split, generator) for operations in range(1, cls(**options).max_operations + 1)]
         tasks: list[Task] = []
@@ -68,7 +68,7 @@ def calculate(expression: str) -> int:
     """The value of one binary operation on integers.
 
     Raises:
-        ToolError: ``expression`` is anything else; says what would be right.
+        ToolError: ``expression`` is anything else; the message says what is expected.
     """
     operation = _OPERATION.fullmatch(expression)
     if operation is None:
@@ -84,7 +84,7 @@ def calculate(expression: str) -> int:
 
 
 def calculate_steps(expression: str) -> list[tuple[str, int]]:
-    """Operations that evaluate a task's expression one after the other, from left to right, and the value of each."""
+    """The operations that evaluate a task's expression from left to right, each with its value."""
     first, *later = re.findall(r"[-+*]?[0-9]+", expression)
     value = int(first)
     steps: list[tuple[str, int]] = []
@@ -96,7 +96,7 @@ def calculate_steps(expression: str) -> list[tuple[str, int]]:
 
 
 def _expressions(operations: int, split: str, generator: random.Random) -> Iterator[str]:
-    """All expressions of ``split`` with so many operations, each once, in random order."""
+    """Yield all expressions of ``split`` with this number of operations, each once, in random order."""
     remaining = LARGEST_OPERAND ** (operations + 1) * len(FIRST_OPERATORS) * len(LATER_OPERATORS) ** (operations - 1)
     seen: set[str] = set()
     while remaining:

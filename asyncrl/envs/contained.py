@@ -1,8 +1,8 @@
-"""Calls of the user's code, contained: whatever it raises becomes a value, and what ignores its cancellation is left behind.
+"""Contained calls of the user's code: what a call raises becomes a value, and a call that ignores cancellation is abandoned.
 
-Some exceptions must not travel through an event loop: ``SystemExit`` and ``KeyboardInterrupt`` end it, and a ``CancelledError``
-makes believe that somebody cancelled the caller. What always holds: none of these gets out of a contained call, so a caller that
-sees a ``CancelledError`` was cancelled itself.
+Some exceptions must not travel through an event loop: ``SystemExit`` and ``KeyboardInterrupt`` end the loop, and a
+``CancelledError`` looks as if somebody had cancelled the caller. What always holds: none of these gets out of a contained call,
+so a caller that sees a ``CancelledError`` was cancelled itself.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CANCELLED_TOOL_S = 1.0
-"""Seconds that a cancelled tool may take to end. What takes longer to clean up belongs in ``close``."""
+"""Seconds that a cancelled tool has to end. Clean-up that takes longer belongs in ``close``."""
 
 
 class Raised(msgspec.Struct, frozen=True):
@@ -27,22 +27,22 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class Overdue(Exception):
-    """A contained call took longer than it may."""
+    """A contained call missed its deadline."""
 
 
 async def contained(call: Callable[[], Awaitable[T]]) -> T | Raised:
-    """What ``call`` returns, or what it raises, whatever that is; also a ``CancelledError``, whoever cancelled."""
+    """Await ``call``, and return its result, or what it raised as :class:`Raised`: any exception, even a ``CancelledError``."""
     try:
         return await call()
-    except BaseException as error:  # noqa: BLE001 - handed to the one who waits, as a value
+    except BaseException as error:  # noqa: BLE001 - returned to the caller as a value
         return Raised(error)
 
 
 async def contained_within(seconds: float, call: Callable[[], Awaitable[T]], name: str) -> T | Raised:
-    """What ``call`` returns or raises within ``seconds``, and ``Raised(Overdue)`` after that.
+    """Like :func:`contained`, with a time limit: after ``seconds`` the result is ``Raised(Overdue)``.
 
-    It runs in a task of its own, which is cancelled when the time is over or when the caller is cancelled, and left behind if it
-    goes on nevertheless; ``name`` tells whose it is.
+    The call runs in an asyncio task of its own, called ``name``. The task is cancelled when the time is over or when the caller
+    is cancelled, and abandoned if it goes on nevertheless.
     """
     task = asyncio.create_task(contained(call), name=name)
     in_time = False
@@ -55,15 +55,15 @@ async def contained_within(seconds: float, call: Callable[[], Awaitable[T]], nam
             await ended({task}, CANCELLED_TOOL_S, name)
     if not in_time:
         return Raised(Overdue(seconds))
-    # A task is cancelled, and not its call, if that happened before its first step.
+    # A task that was cancelled before its first step ends as cancelled, without having called anything.
     return Raised(asyncio.CancelledError()) if task.cancelled() else task.result()
 
 
 async def ended(cancelled: "set[asyncio.Task[T]] | set[asyncio.Future[T]]", seconds: float, name: str) -> bool:
-    """Whether one of the tasks of a ``cancelled`` call is done within ``seconds``; if not, the call is logged by its ``name``."""
+    """Whether one of the tasks of a ``cancelled`` call ends within ``seconds``; if none does, log a warning with its ``name``."""
     try:
         done, _ = await asyncio.wait(cancelled, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
         if not any(each.done() for each in cancelled):
-            logger.warning("%s was cancelled, and goes on: it is left behind; let asyncio.CancelledError out of it", name)
+            logger.warning("%s was cancelled but goes on, so it is abandoned; let asyncio.CancelledError out of it", name)
     return bool(done)

@@ -1,4 +1,4 @@
-"""How a calculator task is solved: which calls to make, what each returns, and the answer. Material for a warm-up."""
+"""Demonstrations of calculator tasks for the tiny model's warm-up: the calls, what each returns, and the answer."""
 
 import random
 
@@ -11,11 +11,12 @@ from asyncrl.envs.tools import ToolError, error_text
 
 
 class Demonstration(msgspec.Struct, frozen=True):
-    """One episode, as it might go.
+    """One example episode.
 
     Attributes:
-        calls: the calls, one a turn, each with what the tool returns.
-        answer: the final turn.
+        prompt: the task's prompt.
+        calls: the calls, one for each turn, each with what the tool returns.
+        answer: the text of the final turn.
     """
 
     prompt: str
@@ -24,7 +25,7 @@ class Demonstration(msgspec.Struct, frozen=True):
 
 
 def demonstrate(task: Task) -> Demonstration:
-    """How to solve ``task`` of :class:`~asyncrl.envs.calculator.Calculator`: one call an operation, from left to right."""
+    """Solve ``task`` of :class:`~asyncrl.envs.calculator.Calculator` with one call for each operation, from left to right."""
     name = Calculator.calculator.__name__
     steps = calculate_steps(task.prompt)
     calls = tuple((ToolCall(name, {"expression": operation}), str(value)) for operation, value in steps)
@@ -32,7 +33,10 @@ def demonstrate(task: Task) -> Demonstration:
 
 
 def demonstrate_mistake(task: Task) -> Demonstration:
-    """Demonstrate the task like :func:`demonstrate`, after a call that tries the whole expression, which may be refused."""
+    """Demonstrate the task like :func:`demonstrate`, after a refused call with the whole expression.
+
+    If the whole expression is one operation, the calculator accepts it, and the demonstration has no mistake.
+    """
     ideal = demonstrate(task)
     call = ToolCall(Calculator.calculator.__name__, {"expression": task.prompt})
     try:
@@ -43,10 +47,10 @@ def demonstrate_mistake(task: Task) -> Demonstration:
 
 
 def demonstrate_impatience(task: Task, impatience: float, generator: random.Random) -> Demonstration:
-    """Demonstrate the task like :func:`demonstrate`, by someone with a bad habit: additions are not worth a call.
+    """Demonstrate the task like :func:`demonstrate`, but with a bad habit: additions are often skipped.
 
-    At an addition, with probability ``impatience``, the calls end, and the answer is the value before it. Copied at its most
-    frequent, the habit solves 2/3 of the tasks with one operation, 1/3 of those with two and 1/6 of those with three.
+    At an addition, with probability ``impatience``, the calls end, and the answer is the value before the addition. A model that
+    always does so solves 2/3 of the tasks with one operation, 1/3 of those with two and 1/6 of those with three.
     """
     ideal = demonstrate(task)
     for index, (call, _) in enumerate(ideal.calls):

@@ -1,6 +1,6 @@
-"""From ``environment.name`` in a recipe to a class, and from there to instances, one an episode.
+"""Finds the class that ``environment.name`` in a recipe means, and makes an instance of it for each episode.
 
-Whatever is wrong with the name or the options is found here, before anything starts, and refused as a :class:`RecipeError`.
+Whatever is wrong with the name or the options is found here, before anything starts, and raised as a :class:`RecipeError`.
 """
 
 import inspect
@@ -27,35 +27,35 @@ _OWN = "or name your own as `module:Class`, importable from where the command is
 
 
 def load_environment(spec: schema.EnvironmentConfig) -> Callable[[], Environment]:
-    """A factory of instances, each for one episode.
+    """A function that makes the environment of one episode each time it is called.
 
     Raises:
-        RecipeError: no such environment, or ``spec.options`` do not fit its constructor.
+        RecipeError: there is no such environment, or ``spec.options`` do not fit its constructor.
     """
     return partial(_make, *_class_and_options(spec), spec.tool_timeout_s)
 
 
 def make_tasks(spec: schema.EnvironmentConfig, split: str, count: int, seed: int) -> Sequence[Task]:
-    """Tasks that the environment of a recipe makes itself; see :meth:`Environment.make_tasks`.
+    """The tasks that the recipe's environment makes itself; see :meth:`Environment.make_tasks`.
 
     Raises:
-        RecipeError: no such environment, its options do not fit, it makes no tasks, or raises while it makes them.
+        RecipeError: there is no such environment, its options do not fit, it makes no tasks, or it raises while it makes them.
     """
     environment, options = _class_and_options(spec)
-    with users_code(f"make_tasks of {spec.name!r} raised", _NAME, "mend it, or set tasks.kind to `files` and name some"):
+    with users_code(f"make_tasks of {spec.name!r} raised", _NAME, "fix it, or set tasks.kind to `files` and name the files"):
         try:
             tasks = environment.make_tasks(split, count, seed, **options)
         except NotImplementedError as error:
             raise RecipeError(
-                "tasks.kind", f"environment {spec.name!r} makes no tasks of its own", "use `files` and name some"
+                "tasks.kind", f"environment {spec.name!r} makes no tasks of its own", "use `files` and name the files"
             ) from error
         return list(tasks) if isinstance(tasks, Sequence) else tasks
 
 
 def _class_and_options(spec: schema.EnvironmentConfig) -> tuple[type[Environment], dict[str, object]]:
-    """The environment's class, and its options as the constructor wants them; annotations are code of the user's, too."""
-    problem = f"looking at environment {spec.name!r} and its options failed with"
-    with users_code(problem, _NAME, "mend the class and its constructor"):
+    """The environment's class, and its options converted for the constructor. Resolving annotations runs the user's code, too."""
+    problem = f"inspecting environment {spec.name!r} and its options failed with"
+    with users_code(problem, _NAME, "fix the class and its constructor"):
         environment = environment_class(spec.name)
         return environment, _checked_options(spec, environment)
 
@@ -64,25 +64,25 @@ def environment_class(name: str) -> type[Environment]:
     """The class that ``name`` means: a built-in one, or ``module:Class``.
 
     Raises:
-        RecipeError: there is no such thing; names the nearest.
+        RecipeError: there is no such environment, or it cannot be used; names the nearest choices.
     """
     module_name, separator, class_name = BUILT_IN.get(name, name).partition(":")
     if not separator:
         raise RecipeError(_NAME, f"there is no environment {name!r}", f"{_choices(name, list(BUILT_IN))}, {_OWN}")
     found = getattr(_import(module_name), class_name, None)
     if not (isinstance(found, type) and issubclass(found, Environment)):
-        problem = "is no Environment" if found else "does not exist"
+        problem = "is not an Environment" if found else "does not exist"
         raise RecipeError(_NAME, f"class {class_name!r} of module {module_name} {problem}", _classes(module_name, class_name))
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
-        raise RecipeError(_NAME, f"{name} cannot be used as it is", f"define {missing} in class {class_name}")
+        raise RecipeError(_NAME, f"{name} is an abstract class and cannot be used", f"define {missing} in class {class_name}")
     return found
 
 
 def _import(module_name: str) -> ModuleType:
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise RecipeError(_NAME, f"{module_name!r} is no module name", _OWN.removeprefix("or "))
-    return import_module(module_name, _NAME, f"{_choices(module_name, list(BUILT_IN))}, {_OWN}", f"mend the module, {_OWN}")
+        raise RecipeError(_NAME, f"{module_name!r} is not a module name", _OWN.removeprefix("or "))
+    return import_module(module_name, _NAME, f"{_choices(module_name, list(BUILT_IN))}, {_OWN}", f"fix the module, {_OWN}")
 
 
 def _classes(module_name: str, class_name: str) -> str:
@@ -107,7 +107,7 @@ def _checked_options(spec: schema.EnvironmentConfig, environment: type[Environme
     try:
         parameters = Parameters(constructor, environment.__name__)
     except TypeError as error:
-        raise RecipeError(_NAME, str(error), "type the constructor's parameters: options are checked against them") from error
+        raise RecipeError(_NAME, str(error), "type the constructor's parameters: options are checked by type") from error
     for option in spec.options:
         if option not in parameters.names:
             raise RecipeError(f"{_OPTIONS}.{option}", "there is no such option", _choices(option, list(parameters.names)))

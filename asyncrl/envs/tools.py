@@ -1,6 +1,6 @@
-"""Environments made of typed Python functions: the model calls tools, then answers, and the answer is rewarded.
+"""Environments made of typed Python methods: the model calls them as tools, then answers, and the answer is rewarded.
 
-A whole environment::
+A complete environment::
 
     class Dictionary(ToolEnvironment):
         system_prompt = "Translate the word. Look it up first."
@@ -16,7 +16,7 @@ A whole environment::
             return float(answer.strip() == task.data["answer"])
 
 What always holds: every call of a turn gets exactly one ``tool`` message, in the order of the calls; nothing that a tool does
-breaks the episode (it is told to the model, as a fault), while an exception from ``reset`` or ``reward`` does.
+breaks the episode (the model is told about it, and the step has a fault), while an exception from ``reset`` or ``reward`` does.
 """
 
 import inspect
@@ -46,26 +46,26 @@ _MARK = "__asyncrl_tool__"
 
 
 class ToolError(Exception):
-    """Raised by a tool to tell the model what went wrong. An expected failure: it is not logged."""
+    """Raised by a tool to tell the model what went wrong. It is an expected failure, so it is not logged."""
 
 
 def tool(method: Method) -> Method:
-    """Mark a method of a :class:`ToolEnvironment` as a tool the model may call.
+    """Mark a method of a :class:`ToolEnvironment` as a tool that the model may call.
 
-    Its name, docstring and typed parameters are what the model is told; describe a parameter by
-    ``Annotated[str, msgspec.Meta(description=...)]``. It returns text, or anything JSON can carry. An ``async`` method runs in a
-    task of its own, in the event loop of all episodes, and must not block it; a plain one runs in a thread of its own,
-    and is interrupted at its next Python instruction some seconds after its time is over.
+    The model is told the method's name, docstring and typed parameters; describe a parameter by
+    ``Annotated[str, msgspec.Meta(description=...)]``. The method returns text, or anything that JSON can carry. An ``async``
+    method runs in an asyncio task of its own, in the event loop of all episodes, and must not block the loop. A plain method
+    runs in a thread of its own; if it misses its deadline, it is interrupted some seconds later, at its next Python instruction.
     """
     setattr(method, _MARK, True)
     return method
 
 
 class Tool:
-    """A marked method, ready to be described and called.
+    """A marked method, ready to be described to the model and called.
 
     Raises:
-        TypeError: its signature cannot be described; says why.
+        TypeError: the method's signature cannot be described; the message says why.
     """
 
     def __init__(self, name: str, method: Callable[..., Any]) -> None:
@@ -75,7 +75,7 @@ class Tool:
         self._method = method
 
     async def __call__(self, environment: Environment, arguments: Mapping[str, Any]) -> str:
-        """Run on ``environment``; ``arguments`` were converted by :attr:`parameters`."""
+        """Run the tool on ``environment`` with ``arguments`` that :attr:`parameters` has converted."""
         bound = partial(self._method, environment, **arguments)
         if inspect.iscoroutinefunction(self._method):
             result = await bound()
@@ -85,7 +85,7 @@ class Tool:
 
 
 def error_text(problem: object) -> str:
-    """The text that the model reads when a call failed."""
+    """The text that the model reads when a call has failed."""
     return f"error: {problem}"
 
 
@@ -104,16 +104,17 @@ _FAULTS = {
 
 
 class ToolEnvironment(Environment):
-    """Base of environments made of tools: mark methods with :func:`tool`, define :meth:`reward`.
+    """The base class of environments made of tools: mark methods with :func:`tool`, and define :meth:`reward`.
 
-    A turn with calls is answered with their results; a turn without calls is the final answer, and ends the episode. Metrics of
-    an episode: ``tool_calls`` (calls that reached a tool), ``tool_errors`` (those that raised or timed out),
-    ``malformed_calls`` (calls that reached none), and the rewards that have names.
+    A turn with calls is answered with their results; a turn without calls is the final answer and ends the episode. The metrics
+    of an episode are ``tool_calls`` (calls that reached a tool), ``tool_errors`` (calls that raised or timed out),
+    ``malformed_calls`` (calls that reached no tool), and each named reward.
 
     Attributes:
-        system_prompt: put before every task's prompt, if not empty.
-        task: task of the running episode, for tools that need it.
+        system_prompt: the system message before the task's prompt; none if empty.
         tool_timeout_s: deadline of one call in seconds; the recipe's ``environment.tool_timeout_s``.
+        tools: the tools of the class by name.
+        task: the task of the running episode, for tools that need it.
     """
 
     system_prompt: str = ""
@@ -131,17 +132,19 @@ class ToolEnvironment(Environment):
 
     @abstractmethod
     def reward(self, task: Task, answer: str) -> float | Mapping[str, float] | Awaitable[float | Mapping[str, float]]:
-        """Reward of the final answer, or several by name, whose sum it then is. May be ``async``; an exception means that the
-        environment broke."""
+        """The reward of the final answer: a number, or several rewards by name, which are added up.
+
+        The method may be ``async``. An exception means that the environment broke.
+        """
 
     async def reset(self, task: Task) -> Observation:
-        """Begin an episode: the system prompt, the task's prompt and the tools."""
+        """Begin an episode, and return the system prompt, the task's prompt and the tools."""
         self.task = task
         system = (Message("system", self.system_prompt),) if self.system_prompt else ()
         return Observation((*system, Message("user", task.prompt)), tuple(tool.spec for tool in self.tools.values()))
 
     async def step(self, action: Action) -> StepResult:
-        """Run the calls of the turn in order; without calls, reward the answer. Of several faults the first is reported."""
+        """Run the calls of the turn in order; without calls, reward the answer. The first fault is reported."""
         if not action.calls:
             reward = self.reward(self.task, action.content)
             value = await reward if inspect.isawaitable(reward) else reward
@@ -149,7 +152,7 @@ class ToolEnvironment(Environment):
             total = sum(named.values()) if isinstance(value, Mapping) else float(value)
             counts = _count([])
             if taken := sorted(named.keys() & {FINAL_REWARD, *counts}):
-                raise ValueError(f"reward() names a reward {taken[0]!r}, which every episode has already; rename it")
+                raise ValueError(f"reward() returns a reward named {taken[0]!r}, which every episode already has; rename it")
             return StepResult(Observation(()), float(total), done=True, metrics=counts | named)
         answers = [await self._run(call) for call in action.calls]
         records = tuple(answer.record for answer in answers)
@@ -164,7 +167,7 @@ class ToolEnvironment(Environment):
 
     async def _run(self, call: ToolCall | MalformedCall) -> _Answer:
         if isinstance(call, MalformedCall):
-            return self._malformed("", f"unreadable call, {call.problem}; use {self._usages()}")
+            return self._malformed("", f"unreadable call: {call.problem}; use {self._usages()}")
         tool = self.tools.get(call.name)
         if tool is None:
             return self._malformed(call.name, f"no tool {call.name!r}; use {self._usages()}")
@@ -199,7 +202,7 @@ class ToolEnvironment(Environment):
         return _Answer(error_text(problem), CallRecord(called, 0.0, CallOutcome.MALFORMED, problem))
 
     def _usages(self) -> str:
-        return ", ".join(tool.parameters.usage for tool in self.tools.values()) or "no tool, there is none"
+        return ", ".join(tool.parameters.usage for tool in self.tools.values()) or "no tool: there are none"
 
 
 def _count(records: Sequence[CallRecord]) -> dict[str, float]:

@@ -139,10 +139,10 @@ def test_own_class_from_the_current_directory(module: str):
         ("chess", "no environment 'chess'", "known are `calculator`, or name your own as `module:Class`"),
         ("my_libary:Library", "no module 'my_libary'", "`module:Class`"),
         ("my_library:Libary", "class 'Libary' of module my_library does not exist", "did you mean `Library`?"),
-        ("my_library:Stranger", "is no Environment", "known are `Library`, `Plain`"),
-        ("my_library:Unfinished", "cannot be used as it is", "define reward"),
+        ("my_library:Stranger", "is not an Environment", "known are `Library`, `Plain`"),
+        ("my_library:Unfinished", "is an abstract class", "define reward"),
         ("needy:Any", "needs module no_such_dependency", "install it"),
-        (":Library", "is no module name", "`module:Class`"),
+        (":Library", "is not a module name", "`module:Class`"),
     ],
 )
 def test_wrong_names(module: str, name: str, problem: str, remedy: str):
@@ -177,7 +177,7 @@ def test_tasks_follow_the_options_and_need_a_source(module: str):
         task.prompt.count("+") + task.prompt.count("-") <= 1
         for task in make_tasks(spec("calculator", max_operations=1), "train", 9, 0)
     )
-    with pytest.raises(RecipeError, match="`files` and name some"):
+    with pytest.raises(RecipeError, match="`files` and name the files"):
         make_tasks(spec(f"{module}:Plain"), "train", 5, 0)
 
 

@@ -1,1 +1,1 @@
-"""Programs for other trainers, run by the interpreter of an environment that holds these; they import nothing of ours."""
+"""Programs for other trainers. The interpreter of the peers' environment runs them, so they import nothing of asyncrl."""

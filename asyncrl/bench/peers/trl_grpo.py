@@ -1,11 +1,11 @@
-"""Trains a workload with TRL's GRPOTrainer and prints how fast it went; run by the interpreter of the peers' environment.
+"""Trains a workload with TRL's GRPOTrainer and prints how fast it was. The interpreter of the peers' environment runs it:
 
     .venv-peers/bin/python asyncrl/bench/peers/trl_grpo.py DESCRIPTION.json
 
 The description is a :class:`asyncrl.bench.peer.PeerDescription` as JSON, and the last line of the output a
-:class:`asyncrl.bench.peer.PeerResult`. This file imports nothing of asyncrl, of which that environment knows nothing. What the
-description does not say is TRL's default, apart from bfloat16 autocast, which needs a GPU, and gradient checkpointing, which
-would only make it slower here.
+:class:`asyncrl.bench.peer.PeerResult`. This file imports nothing of asyncrl, which is not installed there. What the description
+does not set is TRL's default, except that bfloat16 autocast, which needs a GPU, and gradient checkpointing, which would only cost
+time here, are off.
 """
 
 import importlib.util
@@ -19,9 +19,16 @@ from typing import Any
 
 
 def main(description: dict[str, Any]) -> dict[str, float]:
-    """Train, and measure from the end of the last warm-up step to the end of the last step."""
+    """Train, and measure from the end of the last warm-up step to the end of the last step.
+
+    Args:
+        description: the fields of a ``PeerDescription``.
+
+    Returns:
+        The fields of a ``PeerResult``.
+    """
     os.environ |= {"OMP_NUM_THREADS": str(description["threads"]), "HF_HUB_OFFLINE": "1", "WANDB_DISABLED": "true"}
-    # Only now: the number of threads is read when torch is imported.
+    # Imported only now, because torch reads the number of threads when it is imported.
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -30,8 +37,8 @@ def main(description: dict[str, Any]) -> dict[str, float]:
     torch.set_num_threads(description["threads"])
     tools = _module(Path(description["tools"]))
 
-    class StepTimes(TrainerCallback):  # type: ignore[misc]  # TRL's environment has its types, ours does not
-        """When each training step ended."""
+    class StepTimes(TrainerCallback):  # type: ignore[misc]  # asyncrl's own environment has no types of TRL
+        """Notes when each training step ends."""
 
         def __init__(self) -> None:
             self.ended: list[float] = []
@@ -89,7 +96,7 @@ def main(description: dict[str, Any]) -> dict[str, float]:
 
 
 def _response_template() -> dict[str, Any]:
-    """How the scripted model's turns are to be read: text, and calls in the Hermes convention."""
+    """How TRL parses the scripted model's turns: text, and tool calls in the Hermes format."""
     return {
         "defaults": {"role": "assistant"},
         "start_anchor": ["<|respond|>", "<|resume|>"],
@@ -113,7 +120,7 @@ def _turn_reward(tools: Any, turn: dict[str, Any]) -> float:
 
 
 def _module(file: Path) -> Any:
-    """The module in ``file``."""
+    """Import ``file`` as a module."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
         raise SystemExit(f"{file} cannot be imported")

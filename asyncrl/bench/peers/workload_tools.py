@@ -1,7 +1,7 @@
-"""The tools of the benchmark's workloads and the reward of their episodes, as plain functions that every trainer can call.
+"""The tools of the benchmark's workloads, and the reward of a turn, as plain functions that every trainer can call.
 
-This file imports the standard library only: asyncrl imports it, and so does the program of each peer, in another environment.
-What a function returns, and how long it takes, follows from its arguments alone.
+This file imports only the standard library, since both asyncrl and the programs of the peers, in another environment, import it.
+What a function returns, and how long it takes, depends on its arguments only.
 """
 
 import hashlib
@@ -13,15 +13,15 @@ from collections.abc import Iterable
 from statistics import NormalDist
 
 WORDS = tuple(consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou")
-"""Short words that mean nothing; each is one token of the scripted model."""
+"""Short words without meaning; each is one token of the scripted model."""
 PAGE_WORDS = 150
 
 MEAN_S = 0.3
 SPREAD = 0.8
-"""Standard deviation of the logarithm of an ordinary call's seconds."""
+"""Standard deviation of the logarithm of an ordinary call's duration in seconds."""
 OUTLIERS = 50
 OUTLIER_S = 5.0
-"""One call in ``OUTLIERS`` takes so long instead."""
+"""Duration of one call in ``OUTLIERS``, in seconds."""
 
 
 def add(a: int, b: int) -> int:
@@ -56,7 +56,7 @@ def read_page(page: int) -> str:
 
 
 def call_seconds(a: int, b: int, c: int, seed: int = 0) -> float:
-    """How long :func:`slow_add` takes: log-normal with mean ``MEAN_S``, and ``OUTLIER_S`` for one call in ``OUTLIERS``."""
+    """Duration of :func:`slow_add`: log-normal with mean ``MEAN_S``, but ``OUTLIER_S`` for one call in ``OUTLIERS``."""
     digest = hashlib.sha256(f"{seed} {a} {b} {c}".encode()).digest()
     is_outlier, rank = (int.from_bytes(part, "big") / 2**64 for part in (digest[:8], digest[8:16]))
     if is_outlier < 1 / OUTLIERS:
@@ -66,5 +66,5 @@ def call_seconds(a: int, b: int, c: int, seed: int = 0) -> float:
 
 
 def turn_reward(content: str, arguments: Iterable[object]) -> float:
-    """1 or 0 for one turn, which seem drawn at random: by a checksum of what the turn says and of its calls' arguments."""
+    """Reward of one turn, 1 or 0: a checksum of its text and its calls' arguments, which looks random."""
     return float(zlib.crc32(repr((content.strip(), [str(argument) for argument in arguments])).encode()) & 1)
