@@ -39,6 +39,7 @@ class EngineUse(msgspec.Struct, frozen=True):
         idle_seconds: seconds in which no request ran or the engine was paused.
         paused_seconds: seconds in which the engine was paused.
         request_seconds: seconds that requests took, summed over all requests.
+        cpu_seconds: processor time that the engine's process took, as of the last :meth:`Engine.load`.
         last_pause_seconds: seconds for which the last installation paused the engine.
     """
 
@@ -48,6 +49,7 @@ class EngineUse(msgspec.Struct, frozen=True):
     idle_seconds: float = 0.0
     paused_seconds: float = 0.0
     request_seconds: float = 0.0
+    cpu_seconds: float = 0.0
     last_pause_seconds: float = 0.0
 
 

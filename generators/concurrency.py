@@ -24,11 +24,13 @@ class EngineLoad(msgspec.Struct, frozen=True):
         running: requests that are being computed.
         waiting: requests that wait for room in the batch or in the cache, preempted ones among them.
         cache_share: share of the key-value cache that running requests take, from 0 to 1.
+        cpu_seconds: processor time that the engine's process has taken since it started, all its threads together.
     """
 
     running: int
     waiting: int
     cache_share: float
+    cpu_seconds: float = 0.0
 
 
 class Concurrency:

@@ -62,6 +62,7 @@ class VllmEngine:
         self._installing = asyncio.Lock()
         self._failure: str | None = None
         self._request_numbers = count()
+        self._cpu_seconds = self._cpu_seconds_when_ready = 0.0
         self._reset_counters()
 
     def _reset_counters(self) -> None:
@@ -117,6 +118,7 @@ class VllmEngine:
                     )
                 )
         self._reset_counters()
+        self._cpu_seconds_when_ready = (await self.load()).cpu_seconds
 
     @property
     def version(self) -> PolicyVersion:
@@ -207,9 +209,11 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
-            return EngineLoad(*await self._llm.engine_core.call_utility_async(REPORT_LOAD))
+            load = EngineLoad(*await self._llm.engine_core.call_utility_async(REPORT_LOAD))
         except EngineDeadError as error:
             raise ProcessDied("the vLLM engine died; see its log") from error
+        self._cpu_seconds = load.cpu_seconds
+        return load
 
     def use(self) -> EngineUse:
         """Return the counters since the engine was ready."""
@@ -220,6 +224,7 @@ class VllmEngine:
             idle_seconds=self._occupancy.idle_seconds,
             paused_seconds=self._occupancy.paused_seconds,
             request_seconds=self._occupancy.request_seconds,
+            cpu_seconds=max(0.0, self._cpu_seconds - self._cpu_seconds_when_ready),
             last_pause_seconds=self._last_pause_seconds,
         )
 

@@ -1,5 +1,6 @@
 """Reports what vLLM's engine process has to do. vLLM calls :func:`register` there (entry point ``vllm.general_plugins``)."""
 
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +17,6 @@ def register() -> None:
     setattr(EngineCoreProc, REPORT_LOAD, report_load)
 
 
-def report_load(core: "EngineCoreProc") -> tuple[int, int, float]:
+def report_load(core: "EngineCoreProc") -> tuple[int, int, float, float]:
     """The fields of a :class:`generators.concurrency.EngineLoad`."""
-    return *core.scheduler.get_request_counts(), core.scheduler.kv_cache_manager.usage
+    return *core.scheduler.get_request_counts(), core.scheduler.kv_cache_manager.usage, time.process_time()

@@ -54,6 +54,7 @@ class GeneratorStatistics(EngineUse, frozen=True):
         episode_seconds: seconds for which episodes took room, summed over all episodes.
         held_back_seconds: seconds in which there was room for a whole group but no ticket.
         evaluating_seconds: seconds in which an evaluation was running.
+        front_end_cpu_seconds: processor time that the worker's own process took, the engine's process not included.
         episode_limit: how many episodes may be played at once at the moment.
         scoring: counters of the scores that a reward model gave to the episodes.
         blocked_by: a sentence about each place in the code that blocked the episodes' event loop for a second or
@@ -65,6 +66,7 @@ class GeneratorStatistics(EngineUse, frozen=True):
     episode_seconds: float = 0.0
     held_back_seconds: float = 0.0
     evaluating_seconds: float = 0.0
+    front_end_cpu_seconds: float = 0.0
     episode_limit: int = 0
     scoring: ScoringUse = ScoringUse()
     blocked_by: tuple[str, ...] = ()
@@ -141,6 +143,7 @@ class GeneratorWorker:
         self._concurrency = Concurrency(settings.max_running, self._limit)
         self._finished_episodes = self._tool_output_cut = 0
         self._evaluations = Occupancy(time.monotonic)
+        self._cpu_seconds_when_made = time.process_time()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Generate until ``stop`` is set; then cancel all running episodes.
@@ -294,6 +297,7 @@ class GeneratorWorker:
             episode_seconds=self._leases.episode_seconds,
             held_back_seconds=self._leases.held_back_seconds,
             evaluating_seconds=self._evaluations.wall_seconds - self._evaluations.idle_seconds,
+            front_end_cpu_seconds=time.process_time() - self._cpu_seconds_when_made,
             episode_limit=self._concurrency.limit,
             scoring=self._scoring.use if self._scoring is not None else ScoringUse(),
         )

@@ -15,14 +15,14 @@ class BatchRow(TrajectoryRecord, frozen=True, array_like=True, kw_only=True):
 
     Attributes:
         loss_tokens: sampled tokens that may enter the loss: those of version ``Batch.oldest_version`` or newer.
-        source: the task source that its task was drawn from.
         weight: factor of the row's loss terms that makes the sampler unbiased; 1 where the sampler needs none.
+        source: the task source that its task was drawn from.
     """
 
     task_id: TaskId
-    source: str
     loss_tokens: int
     weight: float
+    source: str = ""
 
     @classmethod
     def around(

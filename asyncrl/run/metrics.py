@@ -48,6 +48,18 @@ TOOL_TIME = Metric(
 HELD_BACK = Metric(
     "generators/held_back", "share", Reduction.MEAN, "share of time engines had room for a group and no ticket could be had"
 )
+ENGINE_CPU = Metric(
+    "generators/engine_cpu_s_per_1k_tokens",
+    "s",
+    Reduction.MEAN,
+    "processor time of the engines' processes for each thousand tokens sampled since the last step",
+)
+FRONT_END_CPU = Metric(
+    "generators/front_end_cpu_s_per_1k_tokens",
+    "s",
+    Reduction.MEAN,
+    "the same of the generators' own processes: chat template, tool calls, environments, hand-over of episodes",
+)
 EPISODE_LIMIT = Metric(
     "generators/episode_limit",
     "episodes",

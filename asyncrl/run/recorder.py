@@ -97,6 +97,7 @@ class Recorder:
             Reading(metrics.TOOL_TIME, shares.tools),
             Reading(metrics.HELD_BACK, shares.held_back),
             Reading(metrics.CORES_BUSY, shares.cores),
+            *_cpu_readings(before, generators),
             Reading(metrics.EPISODE_LIMIT, sum(g.episode_limit for g in generators)),
             Reading(metrics.PIPELINE_DEPTH, buffer.depth),
             *(Reading(metrics.VERSIONS_SAMPLED, len(g.tokens_by_version)) for g in generators),
@@ -188,6 +189,16 @@ def _scoring_readings(before: Sequence[GeneratorStatistics], after: Sequence[Gen
     uses = [now.scoring - then.scoring for then, now in zip(before, after, strict=True)]
     of_score = [Reading(metrics.MODEL_SCORE, use.total / use.episodes, use.episodes) for use in uses if use.episodes]
     return of_score + [Reading(metrics.MODEL_SECONDS, use.seconds / use.episodes, use.episodes) for use in uses if use.episodes]
+
+
+def _cpu_readings(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics]) -> list[Reading]:
+    thousands = grown(before, after, "tokens_generated") / 1000
+    if thousands == 0:
+        return []
+    return [
+        Reading(metrics.ENGINE_CPU, grown(before, after, "cpu_seconds") / thousands, thousands),
+        Reading(metrics.FRONT_END_CPU, grown(before, after, "front_end_cpu_seconds") / thousands, thousands),
+    ]
 
 
 def _buffer_readings(buffer: BufferStatistics) -> list[Reading]:

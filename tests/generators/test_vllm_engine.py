@@ -21,7 +21,6 @@ from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge
 from generators.completion import Completion
-from generators.concurrency import EngineLoad
 from generators.engine import VllmEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -214,7 +213,9 @@ async def test_the_load_of_an_engine(engine: VllmEngine) -> None:
     assert load.waiting == 0
     assert 0 < load.cache_share < 1
     await asyncio.gather(*running)
-    assert await engine.load() == EngineLoad(running=0, waiting=0, cache_share=0.0)
+    idle = await engine.load()
+    assert (idle.running, idle.waiting, idle.cache_share) == (0, 0, 0.0)
+    assert idle.cpu_seconds > load.cpu_seconds > engine.use().cpu_seconds > 0
 
 
 async def test_what_cannot_be_made_ready_leaves_the_engine_as_it_was(engine: VllmEngine, model, writer) -> None:
