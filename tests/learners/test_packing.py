@@ -24,6 +24,7 @@ def batch_of(lengths):
         BatchRow.around(
             TrajectoryRecord(GroupId(i // 4), i % 4, length, SAMPLED, 0.0, StopReason.ENVIRONMENT_DONE, NO_PAYLOAD),
             TaskId("t"),
+            "s",
             PolicyVersion(0),
             1.0,
         )
