@@ -67,7 +67,7 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
 
 
 def _how_it_ended(folder: RunFolder) -> tuple[Summary | None, str]:
-    """Read the summary; if it cannot be read, return None and say why."""
+    """Read the summary, if there is one; if it cannot be read, also return why, as text."""
     try:
         return Summary.read(folder.summary), ""
     except FileNotFoundError:
