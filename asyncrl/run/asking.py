@@ -1,4 +1,4 @@
-"""Awaits calls of Ray actors, with a deadline and with names; an actor's error or death becomes one that a user understands."""
+"""Awaits calls of Ray actors, each with a deadline; turns their errors and deaths into ones that a user understands."""
 
 from typing import TypeVar
 

@@ -1,7 +1,8 @@
-"""Chooses values for the keys of a recipe that are ``auto``, all but ``buffer.pipeline_depth``, which moves while training.
+"""Chooses values for the keys of a recipe that are ``auto``.
 
-The choices follow from the machine, the model and the rest of the recipe. A resumed run keeps the values in the recipe of its
-run folder.
+``buffer.pipeline_depth`` is not among them: if it is ``auto``, it moves while training (:mod:`asyncrl.run.pacing`).
+The choices follow from the machine, the model and the rest of the recipe. A resumed run keeps the values in the recipe
+of its run folder.
 """
 
 from collections.abc import Callable, Mapping, Set
@@ -118,7 +119,7 @@ def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -
     ranks = min(spare, recipe.batch.groups_per_step) // least * least
     if ranks > least:
         return ranks, f"at most one rank for every {CORES_A_RANK} of {machine.cores} cores, and for each group of a step"
-    return least, "the fewest ranks that the experts can be divided over" if least > 1 else "engines and tools need the other cores"
+    return least, "the fewest that can divide the experts" if least > 1 else "engines and tools need the other cores"
 
 
 _Rule = Callable[[Recipe, Machine, ModelShape | None], tuple[int | str, str]]

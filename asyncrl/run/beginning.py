@@ -1,4 +1,4 @@
-"""Finds where a resumed run begins: at its newest checkpoint, if that fits the journal, with the totals saved beside it."""
+"""Finds where a resumed run begins: at its newest checkpoint, if that fits the journal, and with that one's totals."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def begin_from(folder: Path, published: PolicyVersion, kept_from: PolicyVersion)
 
 
 def totals_at(folder: Path, version: PolicyVersion) -> tuple[SavedTotals, str]:
-    """Read the totals saved with the checkpoint of ``version`` in ``folder``; if that fails, also return why, as text."""
+    """Read the totals saved with the checkpoint of ``version`` in ``folder``; if that fails, also say why."""
     file = totals_file(folder, version)
     try:
         return msgspec.json.decode(file.read_bytes(), type=SavedTotals), ""

@@ -1,12 +1,12 @@
 """Names what a run waits for, the knob that would change it, and what that would bring.
 
-The learner's time is the run's time: the learner trains, publishes, or waits for a batch. While it waits, engines have room but
-no tickets, are paused, evaluate, wait for tools, or generate. The largest of the learner's three shares says which side holds the
-run up, except that it is the engines if the learner waits clearly more than they idle. The largest of the engines' shares then
-says why.
+The learner's time is the run's time: the learner trains, publishes, or waits for a batch. While it waits, engines have
+room but no tickets, are paused, evaluate, wait for tools, or generate. The largest of the learner's three shares says
+which side holds the run up, except that it is the engines if the learner waits clearly more than they idle. The largest
+of the engines' shares then says why.
 
-What a knob brings follows Amdahl's law (1967): the share of time that the knob divides shrinks, and the rest stays. The other
-side and the processor set an upper limit.
+What a knob brings follows Amdahl's law (1967): the share of time that the knob divides shrinks, and the rest stays. The
+other side and the processor set an upper limit.
 """
 
 from enum import StrEnum

@@ -23,24 +23,25 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PAUSE_CHECK_S = 10.0
-"""Seconds until a buffer that has not answered is asked, again and again, whether it waits for its disk. Longer than a lease
-call waits for a ticket."""
+"""Seconds until a buffer that has not answered is asked, again and again, whether it waits for its disk. Longer than a
+lease call waits for a ticket."""
 _REMEDY = "its process or the network to it may be overloaded; see logs/buffer.log"
 
 
 class BufferClient:
     """One client's connection to the buffer. Made by :meth:`connect`; used within one event loop.
 
-    Every call raises ``DeadlineExceeded`` if the buffer does not answer in time and is not paused; ``ComponentFailed`` if the
-    buffer died, because no other process can replace it; and ``loss`` if the buffer is alive and this client lost its
-    connection to it. ``loss`` is ``ProcessDied`` if another client can do this one's work.
+    Every call raises ``DeadlineExceeded`` if the buffer does not answer in time and is not paused; ``ComponentFailed``
+    if the buffer died, because no other process can replace it; and ``loss`` if the buffer is alive and this client
+    lost its connection to it. ``loss`` is ``ProcessDied`` if another client can do this one's work.
 
-    A client never reconnects: nobody would know whether the buffer received the last call, and tickets in its answer would be
-    lost. So a client that loses its connection ends, and its tickets are issued again.
+    A client never reconnects: nobody would know whether the buffer received the last call, and tickets in its answer
+    would be lost. So a client that loses its connection ends, and its tickets are issued again.
 
     Args:
         client: the caller's name, for error messages.
-        note: called with a line for the user when a call has to wait for the buffer's disk, and with another when it goes on.
+        note: called with a line for the user when a call has to wait for the buffer's disk, and with another when it
+            goes on.
         batch_seconds: how long the buffer may wait for a batch (``deadlines.batch``); needed by clients that take batches.
         loss: the class of the error that a lost connection raises.
     """
@@ -107,7 +108,7 @@ class BufferClient:
         await self._call(BufferApi.report_pause, worker, message)
 
     async def take(self, version: PolicyVersion) -> Batch:
-        """See :meth:`BufferApi.take`. The buffer itself keeps the deadline of this call, because its error says more."""
+        """See :meth:`BufferApi.take`. The buffer itself keeps the deadline of this call: its error says more."""
         return await self._call(BufferApi.take, version)
 
     async def trained(self, version: PolicyVersion) -> None:

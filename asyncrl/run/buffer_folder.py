@@ -1,8 +1,8 @@
 """Where the replay buffer of a run keeps its journal and the trajectories it holds.
 
-With a journal both lie in the run folder, in ``buffer/journal`` (with ``buffer/journal.head`` beside it, which says how far the
-journal has come) and ``buffer/payload/shard-0``..., and outlive the run's processes. Without one, trajectories lie in the memory file system
-and are removed when the run ends.
+With a journal both lie in the run folder, in ``buffer/journal`` (with ``buffer/journal.head`` beside it, which says how
+far the journal has come) and ``buffer/payload/shard-0``..., and outlive the run's processes. Without one, trajectories
+lie in the memory file system and are removed when the run ends.
 """
 
 import shutil

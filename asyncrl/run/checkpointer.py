@@ -1,8 +1,8 @@
 """Checkpoints of a run: the learner's state and the run's totals at one version, and what the buffer may then forget.
 
-Always holds: the buffer forgets a trained batch only when every checkpoint that is kept was made after it. So a run can be
-resumed from any of them, for example from the one before if the newest is damaged or gone. A run without a journal cannot be
-resumed, and makes no checkpoint.
+Always holds: the buffer forgets a trained batch only when every checkpoint that is kept was made after it. So a run can
+be resumed from any of them, for example from the one before if the newest is damaged or gone. A run without a journal
+cannot be resumed, and makes no checkpoint.
 """
 
 from pathlib import Path
@@ -64,7 +64,7 @@ class Checkpointer:
         self._written = (PolicyVersion(0), SavedTotals())
 
     async def resume(self, published_version: PolicyVersion, kept_from: PolicyVersion) -> PolicyVersion:
-        """Bring learner and totals to the version that the run begins from (:func:`begin_from`), and return it. Writes nothing.
+        """Bring learner and totals to the version that :func:`begin_from` names, and return it. Writes nothing.
 
         Raises:
             CheckpointOfTheFuture, CheckpointsGone: the buffer and the newest checkpoint do not fit together.
@@ -121,7 +121,7 @@ class Checkpointer:
         await self._buffer.checkpointed(self._prune(self._config.keep))
 
     def _prune(self, keep: int) -> PolicyVersion:
-        """Remove all but the newest ``keep`` checkpoints and their totals, and return the version of the oldest that is left."""
+        """Remove all but the newest ``keep`` checkpoints and their totals; returns the oldest version that is left."""
         checkpoints.prune(self._folder.checkpoints, keep)
         for totals in self._folder.checkpoints.glob("version-*.json"):
             if not totals.with_suffix("").is_dir():

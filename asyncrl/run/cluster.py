@@ -52,7 +52,7 @@ LEARNER_WATCH_S = 2.0
 
 
 class Cluster:
-    """The run's actors: buffer, generators, learner ranks and, if there is one, reward model. Every call to them has a deadline.
+    """The run's actors: buffer, generators, learner ranks, and the reward model if there is one. Calls have deadlines.
 
     Args:
         note: shows a line to the user.
@@ -125,7 +125,7 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def watching_learners(self) -> AsyncIterator[None]:
-        """Cancel what runs in this context as soon as the process of a learner rank is gone, even if no call to it is under way.
+        """Cancel what runs in this context as soon as the process of a learner rank is gone, even while it has no call.
 
         Raises:
             ExceptionGroup: the ``ProcessDied`` of each rank that is gone, or what the context itself raised.
@@ -173,7 +173,7 @@ class Cluster:
         await self._all(loading, f"learner rank to load {path.name}", self._deadlines.start, "see its log; raise deadlines.start")
 
     async def save_model(self) -> None:
-        """Export the trained model into the run folder. It replaces the model that the run saved before it was made longer."""
+        """Export the trained model into the run folder. If the run was made longer, this replaces its earlier model."""
         model = self._folder.model
         new = model.with_name(f".{model.name}.new")
         shutil.rmtree(new, ignore_errors=True)
@@ -212,7 +212,7 @@ class Cluster:
 
 
 async def _answers(rank: Any, number: int) -> None:
-    """Call a learner rank again and again until it dies, which raises. An answer may take as long as a training step."""
+    """Call a learner rank again and again until it dies, which raises. An answer may take as long as a step."""
     while True:
         await watch(rank.node.remote(), of=f"learner rank {number}")
         await asyncio.sleep(LEARNER_WATCH_S)
@@ -253,7 +253,7 @@ def _check_loopback() -> None:
 
 def _start_own_ray() -> None:
     if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
-        # Whoever can call Ray can run code. By default its token lies in the home folder, which may be read-only or public.
+        # Whoever can call Ray can run code. By default its token is in the home folder: read-only, perhaps, or public.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     ray.init(
         address="local",
@@ -275,8 +275,8 @@ def stop_ray() -> None:
 
 
 def starting_ray() -> "asyncio.Future[None]":
-    """Run :func:`start_ray` in a daemon thread that never ends: the kernel ends Ray's processes with the *thread* that started
-    them.
+    """Run :func:`start_ray` in a daemon thread that never ends: the kernel ends Ray's processes with the *thread* that
+    started them.
     """
     loop = asyncio.get_running_loop()
     started: asyncio.Future[None] = loop.create_future()

@@ -1,8 +1,9 @@
-"""Makes a typed recipe from a name or path and overrides. Hydra composes it; the schema in asyncrl/core/recipe checks it.
+"""Makes a typed recipe from a name or path and overrides. Hydra composes it, and asyncrl/core/recipe checks it.
 
-A recipe may live anywhere. Its defaults list finds configs beside it first and the shipped ones after that, and every key of the
-schema can be set on the command line whether or not the YAML mentions it. Every problem is raised as a ``RecipeError``, never as Hydra's own.
-What :func:`resolved_yaml` writes, :func:`compose` reads back to an equal recipe, whatever its texts hold.
+A recipe may live anywhere. Its defaults list finds configs beside it first and the shipped ones after that, and every
+key of the schema can be set on the command line whether or not the YAML mentions it. Every problem is raised as a
+``RecipeError``, never as Hydra's own. What :func:`resolved_yaml` writes, :func:`compose` reads back to an equal recipe,
+whatever its texts hold.
 """
 
 import re
@@ -41,7 +42,7 @@ _NOT_A_HYDRA_APPLICATION = "take it out: Hydra only composes the recipe; run fol
 
 
 def compose(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Compose the recipe at a path, or the shipped recipe of that name; values that are ``auto`` are chosen for this machine.
+    """Compose the recipe at a path, or the shipped recipe of that name; choose its ``auto`` values for this machine.
 
     Args and errors: see :func:`compose_for`.
     """
@@ -49,7 +50,7 @@ def compose(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def compose_for(machine: Machine, recipe: str, overrides: Sequence[str] = ()) -> tuple[Recipe, tuple[Choice, ...]]:
-    """Compose the recipe at a path, or the shipped recipe of that name, for a machine; also return what was chosen for it.
+    """Compose the recipe at a path, or the shipped recipe of that name, for a machine; also return what was chosen.
 
     Args:
         machine: the machine that the run will use; decides about the keys that are ``auto``.
@@ -118,7 +119,7 @@ def _names_instead(name: str) -> str:
 
 
 def _settable(override: str) -> str:
-    """Turn ``key=value`` into ``++key=value``: the key need not be in the YAML, and the schema itself refuses an unknown one."""
+    """Turn ``key=value`` into ``++key=value``: the key need not be in the YAML; the schema refuses an unknown one."""
     (parsed,) = OverridesParser.create().parse_overrides([override])
     if parsed.is_sweep_override():
         raise RecipeError(

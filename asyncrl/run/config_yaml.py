@@ -1,7 +1,7 @@
 """Writes plain values as YAML that Hydra and OmegaConf read back to equal values.
 
-What always holds: this is true for every text, also for one that either would take for an interpolation, a number or a line
-break.
+What always holds: this is true for every text, also for one that either would take for an interpolation, a number or a
+line break.
 """
 
 import re
@@ -25,7 +25,7 @@ def write_config(values: Mapping[str, Any]) -> str:
 
 
 def _escaped(value: Any) -> Any:
-    """Escape ``${`` in ``value``, but not in keys. OmegaConf reads ``\\${`` as ``${``; backslashes before it must be doubled."""
+    """Escape ``${`` in ``value``, but not in keys: as ``\\${``, with backslashes before it doubled, for OmegaConf."""
     if isinstance(value, str):
         return _INTERPOLATION.sub(lambda found: found[1] * 2 + r"\${", value)
     if isinstance(value, Mapping):

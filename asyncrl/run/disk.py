@@ -20,7 +20,7 @@ def free_bytes(folder: Path) -> int:
 
 
 async def wait_for_room(folder: Path, wanted: int, note: Callable[[str], None]) -> None:
-    """Return when ``wanted`` bytes are free on the disk of ``folder``; ``note`` shows a line when a wait begins and ends."""
+    """Return when ``wanted`` bytes are free on the disk of ``folder``; ``note`` tells the user of a wait."""
     free = free_bytes(folder)
     if free >= wanted:
         return

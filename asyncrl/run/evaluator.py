@@ -24,6 +24,6 @@ class Evaluator:
         self._recorder, self._checkpointer = recorder, checkpointer
 
     async def evaluate(self, version: PolicyVersion) -> None:
-        """Evaluate on all held-out tasks. While training goes on, an episode may also use a version or two after ``version``."""
+        """Evaluate on all held-out tasks. While training goes on, episodes may also use the next version or two."""
         self._recorder.evaluation(version, await self._generators.evaluate(self._tasks, self._temperature))
         self._checkpointer.note()

@@ -13,8 +13,8 @@
         resumes         a line for each time that the run was resumed
         driver.lock     the lock of the process that drives the run
 
-A folder belongs to exactly one run: that run makes it, atomically, and only when it is resumed is it used again. One process at
-a time drives a run: it holds the folder's lock, which the system releases however that process ends.
+A folder belongs to exactly one run: that run makes it, atomically, and only when it is resumed is it used again. One
+process at a time drives a run: it holds the folder's lock, which the system releases however that process ends.
 """
 
 import fcntl
@@ -147,7 +147,7 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """The name of the run's files in shared memory. It ends with the driver's process id: run folders may share a name."""
+        """The name of the run's files in shared memory. The driver's process id in it keeps it unique on this host."""
         return self._id_of(os.getpid())
 
     def _id_of(self, driver: int) -> str:

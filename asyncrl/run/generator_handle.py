@@ -56,9 +56,9 @@ class GeneratorHandle:
                 await self._ask(self._actor.answer.remote(), "answer", seconds)
             except DeadlineExceeded as late:
                 raise EventLoopBlocked(
-                    f"{self.worker} did not answer for {seconds:g} s: its process was stopped, or code in it holds Python's "
-                    f"interpreter lock (a regular expression can do so for hours, even in a thread); see {self._log}, which "
-                    "then names the code"
+                    f"{self.worker} did not answer for {seconds:g} s: its process was stopped, or code in it holds the "
+                    "interpreter's lock (a regular expression can do so for hours, even in a thread); see "
+                    f"{self._log}, which then names the code"
                 ) from late
             await asyncio.sleep(seconds / RENEWALS_PER_LEASE)
 

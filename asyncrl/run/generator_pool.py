@@ -4,15 +4,15 @@ What always holds:
 
 * a generator that died is reported to the buffer before its successor is made, so its episodes are issued again exactly once;
 * a successor leases nothing before it has loaded the newest publication that was delivered;
-* a publication is overwritten only when nobody reads it any more. Publications alternate between two places, so a successor
-  catches up while it holds the lock of deliveries: the next version is delivered after that, and only then is the one after it
-  written, in the place that the successor has read;
+* a publication is overwritten only when nobody reads it any more. Publications alternate between two places, so a
+  successor catches up while it holds the lock of deliveries: the next version is delivered after that, and only then is
+  the one after it written, in the place that the successor has read;
 * counters only grow, and include what dead generators had counted.
 
-A generator is replaced only if its process is dead or only looks alive: its event loop ended or is blocked, its worker ended
-although nobody stopped it, or it missed the deadline of a call, for example because its engine is frozen. The run ends if several
-successors in a row die in one slot while they come up, if the event loops of several generators in one slot are blocked, and on
-any other error.
+A generator is replaced only if its process is dead or only looks alive: its event loop ended or is blocked, its worker
+ended although nobody stopped it, or it missed the deadline of a call, for example because its engine is frozen. The run
+ends if several successors in a row die in one slot while they come up, if the event loops of several generators in one
+slot are blocked, and on any other error.
 """
 
 import asyncio
@@ -44,11 +44,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SUCCESSORS_IN_A_ROW = 3
-"""The run ends if this many successors in a row die in one slot while they come up, or if nobody answers an evaluation this many
-times in a row: that is not an accident any more."""
+"""The run ends if this many successors in a row die in one slot while they come up, or if nobody answers an evaluation
+this many times in a row: that is not an accident any more."""
 BLOCKED_IN_A_SLOT = 3
-"""The run ends if the event loops of this many generators in one slot are blocked: once may be due to the task or the policy, this
-often it is due to the environment."""
+"""The run ends if the event loops of this many generators in one slot are blocked: once may be due to the task or the
+policy, this often it is due to the environment."""
 
 
 class GeneratorPool:
@@ -121,7 +121,7 @@ class GeneratorPool:
                     await self._replace(slot)
 
     async def _replace(self, slot: GeneratorSlot) -> None:
-        """Make a successor, and return when it is up or the pool is stopped. A stopped pool may still need it for an evaluation."""
+        """Make a successor; return when it is up, or the pool is stopped: an evaluation may still need it then."""
         for left in reversed(range(SUCCESSORS_IN_A_ROW)):
             try:
                 await self._replace_once(slot)
@@ -176,7 +176,7 @@ class GeneratorPool:
         await self._of_each(self._up(), lambda generator: generator.stop())
 
     async def install(self, publication: Publication) -> None:
-        """Have every generator load ``publication``. One that is coming up is not waited for: it loads the newest itself.
+        """Have every generator load ``publication``. One that is coming up is not waited for, and catches up later.
 
         Raises:
             WeightMismatch: what was loaded is not what was published.
@@ -217,8 +217,8 @@ class GeneratorPool:
     async def _living(self) -> list[GeneratorSlot]:
         """Return the slots whose generator is up, as soon as there is one.
 
-        While the generation pump runs, it replaces dead generators. Before and after, this method replaces one of them, because
-        an evaluation needs no more.
+        While the generation pump runs, it replaces dead generators. Before and after, this method replaces one of them,
+        because an evaluation needs no more.
         """
         replaced = False
         while True:
@@ -265,7 +265,7 @@ class GeneratorPool:
         return [slot for slot in self._slots if slot.up]
 
     async def _of_each(self, slots: Sequence[GeneratorSlot], ask: Callable[[GeneratorHandle], Awaitable[T]]) -> list[T | None]:
-        """Return the answers of the generators in ``slots``, None for one that died. Any other error is raised at once."""
+        """Return the answers of the generators in ``slots``, None for one that died. Raises any other error at once."""
 
         async def answer(slot: GeneratorSlot) -> T | None:
             generator = slot.generator
@@ -282,7 +282,7 @@ class GeneratorPool:
         return [done.result() for done in answers]
 
     def _died(self, slot: GeneratorSlot, death: ProcessDied) -> None:
-        """Note that the generator in ``slot``, or its engine, is gone, and kill what is left of it, which also ends its ``run``."""
+        """Note that the generator in ``slot`` or its engine is gone; kill what is left, which also ends its ``run``."""
         worker, why = slot.generator.worker, str(death)
         slot.vacate(why if why.startswith(worker) else f"{worker}: {why}", blocked=isinstance(death, EventLoopBlocked))
         self._last_death = slot.death
@@ -299,7 +299,7 @@ class GeneratorPool:
 
 
 async def _in_time(answer: Awaitable[T]) -> T:
-    """Await a generator's answer. If it is late, the generator counts as dead: its engine may be frozen, and would stay so."""
+    """Await a generator's answer. If it is late, it counts as dead: a frozen engine would never end by itself."""
     try:
         return await answer
     except DeadlineExceeded as late:

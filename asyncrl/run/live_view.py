@@ -1,8 +1,9 @@
 """What a user sees while a run goes on.
 
-On a terminal: one block at the bottom that is redrawn in place, with everything that should stay (phases that ended, notes)
-printed above it. Anywhere else (a file, a pipe, a CI log): plain lines, one for each phase and one every few seconds of training.
-Leaving the view restores the terminal, however the run ended. All methods may be called from any thread.
+On a terminal: one block at the bottom that is redrawn in place, with everything that should stay (phases that ended,
+notes) printed above it. Anywhere else (a file, a pipe, a CI log): plain lines, one for each phase and one every few
+seconds of training. Leaving the view restores the terminal, however the run ended. All methods may be called from any
+thread.
 """
 
 import time
@@ -118,7 +119,7 @@ class LiveView:
             self._console.print(f"{stamp}  {text}", markup=False, highlight=False, soft_wrap=True)
 
     def _draw(self) -> RenderableType:
-        """Draw the block as it is now. Takes no lock: rich calls this under its own lock, while our prints take our lock first."""
+        """Draw the block as it is now. Takes no lock: rich calls this under its own, and our prints take ours first."""
         self._spinner.update(text=Text(self._phase))
         return Panel(
             Group(self._spinner, *self._below_phase()),

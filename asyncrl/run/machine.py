@@ -8,7 +8,7 @@ import msgspec
 import psutil
 
 BFLOAT16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""Names in ``/proc/cpuinfo`` of instructions that multiply bfloat16: two of x86 processors, and last that of ARM ones."""
+"""Names in ``/proc/cpuinfo`` of instructions that multiply bfloat16: two of x86 processors, then one of ARM."""
 
 
 class Machine(msgspec.Struct, frozen=True):

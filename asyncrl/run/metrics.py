@@ -9,7 +9,9 @@ GREEDY_REWARD = Metric(
 )
 MODEL_SCORE = Metric("reward/model_mean", "reward", Reduction.MEAN, "mean of the reward model's scores since the last step")
 MODEL_SECONDS = Metric("reward/model_seconds", "s", Reduction.MEAN, "how long a finished episode waited for its score")
-ZERO_VARIANCE = Metric("reward/zero_variance_groups", "share", Reduction.MEAN, "groups whose rewards are all equal, up to rounding")
+ZERO_VARIANCE = Metric(
+    "reward/zero_variance_groups", "share", Reduction.MEAN, "groups whose rewards are all equal, up to rounding"
+)
 EPISODE_TOKENS = Metric(
     "episode/tokens", "tokens", Reduction.MEAN, "length of the trained episodes, prompt and tool responses included"
 )
@@ -43,7 +45,10 @@ VERSIONS_SAMPLED = Metric(
 GENERATORS_IDLE = Metric("idle/generators", "share", Reduction.MEAN, "share of time engines had nothing running or were paused")
 LEARNER_IDLE = Metric("idle/learner", "share", Reduction.MEAN, "share of time the learner neither trained nor wrote weights")
 TOOL_TIME = Metric(
-    "episode/outside_engine", "share", Reduction.MEAN, "share of the running episodes' time spent outside engines, in tools and environments"
+    "episode/outside_engine",
+    "share",
+    Reduction.MEAN,
+    "share of the running episodes' time spent outside engines, in tools and environments",
 )
 HELD_BACK = Metric(
     "generators/held_back", "share", Reduction.MEAN, "share of time engines had room for a group, but got no ticket"
@@ -51,7 +56,9 @@ HELD_BACK = Metric(
 CORES_BUSY = Metric(
     "run/cores_busy", "share", Reduction.MEAN, "share of the driver's processor cores that were busy with anything"
 )
-PIPELINE_DEPTH = Metric("buffer/pipeline_depth", "training steps", Reduction.MEAN, "experience that may be outstanding ahead of the learner")
+PIPELINE_DEPTH = Metric(
+    "buffer/pipeline_depth", "training steps", Reduction.MEAN, "experience that may be outstanding ahead of the learner"
+)
 RUNNING = Metric("buffer/running_groups", "groups", Reduction.SUM, "groups being generated")
 COMMITTED = Metric("buffer/committed_groups", "groups", Reduction.SUM, "groups waiting to be trained")
 PAYLOAD = Metric("buffer/payload_bytes", "bytes", Reduction.SUM, "encoded trajectories held")

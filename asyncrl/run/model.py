@@ -83,7 +83,7 @@ async def _make_tiny(request: Request, seconds: float, view: LiveView) -> Path:
         logger.error("making the tiny model failed:\n%s", "\n".join(lines))
         why = lines[-1] if lines else f"exit code {process.returncode}"
         raise ComponentFailed(
-            f"making the tiny model failed: {why}; see logs/driver.log; the model is made in ~/.cache/asyncrl, or in the "
-            "folder that ASYNCRL_CACHE names"
+            f"making the tiny model failed: {why}; see logs/driver.log; the model is made in ~/.cache/asyncrl, or in "
+            "the folder that ASYNCRL_CACHE names"
         )
     return path

@@ -1,8 +1,8 @@
 """Finds the smallest pipeline depth at which learner and engines do not both wait.
 
-While both wait, the pipeline depth holds them up: the learner waits for the last episodes of a batch, and no new ones may
-begin. One more batch outstanding fills that time, and makes tokens one policy version older. The staleness bound does not
-change.
+While both wait, the pipeline depth holds them up: the learner waits for the last episodes of a batch, and no new ones
+may begin. One more batch outstanding fills that time, and makes tokens one policy version older. The staleness bound
+does not change.
 """
 
 from collections import deque

@@ -57,7 +57,7 @@ def this_node() -> str:
 
 
 class PayloadSink:
-    """Keeps a worker's trajectories on its node: each group in one shard, and the groups spread over the node's shards."""
+    """Keeps a worker's trajectories on its node: each group in one shard, the groups spread over the node's shards."""
 
     def __init__(self, buffer: BufferConfig, shards: Sequence[ShardPlace], node: str, name: str) -> None:
         self._name = name

@@ -1,7 +1,7 @@
 """Plans what a run will consist of, before it starts: processes, batch arithmetic, memory.
 
-Making a plan also checks what the recipe alone cannot show: that its model, tasks, environment and tool parser exist. The
-memory is an estimate, good enough to tell a run that fits from one that does not.
+Making a plan also checks what the recipe alone cannot show: that its model, tasks, environment and tool parser exist.
+The memory is an estimate, good enough to tell a run that fits from one that does not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -106,8 +106,8 @@ def make_plan(recipe: Recipe, machine: Machine | None = None, choices: Sequence[
         choices: those of the recipe's values that were chosen for the machine.
 
     Raises:
-        RecipeError: the model, the tasks, the environment, the tool parser or a class that the recipe names is missing, or
-            they do not fit together.
+        RecipeError: the model, the tasks, the environment, the tool parser or a class that the recipe names is missing,
+            or they do not fit together.
     """
     load_environment(recipe.environment)
     make_sampler(recipe.buffer, {})  # checks its class and options; the weights of the sources do not matter
@@ -134,7 +134,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None, choices: Sequence[
 
 
 def _find_tasks(recipe: Recipe) -> Iterator[Source]:
-    """Find the sources of tasks. Files are read completely; if the environment makes the tasks, only the first are made."""
+    """Find the sources of tasks. Files are read whole; if the environment makes tasks, only the first are made."""
     splits: tuple[tuple[Split, Sequence[TaskSource]], ...] = (
         ("train", make_task_stream(recipe, CHECKED_TASKS).sources),
         ("evaluation", load_sources(recipe, "evaluation", CHECKED_TASKS)),
@@ -181,11 +181,11 @@ def _reward_model(reward: RewardConfig, policy: ModelConfig) -> Iterator[Process
 def _learner_state_bytes(learner: LearnerConfig, shape: ModelShape) -> int:
     """Bytes of the weights, gradients, Adam's two moments, master weights and activations of one rank.
 
-    Only trained weights have gradients, moments and master weights. Moments and master weights are divided over the ranks that
-    hold the same weights: the data- and context-parallel ranks, and for experts the ranks of a pipeline stage that hold the same
-    part of the same experts. Activations are those of one micro-batch: 17 elements per token, layer and hidden unit (Korthikanti
-    et al. 2022, arXiv:2205.05198, equation 2 without attention matrices), and the logits, their exponentials and their gradient
-    in float32.
+    Only trained weights have gradients, moments and master weights. Moments and master weights are divided over the
+    ranks that hold the same weights: the data- and context-parallel ranks, and for experts the ranks of a pipeline
+    stage that hold the same part of the same experts. Activations are those of one micro-batch: 17 elements per token,
+    layer and hidden unit (Korthikanti et al. 2022, arXiv:2205.05198, equation 2 without attention matrices), and the
+    logits, their exponentials and their gradient in float32.
     """
     layout = learner.layout
     element = ELEMENT_BYTES[learner.dtype]
@@ -247,6 +247,7 @@ def _beyond_the_machine(recipe: Recipe, plan: Plan) -> str:
     fitting = (there - plan.total_bytes + recipe.generators.count * each) // each
     room = f"{fitting} generators would fit" if fitting > 0 else "not even the rest fits without generators"
     return (
-        f"the run needs about {memory(plan.total_bytes)}, and this machine has {memory(there)} in all, of which {memory(free)} "
-        f"are free: it cannot hold the run by itself ({room}); lower generators.count, or set RAY_ADDRESS to join a cluster"
+        f"the run needs about {memory(plan.total_bytes)}, and this machine has {memory(there)} in all, "
+        f"of which {memory(free)} are free: it cannot hold the run by itself ({room}); lower generators.count, or "
+        "set RAY_ADDRESS to join a cluster"
     )

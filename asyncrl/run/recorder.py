@@ -82,7 +82,7 @@ class Recorder:
         seconds, self._step_ended = now - self._step_ended, now
         before, self._generators = self._generators, generators
         shares = Shares.of_step(times, seconds, before, generators, busy_cores())
-        # A step that is done again after a resume waits for nothing, and near the end of the run no more tickets are issued.
+        # A step that is done again after a resume waits for nothing, and near the run's end no more tickets are issued.
         usual = self._published_before < step < self._recipe.steps - buffer.depth
         if usual or not self._shares:
             self._shares.append(shares)

@@ -65,9 +65,9 @@ class _NotNow(Exception):
 class RemoteScorer:
     """A reward model behind HTTP; see :class:`asyncrl.core.scoring.Scorer`.
 
-    A request is made again if the answer does not come in time, is not a :class:`ScoreAnswer`, is too long, or has a status of a
-    service that is down or overloaded. Redirections are not followed. An episode that has no score after ``deadline_s`` fails,
-    as a failure of the infrastructure.
+    A request is made again if the answer does not come in time, is not a :class:`ScoreAnswer`, is too long, or has a
+    status of a service that is down or overloaded. Redirections are not followed. An episode that has no score after
+    ``deadline_s`` fails, as a failure of the infrastructure.
 
     Args:
         deadline_s: how long the score of an episode may take, waiting for its turn and repeated requests included.

@@ -36,7 +36,7 @@ class RequestCoalescer(Generic[T, R]):
         self._sending: list[asyncio.Task[None]] = []
 
     async def send(self, item: T) -> R:
-        """Return the answer to ``item``; raises what its call raised, or ``ComponentFailed`` if that did not answer every item."""
+        """Return the answer to ``item``; raises what its call raised, or ``ComponentFailed`` if answers are missing."""
         answered: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._gathering.append((item, answered))
         self._sending = [sending for sending in self._sending if not sending.done()]

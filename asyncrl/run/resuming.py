@@ -80,7 +80,7 @@ def _how_it_ended(folder: RunFolder) -> tuple[Summary | None, str]:
 
 
 def _read_buffer(recipe: Recipe, folder: RunFolder, ended: Summary | None) -> BufferStatistics:
-    """Return the statistics of the buffer that the journal describes. Of its trajectories, only the folder is looked for."""
+    """Return the statistics of the buffer that the journal describes. Looks for its payload, but does not read it."""
     journal, buffer_folder = journal_of(folder.path), BufferFolder.of(recipe.buffer, folder.path, folder.run_id)
     try:
         found = read_journal(journal)

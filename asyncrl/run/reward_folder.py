@@ -67,7 +67,7 @@ def read_reward_shape(reward: ModelReward, policy: ModelConfig) -> ModelShape:
 
 
 def check_vocabulary(reward: ModelReward, policy: Path) -> None:
-    """Raise a ``RecipeError`` if the reward model lacks a token of the policy in folder ``policy``, or gives it another id."""
+    """Raise a ``RecipeError`` if the reward model lacks a token of the policy in ``policy``, or gives it another id."""
     known = _vocabulary(Path(reward.path), PLACE)
     other = "name a reward model with the policy's tokenizer, or serve it and use reward.kind remote, which gets text"
     for token, number in _vocabulary(policy, "model.path").items():

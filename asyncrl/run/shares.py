@@ -1,4 +1,4 @@
-"""Measures what the learner, engines, episodes and processor spend their time on, as shares of one or more training steps."""
+"""What the learner, engines, episodes and processor spend their time on, as shares of one or more training steps."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -35,8 +35,8 @@ class Shares(msgspec.Struct, frozen=True):
         paused: engines were paused to load weights.
         held_back: engines had room for a group, but got no ticket.
         evaluating: an evaluation was being played.
-        tools: share of the training episodes' time that they spent outside engines, in tools and environments. Too small
-            while an evaluation is played, because the evaluation's requests count too.
+        tools: share of the training episodes' time that they spent outside engines, in tools and environments. Too
+            small while an evaluation is played, because the evaluation's requests count too.
         cores: share of the cores that the driver may use that were busy with anything.
         seconds: the time that these are shares of.
     """

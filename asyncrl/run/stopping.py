@@ -1,11 +1,11 @@
-"""Handles the signals that ask a run to stop: SIGINT, which Ctrl-C sends, and SIGTERM, which batch systems, containers and
-``timeout`` send.
+"""Handles the signals that ask a run to stop: SIGINT, which Ctrl-C sends, and SIGTERM, which batch systems, containers
+and ``timeout`` send.
 
-Only the driver handles them; it then ends all other processes in order. What always holds: processes that the driver starts,
-and those that Ray starts for it, have SIGTERM blocked from the start, as Ray itself blocks SIGINT. So it does not matter whether
-a signal is sent to the driver, to its process group, or to every process of the run. Only generators unblock SIGTERM again,
-because the processes that their environments start inherit the setting; a generator that gets SIGTERM dies, as if killed, and
-is replaced.
+Only the driver handles them; it then ends all other processes in order. What always holds: processes that the driver
+starts, and those that Ray starts for it, have SIGTERM blocked from the start, as Ray itself blocks SIGINT. So it does
+not matter whether a signal is sent to the driver, to its process group, or to every process of the run. Only generators
+unblock SIGTERM again, because the processes that their environments start inherit the setting; a generator that gets
+SIGTERM dies, as if killed, and is replaced.
 """
 
 import asyncio
@@ -72,10 +72,11 @@ def hearing(heard: Callable[[int], object]) -> Iterator[None]:
 
 
 async def wait_hearing(work: "asyncio.Future[Any]", seconds: float | None = None) -> None:
-    """Wait until ``work``, which starts or ends Ray, is done, but at most ``seconds``, while stopping signals are still heard.
+    """Wait at most ``seconds`` for ``work``, which starts or ends Ray; stopping signals are still heard meanwhile.
 
-    Neither the end of that time nor a cancellation cancels ``work``. When Ray starts, it replaces our handlers by its own, which
-    prints a stack at SIGTERM; when it ends, it removes all handlers. No event tells when, so ours are put back again and again.
+    Neither the end of that time nor a cancellation cancels ``work``. When Ray starts, it replaces our handlers by its
+    own, which prints a stack at SIGTERM; when it ends, it removes all handlers. No event tells when, so ours are put
+    back again and again.
     """
     loop = asyncio.get_running_loop()
     end = None if seconds is None else loop.time() + seconds
@@ -111,10 +112,10 @@ def sigterm_blocked() -> Iterator[None]:
 
 
 def end_by_sigterm() -> None:
-    """Have SIGTERM end this process at once, and so the processes that this thread, or a thread it starts, starts from now on.
+    """Have SIGTERM end this process at once, and the processes that this thread and its threads start.
 
-    The C library sets the handler, because Python's ``signal.signal`` works in the main thread only, and Ray makes asynchronous
-    actors in another one.
+    The C library sets the handler, because Python's ``signal.signal`` works in the main thread only, and Ray makes
+    asynchronous actors in another one.
     """
     ctypes.CDLL(None).signal(int(signal.SIGTERM), int(signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

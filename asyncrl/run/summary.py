@@ -37,7 +37,8 @@ class StalenessTotals(msgspec.Struct, frozen=True):
 class TokenTotals(msgspec.Struct, frozen=True):
     """Tokens that the engines sampled, and sampled tokens that entered a loss.
 
-    If a run was killed, tokens that engines sampled between its last checkpoint and the kill only count if they were trained.
+    If a run was killed, tokens that engines sampled between its last checkpoint and the kill only count if they were
+    trained.
     """
 
     generated: int = 0
@@ -82,8 +83,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     def going_on_from(self, before: "Summary", seconds: float = 0.0) -> "Summary":
         """Return the summary of a resumed run, which reports no less than the run had reached before.
 
-        A resumed run measures from the checkpoint that it began from. Until it has done as many steps as ``before``, the figures
-        of ``before`` are kept, with the new status and reason.
+        A resumed run measures from the checkpoint that it began from. Until it has done as many steps as ``before``,
+        the figures of ``before`` are kept, with the new status and reason.
 
         Args:
             before: the summary that the run would have had before it was resumed.
@@ -111,7 +112,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             raise
 
     def recorded(self, path: Path) -> "Summary":
-        """Write the summary, and return it; if that fails, the returned summary is not of a completed run, and says why."""
+        """Write the summary, and return it. If that fails, the one returned is not of a completed run, and says why."""
         try:
             self.write(path)
         except OSError as error:

@@ -16,13 +16,13 @@ from buffers.task_files import read_sources
 from buffers.task_rows import TOO_DEEP, is_too_deep
 from buffers.task_stream import TaskSource, TaskStream
 
-_PLAIN = "make it of texts, numbers of 64 bits, booleans, None, and a few levels of lists and dictionaries with text keys"
+_PLAIN = "use texts, 64-bit numbers, booleans, None, and a few levels of lists and dictionaries with text keys"
 
 Split = Literal["train", "evaluation"]
 
 
 def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) -> list[TaskSource]:
-    """Read and check the sources of one split. Tasks that the environment makes are one source, of at most ``make_at_most``.
+    """Read and check the sources of one split. An environment's own tasks are one source, of at most ``make_at_most``.
 
     Raises:
         RecipeError: a source cannot be read, or the environment makes no tasks or bad ones.

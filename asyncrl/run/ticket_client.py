@@ -1,7 +1,7 @@
-"""A worker's client of the buffer: gets tickets, writes trajectories into this node's files, and tells the buffer about them.
+"""A worker's client of the buffer: gets tickets, writes trajectories to this node's files, and reports them.
 
-What always holds: the buffer is told about a trajectory only after its bytes are written; no finished trajectory is lost because
-the disk is full: its worker pauses, and goes on renewing its leases.
+What always holds: the buffer is told about a trajectory only after its bytes are written; no finished trajectory is
+lost because the disk is full: its worker pauses, and goes on renewing its leases.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ class RemoteTicketClient:
     """The :class:`asyncrl.core.ticket.TicketClient` of one worker, over TCP.
 
     Args:
-        reward_names: names of the rewards that the buffer gets one by one; see :func:`asyncrl.core.trajectory.named_rewards`.
+        reward_names: names of the rewards that the buffer gets one by one; see
+            :func:`asyncrl.core.trajectory.named_rewards`.
     """
 
     def __init__(self, buffer: BufferClient, worker: WorkerId, sink: Sink, reward_names: Sequence[str] = ()) -> None:

@@ -160,7 +160,7 @@ class Totals:
 
 
 def summarize(totals: Totals, status: Status, reason: str, limits: BufferConfig) -> Summary:
-    """Make the summary of a run that ended with this status and reason; ``limits`` is section ``buffer`` of its recipe."""
+    """Summarise a run that ended with this status and reason; ``limits`` is section ``buffer`` of its recipe."""
     now = totals.now()
     # A run that was killed did not save how much it sampled since the last checkpoint; but what it trained, it sampled.
     generated = max(now.tokens_generated, ceil(now.tokens_trained / limits.max_reuse))

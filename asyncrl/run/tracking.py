@@ -1,8 +1,9 @@
 """Records a run in MLflow without making it wait.
 
-MLflow's calls are slow: making the database takes seconds, and a remote server may take any time. One thread makes them all,
-and takes records from a bounded queue, so that training never waits. What always holds: records arrive in the order in which
-they were made; once a call has failed, the next call of the tracker raises its error; no record is dropped silently.
+MLflow's calls are slow: making the database takes seconds, and a remote server may take any time. One thread makes them
+all, and takes records from a bounded queue, so that training never waits. What always holds: records arrive in the
+order in which they were made; once a call has failed, the next call of the tracker raises its error; no record is
+dropped silently.
 """
 
 import contextlib

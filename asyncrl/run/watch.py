@@ -1,6 +1,7 @@
 """Ends a run at once when a process dies that it cannot go on without, and says which.
 
-Ray's daemons are such processes. All actors die with them, and otherwise the error would name whichever actor is missed first.
+Ray's daemons are such processes. All actors die with them, and otherwise the error would name whichever actor is missed
+first.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ def own_daemons() -> list[psutil.Process]:
 
 @contextlib.asynccontextmanager
 async def ending_with(processes: Collection[psutil.Process]) -> AsyncIterator[None]:
-    """End what runs in this context with ``ComponentFailed`` as soon as one of ``processes`` ends. Only works on Linux."""
+    """End what runs in this context with ``ComponentFailed`` as soon as one of ``processes`` ends. Linux only."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     gone: list[str] = []

@@ -70,7 +70,7 @@ class BufferActor:
         self._service = self.service_type(buffer, journal, groups_per_step=groups, deadlines=deadlines, free=free, sweep=sweep)
         self._rpc = RpcServer(self._service, METHODS, "the buffer")
         self._endpoint = await self._rpc.start(ray.util.get_node_ip_address())
-        gc.freeze()  # tasks and modules live on: searching them for garbage again and again would cost more than all bookkeeping
+        gc.freeze()  # tasks and modules live on: searching them for garbage would cost more than all bookkeeping
 
     def _recover(self, stores: Mapping[int, Store]) -> tuple[ReplayBuffer, Journal | None, Callable[[], None] | None]:
         recipe, tasks = self._recipe, make_task_stream(self._recipe)

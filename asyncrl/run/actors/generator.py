@@ -1,7 +1,7 @@
 """One generator as an asynchronous Ray actor: an engine, its worker, and the connection to the buffer.
 
-They share an event loop with the environments, and the actor has another one: whatever an environment does to theirs, the
-actor still answers.
+They share an event loop with the environments, and the actor has another one: whatever an environment does to theirs,
+the actor still answers.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class GeneratorActor:
     async def _start(self) -> None:
         recipe = self._recipe
         environment_factory = load_environment(recipe.environment)
-        chat = ChatFormat.load(self._model_path)  # before the engine, which takes longer: the model's template may be refused
+        chat = ChatFormat.load(self._model_path)  # before the engine, which takes longer: it may refuse the template
         self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
         self._engine = await VllmEngine.start(
             recipe.generators,
@@ -81,7 +81,7 @@ class GeneratorActor:
         reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser)
         tools = EpisodeTools(self._engine, chat, reader, environment_factory)
         self._worker = GeneratorWorker(self._id, WorkerSettings.of(recipe), tools, ticket_client, scoring)
-        gc.freeze()  # what is loaded lives on: searching it for garbage again and again costs more than encoding trajectories
+        gc.freeze()  # what is loaded lives on: searching it for garbage costs more than encoding trajectories
 
     async def run(self) -> None:
         """Generate until :meth:`stop`. If the engine fails, raise its error at once."""

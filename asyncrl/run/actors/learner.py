@@ -52,7 +52,7 @@ class LearnerActor:
             layout=layout,
             meeting=meeting,
             listening=None if self._listening is None else self._listening.detach(),
-            # On a laptop the engines share these cores; there, threads that wait for each other cost more than they gain.
+            # On a laptop the engines share these cores, and threads that wait for each other cost more than they gain.
             threads=max(1, len(os.sched_getaffinity(0)) // (layout.ranks + recipe.generators.count)),
         )
         self._learner = Learner(

@@ -17,7 +17,7 @@ from buffers.payload import PayloadReader, PayloadStore
 
 
 class PayloadShard:
-    """Works in threads on the files of one shard, for processes on other nodes; those on its node open the files directly.
+    """Works on the files of one shard, in threads, for processes on other nodes. Those on its node open the files.
 
     Attributes:
         store: frees and checks the payload in the files.
