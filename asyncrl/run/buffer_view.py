@@ -103,6 +103,6 @@ def _remarks(report: BufferReport) -> Iterator[Text]:
         yield Text(f"Handed in too late, when nobody waited for them any more: {report.late_samples:,} episodes")
     if report.lost_trajectories:
         yield Text(
-            f"Destroyed by crashes, and generated again if not trained by then: {report.lost_trajectories:,} trajectories",
+            f"Destroyed by crashes, and generated again unless already trained: {report.lost_trajectories:,} trajectories",
             "yellow",
         )

@@ -1,6 +1,6 @@
 """Checkpoints of a run: the learner's state and the run's totals at one version, and what the buffer may then forget.
 
-Always holds: the buffer forgets a trained batch only when every checkpoint that is kept was made after it. So a run can
+Always holds: the buffer forgets a trained batch only when every checkpoint that is kept includes it. So a run can
 be resumed from any of them, for example from the one before if the newest is damaged or gone. A run without a journal
 cannot be resumed, and makes no checkpoint.
 """

@@ -13,7 +13,7 @@
         resumes         a line for each time that the run was resumed
         driver.lock     the lock of the process that drives the run
 
-A folder belongs to exactly one run: that run makes it, atomically, and only when it is resumed is it used again. One
+A folder belongs to exactly one run: that run makes it, atomically, and uses it again when it is resumed. One
 process at a time drives a run: it holds the folder's lock, which the system releases however that process ends.
 """
 

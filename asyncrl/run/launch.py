@@ -91,7 +91,7 @@ def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached |
 async def _supervise(
     run: Callable[[asyncio.Event], Coroutine[None, None, None]], run_id: str, view: LiveView, shutdown_s: float
 ) -> tuple[Status, str]:
-    """Do ``run``; return how it ended and why. Once it has set its event it is ending, and interrupts change neither."""
+    """Do ``run``; return how it ended and why. Once it sets its event it is ending, and interrupts change neither."""
     ending = asyncio.Event()
     running = asyncio.create_task(run(ending), name="run")
     requests = StopRequests(time.monotonic)
@@ -212,7 +212,7 @@ async def _end(
             async with asyncio.timeout(LAST_WORDS_S):
                 totals.ended(await cluster.generators.statistics(), await cluster.buffer.statistics())
         except (AsyncRLError, TimeoutError) as error:
-            logger.warning("the summary has the counters of the last training step: newer ones are missing: %s", error)
+            logger.warning("the summary has the counters of the last training step; newer ones are missing: %s", error)
         await cluster.close(shutdown_s / 5)
     stopping_ray = asyncio.ensure_future(run_in_daemon_thread(stop_ray, "stop Ray"))
     await wait_hearing(stopping_ray, shutdown_s / 5)

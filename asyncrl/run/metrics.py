@@ -62,7 +62,7 @@ PIPELINE_DEPTH = Metric(
 RUNNING = Metric("buffer/running_groups", "groups", Reduction.SUM, "groups being generated")
 COMMITTED = Metric("buffer/committed_groups", "groups", Reduction.SUM, "groups waiting to be trained")
 PAYLOAD = Metric("buffer/payload_bytes", "bytes", Reduction.SUM, "encoded trajectories held")
-PUBLISH_WRITE = Metric("publish/write_seconds", "s", Reduction.MAX, "time the learner took to write the last published version")
+PUBLISH_WRITE = Metric("publish/write_seconds", "s", Reduction.MAX, "time to write the last published version")
 PUBLISH_INSTALL = Metric(
     "publish/install_seconds", "s", Reduction.MAX, "time until every engine had acknowledged the last published version"
 )

@@ -110,7 +110,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None, choices: Sequence[
             or they do not fit together.
     """
     load_environment(recipe.environment)
-    make_sampler(recipe.buffer, {})  # checks its class and options; the weights of the sources do not matter
+    make_sampler(recipe.buffer, {})  # checks the class and its options; the weights of the sources do not matter
     shape = read_shape(recipe.model.path)
     check_sizes(shape, recipe.model, recipe.learner, recipe.generators)
     outstanding = (recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step

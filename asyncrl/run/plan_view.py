@@ -80,4 +80,4 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
 def _pace(buffer: BufferConfig) -> str:
     if buffer.first_depth == buffer.largest_depth:
         return f"paced at {buffer.first_depth}"
-    return f"paced at {buffer.first_depth} to {buffer.largest_depth}, as little as keeps learner or engines busy"
+    return f"paced at {buffer.first_depth} to {buffer.largest_depth}, the least that keeps learner or engines busy"

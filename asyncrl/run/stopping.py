@@ -52,7 +52,7 @@ class StopRequests:
 
 
 def stopped_by(number: int) -> str:
-    """Why a run ended that signal ``number`` stopped, in words."""
+    """The reason that is reported for a run that signal ``number`` stopped."""
     return f"stopped by {signal.Signals(number).name}"
 
 

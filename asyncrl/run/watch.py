@@ -1,7 +1,7 @@
 """Ends a run at once when a process dies that it cannot go on without, and says which.
 
-Ray's daemons are such processes. All actors die with them, and otherwise the error would name whichever actor is missed
-first.
+Ray's daemons are such processes. All actors die with them, and without this module the error would name whichever actor
+happens to be missed first.
 """
 
 import asyncio

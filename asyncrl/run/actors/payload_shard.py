@@ -17,7 +17,7 @@ from buffers.payload import PayloadReader, PayloadStore
 
 
 class PayloadShard:
-    """Works on the files of one shard, in threads, for processes on other nodes. Those on its node open the files.
+    """Serves the files of one shard to processes on other nodes, in threads. Those on its own node open the files.
 
     Attributes:
         store: frees and checks the payload in the files.
