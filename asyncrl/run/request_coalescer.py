@@ -1,6 +1,6 @@
 """Collects single requests into larger calls: requests that come while a call is under way wait for the next one.
 
-So the number of calls adapts to how fast they are answered: a server that is slow for a moment gets fewer, larger calls.
+So the number of calls adapts to how fast they are answered: a server that is slow for a while gets fewer, larger ones.
 What always holds: no more calls overlap than are allowed; every caller who waits gets an answer or an error.
 """
 
