@@ -1,4 +1,4 @@
-"""Calls of Ray actors, each with a deadline and with names; an actor's error or death becomes one that a user understands."""
+"""Awaits calls of Ray actors, each with a deadline; turns their errors and deaths into ones that a user understands."""
 
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
 T = TypeVar("T")
 
 ANSWER_DEADLINE_S = 60.0
-"""The deadline of an answer that needs no work."""
+"""The deadline of a call that needs no work, in seconds."""
 
 
 async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, remedy: str) -> T:
@@ -26,17 +26,17 @@ async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, r
     Raises:
         DeadlineExceeded: no answer in time.
         ProcessDied: the actor died.
-        ComponentFailed: it raised an error that is not the project's own.
+        ComponentFailed: the actor raised an error that is not the project's own.
     """
     async with deadline(seconds, waiter=by, owner=of, remedy=remedy):
         return await watch(answer, of=of)
 
 
 async def ask_buffer(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, remedy: str) -> T:
-    """Await an answer of the buffer's actor, as :func:`ask` does; if it died, no other process can take its place.
+    """Await an answer of the buffer's actor, as :func:`ask` does. No other process can take its place if it died.
 
     Raises:
-        ComponentFailed: it died; never ``ProcessDied``.
+        ComponentFailed: the actor died, or as for :func:`ask`; never ``ProcessDied``.
     """
     try:
         return await ask(answer, of=of, by=by, seconds=seconds, remedy=remedy)
@@ -45,7 +45,7 @@ async def ask_buffer(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: f
 
 
 async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:
-    """Await the answer to a call that lasts as long as the run, and so has no deadline. Raises what :func:`ask` raises."""
+    """Await an answer without a deadline: the call may last as long as the run. Raises what else :func:`ask` raises."""
     try:
         return await answer
     except RayTaskError as error:
@@ -54,6 +54,6 @@ async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:
         raise ComponentFailed(f"{of}: {type(error.cause).__name__}: {error.cause}") from error
     except RayActorError as error:
         lines = str(error).strip().splitlines()
-        # An actor that could not even be made died of its constructor's error, which Ray puts last, after the traceback.
+        # If the actor's constructor raised, Ray puts that error last, after the traceback.
         reason = lines[-1] if "creation task" in lines[0] else lines[0]
         raise ProcessDied(f"{of}: its process died ({reason})") from error

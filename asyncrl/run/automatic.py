@@ -1,7 +1,8 @@
-"""Chooses what a recipe leaves to the machine: every key that is ``auto``.
+"""Chooses values for the keys of a recipe that are ``auto``.
 
-The choices follow from the machine, the model and the rest of the recipe. A resumed run keeps those written down in its own
-recipe.
+``buffer.pipeline_depth`` is not among them: if it is ``auto``, it moves while training (:mod:`asyncrl.run.pacing`).
+The choices follow from the machine, the model and the rest of the recipe. A resumed run keeps the values in the recipe
+of its run folder.
 """
 
 from collections.abc import Callable, Mapping, Set
@@ -20,16 +21,16 @@ MOST_RUNNING = 256
 """vLLM's own default for the sequences that an engine runs at once."""
 LEAST_CACHE_MB = 64
 CACHE_SHARE = 0.2
-"""The largest share of free memory for the key-value caches of all engines."""
+"""The largest share of free memory for the key-value caches of all engines together."""
 MICRO_BATCH_TOKENS = 8192
 FEW_CORES = 2
 """With at most this many cores, a run on a CPU gets one engine."""
 CORES_A_RANK = 4
-"""On CPU, of so many cores one is a learner rank's, the others are for engines, tools and the run's own processes."""
+"""On CPU, one learner rank for this many cores; the other cores are for engines, tools and the run's own processes."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A value that was chosen for the key of a recipe, and why."""
+    """A value that was chosen for a key of a recipe, and why."""
 
     key: str
     value: int | str
@@ -40,9 +41,9 @@ def choose(recipe: Recipe, keys: Set[str], machine: Machine) -> tuple[Recipe, tu
     """Choose values for the keys of a recipe that are ``auto``, in an order in which each may depend on those before it.
 
     Args:
-        recipe: has the schema's defaults where it is ``auto``.
+        recipe: the recipe, with the schema's default for each key that is ``auto``.
         keys: dotted paths of the keys to choose.
-        machine: where the run will be.
+        machine: the machine that the run will use.
 
     Returns:
         the recipe with the values chosen, and the choices.
@@ -76,8 +77,8 @@ def _count(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[
         each = recipe.generators.tensor_parallel
         return max(1, (machine.gpus - others) // each), f"GPUs: {machine.gpus}, of which learner and reward model take {others}"
     if machine.cores <= FEW_CORES:
-        return 1, f"{machine.cores} cores: a second engine would take turns with the learner"
-    return 2, "two processes answer episodes, and one goes on when the other fails"
+        return 1, f"{machine.cores} cores: a second engine would compete with the learner for them"
+    return 2, "two engines play episodes side by side, and one goes on if the other fails"
 
 
 def _max_running(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
@@ -86,7 +87,7 @@ def _max_running(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> 
     most = max(1, MOST_RUNNING // size) * size
     if groups * size <= most:
         return groups * size, "an engine's share of the episodes that may be outstanding"
-    return most, f"{most // size} groups; an engine of vLLM runs {MOST_RUNNING} sequences well"
+    return most, f"{most // size} groups: vLLM's own default is {MOST_RUNNING} sequences for each engine"
 
 
 def _kv_cache_mb(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
@@ -98,7 +99,7 @@ def _kv_cache_mb(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> 
     if needed > most:
         return max(
             LEAST_CACHE_MB, most >> 20
-        ), f"a fifth of the free memory for all engines; {memory(needed)} would hold every episode"
+        ), f"a fifth of the free memory for all engines; {memory(needed)} would hold every running episode"
     return max(LEAST_CACHE_MB, ceil(needed / 2**20)), "holds every running episode at its longest"
 
 
@@ -118,7 +119,7 @@ def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -
     ranks = min(spare, recipe.batch.groups_per_step) // least * least
     if ranks > least:
         return ranks, f"at most one rank for every {CORES_A_RANK} of {machine.cores} cores, and for each group of a step"
-    return least, "the fewest that share out the experts" if least > 1 else "engines and tools need the other cores"
+    return least, "the fewest that can divide the experts" if least > 1 else "engines and tools need the other cores"
 
 
 _Rule = Callable[[Recipe, Machine, ModelShape | None], tuple[int | str, str]]

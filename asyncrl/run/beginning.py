@@ -1,4 +1,4 @@
-"""Where a resumed run begins: at its newest checkpoint, if that fits the journal, and at the totals saved with it."""
+"""Finds where a resumed run begins: at its newest checkpoint, if that fits the journal, and with that one's totals."""
 
 from pathlib import Path
 
@@ -19,12 +19,12 @@ class CheckpointsGone(AsyncRLError):
 
 
 def begin_from(folder: Path, published: PolicyVersion, kept_from: PolicyVersion) -> tuple[PolicyVersion, Path | None]:
-    """The version that a learner begins from, and the checkpoint of it in ``folder``; version 0 if there is none.
+    """Return the version that the learner begins from, and its checkpoint in ``folder``; 0 and None if there is none.
 
     Args:
         folder: the run's checkpoints; it may be missing.
         published: the buffer's published version, according to its journal.
-        kept_from: the oldest version whose batch the buffer has.
+        kept_from: the oldest version whose batch the buffer still has.
 
     Raises:
         CheckpointOfTheFuture: the journal has lost what led to the newest checkpoint.
@@ -39,14 +39,14 @@ def begin_from(folder: Path, published: PolicyVersion, kept_from: PolicyVersion)
     if version < kept_from:
         there = f"there is no checkpoint in {folder}" if path is None else f"the newest checkpoint in {folder} is {path.name}"
         raise CheckpointsGone(
-            f"{there}, and the journal has only the batches since version {kept_from}, of which there was a checkpoint; put "
+            f"{there}, and the journal has only the batches since version {kept_from}, which had a checkpoint; put "
             f"version-{kept_from:06d} or a later one back and resume again (if they are lost, launch a new run)"
         )
     return version, path
 
 
 def totals_at(folder: Path, version: PolicyVersion) -> tuple[SavedTotals, str]:
-    """The totals saved with the checkpoint of ``version`` in ``folder``, and what is wrong with them if they cannot be read."""
+    """Read the totals saved with the checkpoint of ``version`` in ``folder``; if that fails, also say why."""
     file = totals_file(folder, version)
     try:
         return msgspec.json.decode(file.read_bytes(), type=SavedTotals), ""

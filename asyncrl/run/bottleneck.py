@@ -1,11 +1,12 @@
 """Names what a run waits for, the knob that would change it, and what that would bring.
 
-The learner's time is the run's: it trains, publishes, or waits for a batch. While it waits, engines have no tickets although they
-have room, are paused, evaluate, wait for tools, or generate. The largest of its three shares says which side holds the run up;
-where it waits clearly more than the engines idle, the engines hold it up. The largest of their shares then says why.
+The learner's time is the run's time: the learner trains, publishes, or waits for a batch. While it waits, engines have
+room but no tickets, are paused, evaluate, wait for tools, or generate. The largest of the learner's three shares says
+which side holds the run up, except that it is the engines if the learner waits clearly more than they idle. The largest
+of the engines' shares then says why.
 
-What a knob brings is Amdahl's law (1967): the share of time that the knob divides shrinks, the rest stays, and neither the other
-side nor the processor gives more than it has.
+What a knob brings follows Amdahl's law (1967): the share of time that the knob divides shrinks, and the rest stays. The
+other side and the processor set an upper limit.
 """
 
 from enum import StrEnum
@@ -21,9 +22,9 @@ from asyncrl.run.units import percent
 WORTH_SAYING = 1.1
 """The smallest factor for which changing a knob is advised."""
 CLEARLY_MORE = 0.1
-"""The engines hold the run up if the learner waits for this much more of the time than they idle."""
+"""The engines hold the run up if the learner's share of waiting exceeds their share of idling by this much."""
 ROOM_TO_SPARE = 0.2
-"""Share of the time in which engines may have had room before more room is no advice."""
+"""Engines that had room for a group for this share of the time need no more room."""
 
 
 class Kind(StrEnum):
@@ -43,8 +44,8 @@ class Bottleneck(msgspec.Struct, frozen=True):
     Attributes:
         kind: what it is.
         share: the share of the run's time that it takes, in [0, 1].
-        sentence: says it, and what would help.
-        factor: how many times as many trajectories a second the advice would bring; None where no knob helps.
+        sentence: names it, and what would help.
+        factor: by how much the advice would multiply the trajectories per second; None where no knob helps.
     """
 
     kind: Kind
@@ -54,7 +55,7 @@ class Bottleneck(msgspec.Struct, frozen=True):
 
 
 class _Advice(msgspec.Struct, frozen=True):
-    """Knobs with their new value, the old one, and the factor by which the change divides the time that is lost."""
+    """Knobs, their present and their new value, and the factor by which the change divides the time that is lost."""
 
     knobs: tuple[str, ...]
     now: int
@@ -65,7 +66,7 @@ class _Advice(msgspec.Struct, frozen=True):
         return f"{' and '.join(self.knobs)} {self.now} -> {self.then}"
 
     def breaks(self, recipe: Recipe) -> bool:
-        """Whether the recipe would be refused with it."""
+        """Whether the recipe with this change would be refused."""
         for knob in self.knobs:
             section, name = knob.split(".")
             changed = msgspec.structs.replace(getattr(recipe, section), **{name: self.then})
@@ -74,10 +75,10 @@ class _Advice(msgspec.Struct, frozen=True):
 
 
 def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int) -> Bottleneck:
-    """The bottleneck of the last ``steps`` training steps, of which ``shares`` is the mean.
+    """Find the bottleneck of the last ``steps`` training steps, of which ``shares`` is the mean.
 
     Args:
-        recipe: of the run.
+        recipe: the run's recipe.
         depth: the pipeline depth now.
     """
     lost = _lost(shares)
@@ -101,9 +102,9 @@ def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int) -> B
 
 
 def _lost(shares: Shares) -> dict[Kind, float]:
-    """The learner's time by what takes it; its waits for a batch in proportion to what the engines did meanwhile."""
+    """Divide the learner's time by what takes it; its waits for a batch in proportion to what engines did meanwhile."""
     held_back = shares.both_wait
-    evaluating = shares.evaluating / 2  # engines evaluate and train side by side
+    evaluating = shares.evaluating / 2  # engines play evaluation and training episodes side by side
     rest = max(0.0, 1 - shares.idle - evaluating)
     engines = {
         Kind.PUBLICATION: shares.paused,
@@ -127,9 +128,9 @@ def _says(kind: Kind, shares: Shares, share: float) -> str:
         case Kind.EVALUATION:
             return f"{waited} because engines were evaluating"
         case Kind.STALENESS:
-            return f"{waited} while engines had room, and no tickets without going over the pace"
+            return f"{waited} while engines had room, but the pipeline depth allowed no more tickets"
         case Kind.TOOLS:
-            return f"{waited} for episodes, which spent {percent(shares.tools)} of theirs in tools"
+            return f"{waited} for episodes, which spent {percent(shares.tools)} of their own time in tools"
         case Kind.GENERATION:
             return f"{waited} for engines to generate"
 
@@ -152,7 +153,7 @@ def _advice(kind: Kind, shares: Shares, recipe: Recipe, depth: int) -> _Advice:
             fixed, bound = recipe.buffer.pipeline_depth != AUTO, recipe.buffer.max_staleness
             both = ("buffer.max_staleness", "buffer.pipeline_depth") if fixed else ("buffer.max_staleness",)
             knobs = ("buffer.pipeline_depth",) if depth < bound else both
-            # So many batches are under way side by side.
+            # With depth d, d + 1 batches are under way side by side.
             return _Advice(knobs, depth, depth + 1, 2 if kind is Kind.STALENESS else (depth + 2) / (depth + 1))
         case Kind.GENERATION:
             engines = recipe.generators.count
@@ -160,7 +161,7 @@ def _advice(kind: Kind, shares: Shares, recipe: Recipe, depth: int) -> _Advice:
 
 
 def _room(kind: Kind, shares: Shares, divides: float) -> float:
-    """The largest factor that the other side allows, and the processor where the time is spent computing."""
+    """The largest factor that the other side allows, and also the processor, where the time is spent computing."""
     least = shares.training + shares.publishing
     if kind is Kind.LEARNER:
         least = 1 - shares.idle
@@ -174,4 +175,4 @@ def _room(kind: Kind, shares: Shares, divides: float) -> float:
 def _no_knob(shares: Shares) -> str:
     if shares.cores > 1 / WORTH_SAYING:
         return "no knob helps, because all processor cores are busy: a smaller model, shorter episodes or more cores would"
-    return "no knob helps much: the others would wait for one another next"
+    return "no knob helps much: something else would hold the run up next"

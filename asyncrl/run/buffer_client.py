@@ -1,4 +1,4 @@
-"""The buffer's service as its clients see it. Each call has a deadline, which does not run while the disk is full."""
+"""The client of the buffer's service. Each call has a deadline, which does not run while the buffer's disk is full."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -23,25 +23,27 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PAUSE_CHECK_S = 10.0
-"""How often a buffer that has not answered is asked whether it waits for its disk; a lease that waits for a ticket takes less."""
-_REMEDY = "its process, or the network to it, is overloaded; see logs/buffer.log"
+"""Seconds until a buffer that has not answered is asked, again and again, whether it waits for its disk. Longer than a
+lease call waits for a ticket."""
+_REMEDY = "its process or the network to it may be overloaded; see logs/buffer.log"
 
 
 class BufferClient:
-    """The buffer, asked by one client over one connection. Made by :meth:`connect`; lives within one event loop.
+    """One client's connection to the buffer. Made by :meth:`connect`; used within one event loop.
 
-    Every call raises ``DeadlineExceeded`` when the buffer, not paused, has not answered in time; ``ComponentFailed`` when it
-    died, which no other process can make up for; and ``loss`` when the buffer lives and this client lost its connection to it:
-    ``ProcessDied`` if another client in its place may do its work.
+    Every call raises ``DeadlineExceeded`` if the buffer does not answer in time and is not paused; ``ComponentFailed``
+    if the buffer died, because no other process can replace it; and ``loss`` if the buffer is alive and this client
+    lost its connection to it. ``loss`` is ``ProcessDied`` if another client can do this one's work.
 
-    A lost connection is not made again: nobody knows whether the buffer heard the call that was under way, and tickets on their
-    way would be lost. So a client that loses its connection ends, and its tickets are issued again.
+    A client never reconnects: nobody would know whether the buffer received the last call, and tickets in its answer
+    would be lost. So a client that loses its connection ends, and its tickets are issued again.
 
     Args:
         client: the caller's name, for error messages.
-        note: is given a line when a call has to wait for the buffer's disk, and another when it goes on.
+        note: called with a line for the user when a call has to wait for the buffer's disk, and with another when it
+            goes on.
         batch_seconds: how long the buffer may wait for a batch (``deadlines.batch``); needed by clients that take batches.
-        loss: the error that a lost connection is raised as.
+        loss: the class of the error that a lost connection raises.
     """
 
     def __init__(
@@ -67,11 +69,11 @@ class BufferClient:
         batch_seconds: float = 0.0,
         loss: type[ComponentFailed] = ProcessDied,
     ) -> "BufferClient":
-        """Connect to the buffer of ``actor``, which is ready.
+        """Connect to the buffer of ``actor``, which must be ready.
 
         Raises:
             DeadlineExceeded: the buffer cannot be reached in time.
-            ComponentFailed: it died, or its node lets nobody connect.
+            ComponentFailed: the buffer died, or its node refuses the connection.
         """
         endpoint = await _endpoint(actor, "the buffer (endpoint)", client)
         remedy = "the nodes of the cluster must be able to connect to one another on every port, as Ray needs too"
@@ -106,7 +108,7 @@ class BufferClient:
         await self._call(BufferApi.report_pause, worker, message)
 
     async def take(self, version: PolicyVersion) -> Batch:
-        """See :meth:`BufferApi.take`. The buffer itself has the deadline for this, and its error says more."""
+        """See :meth:`BufferApi.take`. The buffer itself keeps the deadline of this call: its error says more."""
         return await self._call(BufferApi.take, version)
 
     async def trained(self, version: PolicyVersion) -> None:
@@ -160,7 +162,7 @@ class BufferClient:
             raise DeadlineExceeded(self._client, of, seconds, _REMEDY)
 
     async def _paused(self, answering: "asyncio.Future[Any]") -> str:
-        """Why the buffer is paused; empty if it is not paused, does not say, or answers the call meanwhile."""
+        """Ask why the buffer is paused; empty if it is not paused, does not say, or answers the call meanwhile."""
         asking = asyncio.ensure_future(self._rpc.call(BufferApi.statistics))
         try:
             await asyncio.wait({answering, asking}, timeout=PAUSE_CHECK_S, return_when=asyncio.FIRST_COMPLETED)
@@ -174,14 +176,14 @@ class BufferClient:
             self._note(f"Paused: {reason}")
 
     async def _gone(self, of: str, loss: ConnectionLost) -> ComponentFailed:
-        """The error that says whether the buffer died or only the connection was lost."""
+        """Make the error that says whether the buffer died or only the connection was lost."""
         if self._closed:
             return ComponentFailed(f"{of}: {self._client} is ending and has closed its connection")
         try:
             await _endpoint(self._actor, of, self._client)
         except ComponentFailed as death:
             return death
-        return self._loss(f"{self._client} lost its connection to the buffer, which lives ({of}: {loss}); see the network")
+        return self._loss(f"{self._client} lost its connection to the buffer, which is alive ({of}: {loss}); check the network")
 
     def close(self) -> None:
         """End the connection."""

@@ -1,8 +1,8 @@
 """Where the replay buffer of a run keeps its journal and the trajectories it holds.
 
-With a journal both lie in the run folder, in ``buffer/journal`` (and beside it ``buffer/journal.head``, which says how far it has
-come) and ``buffer/payload/shard-0``..., and outlive the run's processes. Without one, trajectories lie in the memory file system
-and are removed when the run ends.
+With a journal both lie in the run folder, in ``buffer/journal`` (with ``buffer/journal.head`` beside it, which says how
+far the journal has come) and ``buffer/payload/shard-0``..., and outlive the run's processes. Without one, trajectories
+lie in the memory file system and are removed when the run ends.
 """
 
 import shutil
@@ -38,7 +38,7 @@ class BufferFolder(msgspec.Struct, frozen=True):
 
 
 def journal_of(run: Path) -> Path:
-    """The journal of the run in folder ``run``, if it keeps one."""
+    """Folder of the journal of the run in folder ``run``, if it keeps one."""
     return run / "buffer" / "journal"
 
 

@@ -1,4 +1,4 @@
-"""A report on a replay buffer as a user sees it."""
+"""Shows a report on a replay buffer to the user."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ TASKS_NAMED = 5
 
 
 def buffer_view(report: BufferReport) -> RenderableType:
-    """The report as tables: ledger, groups held, why groups were left out, lengths and sources; then remarks."""
+    """Return the report as tables (ledger, groups held, why groups were left out, lengths, sources), then remarks."""
     parts: list[RenderableType] = [_ledger(report)]
     if report.held:
         parts.append(_held(report))
@@ -100,9 +100,9 @@ def _remarks(report: BufferReport) -> Iterator[Text]:
         more = len(report.filtered_tasks) - TASKS_NAMED
         yield Text(f"Tasks that break their environment: {named}{f' and {more} more' if more > 0 else ''}", "yellow")
     if report.late_samples:
-        yield Text(f"Handed in when nobody waited for them any more: {report.late_samples:,} episodes")
+        yield Text(f"Handed in too late, when nobody waited for them any more: {report.late_samples:,} episodes")
     if report.lost_trajectories:
         yield Text(
-            f"Destroyed by crashes, and generated again if not trained by then: {report.lost_trajectories:,} trajectories",
+            f"Destroyed by crashes, and generated again unless already trained: {report.lost_trajectories:,} trajectories",
             "yellow",
         )

@@ -1,8 +1,8 @@
 """Checkpoints of a run: the learner's state and the run's totals at one version, and what the buffer may then forget.
 
-Always holds: the buffer forgets a trained batch only when every checkpoint that is kept has it, so a run can be resumed from any
-of them: if the newest is damaged or gone, from the one before. A run without a journal cannot be resumed, and makes no
-checkpoint.
+Always holds: the buffer forgets a trained batch only when every checkpoint that is kept includes it. So a run can
+be resumed from any of them, for example from the one before if the newest is damaged or gone. A run without a journal
+cannot be resumed, and makes no checkpoint.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ class CheckpointingRanks(Protocol):
         ...
 
     async def finish_checkpoint(self) -> None:
-        """Wait until the checkpoint that was begun is on disk, whole."""
+        """Wait until the checkpoint that was begun is complete on disk."""
         ...
 
 
@@ -42,7 +42,7 @@ class Checkpointer:
     """Saves and finds the checkpoints of one run.
 
     Args:
-        config: how often one is made and how many are kept; None in a run without a journal.
+        config: how often a checkpoint is made and how many are kept; None in a run without a journal.
         steps: training steps of the whole run.
     """
 
@@ -64,10 +64,10 @@ class Checkpointer:
         self._written = (PolicyVersion(0), SavedTotals())
 
     async def resume(self, published_version: PolicyVersion, kept_from: PolicyVersion) -> PolicyVersion:
-        """Bring learner and totals to where they :func:`begin_from`, and return that version. Writes nothing.
+        """Bring learner and totals to the version that :func:`begin_from` names, and return it. Writes nothing.
 
         Raises:
-            CheckpointOfTheFuture, CheckpointsGone: the buffer and the newest checkpoint do not go together.
+            CheckpointOfTheFuture, CheckpointsGone: the buffer and the newest checkpoint do not fit together.
         """
         version, path = begin_from(self._folder.checkpoints, published_version, kept_from)
         if path is not None:
@@ -83,7 +83,7 @@ class Checkpointer:
         return version
 
     def _resume_totals(self, version: PolicyVersion, published_version: PolicyVersion) -> None:
-        """Go on from the totals at ``version``."""
+        """Load the totals saved at ``version``, to go on from there."""
         saved, problem = totals_at(self._folder.checkpoints, version)
         if problem:
             self._view.note(problem)
@@ -121,7 +121,7 @@ class Checkpointer:
         await self._buffer.checkpointed(self._prune(self._config.keep))
 
     def _prune(self, keep: int) -> PolicyVersion:
-        """Keep the newest ``keep`` checkpoints and their totals; the version of the oldest that is left."""
+        """Remove all but the newest ``keep`` checkpoints and their totals; returns the oldest version that is left."""
         checkpoints.prune(self._folder.checkpoints, keep)
         for totals in self._folder.checkpoints.glob("version-*.json"):
             if not totals.with_suffix("").is_dir():
@@ -132,10 +132,10 @@ class Checkpointer:
     def _not_written(self, error: CheckpointNotWritten) -> None:
         """Go on without this checkpoint: the buffer keeps what was trained since the last one."""
         self._writing = None
-        self._view.note(f"{error}; it is tried again after the next training step")
+        self._view.note(f"{error}; another checkpoint is tried after the next training step")
 
     def note(self) -> None:
-        """Add to the newest totals what no resume does again: evaluations, tokens sampled and time."""
+        """Save in the newest totals what a resumed run does not do again: evaluations, tokens sampled and time."""
         if self._config is not None:
             version, saved = self._written
             now = self._totals.now()
@@ -146,7 +146,7 @@ class Checkpointer:
                 self._view.note(str(error))
 
     async def room(self) -> None:
-        """Wait until the disk has room for another training step. The user is told of a wait."""
+        """Wait until the disk has room for another training step, and tell the user if there is a wait."""
         await wait_for_room(self._folder.path, ROOM_BYTES + self._checkpoint_bytes, self._view.note)
 
     def _write_totals(self, version: PolicyVersion, totals: SavedTotals) -> None:

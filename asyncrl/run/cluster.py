@@ -48,11 +48,11 @@ OBJECT_STORE_BYTES = 256 << 20
 LOOPBACK_S = 5.0
 """How long this machine may take to connect to itself."""
 LEARNER_WATCH_S = 2.0
-"""Seconds between looks at a learner rank that is asked for nothing."""
+"""Seconds between two checks that a learner rank is alive."""
 
 
 class Cluster:
-    """The run's actors: the generators, the buffer, and the learner's ranks, whose calls each have a deadline.
+    """The run's actors: buffer, generators, learner ranks, and the reward model if there is one. Calls have deadlines.
 
     Args:
         note: shows a line to the user.
@@ -62,7 +62,7 @@ class Cluster:
         self._deadlines, self._folder, self._note = recipe.deadlines, folder, note
         on_gpu = ray.cluster_resources().get("GPU", 0) > 0
         logs, ranks, generators = folder.logs, recipe.learner.layout.ranks, recipe.generators
-        # Beside the run folder, which holds its journal and need not be on a shared file system.
+        # On the driver's node: the run folder holds the journal and need not be on a shared file system.
         where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
         options = RemoteBuffer.options(num_cpus=0, scheduling_strategy=where)
         buffer: Any = options.remote(recipe, folder.path, folder.run_id, logs / "buffer.log")
@@ -96,11 +96,11 @@ class Cluster:
 
     async def start(self) -> None:
         """Start the buffer, then all other processes side by side."""
-        # Longer than what the engines and ranks allow themselves, whose errors say more.
+        # Longer than the deadlines that the engines and ranks keep themselves, because their errors say more.
         seconds, remedy = self._deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
         ready = self._buffer_actor.ready.remote()
         await ask(ready, of="the buffer to get ready", by="the driver", seconds=seconds, remedy=remedy)
-        # No generator is to be replaced for the driver's lost connection: it is the run's end.
+        # If the driver loses its connection, the run ends; ProcessDied would get a generator replaced instead.
         self._buffer = await BufferClient.connect(
             self._buffer_actor, "the driver", self._note, self._deadlines.batch, loss=ComponentFailed
         )
@@ -111,7 +111,7 @@ class Cluster:
                 starting.create_task(self._all([self._reward_model.start.remote()], "the reward model to start", seconds, remedy))
 
     async def take_over(self) -> None:
-        """Let the buffer change the run's files: until now it only read them. The user is told what was recovered."""
+        """Let the buffer change the run's files; until now it only read them. Tell the user what was recovered."""
         asking, remedy = self._buffer_actor.take_over.remote(), "see logs/buffer.log"
         recovered = await ask(asking, of="the buffer (take_over)", by="the driver", seconds=ANSWER_DEADLINE_S, remedy=remedy)
         if recovered:
@@ -125,10 +125,10 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def watching_learners(self) -> AsyncIterator[None]:
-        """Cancel what runs in this context as soon as the process of a learner rank is gone, also while it is asked for nothing.
+        """Cancel what runs in this context as soon as the process of a learner rank is gone, even while it has no call.
 
         Raises:
-            ExceptionGroup: holds the ``ProcessDied`` of each that is gone, or what the context itself raised.
+            ExceptionGroup: the ``ProcessDied`` of each rank that is gone, or what the context itself raised.
         """
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(_answers(rank, number)) for number, rank in enumerate(self._learners)]
@@ -140,11 +140,11 @@ class Cluster:
     def buffer(self) -> BufferClient:
         """The client of the buffer, once :meth:`start` has returned."""
         if self._buffer is None:
-            raise ComponentFailed("the buffer was asked before it was up")
+            raise ComponentFailed("the buffer was used before Cluster.start() had returned")
         return self._buffer
 
     async def train(self, batch: Batch) -> list[StepReport]:
-        """Train ``batch`` on all ranks; the report of each."""
+        """Train ``batch`` on all ranks, and return the report of each."""
         what = f"learner rank to train version {batch.version}"
         remedy = "see its log; raise deadlines.step"
         seconds = self._deadlines.step + ANSWER_DEADLINE_S
@@ -162,7 +162,7 @@ class Cluster:
         await self._all(starting, f"learner rank to begin {path.name}", self._deadlines.step, "see its log")
 
     async def finish_checkpoint(self) -> None:
-        """Wait until the checkpoint that was begun is whole on disk."""
+        """Wait until the checkpoint that was begun is complete on disk."""
         finishing = [r.finish_checkpoint.remote() for r in self._learners]
         seconds = self._deadlines.step + ANSWER_DEADLINE_S
         await self._all(finishing, "learner rank to write a checkpoint", seconds, "see its log; raise deadlines.step")
@@ -173,7 +173,7 @@ class Cluster:
         await self._all(loading, f"learner rank to load {path.name}", self._deadlines.start, "see its log; raise deadlines.start")
 
     async def save_model(self) -> None:
-        """Export the trained model into the run folder, in place of the model of a shorter run."""
+        """Export the trained model into the run folder. If the run was made longer, this replaces its earlier model."""
         model = self._folder.model
         new = model.with_name(f".{model.name}.new")
         shutil.rmtree(new, ignore_errors=True)
@@ -212,14 +212,14 @@ class Cluster:
 
 
 async def _answers(rank: Any, number: int) -> None:
-    """Ask a learner rank for its node again and again. The answer may take as long as a step; an error tells that it died."""
+    """Call a learner rank again and again until it dies, which raises. An answer may take as long as a step."""
     while True:
         await watch(rank.node.remote(), of=f"learner rank {number}")
         await asyncio.sleep(LEARNER_WATCH_S)
 
 
 def start_ray() -> None:
-    """Join the cluster that ``RAY_ADDRESS`` names, or start one of this run's own on this machine.
+    """Join the Ray cluster that ``RAY_ADDRESS`` names, or start one for this run alone on this machine.
 
     Raises:
         ComponentFailed: Ray did not start, or the cluster cannot be joined.
@@ -231,14 +231,14 @@ def start_ray() -> None:
         else:
             _check_loopback()
             _start_own_ray()
-    except Exception as error:  # of any kind, Exception itself among them
+    except Exception as error:  # Ray raises errors of any class, even a plain Exception
         problem = f"cannot join Ray at {address}" if address else "Ray did not start"
-        remedy = "see RAY_ADDRESS" if address else "see its logs in /tmp/ray; on a machine that is very busy, try again"
+        remedy = "see RAY_ADDRESS" if address else "see its logs in /tmp/ray; if this machine is very busy, try again"
         raise ComponentFailed(f"{problem}: {str(error).strip() or type(error).__name__}; {remedy}") from error
 
 
 def _check_loopback() -> None:
-    """Ray would wait minutes for processes of its own that cannot be reached.
+    """Check that this machine can connect to itself; if it cannot, Ray would wait for its own processes for minutes.
 
     Raises:
         OSError: this machine cannot connect to itself.
@@ -253,7 +253,7 @@ def _check_loopback() -> None:
 
 def _start_own_ray() -> None:
     if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
-        # Whoever may call Ray may run code. By default its token lies in the home folder, which may be read-only or public.
+        # Whoever can call Ray can run code. By default its token is in the home folder: read-only, perhaps, or public.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     ray.init(
         address="local",
@@ -269,13 +269,15 @@ def stop_ray() -> None:
     node: Any = ray._private.worker._global_node
     if node is not None:
         for process in chain.from_iterable(node.all_processes.values()):
-            # They do not take SIGTERM, and Ray would wait a second for each before it kills it.
+            # They have SIGTERM blocked, and Ray would wait a second for each of them before it kills it.
             process.process.terminate = process.process.kill
     ray.shutdown()
 
 
 def starting_ray() -> "asyncio.Future[None]":
-    """:func:`start_ray` in a daemon thread, which stays: the kernel ends Ray's processes with the *thread* that started them."""
+    """Run :func:`start_ray` in a daemon thread that never ends: the kernel ends Ray's processes with the *thread* that
+    started them.
+    """
     loop = asyncio.get_running_loop()
     started: asyncio.Future[None] = loop.create_future()
 
@@ -283,7 +285,7 @@ def starting_ray() -> "asyncio.Future[None]":
         try:
             with sigterm_blocked():
                 start_ray()
-        except BaseException as error:  # noqa: BLE001 - handed to the one who waits
+        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
             outcome = partial(started.set_exception, error)
         else:
             outcome = partial(started.set_result, None)

@@ -1,8 +1,9 @@
-"""Makes a typed recipe of a name or path and overrides. Hydra composes it; the schema in asyncrl/core/recipe checks it.
+"""Makes a typed recipe from a name or path and overrides. Hydra composes it, and asyncrl/core/recipe checks it.
 
-A recipe may live anywhere. Its defaults list finds configs beside it first and the shipped ones after that, and every key of the
-schema can be set on the command line whether or not the YAML mentions it. Whatever is wrong is a ``RecipeError``, never Hydra's.
-What :func:`resolved_yaml` writes, :func:`compose` reads back to an equal recipe, whatever its texts hold.
+A recipe may live anywhere. Its defaults list finds configs beside it first and the shipped ones after that, and every
+key of the schema can be set on the command line whether or not the YAML mentions it. Every problem is raised as a
+``RecipeError``, never as Hydra's own. What :func:`resolved_yaml` writes, :func:`compose` reads back to an equal recipe,
+whatever its texts hold.
 """
 
 import re
@@ -41,7 +42,7 @@ _NOT_A_HYDRA_APPLICATION = "take it out: Hydra only composes the recipe; run fol
 
 
 def compose(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe at a path, or the shipped recipe of that name, with what it leaves to the machine chosen for this one.
+    """Compose the recipe at a path, or the shipped recipe of that name; choose its ``auto`` values for this machine.
 
     Args and errors: see :func:`compose_for`.
     """
@@ -49,16 +50,16 @@ def compose(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def compose_for(machine: Machine, recipe: str, overrides: Sequence[str] = ()) -> tuple[Recipe, tuple[Choice, ...]]:
-    """The recipe at a path, or the shipped recipe of that name, for a machine, and what was chosen for it.
+    """Compose the recipe at a path, or the shipped recipe of that name, for a machine; also return what was chosen.
 
     Args:
-        machine: where the run will be; decides about the keys that are ``auto``.
+        machine: the machine that the run will use; decides about the keys that are ``auto``.
         recipe: path of a ``.yaml`` file, or a name that :func:`shipped_recipes` lists.
         overrides: in Hydra's grammar. ``learner.lr=1e-4`` sets a key (in the YAML or not), ``~tracking.uri`` takes one out,
             ``group=option`` chooses from a config group.
 
     Raises:
-        RecipeError: for anything that keeps it from being a valid recipe; further problems are its notes.
+        RecipeError: the recipe is not valid; further problems are in the error's notes.
     """
     path = _locate(recipe)
     with hydra.initialize_config_dir(str(path.parent), job_name="asyncrl", version_base="1.3"), _translated_errors(path):
@@ -118,7 +119,7 @@ def _names_instead(name: str) -> str:
 
 
 def _settable(override: str) -> str:
-    """``key=value`` as ``++key=value``: the key need not be in the YAML, and an unknown one reaches the schema's own error."""
+    """Turn ``key=value`` into ``++key=value``: the key need not be in the YAML; the schema refuses an unknown one."""
     (parsed,) = OverridesParser.create().parse_overrides([override])
     if parsed.is_sweep_override():
         raise RecipeError(

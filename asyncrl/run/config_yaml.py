@@ -1,6 +1,7 @@
 """Writes plain values as YAML that Hydra and OmegaConf read back to equal values.
 
-What always holds: that is so whatever the texts hold, although the two take some for interpolations, numbers or line breaks.
+What always holds: this is true for every text, also for one that either would take for an interpolation, a number or a
+line break.
 """
 
 import re
@@ -15,7 +16,7 @@ _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./ -]*")
 
 
 def write_config(values: Mapping[str, Any]) -> str:
-    """``values`` as YAML, in their order.
+    """Return ``values`` as YAML, in their order.
 
     Args:
         values: texts, numbers, booleans, bytes, None, and lists and mappings of such.
@@ -24,7 +25,7 @@ def write_config(values: Mapping[str, Any]) -> str:
 
 
 def _escaped(value: Any) -> Any:
-    """``value`` with ``${`` escaped, but for keys: OmegaConf reads ``\\${`` as ``${``, and needs backslashes before it twice."""
+    """Escape ``${`` in ``value``, but not in keys: as ``\\${``, with backslashes before it doubled, for OmegaConf."""
     if isinstance(value, str):
         return _INTERPOLATION.sub(lambda found: found[1] * 2 + r"\${", value)
     if isinstance(value, Mapping):
@@ -33,7 +34,7 @@ def _escaped(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that OmegaConf could take for something else, such as 1e3, which is no number in YAML."""
+    """Quotes every text that OmegaConf could take for something else, such as 1e3, which is not a number in YAML."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

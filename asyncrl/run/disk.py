@@ -10,7 +10,7 @@ from asyncrl.run.units import memory
 ROOM_BYTES = 64 << 20
 """Bytes that should always be free: MLflow, the logs and the journal all write to the run folder."""
 POLL_S = 2.0
-"""How often a full disk is looked at again: no event tells that it has room."""
+"""Seconds between two looks at a full disk: no event tells that it has room."""
 
 
 def free_bytes(folder: Path) -> int:
@@ -20,7 +20,7 @@ def free_bytes(folder: Path) -> int:
 
 
 async def wait_for_room(folder: Path, wanted: int, note: Callable[[str], None]) -> None:
-    """Return when ``wanted`` bytes are free on the disk of ``folder``; ``note`` is given a line when a wait begins and ends."""
+    """Return when ``wanted`` bytes are free on the disk of ``folder``; ``note`` tells the user of a wait."""
     free = free_bytes(folder)
     if free >= wanted:
         return

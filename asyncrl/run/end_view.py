@@ -23,7 +23,7 @@ _STYLE = {Status.COMPLETED: "bold green", Status.INTERRUPTED: "bold yellow", Sta
 
 
 def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[RenderableType]:
-    """Reason, table and folders, to be printed one after the other. A run that trained no step has no table."""
+    """Return reason, table and folders, to be printed one after the other. A run that trained no step has no table."""
     lines: list[RenderableType] = []
     if summary.reason:
         lines.append(Text.assemble((summary.status.capitalize(), _STYLE[summary.status]), f": {summary.reason}"))
@@ -38,7 +38,7 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
 
 
 def _command(name: str) -> str:
-    """The command as the user can type it here, even if the virtual environment it is installed in is not active."""
+    """Return the command as the user can type it here, even if its virtual environment is not active."""
     beside = Path(sys.executable).with_name(name)
     return name if shutil.which(name) or not beside.is_file() else shlex.quote(os.path.relpath(beside))
 

@@ -1,4 +1,4 @@
-"""Evaluation on held-out tasks, on the generators, beside training."""
+"""Evaluates on held-out tasks, on the generators, beside training."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from asyncrl.run.recorder import Recorder
 
 
 class Evaluator:
-    """Runs evaluations, and hands the results to the recorder and the totals that they change to the checkpointer."""
+    """Runs evaluations, passes the results to the recorder, and has the checkpointer save the changed totals."""
 
     def __init__(
         self,
@@ -24,6 +24,6 @@ class Evaluator:
         self._recorder, self._checkpointer = recorder, checkpointer
 
     async def evaluate(self, version: PolicyVersion) -> None:
-        """Evaluate on all held-out tasks. While training goes on, episodes may span a version or two more."""
+        """Evaluate on all held-out tasks. While training goes on, episodes may also use the next version or two."""
         self._recorder.evaluation(version, await self._generators.evaluate(self._tasks, self._temperature))
         self._checkpointer.note()

@@ -11,9 +11,10 @@
         checkpoints/    what the learner is resumed from
         model/          the trained model, a Hugging Face folder
         resumes         a line for each time that the run was resumed
+        driver.lock     the lock of the process that drives the run
 
-A folder belongs to exactly one run: it is made by that run, atomically, and only a resumed run uses it again. One process at a
-time drives a run: it holds the folder's lock, which the system lets go of however that process ends.
+A folder belongs to exactly one run: that run makes it, atomically, and uses it again when it is resumed. One
+process at a time drives a run: it holds the folder's lock, which the system releases however that process ends.
 """
 
 import fcntl
@@ -30,7 +31,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import resolved_yaml
 
 _LOCK_BYTES = 32
-"""The size of a lock file, which holds the number of a process."""
+"""The size of a lock file, which holds a process id."""
 
 
 class RunFolder:
@@ -66,17 +67,17 @@ class RunFolder:
             folder.recipe.write_text(resolved_yaml(recipe), encoding="utf-8")
         except OSError as error:
             if claimed is not None:
-                shutil.rmtree(claimed, ignore_errors=True)  # half of a run folder is none
+                shutil.rmtree(claimed, ignore_errors=True)  # a half-made run folder is of no use
             problem = f"cannot make a run folder in {recipe.run_dir!r}: {error.strerror}"
             raise RecipeError("run_dir", problem, "name a folder that you may write to, e.g. with run_dir=runs") from error
         return folder
 
     @classmethod
     def find(cls, path: Path) -> "RunFolder":
-        """The folder of a run that was launched before.
+        """Find the folder of a run that was launched before.
 
         Raises:
-            RecipeError: there is no run in it, or it cannot be looked into.
+            RecipeError: there is no run in it, or it cannot be read.
         """
         remedy = "name a folder that `asyncrl launch` made, e.g. runs/quickstart-20260901T120000Z"
         try:
@@ -85,7 +86,7 @@ class RunFolder:
         except (OSError, RuntimeError) as error:  # links that lead in a circle are a RuntimeError
             raise RecipeError("", f"cannot look into {str(path)!r}: {getattr(error, 'strerror', error)}", remedy) from error
         if not found:
-            raise RecipeError("", f"{str(path)!r} is no run folder: it has no {folder.recipe.name}", remedy)
+            raise RecipeError("", f"{str(path)!r} is not a run folder: it has no {folder.recipe.name}", remedy)
         return folder
 
     @contextmanager
@@ -97,7 +98,7 @@ class RunFolder:
         """
         with self._locked(os.O_RDWR | os.O_CREAT) as (file, before):
             try:
-                # As long as what it overwrites: so it needs no room on a disk that is full.
+                # It has the length of what it overwrites, and so needs no room on a full disk.
                 os.pwrite(file, str(os.getpid()).encode().ljust(_LOCK_BYTES), 0)
             except OSError as error:
                 raise self._cannot_lock(error) from error
@@ -105,14 +106,14 @@ class RunFolder:
             yield
 
     def check_not_driven(self) -> None:
-        """Raise a ``RecipeError`` if a process drives the run: its files would change while they are read. Changes nothing."""
+        """Raise a ``RecipeError`` if a process drives the run, because its files would change while they are read."""
         if self._lock.is_file():
             with self._locked(os.O_RDWR):
                 pass
 
     @contextmanager
     def _locked(self, flags: int) -> Iterator[tuple[int, int | None]]:
-        """Open and lock the lock file; gives the file and the number of the process that held it last."""
+        """Open and lock the lock file; yields its descriptor and the id of the process that held it last."""
         with ExitStack() as held:
             try:
                 file = os.open(self._lock, flags, 0o644)
@@ -134,7 +135,7 @@ class RunFolder:
         """Note that the run is resumed now, however that ends. Call it while the run is :meth:`driven`.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: the file cannot be written.
         """
         with self._resumes.open("a", encoding="utf-8") as file:
             file.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} process {os.getpid()}\n")
@@ -146,7 +147,7 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """The name of the run's files in shared memory. It has the driver's number: two run folders may have the same name."""
+        """The name of the run's files in shared memory. The driver's process id in it keeps it unique on this host."""
         return self._id_of(os.getpid())
 
     def _id_of(self, driver: int) -> str:
@@ -154,7 +155,7 @@ class RunFolder:
 
 
 def _process_in(lock: bytes) -> int | None:
-    """The number of the process that wrote ``lock``; None if it holds none, because it is new or was damaged."""
+    """The id of the process that wrote ``lock``; None if there is none in it, because it is new or was damaged."""
     text = lock.strip()
     return int(text) if text.isdigit() else None
 

@@ -1,4 +1,4 @@
-"""One generator's actor, and the calls the driver makes on it, each with its deadline."""
+"""One generator's actor, and the calls that the driver makes to it, each with its deadline."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class GeneratorHandle:
-    """A generator in a process of its own. Every call but :meth:`run` has a deadline.
+    """The driver's handle of one generator process. Every call but :meth:`run` has a deadline.
 
     Every call raises ``ProcessDied`` when the process or its event loop is gone, and what the generator itself raised otherwise.
     """
@@ -30,7 +30,7 @@ class GeneratorHandle:
 
     async def start(self) -> None:
         """Bring its engine up, with the weights of version 0."""
-        # Longer than what the engine allows itself, whose error says more.
+        # Longer than the deadline that the engine keeps itself, because its error says more.
         seconds = self._deadlines.start + ANSWER_DEADLINE_S
         await self._ask(self._actor.start.remote(), "start", seconds, "raise deadlines.start")
 
@@ -39,7 +39,7 @@ class GeneratorHandle:
         await self._while_it_answers(watch(self._actor.run.remote(), of=self.worker))
 
     async def _while_it_answers(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do ``work``. Meanwhile the process must answer a call that needs no work as often as it renews a lease."""
+        """Await ``work``. Meanwhile the process must answer a call that needs no work as often as it renews a lease."""
         working = asyncio.ensure_future(work)
         answering = asyncio.create_task(self._answer(), name=f"{self.worker} answering")
         try:
@@ -56,8 +56,9 @@ class GeneratorHandle:
                 await self._ask(self._actor.answer.remote(), "answer", seconds)
             except DeadlineExceeded as late:
                 raise EventLoopBlocked(
-                    f"{self.worker} did not answer for {seconds:g} s: its process was stopped, or code in it keeps the "
-                    f"interpreter to itself, as a regular expression can for hours, also in a thread; {self._log} then says which"
+                    f"{self.worker} did not answer for {seconds:g} s: its process was stopped, or code in it holds the "
+                    "interpreter's lock (a regular expression can do so for hours, even in a thread); see "
+                    f"{self._log}, which then names the code"
                 ) from late
             await asyncio.sleep(seconds / RENEWALS_PER_LEASE)
 
@@ -74,7 +75,7 @@ class GeneratorHandle:
         return await self._while_it_answers(evaluating)
 
     async def statistics(self) -> GeneratorStatistics:
-        """Counters since it came up."""
+        """Return the counters since its engine was ready."""
         return await self._ask(self._actor.statistics.remote(), "count", ANSWER_DEADLINE_S)
 
     async def stop(self) -> None:
@@ -89,6 +90,6 @@ class GeneratorHandle:
         """End its process, if there still is one; the engine's processes end with it."""
         ray.kill(self._actor)
 
-    async def _ask(self, answer: "ray.ObjectRef[T]", what: str, seconds: float, remedy: str = "it is overloaded") -> T:
+    async def _ask(self, answer: "ray.ObjectRef[T]", what: str, seconds: float, remedy: str = "it may be overloaded") -> T:
         remedy = f"see {self._log}; {remedy}"
         return await ask(answer, of=f"{self.worker} to {what}", by="the driver", seconds=seconds, remedy=remedy)

@@ -1,16 +1,18 @@
-"""The generators of a run: it goes on without one that dies, until another has taken its place.
+"""The generators of a run. If one dies, the run goes on without it until a successor has taken its place.
 
 What always holds:
 
 * a generator that died is reported to the buffer before its successor is made, so its episodes are issued again exactly once;
-* whoever samples for training has the weights of the newest publication: a successor leases nothing before it has loaded them;
-* a publication is overwritten only when nobody reads it any more. Publications alternate between two places, so a successor
-  catches up under the lock of deliveries: the next version's delivery waits for it, and the one after that is written after it;
-* counters only grow, and what the dead had counted is not lost.
+* a successor leases nothing before it has loaded the newest publication that was delivered;
+* a publication is overwritten only when nobody reads it any more. Publications alternate between two places, so a
+  successor catches up while it holds the lock of deliveries: the next version is delivered after that, and only then is
+  the one after it written, in the place that the successor has read;
+* counters only grow, and include what dead generators had counted.
 
-Only a dead process is replaced, and one that only looks alive: its event loop ended or is blocked, its worker ended though nobody
-stopped it, or it did not answer within the deadline of a call, as one whose engine is frozen. Up to a few in a row may die while
-they come up, or be blocked, in one slot. Any other error ends the run.
+A generator is replaced only if its process is dead or only looks alive: its event loop ended or is blocked, its worker
+ended although nobody stopped it, or it missed the deadline of a call, for example because its engine is frozen. The run
+ends if several successors in a row die in one slot while they come up, if the event loops of several generators in one
+slot are blocked, and on any other error.
 """
 
 import asyncio
@@ -42,15 +44,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SUCCESSORS_IN_A_ROW = 3
-"""How many may die in one slot while they come up, and how often in a row nobody may answer an evaluation: what they die of is
-no accident then."""
+"""The run ends if this many successors in a row die in one slot while they come up, or if nobody answers an evaluation
+this many times in a row: that is not an accident any more."""
 BLOCKED_IN_A_SLOT = 3
-"""How many generators of one slot may end because an environment blocks their event loop: once may be the task's or the policy's
-doing, this often it is the environment's."""
+"""The run ends if the event loops of this many generators in one slot are blocked: once may be due to the task or the
+policy, this often it is due to the environment."""
 
 
 class GeneratorPool:
-    """The generators that work side by side; each method speaks for all that are up.
+    """The generators that work side by side; each method acts on all that are up.
 
     Args:
         make: makes a generator's process, given a number that no other had.
@@ -89,10 +91,10 @@ class GeneratorPool:
                     starting.create_task(start(slot))
 
     async def generate(self) -> None:
-        """The generation pump: every generator pulls tickets until :meth:`stop`, and so does whoever takes its place.
+        """Run the generation pump: every generator pulls tickets until :meth:`stop`, and so do successors.
 
         Raises:
-            BudgetExceeded: one died too many.
+            BudgetExceeded: more generators died than ``buffer.max_failures`` allows.
             ComponentFailed: a successor did not come up, or environments block one generator after another.
         """
         self._generating = True
@@ -114,12 +116,12 @@ class GeneratorPool:
             except ProcessDied as death:
                 self._died(slot, death)
                 if slot.blocked == BLOCKED_IN_A_SLOT:
-                    raise ComponentFailed(f"{slot.death}; {slot.blocked} generators in one slot ended so") from death
+                    raise ComponentFailed(f"{slot.death}; {slot.blocked} generators in one slot ended like this") from death
                 if not self._stopping.is_set():
                     await self._replace(slot)
 
     async def _replace(self, slot: GeneratorSlot) -> None:
-        """Make a successor, and return when it is up or the pool is stopped: evaluations may still want it then."""
+        """Make a successor; return when it is up, or the pool is stopped: an evaluation may still need it then."""
         for left in reversed(range(SUCCESSORS_IN_A_ROW)):
             try:
                 await self._replace_once(slot)
@@ -174,11 +176,11 @@ class GeneratorPool:
         await self._of_each(self._up(), lambda generator: generator.stop())
 
     async def install(self, publication: Publication) -> None:
-        """Have every generator load ``publication``. One that is coming up is not waited for: it will load it then.
+        """Have every generator load ``publication``. One that is coming up is not waited for, and catches up later.
 
         Raises:
             WeightMismatch: what was loaded is not what was published.
-            ComponentFailed: nobody is left to load it.
+            ComponentFailed: no generator is left.
         """
         async with self._delivering:
             await self._of_each(self._up(), lambda generator: _install(generator, publication))
@@ -186,10 +188,10 @@ class GeneratorPool:
         self._check_alive()
 
     async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """One episode of each task, dealt out over the generators; those of one that dies are dealt out again.
+        """Play one episode of each task, divided over the generators; if one dies, its tasks are given out again.
 
         Raises:
-            ComponentFailed: nobody is left to evaluate, or all who were asked died, several times in a row.
+            ComponentFailed: no generator is left, or all that were asked died, several times in a row.
         """
         results: list[EvaluationResult] = []
         waiting, in_vain = list(tasks), 0
@@ -213,9 +215,10 @@ class GeneratorPool:
         return await self._of_each(slots, lambda generator: generator.evaluate(share_of[generator], temperature))
 
     async def _living(self) -> list[GeneratorSlot]:
-        """The slots whose generator is up, as soon as there is one.
+        """Return the slots whose generator is up, as soon as there is one.
 
-        Before and after the generation pump, which replaces the dead, one of them is replaced here: an evaluation needs no more.
+        While the generation pump runs, it replaces dead generators. Before and after, this method replaces one of them,
+        because an evaluation needs no more.
         """
         replaced = False
         while True:
@@ -230,7 +233,7 @@ class GeneratorPool:
             await self._changed.wait()
 
     async def statistics(self) -> list[GeneratorStatistics]:
-        """Counters of each slot; where its generator is gone, the last that are known."""
+        """Return the counters of each slot; if its generator is gone, the last known ones."""
         slots = self._up()
         asked = [slot.generator for slot in slots]
         answers = await self._of_each(slots, lambda generator: generator.statistics())
@@ -262,7 +265,7 @@ class GeneratorPool:
         return [slot for slot in self._slots if slot.up]
 
     async def _of_each(self, slots: Sequence[GeneratorSlot], ask: Callable[[GeneratorHandle], Awaitable[T]]) -> list[T | None]:
-        """The answers of the generators in ``slots``, None from one that died. Any other error is raised at once."""
+        """Return the answers of the generators in ``slots``, None for one that died. Raises any other error at once."""
 
         async def answer(slot: GeneratorSlot) -> T | None:
             generator = slot.generator
@@ -279,7 +282,7 @@ class GeneratorPool:
         return [done.result() for done in answers]
 
     def _died(self, slot: GeneratorSlot, death: ProcessDied) -> None:
-        """The generator at ``slot`` is gone, or its engine is: end what is left of it, and with that its :meth:`run`."""
+        """Note that the generator in ``slot`` or its engine is gone; kill what is left, which also ends its ``run``."""
         worker, why = slot.generator.worker, str(death)
         slot.vacate(why if why.startswith(worker) else f"{worker}: {why}", blocked=isinstance(death, EventLoopBlocked))
         self._last_death = slot.death
@@ -289,14 +292,14 @@ class GeneratorPool:
         return any(slot.coming_up is not None and not slot.coming_up.done() for slot in self._slots)
 
     def _check_alive(self) -> None:
-        """Raise ``ComponentFailed`` if no generator is up or will be: nobody is to wait for one that will not come."""
+        """Raise ``ComponentFailed`` if no generator is up or will be, so that nobody waits for one in vain."""
         will_come = self._generating and not self._stopping.is_set()
         if not (will_come or self._coming_up() or self._up()):
             raise ComponentFailed(f"no generator is left: {self._last_death}")
 
 
 async def _in_time(answer: Awaitable[T]) -> T:
-    """A generator's answer. One that is late counts as dead: its engine may be frozen, and nothing else would end that."""
+    """Await a generator's answer. If it is late, it counts as dead: a frozen engine would never end by itself."""
     try:
         return await answer
     except DeadlineExceeded as late:

@@ -12,7 +12,7 @@ class GeneratorSlot:
     Attributes:
         generator: the one that works here, or is coming up.
         up: whether it has the newest weights and takes part in everything.
-        coming_up: the start of the last successor, if there was one.
+        coming_up: the task that starts the last successor, if there was one.
         death: how the last generator died.
         blocked: how many died of a blocked event loop.
     """
@@ -27,11 +27,11 @@ class GeneratorSlot:
         self._past = self._latest = GeneratorStatistics()
 
     def counted(self, statistics: GeneratorStatistics) -> None:
-        """Take note of what the generator here has counted."""
+        """Note what the generator here has counted."""
         self._latest = statistics
 
     def vacate(self, death: str, *, blocked: bool = False) -> None:
-        """The generator here died. Harmless the second time: what is said first of a death is its cause."""
+        """Note that the generator here died. Harmless the second time: the first report of a death is its cause."""
         if self._dead is not self.generator:
             self._dead, self.death = self.generator, death
             self.blocked += blocked
@@ -40,5 +40,5 @@ class GeneratorSlot:
 
     @property
     def counters(self) -> GeneratorStatistics:
-        """What all generators that ever worked here have counted, as far as that is known."""
+        """What all generators that ever worked in this slot have counted, as far as that is known."""
         return self._past + self._latest

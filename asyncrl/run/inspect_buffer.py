@@ -17,10 +17,10 @@ from buffers.replay_buffer import ReplayBuffer
 
 
 def inspect_run(run: Path) -> BufferReport:
-    """The report on the buffer of the run in folder ``run``, as it is now.
+    """Report on the buffer of the run in folder ``run``, as it is now.
 
     Raises:
-        RecipeError: there is no run, or it keeps no journal, or has not begun one yet.
+        RecipeError: there is no run in the folder, or the run keeps no journal or has not begun it yet.
         JournalDamaged, JournalGone, JournalOfAnotherRun, UnknownFormat: what is there cannot be read.
     """
     folder = RunFolder.find(run)
@@ -34,7 +34,7 @@ def inspect_run(run: Path) -> BufferReport:
     except FileNotFoundError as error:
         problem = f"{folder.path} has no journal in {journal.relative_to(folder.path)}"
         raise RecipeError(
-            "", problem, "wait until the run has started its buffer, or see its logs, if it failed before"
+            "", problem, "wait until the run has started its buffer, or, if it failed before that, see its logs"
         ) from error
     tasks = make_task_stream(recipe)
     buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)

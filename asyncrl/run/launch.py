@@ -53,12 +53,15 @@ TRACKING_FLUSH_S = 60.0
 
 
 def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None = None) -> tuple[Summary, SavedTotals]:
-    """Run ``recipe`` to its end, from where ``folder`` says it is, and write ``summary.json`` there.
+    """Run ``recipe`` to its end, from where the run in ``folder`` is, and write ``summary.json`` there.
 
-    Errors of the run end up in the summary, not here. The totals say more than the summary does.
+    Errors of the run end up in the summary and are not raised.
 
     Args:
-        reached: how far the run had come, if it is resumed; whatever happens, its summary tells of no less.
+        reached: how far the run had come, if it is resumed; whatever happens, the new summary reports no less.
+
+    Returns:
+        the summary, and the running totals, which say more.
     """
     totals = Totals()
     if reached is not None:
@@ -78,7 +81,7 @@ def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached |
     try:
         tracker.finish(status, TRACKING_FLUSH_S if status is Status.COMPLETED else recipe.deadlines.shutdown / 5)
     except (AsyncRLError, KeyboardInterrupt) as error:
-        logger.warning("the last records are not tracked: %s", error or "interrupted")
+        logger.warning("the last records are missing in MLflow: %s", error or "interrupted")
         if status is Status.COMPLETED:
             summary = msgspec.structs.replace(summary, status=Status.FAILED, reason=str(error) or "interrupted while tracking")
             summary = summary.recorded(folder.summary)
@@ -88,7 +91,7 @@ def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached |
 async def _supervise(
     run: Callable[[asyncio.Event], Coroutine[None, None, None]], run_id: str, view: LiveView, shutdown_s: float
 ) -> tuple[Status, str]:
-    """How ``run`` ended and why. An interrupt that comes once it has set its event, because it is ending, changes neither."""
+    """Do ``run``; return how it ended and why. Once it sets its event it is ending, and interrupts change neither."""
     ending = asyncio.Event()
     running = asyncio.create_task(run(ending), name="run")
     requests = StopRequests(time.monotonic)
@@ -142,7 +145,7 @@ async def _run(
         statistics = await buffer.statistics()
         published_version = statistics.version
         begin = await checkpointer.resume(published_version, statistics.kept_from)
-        await cluster.take_over()  # everything was read and checked: only from here on do the run's files change
+        await cluster.take_over()  # everything was read and checked; the run's files change only from here on
         folder.summary.unlink(missing_ok=True)  # it tells how the run ended before
         recorder = Recorder(recipe, generators, buffer, tracker, view, totals)
         tasks, temperature = load_tasks(recipe, "evaluation"), recipe.evaluation.temperature
@@ -164,7 +167,7 @@ async def _run(
                 )
                 await generators.stop()
                 seconds = STOP_S + recipe.environment.tool_timeout_s
-                remedy = "an environment ignores being cancelled; see their logs"
+                remedy = "an environment ignores its cancellation; see their logs"
                 async with deadline(seconds, waiter="the driver", owner="the generators to stop", remedy=remedy):
                     await generating
         finally:
@@ -201,7 +204,7 @@ async def _cluster(
 async def _end(
     shutdown_s: float, run_id: str, cluster: Cluster | None, ray_started: "asyncio.Future[None]", totals: Totals
 ) -> None:
-    """Stop everything within four fifths of ``shutdown_s``. Raises nothing, which could hide why the run ended."""
+    """Stop everything within four fifths of ``shutdown_s``. Raises nothing: an error could hide why the run ended."""
     end_by = time.monotonic() + shutdown_s * 4 / 5
     await wait_hearing(ray_started, shutdown_s / 5)
     if cluster is not None:
@@ -209,7 +212,7 @@ async def _end(
             async with asyncio.timeout(LAST_WORDS_S):
                 totals.ended(await cluster.generators.statistics(), await cluster.buffer.statistics())
         except (AsyncRLError, TimeoutError) as error:
-            logger.warning("the summary holds the counts of the last training step: %s", error)
+            logger.warning("the summary has the counters of the last training step; newer ones are missing: %s", error)
         await cluster.close(shutdown_s / 5)
     stopping_ray = asyncio.ensure_future(run_in_daemon_thread(stop_ray, "stop Ray"))
     await wait_hearing(stopping_ray, shutdown_s / 5)
@@ -221,7 +224,7 @@ async def _end(
 
 
 def _reason(error: BaseException) -> str:
-    """The text of the error that caused the others."""
+    """Return the text of the error that caused the others."""
     while isinstance(error, BaseExceptionGroup):
         error = next((own for own in error.exceptions if isinstance(own, AsyncRLError)), error.exceptions[0])
     return str(error) if isinstance(error, AsyncRLError) else f"{type(error).__name__}: {error}"

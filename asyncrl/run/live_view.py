@@ -1,8 +1,9 @@
 """What a user sees while a run goes on.
 
-On a terminal: one block at the bottom that is redrawn in place, with everything that should stay (phases that ended, notes)
-printed above it. Anywhere else (a file, a pipe, a CI log): plain lines, one a phase and one every few seconds of training.
-Leaving the view restores the terminal, however the run ended. All methods may be called from any thread.
+On a terminal: one block at the bottom that is redrawn in place, with everything that should stay (phases that ended,
+notes) printed above it. Anywhere else (a file, a pipe, a CI log): plain lines, one for each phase and one every few
+seconds of training. Leaving the view restores the terminal, however the run ended. All methods may be called from any
+thread.
 """
 
 import time
@@ -26,7 +27,7 @@ from asyncrl.run.units import duration, percent, quantity
 SECONDS_A_LINE = 15.0
 """Time between two lines of training progress where the output is not a terminal."""
 WARMUP_A_LINE = 0.25
-"""Share of the warm-up between two of its lines where the output is not a terminal."""
+"""Share of the warm-up between two lines of its progress where the output is not a terminal."""
 REDRAWS_A_SECOND = 4
 REWARDS_SHOWN = 40
 MAX_WIDTH = 100
@@ -37,7 +38,7 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class LiveView:
-    """Use as a context manager around the whole run ``name``; ``clock`` counts seconds and is there for tests."""
+    """Shows run ``name``; a context manager around the whole run. ``clock`` returns seconds, and is there for tests."""
 
     def __init__(self, console: Console, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._name, self._clock = console, name, clock
@@ -118,7 +119,7 @@ class LiveView:
             self._console.print(f"{stamp}  {text}", markup=False, highlight=False, soft_wrap=True)
 
     def _draw(self) -> RenderableType:
-        """The block as it is now. Takes no lock: rich calls this while it holds its own, and our prints take ours first."""
+        """Draw the block as it is now. Takes no lock: rich calls this under its own, and our prints take ours first."""
         self._spinner.update(text=Text(self._phase))
         return Panel(
             Group(self._spinner, *self._below_phase()),

@@ -1,4 +1,4 @@
-"""What the machine has that a run depends on."""
+"""Finds out what the machine has that a run depends on."""
 
 import os
 from importlib import metadata
@@ -8,16 +8,16 @@ import msgspec
 import psutil
 
 BFLOAT16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""What ``/proc/cpuinfo`` calls instructions that multiply bfloat16: of x86 processors, and last of ARM ones."""
+"""Names in ``/proc/cpuinfo`` of instructions that multiply bfloat16: two of x86 processors, then one of ARM."""
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """A machine.
+    """What one machine has.
 
     Attributes:
-        memory, free: bytes of memory, in all and free now.
+        memory, free: memory in all, and free now, in bytes.
         cores: processor cores that this process may use.
-        gpus: NVIDIA GPUs that this process may use; none where vLLM's CPU build is installed.
+        gpus: number of NVIDIA GPUs that this process may use; 0 where vLLM's CPU build is installed.
         bfloat16: whether the processor has instructions for bfloat16; without them vLLM computes it several times slower than
             float32.
     """
@@ -42,7 +42,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def busy_cores() -> float:
-    """The share of the cores that this process may use that were busy with anything since the last call; 0 the first time."""
+    """Share of this process's cores that were busy with anything since the last call; 0 the first time."""
     busy = psutil.cpu_percent(percpu=True)
     mine = [busy[core] for core in os.sched_getaffinity(0) if core < len(busy)]
     return sum(mine) / len(mine) / 100 if mine else 0.0
@@ -59,7 +59,7 @@ def _gpus() -> int:
 
 
 def _instructions() -> set[str]:
-    """Names of the processor's instruction sets; none where the system does not tell."""
+    """Names of the processor's instruction sets; empty where the system does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The metrics that are born in the run itself; the learner's own are in ``learners.metrics``. A step is a training step."""
+"""The metrics that the run itself measures; the learner's are in ``learners.metrics``. "Step" means training step."""
 
 from asyncrl.core.metrics import Metric, Reduction
 from asyncrl.core.trajectory import StopReason
@@ -9,7 +9,9 @@ GREEDY_REWARD = Metric(
 )
 MODEL_SCORE = Metric("reward/model_mean", "reward", Reduction.MEAN, "mean of the reward model's scores since the last step")
 MODEL_SECONDS = Metric("reward/model_seconds", "s", Reduction.MEAN, "how long a finished episode waited for its score")
-ZERO_VARIANCE = Metric("reward/zero_variance_groups", "share", Reduction.MEAN, "groups whose rewards differ by rounding at most")
+ZERO_VARIANCE = Metric(
+    "reward/zero_variance_groups", "share", Reduction.MEAN, "groups whose rewards are all equal, up to rounding"
+)
 EPISODE_TOKENS = Metric(
     "episode/tokens", "tokens", Reduction.MEAN, "length of the trained episodes, prompt and tool responses included"
 )
@@ -32,7 +34,7 @@ COMPUTED_RATE = Metric(
     "learner/computed_tokens_per_s",
     "tokens/s",
     Reduction.SUM,
-    "the same, where a prefix that rows share counts as often as it is computed",
+    "like learner/tokens_per_s, but a prefix that rows share counts as often as it is computed",
 )
 TRAJECTORY_RATE = Metric(
     "run/trajectories_per_s", "trajectories/s", Reduction.SUM, "episodes trained over the time since the last step"
@@ -43,10 +45,13 @@ VERSIONS_SAMPLED = Metric(
 GENERATORS_IDLE = Metric("idle/generators", "share", Reduction.MEAN, "share of time engines had nothing running or were paused")
 LEARNER_IDLE = Metric("idle/learner", "share", Reduction.MEAN, "share of time the learner neither trained nor wrote weights")
 TOOL_TIME = Metric(
-    "episode/outside_engine", "share", Reduction.MEAN, "share of the running episodes' time in tools, environments and rewards"
+    "episode/outside_engine",
+    "share",
+    Reduction.MEAN,
+    "share of the running episodes' time spent outside engines, in tools and environments",
 )
 HELD_BACK = Metric(
-    "generators/held_back", "share", Reduction.MEAN, "share of time engines had room for a group and no ticket could be had"
+    "generators/held_back", "share", Reduction.MEAN, "share of time engines had room for a group, but got no ticket"
 )
 ENGINE_CPU = Metric(
     "generators/engine_cpu_s_per_1k_tokens",
@@ -69,13 +74,15 @@ EPISODE_LIMIT = Metric(
 CORES_BUSY = Metric(
     "run/cores_busy", "share", Reduction.MEAN, "share of the driver's processor cores that were busy with anything"
 )
-PIPELINE_DEPTH = Metric("buffer/pipeline_depth", "training steps", Reduction.MEAN, "experience that may be outstanding ahead")
+PIPELINE_DEPTH = Metric(
+    "buffer/pipeline_depth", "training steps", Reduction.MEAN, "experience that may be outstanding ahead of the learner"
+)
 RUNNING = Metric("buffer/running_groups", "groups", Reduction.SUM, "groups being generated")
 COMMITTED = Metric("buffer/committed_groups", "groups", Reduction.SUM, "groups waiting to be trained")
 PAYLOAD = Metric("buffer/payload_bytes", "bytes", Reduction.SUM, "encoded trajectories held")
-PUBLISH_WRITE = Metric("publish/write_seconds", "s", Reduction.MAX, "the learner writing the last published version")
+PUBLISH_WRITE = Metric("publish/write_seconds", "s", Reduction.MAX, "time to write the last published version")
 PUBLISH_INSTALL = Metric(
-    "publish/install_seconds", "s", Reduction.MAX, "until every engine had acknowledged the last published version"
+    "publish/install_seconds", "s", Reduction.MAX, "time until every engine had acknowledged the last published version"
 )
 PUBLISH_PAUSE = Metric(
     "publish/pause_seconds", "s", Reduction.MAX, "how long the last publication kept an engine from generating"

@@ -1,6 +1,7 @@
-"""The model that a recipe names: a Hugging Face folder, or the tiny model, which is made if it is not there yet.
+"""Finds the model that a recipe names: a Hugging Face folder, or the tiny model, which is made if it is not there.
 
-The tiny model is warmed up in a process of its own: training it in this one would load torch here, and could not be interrupted.
+The tiny model is made in a separate process: training it in the driver would load torch there, and could not be
+interrupted.
 """
 
 import asyncio
@@ -27,20 +28,20 @@ INTERRUPT_S = 2.0
 
 
 async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
-    """Path of the Hugging Face folder.
+    """Return the path of the model's Hugging Face folder; the tiny model is made first if it is not there.
 
     Raises:
         ComponentFailed: the tiny model could not be made.
     """
     if recipe.model.path == TINY:
-        # In an environment of the user's own it starts as for the calculator: it knows how to call a tool, and little else.
+        # For the user's own environment the warm-up uses the calculator, which teaches calling a tool and little else.
         options = recipe.environment.options if recipe.environment.name == "calculator" else {}
         return await _make_tiny(Request(options, recipe.seed), recipe.deadlines.start, view)
     return Path(recipe.model.path).resolve()  # noqa: ASYNC240 - a few directories are looked at
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End the warm-up, giving it a moment to remove its half-made folder."""
+    """End the warm-up process, after giving it a moment to remove its half-made folder."""
     if process.returncode is None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(TimeoutError):
@@ -52,12 +53,12 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 async def _make_tiny(request: Request, seconds: float, view: LiveView) -> Path:
     view.phase("Making the tiny model")
-    with sigterm_blocked():  # the driver takes the signals that stop a run, and ends this process in order
+    with sigterm_blocked():  # the driver handles the signals that stop a run, and ends this process itself
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "asyncrl.run.warm_up", msgspec.json.encode(request).decode()),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            # Threads that spin while they wait for each other multiply the time on a machine that has other work to do.
+            # Threads that spin while they wait for each other make this several times slower on a busy machine.
             env={**os.environ, "OMP_WAIT_POLICY": "passive"},
             start_new_session=True,
         )
@@ -81,5 +82,8 @@ async def _make_tiny(request: Request, seconds: float, view: LiveView) -> Path:
         lines = (await errors).decode(errors="replace").strip().splitlines()
         logger.error("making the tiny model failed:\n%s", "\n".join(lines))
         why = lines[-1] if lines else f"exit code {process.returncode}"
-        raise ComponentFailed(f"making the tiny model failed: {why}; it is kept in ~/.cache/asyncrl, or where ASYNCRL_CACHE says")
+        raise ComponentFailed(
+            f"making the tiny model failed: {why}; see logs/driver.log; the model is made in ~/.cache/asyncrl, or in "
+            "the folder that ASYNCRL_CACHE names"
+        )
     return path

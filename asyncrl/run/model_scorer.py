@@ -1,4 +1,4 @@
-"""The run's own reward model, as a generator sees it."""
+"""The generator's client of the run's own reward model."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,10 +28,10 @@ class ModelScorer:
         self._rows: RequestCoalescer[np.ndarray, float] = RequestCoalescer(self._ask, for_nobody=False)
 
     async def score(self, task: Task, trajectory: Trajectory) -> float:
-        """The model's score of the tokens, as they were sampled.
+        """Return the model's score of the trajectory's tokens, exactly as they were sampled.
 
         Raises:
-            ScoringFailed: there was no score in time.
+            ScoringFailed: no score came in time.
             ComponentFailed: the model's process died.
         """
         try:
@@ -44,5 +44,5 @@ class ModelScorer:
         of = f"the reward model to score {len(rows)} episodes"
         try:
             return await ask(self._actor.score.remote(rows), of=of, by=self._client, seconds=self._deadline_s, remedy=_SEE_LOG)
-        except ProcessDied as death:  # as another error: this one would mean that the asking generator died, and have it replaced
+        except ProcessDied as death:  # ProcessDied would mean that this generator died, and would get it replaced
             raise ComponentFailed(str(death)) from death

@@ -19,7 +19,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only transformer, dense or with experts, named as in Hugging Face's ``config.json``."""
+    """Sizes of a decoder-only transformer, dense or with experts, named as in Hugging Face's ``config.json``."""
 
     hidden_size: Size
     num_hidden_layers: Size
@@ -38,7 +38,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def experts(self) -> int:
-        """Experts of a layer that has them; Hugging Face's releases call this number differently."""
+        """Number of experts in a layer that has them; releases of Hugging Face transformers name it differently."""
         return self.num_experts or self.num_local_experts
 
     @property
@@ -91,7 +91,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """What decides whether the learner can train a model. Hugging Face takes 8 experts a token where nothing is said."""
+    """What decides whether the learner can train a model. As in Hugging Face, the default is 8 experts per token."""
 
     architectures: tuple[str, ...] | None = None
     quantization_config: object = None
@@ -109,11 +109,11 @@ TINY_SHAPE = ModelShape(
     max_position_embeddings=1024,
     tie_word_embeddings=True,
 )
-"""The model that ``tiny`` makes (``learners.tiny.warmup``)."""
+"""The shape of the model that ``tiny`` makes (``learners.tiny.warmup``)."""
 
 
 def read_shape(path: str) -> ModelShape:
-    """Shape of the model that ``model.path`` names.
+    """Read the shape of the model that ``model.path`` names.
 
     Raises:
         RecipeError: there is no such folder, its config cannot be read, or the learner cannot train such a model.

@@ -1,7 +1,8 @@
 """Finds the smallest pipeline depth at which learner and engines do not both wait.
 
-While both wait, what holds them up is the pace: the learner waits for the last episodes of a batch, and no new ones may begin.
-Another batch outstanding fills that time, and makes tokens one policy version older. The staleness bound is not touched.
+While both wait, the pipeline depth holds them up: the learner waits for the last episodes of a batch, and no new ones
+may begin. One more batch outstanding fills that time, and makes tokens one policy version older. The staleness bound
+does not change.
 """
 
 from collections import deque
@@ -9,22 +10,22 @@ from collections import deque
 from asyncrl.run.units import percent
 
 WINDOW = 4
-"""Training steps that are looked at together."""
+"""Training steps that are averaged."""
 SETTLING = 2
-"""Training steps after a change that are not looked at."""
+"""Training steps after a change that are ignored."""
 TOO_MUCH = 0.05
 """Share of the time in which both sides may wait before the depth grows."""
 NOTHING = 0.01
 """Share of the time in which both sides wait below which a smaller depth is tried."""
 PATIENCE = 16
-"""Training steps without such waits after which a smaller depth is tried; twice as many after each time that it did not do."""
+"""Training steps without such waits after which a smaller depth is tried; doubled each time that it was too small."""
 
 
 class Pacing:
     """The pipeline depth of a run, step by step.
 
     Args:
-        depth: to begin with.
+        depth: the depth to begin with.
         largest: the largest depth that the recipe allows. Depth 0, where both sides always wait in turn, is never chosen.
     """
 
@@ -41,7 +42,7 @@ class Pacing:
         self._window: deque[float] = deque(maxlen=WINDOW)
 
     def step(self, both_wait: float) -> bool:
-        """Take in a training step; whether :attr:`depth` has changed.
+        """Take in one training step, and return whether :attr:`depth` has changed.
 
         Args:
             both_wait: share of the step, in [0, 1], in which the learner waited for a batch and engines for tickets.
@@ -61,7 +62,7 @@ class Pacing:
             return True
         self._quiet = self._quiet + 1 if mean < NOTHING else 0
         if self._quiet >= PATIENCE:
-            self._tried = False  # this depth did
+            self._tried = False  # this depth is large enough
         if self._quiet >= self._patience and self.depth > 1:
             self._change(-1)
             self.reason = f"learner and engines have not both waited for {self._patience} training steps"

@@ -1,7 +1,7 @@
-"""Takes trajectories from the worker that made them to the rank that trains them.
+"""Moves trajectories from the worker that made them to the rank that trains them.
 
 A worker writes into the files of a shard on its own node, and a rank on that node reads them there: through the page cache, with
-no process in between. Only if writer or reader is on another node does the shard's actor move the bytes, once.
+no process in between. The shard's actor moves the bytes only if writer or reader is on another node, and only once.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from buffers.payload import PayloadReader, PayloadWriter
 T = TypeVar("T")
 
 SHARD_DEADLINE_S = 60.0
-"""Deadline for moving the bytes of one batch, or of one trajectory, from node to node."""
+"""Deadline, in seconds, for moving the bytes of one batch, or of one trajectory, from node to node."""
 SEGMENT_MB_IN_MEMORY = 64
-"""Size of segments in a run without a journal, whose section says it otherwise."""
+"""Size of segments in a run without a journal; with one, ``buffer.journal.segment_mb`` says it."""
 
 
 class ShardPlace(msgspec.Struct, frozen=True):
-    """The place of a shard.
+    """Where one payload shard is.
 
     Attributes:
         node: Ray's id of its node.
@@ -44,7 +44,7 @@ class ShardPlace(msgspec.Struct, frozen=True):
 
 
 def open_writer(buffer: BufferConfig, shard: int, folder: Path, name: str) -> PayloadWriter:
-    """A writer for worker ``name``, with the segment size and fsync that the recipe wants."""
+    """Make a writer for worker ``name``, with the recipe's segment size and fsync."""
     journal = buffer.journal
     if isinstance(journal, AppendOnlyJournal):
         return PayloadWriter(folder, shard, name, segment_bytes=journal.segment_mb << 20, fsync=journal.fsync == "always")
@@ -57,7 +57,7 @@ def this_node() -> str:
 
 
 class PayloadSink:
-    """Keeps a worker's trajectories on its node: those of a group in one shard, the groups spread over the node's shards."""
+    """Keeps a worker's trajectories on its node: each group in one shard, the groups spread over the node's shards."""
 
     def __init__(self, buffer: BufferConfig, shards: Sequence[ShardPlace], node: str, name: str) -> None:
         self._name = name
@@ -80,7 +80,7 @@ class PayloadSink:
         """
         if self._elsewhere:
             actor = self._elsewhere[group_id % len(self._elsewhere)]
-            what, remedy = "a payload shard to keep a trajectory", "its actor is overloaded; see logs/buffer*.log"
+            what, remedy = "a payload shard to keep a trajectory", "its actor may be overloaded; see logs/buffer*.log"
             return await ask(actor.append.remote(payloads), of=what, by=self._name, seconds=SHARD_DEADLINE_S, remedy=remedy)
         writer = self._here[group_id % len(self._here)]
         return await asyncio.to_thread(writer.append, payloads) if self._waits_for_disk else writer.append(payloads)
@@ -105,12 +105,12 @@ class PayloadSource:
         return cls(ask_shard(buffer.shards.remote(), of="the buffer (shards)", by=name), this_node(), name)
 
     def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
-        """The bytes of ``refs``, in their order. Shards on several other nodes send theirs at the same time.
+        """Return the bytes of ``refs``, in their order. Shards on several other nodes send theirs at the same time.
 
         Raises:
-            PayloadLost: some are not what was written.
+            PayloadLost: some of the payload is gone or damaged.
             DeadlineExceeded: a shard on another node did not answer in time.
-            ComponentFailed: its actor died.
+            ComponentFailed: the actor of such a shard died.
         """
         places: dict[int, list[int]] = {}
         for at, ref in enumerate(refs):
@@ -135,14 +135,14 @@ def ask_shard(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float = 
     """Wait for a payload shard's answer for up to ``seconds``, blocking this thread.
 
     Raises:
-        DeadlineExceeded: there was none in time.
+        DeadlineExceeded: there was no answer in time.
         ComponentFailed: the shard's actor died.
         AsyncRLError: what the shard raised.
     """
     try:
         return ray.get(answer, timeout=seconds)
     except GetTimeoutError as error:
-        remedy = "its actor or the network is overloaded; see logs/buffer*.log"
+        remedy = "its actor or the network may be overloaded; see logs/buffer*.log"
         raise DeadlineExceeded(by, of, seconds, remedy) from error
     except RayActorError as error:
         raise ComponentFailed(f"{of}: its process died; see logs/buffer*.log") from error

@@ -1,7 +1,7 @@
-"""What a run will consist of, known before it starts: processes, batch arithmetic, memory.
+"""Plans what a run will consist of, before it starts: processes, batch arithmetic, memory.
 
-Making a plan also checks what a recipe alone cannot tell: that its model, its tasks, its environment and its tool parser are
-there. The memory is an estimate, which tells a run that fits from one that does not.
+Making a plan also checks what the recipe alone cannot show: that its model, tasks, environment and tool parser exist.
+The memory is an estimate, good enough to tell a run that fits from one that does not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,12 +33,12 @@ ENGINE_BYTES = 3 * (750 << 20)
 LEARNER_BYTES = 600 << 20
 """A process with torch, Megatron and Ray, without the model."""
 CHECKED_TASKS = 20_000
-"""How many of the tasks that an environment makes a plan makes and checks, so that it is there at once."""
+"""If an environment makes its tasks, the plan makes and checks at most this many, so that it is ready at once."""
 TRAJECTORY_BYTES_A_TOKEN = 9
 
 
 class Processes(msgspec.Struct, frozen=True):
-    """``count`` equal processes of the run and the memory that each is expected to take."""
+    """``count`` equal processes of the run, and the memory that each is expected to take."""
 
     role: str
     count: int
@@ -53,7 +53,7 @@ class Source(msgspec.Struct, frozen=True):
         split: what its tasks are for.
         name: the source's name; see :func:`buffers.task_stream.source_names`.
         tasks: how many tasks it has.
-        skipped: rows that are not a task.
+        skipped: how many malformed rows were left out.
         counted: False if there may be fewer, because the environment makes them and the plan made only the first of them.
     """
 
@@ -75,8 +75,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         episodes_in_all: what the whole run trains on.
         outstanding_groups: groups that may be generated or waiting at any time.
         running_episodes: episodes that all engines together have room for.
-        machine: the machine that it was made for.
-        choices: the recipe's values that were ``auto``.
+        machine: the machine that the plan was made for.
+        choices: the values chosen for keys of the recipe that were ``auto``.
         inert: which keys of the recipe have no effect; see :func:`asyncrl.core.recipe.inert.inert`.
         remarks: what is allowed but probably not meant.
     """
@@ -100,14 +100,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(recipe: Recipe, machine: Machine | None = None, choices: Sequence[Choice] = ()) -> Plan:
-    """The plan of a recipe on a machine, by default this one, with those of the recipe's values that were chosen for it.
+    """Plan a run of ``recipe`` on a machine, by default this one.
+
+    Args:
+        choices: those of the recipe's values that were chosen for the machine.
 
     Raises:
-        RecipeError: the model, the tasks, the environment, the tool parser or a class that the recipe names are not there, or do
-            not go together.
+        RecipeError: the model, the tasks, the environment, the tool parser or a class that the recipe names is missing,
+            or they do not fit together.
     """
     load_environment(recipe.environment)
-    make_sampler(recipe.buffer, {})  # the class and the options are looked at, whatever the sources weigh
+    make_sampler(recipe.buffer, {})  # checks the class and its options; the weights of the sources do not matter
     shape = read_shape(recipe.model.path)
     check_sizes(shape, recipe.model, recipe.learner, recipe.generators)
     outstanding = (recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step
@@ -131,7 +134,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None, choices: Sequence[
 
 
 def _find_tasks(recipe: Recipe) -> Iterator[Source]:
-    """The sources of tasks. Files are read whole; of the tasks that an environment makes, only the first are made."""
+    """Find the sources of tasks. Files are read whole; if the environment makes tasks, only the first are made."""
     splits: tuple[tuple[Split, Sequence[TaskSource]], ...] = (
         ("train", make_task_stream(recipe, CHECKED_TASKS).sources),
         ("evaluation", load_sources(recipe, "evaluation", CHECKED_TASKS)),
@@ -176,12 +179,13 @@ def _reward_model(reward: RewardConfig, policy: ModelConfig) -> Iterator[Process
 
 
 def _learner_state_bytes(learner: LearnerConfig, shape: ModelShape) -> int:
-    """Weights, gradients, Adam's two moments and activations of one rank.
+    """Bytes of the weights, gradients, Adam's two moments, master weights and activations of one rank.
 
-    Only what is trained has gradients, moments and master weights. The last two are shared out over the ranks that hold the same
-    weights: data- and context-parallel ones, and for experts those of a stage that neither share them out nor divide them.
-    Activations are those of one micro-batch: 17 elements a token, layer and hidden unit (Korthikanti et al. 2022,
-    arXiv:2205.05198, equation 2 without attention matrices), and the logits, their exponentials and their gradient in float32.
+    Only trained weights have gradients, moments and master weights. Moments and master weights are divided over the
+    ranks that hold the same weights: the data- and context-parallel ranks, and for experts the ranks of a pipeline
+    stage that hold the same part of the same experts. Activations are those of one micro-batch: 17 elements per token,
+    layer and hidden unit (Korthikanti et al. 2022, arXiv:2205.05198, equation 2 without attention matrices), and the
+    logits, their exponentials and their gradient in float32.
     """
     layout = learner.layout
     element = ELEMENT_BYTES[learner.dtype]
@@ -243,6 +247,7 @@ def _beyond_the_machine(recipe: Recipe, plan: Plan) -> str:
     fitting = (there - plan.total_bytes + recipe.generators.count * each) // each
     room = f"{fitting} generators would fit" if fitting > 0 else "not even the rest fits without generators"
     return (
-        f"about {memory(plan.total_bytes)} are asked for, and this machine has {memory(there)} in all, of which {memory(free)} "
-        f"are free: it cannot hold the run by itself ({room}); lower generators.count, or have RAY_ADDRESS name a cluster"
+        f"the run needs about {memory(plan.total_bytes)}, and this machine has {memory(there)} in all, "
+        f"of which {memory(free)} are free: it cannot hold the run by itself ({room}); lower generators.count, or "
+        "set RAY_ADDRESS to join a cluster"
     )

@@ -1,4 +1,4 @@
-"""A plan as a user sees it."""
+"""Shows a plan to the user."""
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -11,7 +11,7 @@ from asyncrl.run.units import memory, quantity
 
 
 def plan_view(plan: Plan, recipe: Recipe) -> RenderableType:
-    """Processes and memory, tasks, batch arithmetic, what was chosen, and the remarks."""
+    """Return the tables of a plan (processes and memory, tasks, batch arithmetic, what was chosen), and its remarks."""
     said = plan.remarks if plan.inert is None else (plan.inert, *plan.remarks)
     remarks = [Text(f"Note: {remark}", "yellow") for remark in said]
     tables = [_processes(plan), _tasks(plan), _arithmetic(plan, recipe), *([_choices(plan)] if plan.choices else [])]
@@ -80,4 +80,4 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
 def _pace(buffer: BufferConfig) -> str:
     if buffer.first_depth == buffer.largest_depth:
         return f"paced at {buffer.first_depth}"
-    return f"paced at {buffer.first_depth} to {buffer.largest_depth}, as little as keeps learner or engines busy"
+    return f"paced at {buffer.first_depth} to {buffer.largest_depth}, the least that keeps learner or engines busy"

@@ -45,7 +45,7 @@ def kill_everything(exit_code: int) -> None:
 
 
 def _takes_sigterm(process: psutil.Process) -> bool:
-    """Whether ``process`` neither blocks nor ignores SIGTERM, as far as its system tells."""
+    """Whether ``process`` neither blocks nor ignores SIGTERM; true if the system does not say."""
     try:
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     except OSError:

@@ -16,16 +16,16 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
         learner_tokens_per_s: tokens trained.
         trajectories_per_s: episodes trained.
         sampled_tokens: tokens that the model sampled in the episodes of the last batch, whether or not they enter the loss.
-        staleness_mean, staleness_max: of the tokens of the last batch, in policy versions.
+        staleness_mean, staleness_max: staleness of the tokens of the last batch, in policy versions.
         staleness_bound: the recipe's ``max_staleness``.
-        running, committed: groups being generated, and waiting to be trained.
-        publish_seconds: from the writing of the last published version until every engine had it.
-        pause_seconds: the longest time for which that kept an engine from generating.
+        running, committed: groups being generated, and groups waiting to be trained.
+        publish_seconds: time from when the last published version was written until every engine had loaded it.
+        pause_seconds: the longest time for which loading it kept an engine from generating.
         idle_generators, idle_learner: shares of time in [0, 1].
         shares: what the last training step's time was spent on.
-        pipeline_depth: experience that may be outstanding ahead, in training steps.
-        bottleneck: a sentence that names it, and what would help.
-        eta_s: seconds to the end of the run as it goes now.
+        pipeline_depth: experience that may be outstanding ahead of the learner, in training steps.
+        bottleneck: a sentence that names the bottleneck and what would help.
+        eta_s: seconds to the end of the run at its average pace so far.
         evaluation: mean reward of the last evaluation that ended; None before the first.
     """
 

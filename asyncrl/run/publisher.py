@@ -15,7 +15,7 @@ from asyncrl.run.totals import Totals
 
 
 class PublishTimes(msgspec.Struct, frozen=True):
-    """Seconds the learner spent writing, and until all engines had acknowledged."""
+    """Seconds that the learner spent writing a version, and seconds from then until all engines had acknowledged it."""
 
     write_seconds: float
     install_seconds: float
@@ -50,7 +50,7 @@ class Publisher:
         """Have the learner write ``version``; returns the publication and the seconds it took.
 
         Args:
-            version: one more than the last.
+            version: one more than the version written last.
             must_differ: the optimizer moved the weights, so an unchanged fingerprint would mean that an old version was written.
 
         Raises:

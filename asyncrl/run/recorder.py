@@ -29,13 +29,13 @@ from generators.worker import GeneratorStatistics
 from learners.metrics import TOKENS_COMPUTED
 
 BOTTLENECK_STEPS = 20
-"""Training steps over which the bottleneck is looked for."""
+"""How many of the last training steps are searched for the bottleneck."""
 
 
 class Recorder:
-    """Records training steps and evaluations to tracker, view, totals. Measures from :meth:`begin` on, when all is up and warm.
+    """Records training steps and evaluations to tracker, view and totals. Call :meth:`begin` when all is up and warm.
 
-    Generators and buffer are asked for counters; the buffer is told when the pipeline depth is to change.
+    It asks generators and buffer for counters, and tells the buffer when the pipeline depth is to change.
     """
 
     def __init__(
@@ -71,13 +71,18 @@ class Recorder:
     async def step(
         self, step: int, batch: Batch, readings: Sequence[Reading], times: StepTimes, publish: PublishTimes | None
     ) -> None:
-        """Record one training step. ``times``: what the learner's side spent it on; ``publish``: the last delivery."""
+        """Record one training step.
+
+        Args:
+            times: what the learner's side spent it on.
+            publish: times of the last publication that was delivered; None if there was none since the step before.
+        """
         generators, buffer = await self._pool.statistics(), await self._buffer.statistics()
         now = self._clock()
         seconds, self._step_ended = now - self._step_ended, now
         before, self._generators = self._generators, generators
         shares = Shares.of_step(times, seconds, before, generators, busy_cores())
-        # A step that is done again after a resume waits for nothing, and towards the end no more tickets are wanted.
+        # A step that is done again after a resume waits for nothing, and near the run's end no more tickets are issued.
         usual = self._published_before < step < self._recipe.steps - buffer.depth
         if usual or not self._shares:
             self._shares.append(shares)
@@ -170,7 +175,7 @@ class Recorder:
 
 
 def batch_readings(batch: Batch) -> list[Reading]:
-    """Readings of the rewards, lengths and stop reasons of a batch's rows."""
+    """Make the readings of rewards, lengths and stop reasons of a batch's rows."""
     rewards: dict[int, list[float]] = {}
     for row in batch.rows:
         rewards.setdefault(row.group_id, []).append(row.reward)

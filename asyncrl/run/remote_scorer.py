@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 10.0
 """How soon a service that is down is asked again: at first, and at most."""
 PASSING = (408, 425, 429)
-"""Statuses below 500 after which the request may be made again: timeout, too early, too many requests."""
+"""Statuses below 500 after which the request is made again: timeout, too early, too many requests."""
 TOLD_BYTES = 200
 """How many bytes of an error's answer are shown to the user."""
 ANSWER_BYTES, SCORE_BYTES = 64 * 1024, 64
-"""The longest answer that is read: so many bytes, and so many more for each episode."""
+"""The longest answer that is read: ``ANSWER_BYTES``, and ``SCORE_BYTES`` more for each episode."""
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
@@ -34,12 +34,12 @@ class EpisodeToScore(msgspec.Struct, frozen=True):
     """One episode as it is sent to a service.
 
     Attributes:
-        prompt, data: the task's.
-        text: all of the episode, decoded with the policy's tokenizer, special tokens included.
+        prompt, data: the task's prompt and data.
+        text: the whole episode, decoded with the policy's tokenizer, special tokens included.
         turns: the parts of ``text`` that the policy wrote.
         reward: the environment's own reward.
         stop_reason: why the episode ended.
-        metrics: what the environment reported.
+        metrics: the metrics that the environment reported.
     """
 
     task_id: str
@@ -65,9 +65,9 @@ class _NotNow(Exception):
 class RemoteScorer:
     """A reward model behind HTTP; see :class:`asyncrl.core.scoring.Scorer`.
 
-    A request is made again if the answer does not come in time, is not an :class:`ScoreAnswer`, is too long, or has a status of a
-    service that is down or overloaded. A redirection is not followed. An episode that has no score after ``deadline_s`` has
-    failed, as a failure of the infrastructure.
+    A request is made again if the answer does not come in time, is not a :class:`ScoreAnswer`, is too long, or has a
+    status of a service that is down or overloaded. Redirections are not followed. An episode that has no score after
+    ``deadline_s`` fails, as a failure of the infrastructure.
 
     Args:
         deadline_s: how long the score of an episode may take, waiting for its turn and repeated requests included.
@@ -90,11 +90,11 @@ class RemoteScorer:
         self._last_problem = "there was no answer"
 
     async def score(self, task: Task, trajectory: Trajectory) -> float:
-        """The service's score; not a number where it answers null.
+        """Return the service's score; NaN if it answers null.
 
         Raises:
             ScoringFailed: the service gave no score in time.
-            ComponentFailed: it refuses the request, or its answer has another number of scores.
+            ComponentFailed: the service refuses the request, or answers with the wrong number of scores.
         """
         tokens: list[int] = trajectory.token_ids.tolist()
         episode = EpisodeToScore(
@@ -144,16 +144,16 @@ class RemoteScorer:
         except TimeoutError as error:
             raise _NotNow(f"it did not answer within reward.timeout_s {seconds:g} s") from error
         except (OSError, aiohttp.ClientError) as error:
-            raise _NotNow(f"it could not be asked ({type(error).__name__}: {error})") from error
+            raise _NotNow(f"it could not be reached ({type(error).__name__}: {error})") from error
         except (ValueError, RecursionError, msgspec.ValidationError) as error:
             raise _NotNow(f"its answer holds no scores ({error})") from error
         told = f"it answered status {status}: {answer[:TOLD_BYTES].decode(errors='replace')!r}"
         if status >= 500 or status in PASSING:
             raise _NotNow(told)
-        raise ComponentFailed(f"{self._name} refuses what it is asked: {told}; see its log and the recipe's reward.url")
+        raise ComponentFailed(f"{self._name} refuses the request: {told}; see its log, and check reward.url in the recipe")
 
     async def _exchange(self, body: bytes, seconds: float, most: int) -> tuple[int, bytes]:
-        """Status and body of the answer; only the beginning of an error's body."""
+        """Post ``body``, and return status and body of the answer; of an error's body only the beginning."""
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=seconds), trust_env=True, auto_decompress=False) as session,
             session.post(self._reward.url, data=body, headers=_HEADERS, allow_redirects=False) as response,

@@ -1,7 +1,7 @@
 """Collects single requests into larger calls: requests that come while a call is under way wait for the next one.
 
-So the number of calls follows the pace of whoever answers them: one that is slow for a moment gets fewer and larger calls. What
-always holds: no more calls overlap than are allowed; every caller who waits gets an answer or an error.
+So the number of calls adapts to how fast they are answered: a server that is slow for a while gets fewer, larger ones.
+What always holds: no more calls overlap than are allowed; every caller who waits gets an answer or an error.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ R = TypeVar("R")
 
 
 class RequestCoalescer(Generic[T, R]):
-    """Sends items by ``send``, which answers each of them, in order. Lives within one event loop.
+    """Sends items with ``send``, which answers each of them, in order. Used within one event loop.
 
     Args:
         calls: how many calls of ``send`` may overlap.
-        limit: most items in one call; by default as many as wait.
+        limit: the most items in one call; by default as many as wait.
         for_nobody: whether to send items whose callers have gone before the call is made.
     """
 
@@ -36,7 +36,7 @@ class RequestCoalescer(Generic[T, R]):
         self._sending: list[asyncio.Task[None]] = []
 
     async def send(self, item: T) -> R:
-        """The answer to ``item``; raises what its call raised, or ``ComponentFailed`` if that did not answer every item."""
+        """Return the answer to ``item``; raises what its call raised, or ``ComponentFailed`` if answers are missing."""
         answered: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._gathering.append((item, answered))
         self._sending = [sending for sending in self._sending if not sending.done()]
@@ -45,7 +45,7 @@ class RequestCoalescer(Generic[T, R]):
         return await answered
 
     def _next(self) -> list[tuple[T, "asyncio.Future[R]"]]:
-        """The items of the next call."""
+        """Take the items of the next call."""
         waiting = self._gathering if self._for_nobody else [one for one in self._gathering if not one[1].done()]
         limit = self._limit or len(waiting)
         gathered, self._gathering = waiting[:limit], waiting[limit:]

@@ -42,7 +42,7 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
     Raises:
         RecipeError: the run keeps no journal, or one that cannot be read, is gone, or is another recipe's; its trajectories are
             gone; its newest checkpoint is damaged, of another version than its name says, or does not go with the journal; its
-            MLflow database cannot be used; it has completed and is not to be longer; or a process is driving it.
+            MLflow database cannot be used; it has completed and ``steps`` was not raised; or a process is driving it.
     """
     if not isinstance(recipe.buffer.journal, AppendOnlyJournal):
         raise RecipeError("buffer.journal", f"{folder.path} keeps no journal, so it cannot be resumed", "launch it anew")
@@ -67,7 +67,7 @@ def check_resumable(recipe: Recipe, folder: RunFolder) -> Reached:
 
 
 def _how_it_ended(folder: RunFolder) -> tuple[Summary | None, str]:
-    """The summary, if there is one that can be read, and what is wrong with it."""
+    """Read the summary, if there is one; if it cannot be read, also return why, as text."""
     try:
         return Summary.read(folder.summary), ""
     except FileNotFoundError:
@@ -80,7 +80,7 @@ def _how_it_ended(folder: RunFolder) -> tuple[Summary | None, str]:
 
 
 def _read_buffer(recipe: Recipe, folder: RunFolder, ended: Summary | None) -> BufferStatistics:
-    """The statistics of the buffer that the journal describes. Its trajectories are looked for, and not read."""
+    """Return the statistics of the buffer that the journal describes. Looks for its payload, but does not read it."""
     journal, buffer_folder = journal_of(folder.path), BufferFolder.of(recipe.buffer, folder.path, folder.run_id)
     try:
         found = read_journal(journal)
@@ -91,7 +91,7 @@ def _read_buffer(recipe: Recipe, folder: RunFolder, ended: Summary | None) -> Bu
     tasks = make_task_stream(recipe)
     buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
     rebuild(buffer, Identity.of(recipe, tasks), journal, found)
-    # Other shards may lie on other hosts; they are looked at there, once these are up.
+    # Other shards may lie on other hosts; they are checked there once those hosts are up.
     check_there(buffer_folder.shard(0), [ref for ref in buffer.groups.live_payload() if ref.shard == 0])
     return buffer.statistics()
 
@@ -112,7 +112,7 @@ def _check_not_begun(folder: RunFolder, buffer: BufferFolder, ended: Summary | N
 def _told_now(
     limits: BufferConfig, folder: RunFolder, saved: SavedTotals, statistics: BufferStatistics, ended: Summary | None
 ) -> Summary:
-    """The summary so far: from the last checkpoint's totals, the journal, and the last summary if the run ended in order."""
+    """Make the summary so far, from the last checkpoint's totals, the journal, and the last summary if there is one."""
     totals = Totals()
     totals.resume(saved, statistics.version)
     totals.buffer = statistics

@@ -1,4 +1,4 @@
-"""Checks a reward model's folder without loading the model: that it scores, and reads the policy's tokens."""
+"""Checks a reward model's folder without loading the model: that it scores, and knows the policy's tokens."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ class _Config(msgspec.Struct, frozen=True):
 
     @property
     def labels(self) -> int:
-        """The number of labels, two where nothing is said, as in Hugging Face."""
+        """The number of labels; by default two, as in Hugging Face."""
         if self.num_labels is not None:
             return self.num_labels
         return 2 if self.id2label is None else len(self.id2label)
@@ -32,7 +32,7 @@ def read_reward_shape(reward: ModelReward, policy: ModelConfig) -> ModelShape:
     """Read the shape of the reward model that scores ``policy``.
 
     Raises:
-        RecipeError: the folder is not that of a classifier with one label, or it does not go with the policy.
+        RecipeError: the folder is not that of a classifier with one label, or it does not fit the policy.
     """
     path = Path(reward.path) / "config.json"
     try:
@@ -50,7 +50,7 @@ def read_reward_shape(reward: ModelReward, policy: ModelConfig) -> ModelShape:
         problem = f"{path} has {config.labels} labels, and a reward is one number"
         raise RecipeError(PLACE, problem, "name a model that was trained with num_labels 1")
     if config.pad_token_id is None:
-        problem = f"{path} has no pad_token_id, without which rows cannot be scored together"
+        problem = f"{path} has no pad_token_id, without which episodes cannot be scored together"
         raise RecipeError(PLACE, problem, "set it there to a token that no episode ends with")
     if not 0 <= config.pad_token_id < shape.vocab_size:
         problem = f"{path} has pad_token_id {config.pad_token_id}, which is not one of the model's {shape.vocab_size} tokens"
@@ -67,13 +67,13 @@ def read_reward_shape(reward: ModelReward, policy: ModelConfig) -> ModelShape:
 
 
 def check_vocabulary(reward: ModelReward, policy: Path) -> None:
-    """Raise a ``RecipeError`` if the reward model lacks a token of the policy in folder ``policy``, or numbers it otherwise."""
+    """Raise a ``RecipeError`` if the reward model lacks a token of the policy in ``policy``, or gives it another id."""
     known = _vocabulary(Path(reward.path), PLACE)
     other = "name a reward model with the policy's tokenizer, or serve it and use reward.kind remote, which gets text"
     for token, number in _vocabulary(policy, "model.path").items():
         if known.get(token) != number:
-            has = f"as {known[token]}" if token in known else "not at all"
-            problem = f"the policy writes token {token!r} as {number}, which the tokenizer in {reward.path} has {has}"
+            has = f"id {known[token]}" if token in known else "no id"
+            problem = f"token {token!r} has id {number} for the policy, and {has} in the tokenizer of {reward.path}"
             raise RecipeError(PLACE, problem, other)
 
 

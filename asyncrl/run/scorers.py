@@ -1,4 +1,4 @@
-"""Chooses how a generator has its episodes scored."""
+"""Chooses what scores a generator's episodes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ def make_scoring(
     decode: Callable[[Sequence[int]], str],
     client: str,
 ) -> Scoring | None:
-    """How a generator has its episodes scored; None if the reward is the environment's own.
+    """Make what scores a generator's episodes; None if the reward is the environment's own.
 
     Args:
         seconds: how long the score of an episode may take.

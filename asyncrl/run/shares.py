@@ -1,4 +1,4 @@
-"""What learner, engines, episodes and processor spend their time on, as shares of some training steps."""
+"""What the learner, engines, episodes and processor spend their time on, as shares of one or more training steps."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -9,13 +9,13 @@ from generators.worker import GeneratorStatistics
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-    """Seconds of a training step, as the learner's side spends them one after the other.
+    """What the learner's side spends a training step on, one after the other, in seconds.
 
     Attributes:
-        waiting: for a batch.
-        training: the batch.
+        waiting: waiting for a batch.
+        training: training the batch.
         delivering: waiting until every engine has the version before.
-        writing: the new version's weights.
+        writing: writing the new version's weights.
     """
 
     waiting: float = 0.0
@@ -31,13 +31,13 @@ class Shares(msgspec.Struct, frozen=True):
         training: the learner trained.
         waiting: the learner waited for a batch.
         publishing: the learner wrote weights, or waited until every engine had the version before.
-        idle: engines had nothing running or were paused; mean over the engines, as in what follows.
+        idle: engines had nothing running or were paused; a mean over the engines, as are the next three.
         paused: engines were paused to load weights.
-        held_back: an engine had room for a group, and no ticket could be had.
+        held_back: engines had room for a group, but got no ticket.
         evaluating: an evaluation was being played.
-        tools: of the time of all training episodes, what they spent outside of engines: in tools and environments. Beside an
-            evaluation, whose requests count too, it comes out too small.
-        cores: of the cores that the driver may use, those that were busy with anything.
+        tools: share of the training episodes' time that they spent outside engines, in tools and environments. Too
+            small while an evaluation is played, because the evaluation's requests count too.
+        cores: share of the cores that the driver may use that were busy with anything.
         seconds: the time that these are shares of.
     """
 
@@ -56,7 +56,7 @@ class Shares(msgspec.Struct, frozen=True):
     def both_wait(self) -> float:
         """The share of time that would be saved if, with more tickets, engines generated while the learner trains.
 
-        An engine that plays the last episode of a batch alone counts as busy, so it is rather more.
+        An engine that plays only the last episode of a batch counts as busy, so the true share is larger.
         """
         return max(0.0, min(self.waiting, self.idle - self.paused, self.held_back))
 
@@ -69,7 +69,7 @@ class Shares(msgspec.Struct, frozen=True):
         after: Sequence[GeneratorStatistics],
         cores: float,
     ) -> "Shares":
-        """The shares of one training step of ``seconds``, from the engines' counters before and after it."""
+        """Compute the shares of one training step of ``seconds``, from the engines' counters before and after it."""
         wall = grown(before, after, "wall_seconds")
 
         def of_engines(counter: str) -> float:
@@ -91,7 +91,7 @@ class Shares(msgspec.Struct, frozen=True):
 
     @classmethod
     def mean(cls, several: Sequence["Shares"]) -> "Shares":
-        """The shares of several training steps together; ``tools`` as far as nothing was evaluated beside them."""
+        """Average several training steps by their length; for ``tools``, only the time without an evaluation counts."""
         seconds = [one.seconds for one in several]
         alone = [one.seconds * max(1e-3, 1 - one.evaluating) for one in several]
         means = {
@@ -102,5 +102,5 @@ class Shares(msgspec.Struct, frozen=True):
 
 
 def grown(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics], counter: str) -> float:
-    """How much a counter of :class:`GeneratorStatistics` has grown between two readings, over all generators."""
+    """Sum over all generators of how much a counter of :class:`GeneratorStatistics` grew between two readings."""
     return float(sum(getattr(a, counter) - getattr(b, counter) for a, b in zip(after, before, strict=True)))

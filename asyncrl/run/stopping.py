@@ -1,9 +1,11 @@
-"""The signals that ask a run to stop: SIGINT, which Ctrl-C sends, and SIGTERM, of batch systems, containers and ``timeout``.
+"""Handles the signals that ask a run to stop: SIGINT, which Ctrl-C sends, and SIGTERM, which batch systems, containers
+and ``timeout`` send.
 
-They are for the driver alone, which then ends all other processes in order. What always holds: processes that the driver starts,
-and those that Ray starts for it, have SIGTERM blocked from the start, as Ray itself blocks SIGINT. So it does not matter if a
-signal is sent to the driver, to its process group, or to every process of the run. Generators alone take SIGTERM again, as the
-processes that their environments start inherit it; a generator that gets one dies, as if killed, and is replaced.
+Only the driver handles them; it then ends all other processes in order. What always holds: processes that the driver
+starts, and those that Ray starts for it, have SIGTERM blocked from the start, as Ray itself blocks SIGINT. So it does
+not matter whether a signal is sent to the driver, to its process group, or to every process of the run. Only generators
+unblock SIGTERM again, because the processes that their environments start inherit the setting; a generator that gets
+SIGTERM dies, as if killed, and is replaced.
 """
 
 import asyncio
@@ -34,14 +36,14 @@ class Heard(Enum):
 
 
 class StopRequests:
-    """Tells a second request to stop from a signal that was sent twice."""
+    """Tells a second request to stop apart from a first one whose signal was sent twice."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._first: float | None = None
 
     def heard(self) -> Heard:
-        """Note a signal that came now, and tell what it means."""
+        """Note a signal that came now, and return what it means."""
         now = self._clock()
         if self._first is None:
             self._first = now
@@ -50,7 +52,7 @@ class StopRequests:
 
 
 def stopped_by(number: int) -> str:
-    """The reason of a run that signal ``number`` ended."""
+    """The reason that is reported for a run that signal ``number`` stopped."""
     return f"stopped by {signal.Signals(number).name}"
 
 
@@ -70,10 +72,11 @@ def hearing(heard: Callable[[int], object]) -> Iterator[None]:
 
 
 async def wait_hearing(work: "asyncio.Future[Any]", seconds: float | None = None) -> None:
-    """Wait until ``work``, which starts or ends Ray, is done, at most ``seconds``; neither cancels it.
+    """Wait at most ``seconds`` for ``work``, which starts or ends Ray; stopping signals are still heard meanwhile.
 
-    When Ray starts, it puts its own handler, which prints a stack at SIGTERM, before ours; when it ends, it removes all handlers.
-    Nothing tells when, so ours are put back again and again.
+    Neither the end of that time nor a cancellation cancels ``work``. When Ray starts, it replaces our handlers by its
+    own, which prints a stack at SIGTERM; when it ends, it removes all handlers. No event tells when, so ours are put
+    back again and again.
     """
     loop = asyncio.get_running_loop()
     end = None if seconds is None else loop.time() + seconds
@@ -111,7 +114,8 @@ def sigterm_blocked() -> Iterator[None]:
 def end_by_sigterm() -> None:
     """Have SIGTERM end this process at once, and the processes that this thread and its threads start.
 
-    Not by :mod:`signal`, which works in the main thread only: Ray makes asynchronous actors in another one.
+    The C library sets the handler, because Python's ``signal.signal`` works in the main thread only, and Ray makes
+    asynchronous actors in another one.
     """
     ctypes.CDLL(None).signal(int(signal.SIGTERM), int(signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

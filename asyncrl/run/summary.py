@@ -1,4 +1,4 @@
-"""How a run ended, as ``summary.json`` for programs; :mod:`asyncrl.run.end_view` shows it to people."""
+"""The summary of how a run ended: ``summary.json`` for programs; :mod:`asyncrl.run.end_view` shows it to people."""
 
 import os
 from enum import StrEnum
@@ -37,7 +37,8 @@ class StalenessTotals(msgspec.Struct, frozen=True):
 class TokenTotals(msgspec.Struct, frozen=True):
     """Tokens that the engines sampled, and sampled tokens that entered a loss.
 
-    Of a run that was killed, what engines sampled between the last checkpoint and the kill counts only as far as it was trained.
+    If a run was killed, tokens that engines sampled between its last checkpoint and the kill only count if they were
+    trained.
     """
 
     generated: int = 0
@@ -52,12 +53,12 @@ class IdleShares(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended. Figures that a run never reached, because it failed early, are 0 or None.
+    """How a run ended. Figures that it never reached, because it failed early, are 0 or None.
 
     Attributes:
         reason: why it was interrupted or failed; empty if it completed.
         steps: training steps done.
-        wall_s: from start to end, coming up and going down included.
+        wall_s: seconds from start to end, startup and shutdown included.
         trajectories_per_s: episodes trained over the training time.
         bottleneck: what held the run up in its last training steps; None before the first.
         resumes: how often the run was resumed, failed attempts included. The time in between is not part of ``wall_s``.
@@ -80,14 +81,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     resumes: int = 0
 
     def going_on_from(self, before: "Summary", seconds: float = 0.0) -> "Summary":
-        """The summary of a resumed run that forgets nothing of how far the run had come before.
+        """Return the summary of a resumed run, which reports no less than the run had reached before.
 
-        A resumed run measures from the checkpoint it began from. Until it has come as far as the run had come before, the figures
-        known before are kept, with the status and reason of this end.
+        A resumed run measures from the checkpoint that it began from. Until it has done as many steps as ``before``,
+        the figures of ``before`` are kept, with the new status and reason.
 
         Args:
             before: the summary that the run would have had before it was resumed.
-            seconds: how long it went on since.
+            seconds: how long the run has gone on since.
         """
         known = self
         if self.steps < before.steps:
@@ -111,7 +112,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             raise
 
     def recorded(self, path: Path) -> "Summary":
-        """Write it, and return it; if the disk refuses, the returned run has not completed, and the reason says why."""
+        """Write the summary, and return it. If that fails, the one returned is not of a completed run, and says why."""
         try:
             self.write(path)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The tasks a recipe names, from files or from the environment itself."""
+"""Loads the tasks that a recipe names, from files or from the environment itself."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -16,13 +16,13 @@ from buffers.task_files import read_sources
 from buffers.task_rows import TOO_DEEP, is_too_deep
 from buffers.task_stream import TaskSource, TaskStream
 
-_PLAIN = "make it of texts, numbers of 64 bits, booleans, None, and a few levels of lists and dictionaries by text"
+_PLAIN = "use texts, 64-bit numbers, booleans, None, and a few levels of lists and dictionaries with text keys"
 
 Split = Literal["train", "evaluation"]
 
 
 def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) -> list[TaskSource]:
-    """The sources of one split, read and checked. An environment's own tasks are one source, of at most ``make_at_most``.
+    """Read and check the sources of one split. An environment's own tasks are one source, of at most ``make_at_most``.
 
     Raises:
         RecipeError: a source cannot be read, or the environment makes no tasks or bad ones.
@@ -38,12 +38,12 @@ def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) 
 
 
 def load_tasks(recipe: Recipe, split: Split) -> Sequence[Task]:
-    """All tasks of one split, in the order of their sources. Raises what :func:`load_sources` raises."""
+    """Load all tasks of one split, in the order of their sources. Raises what :func:`load_sources` raises."""
     return [source.tasks[index] for source in load_sources(recipe, split) for index in range(len(source.tasks))]
 
 
 def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStream:
-    """The stream of training tasks; only the first ``make_at_most`` if the environment makes them.
+    """Make the stream of training tasks; only the first ``make_at_most`` if the environment makes them.
 
     Raises:
         RecipeError: as :func:`load_sources`, or the curriculum cannot be loaded.
@@ -55,7 +55,7 @@ def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStr
 
 
 def _check_made(tasks: Sequence[Task], maker: str, place: str) -> None:
-    """Refuse what is not a list of tasks: an environment of the user's own may make anything."""
+    """Refuse what is not a list of tasks: the user's own environment may return anything."""
     if not isinstance(tasks, Sequence) or not tasks:
         raise RecipeError(place, f"{maker} returned {short(tasks)}", "return a list of at least one Task")
     for index, task in enumerate(tasks):
@@ -66,7 +66,7 @@ def _check_made(tasks: Sequence[Task], maker: str, place: str) -> None:
         if why := _altered(task):
             raise RecipeError(place, f"{maker} returned task {short(task.id)}, whose {why}", _PLAIN)
     if len({task.id for task in tasks}) < len(tasks):
-        raise RecipeError(place, f"{maker} returned two tasks of one id", "give each task an id of its own")
+        raise RecipeError(place, f"{maker} returned two tasks with the same id", "give each task an id of its own")
 
 
 def _altered(task: Task) -> str:
@@ -82,7 +82,7 @@ def _altered(task: Task) -> str:
                 msgspec.msgpack.encode(part), type=str if isinstance(part, str) else dict[str, Any]
             )
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            return f"{name} cannot be sent to it: {error}"
+            return f"{name} cannot be sent to the environment: {error}"
         if repr(arrived) != repr(part):  # == takes True for 1, and an enum's member for its text
             if isinstance(part, dict):
                 (key,), (own_key,) = arrived, part

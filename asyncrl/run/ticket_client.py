@@ -1,7 +1,7 @@
-"""A worker's way to the buffer: it gets tickets, keeps trajectories in this node's files, and tells the buffer of them.
+"""A worker's client of the buffer: gets tickets, writes trajectories to this node's files, and reports them.
 
-What always holds: the buffer hears of a trajectory only once its bytes are kept; and no finished trajectory is lost because the
-disk is full: its worker pauses, and goes on renewing its leases.
+What always holds: the buffer is told about a trajectory only after its bytes are written; no finished trajectory is
+lost because the disk is full: its worker pauses, and goes on renewing its leases.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from buffers.disk import DiskFull
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 5.0
-"""How soon a full disk is tried again: at first, and at most. No event tells that a file system has room."""
+"""Seconds until a full disk is tried again: at first, and at most. No event tells that a file system has room."""
 
 
 class Sink(Protocol):
@@ -33,10 +33,11 @@ class Sink(Protocol):
 
 
 class RemoteTicketClient:
-    """The buffer over TCP, as :class:`asyncrl.core.ticket.TicketClient` describes it.
+    """The :class:`asyncrl.core.ticket.TicketClient` of one worker, over TCP.
 
     Args:
-        reward_names: names of the rewards that the buffer is told one by one; see :func:`asyncrl.core.trajectory.named_rewards`.
+        reward_names: names of the rewards that the buffer gets one by one; see
+            :func:`asyncrl.core.trajectory.named_rewards`.
     """
 
     def __init__(self, buffer: BufferClient, worker: WorkerId, sink: Sink, reward_names: Sequence[str] = ()) -> None:
@@ -45,14 +46,14 @@ class RemoteTicketClient:
         self._room = asyncio.Lock()
 
     async def lease(self, worker: WorkerId, version: PolicyVersion, limit: int) -> Sequence[Ticket]:
-        """Lease tickets; none if there are none for now."""
+        """Lease up to ``limit`` tickets; returns none if there are none at present."""
         return await self._buffer.lease(worker, version, limit)
 
     async def commit(self, trajectory: Trajectory) -> None:
-        """Keep a trajectory, and tell the buffer.
+        """Write a trajectory into the files, and tell the buffer about it.
 
         Raises:
-            ComponentFailed: it is malformed, which is a bug.
+            ComponentFailed: the trajectory is malformed, which is a bug.
         """
         payload = await self._keep(trajectory.group_id, encode(trajectory))
         try:
@@ -63,11 +64,11 @@ class RemoteTicketClient:
         await self._commits.send(sample)
 
     async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
-        """Give one episode back."""
+        """Give one episode back as failed."""
         await self._buffer.fail(group_id, sample_index, kind, reason)
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
-        """Say that the worker lives; returns the groups that it need not go on with."""
+        """Tell the buffer that the worker is alive; returns the groups that nobody waits for any more."""
         return await self._buffer.renew(worker, running)
 
     async def _send(self, samples: Sequence[TrajectoryRecord]) -> Sequence[None]:

@@ -33,7 +33,7 @@ class SavedTotals(msgspec.Struct, kw_only=True):
         completion_tokens: the part of them sampled while training.
         staleness_sum, staleness_tokens: their quotient is the mean staleness of trained tokens.
         staleness_max: the largest staleness of a trained token.
-        evaluations: mean rewards, in order.
+        evaluations: mean reward of each evaluation, in order.
     """
 
     steps: int = 0
@@ -53,17 +53,17 @@ class SavedTotals(msgspec.Struct, kw_only=True):
 
     @property
     def trajectories_per_s(self) -> float:
-        """Episodes trained a second while training."""
+        """Episodes trained per second while training."""
         return self.trajectories / self.training if self.training else 0.0
 
     @property
     def completion_tokens_per_s(self) -> float:
-        """Tokens sampled a second while training."""
+        """Tokens sampled per second while training."""
         return self.completion_tokens / self.training if self.training else 0.0
 
     @property
     def staleness_mean(self) -> float:
-        """Mean over all tokens trained."""
+        """Mean staleness of all trained tokens, in policy versions."""
         return self.staleness_sum / self.staleness_tokens if self.staleness_tokens else 0.0
 
     @property
@@ -78,7 +78,7 @@ class SavedTotals(msgspec.Struct, kw_only=True):
 
 
 class Totals:
-    """The figures that the summary is made of. Only tokens that entered a loss count towards staleness."""
+    """Collects the figures that the summary is made of. Only tokens that entered a loss count towards staleness."""
 
     def __init__(self) -> None:
         self._launched = time.monotonic()
@@ -93,13 +93,13 @@ class Totals:
         self.bottleneck: Bottleneck | None = None
 
     def resume(self, saved: SavedTotals, published: PolicyVersion) -> None:
-        """Go on from saved totals; every version up to ``published`` had been acknowledged."""
+        """Go on from ``saved`` totals; engines had acknowledged every version up to ``published``."""
         self._base = saved
         self._counts = msgspec.structs.replace(saved)
         self.versions_published = published
 
     def begin(self, now: float, generators: Sequence[GeneratorStatistics]) -> None:
-        """Note that training begins: everything is up and warm, and version 0 is evaluated."""
+        """Note that training begins: everything is up and warm, and a new run has evaluated version 0."""
         self._began = self._step_ended = now
         self._generators_before = self._generators = generators
 
@@ -128,7 +128,7 @@ class Totals:
                 counts.staleness_max = max(counts.staleness_max, int(reading.value))
 
     def ended(self, generators: Sequence[GeneratorStatistics], buffer: BufferStatistics) -> None:
-        """Note the end of the run: tokens generated after the last step are counted, but not in rates and idle shares."""
+        """Note the end of the run: tokens generated after the last step count, but not in rates and idle shares."""
         self._tokens_at_end, self.buffer = sum(g.tokens_generated for g in generators), buffer
 
     def evaluation(self, reward: float) -> None:
@@ -160,9 +160,9 @@ class Totals:
 
 
 def summarize(totals: Totals, status: Status, reason: str, limits: BufferConfig) -> Summary:
-    """The summary of a run that ended with this status and reason; ``limits`` is section ``buffer`` of its recipe."""
+    """Summarise a run that ended with this status and reason; ``limits`` is section ``buffer`` of its recipe."""
     now = totals.now()
-    # Whoever was killed told nobody what it had sampled since the checkpoint; but what was trained was sampled before.
+    # A run that was killed did not save how much it sampled since the last checkpoint; but what it trained, it sampled.
     generated = max(now.tokens_generated, ceil(now.tokens_trained / limits.max_reuse))
     summary = Summary(
         status=status,

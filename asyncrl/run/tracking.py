@@ -1,8 +1,9 @@
 """Records a run in MLflow without making it wait.
 
-MLflow's calls are slow: making the database takes seconds, a remote server may take any time. They are all made in one thread,
-which takes records from a bounded queue, so that training never waits for them. What always holds: records arrive in the order
-in which they were made; once a call has failed, the next call of the tracker raises its error; no record is dropped silently.
+MLflow's calls are slow: making the database takes seconds, and a remote server may take any time. One thread makes them
+all, and takes records from a bounded queue, so that training never waits. What always holds: records arrive in the
+order in which they were made; once a call has failed, the next call of the tracker raises its error; no record is
+dropped silently.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUEUE_LENGTH = 10_000
-"""How many records may wait: those of hours of training, so a full queue means that the tracking server is gone."""
+"""How many records may wait. It takes hours of training to fill the queue, so then the tracking server is gone."""
 METRICS_A_CALL = 1000
 PARAMETERS_A_CALL = 100
 """The most that MLflow takes in one call."""
@@ -63,7 +64,7 @@ class _End(msgspec.Struct, frozen=True):
 class Tracker:
     """One MLflow run. Call :meth:`start` once, then log from any thread, then :meth:`finish` once.
 
-    To log raises ``TrackingFailed`` if this or an earlier record could not be kept.
+    Logging raises ``TrackingFailed`` if this or an earlier record could not be kept.
     """
 
     def __init__(self, recipe: Recipe, folder: RunFolder) -> None:
@@ -157,13 +158,13 @@ class Tracker:
                 failed += 1
                 time.sleep(POLL_S)
         if failed:
-            logger.warning("the disk has room again: tracking goes on, after %d attempts that had none", failed)
+            logger.warning("the disk has room again: tracking goes on, after %d failed attempts", failed)
 
     def _is_new(self, record: _Values) -> bool:
         return record.step > self._tracked_step or REWARD.name not in record.values
 
     def _is_known(self) -> bool:
-        """Whether the run was tracked before, and the tracking can go on there."""
+        """Whether the run was tracked before, and tracking can go on in the same place."""
         if not self._folder.tracked_as.is_file():
             return False
         if self._recipe.tracking.uri or self._folder.database.is_file():
@@ -172,7 +173,7 @@ class Tracker:
         return False
 
     def _go_on(self, client: "MlflowClient") -> str:
-        """The id of the MLflow run that a resumed run had."""
+        """Go on with the MLflow run that a resumed run had, and return its id."""
         run_id = self._folder.tracked_as.read_text(encoding="utf-8")
         self._with_room(partial(client.update_run, run_id, status="RUNNING"))
         self._tracked_step = max((m.step for m in client.get_metric_history(run_id, REWARD.name)), default=-1)
@@ -196,7 +197,7 @@ class Tracker:
         name = self._recipe.tracking.experiment
         if found := client.get_experiment_by_name(name):
             return found.experiment_id
-        # A server decides where its artifacts go; beside the file in the run folder, we do.
+        # A server decides where its artifacts go; for the file in the run folder, we decide.
         location = None if self._recipe.tracking.uri else self._folder.artifacts.as_uri()
         try:
             return client.create_experiment(name, artifact_location=location)
@@ -232,7 +233,7 @@ def tracking_uri(config: TrackingConfig, folder: RunFolder) -> str:
 def check_database(folder: RunFolder) -> None:
     """Check that the tracking database in the folder of a run that is resumed, if there is one, can take more metrics.
 
-    Nothing of it changes, but that SQLite finishes what a killed run had begun to write.
+    Changes nothing, except that SQLite finishes what a killed run had begun to write.
 
     Raises:
         RecipeError: it cannot be read or written, or has no such run.
@@ -273,5 +274,5 @@ def _keep_mlflow_quiet() -> None:
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])  # in case it was imported before
-    # It also logs every error that it raises, with its traceback; the tracker tells each once.
+    # It also logs every error that it raises, with its traceback; the tracker logs each of them once.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)

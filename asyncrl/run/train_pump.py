@@ -28,7 +28,7 @@ class Ranks(Protocol):
     """The learner's ranks, as far as a training step needs them; see :class:`asyncrl.run.cluster.Cluster`."""
 
     async def train(self, batch: Batch) -> list[StepReport]:
-        """Train ``batch`` on all ranks, within a deadline; the report of each."""
+        """Train ``batch`` on all ranks, within a deadline, and return the report of each."""
         ...
 
 
@@ -50,7 +50,7 @@ async def train_pump(
         begin: the version that the learner is at.
         steps: training steps of the whole run.
         evaluate_every: training steps between evaluations.
-        clock: gives seconds, for measuring what the learner spends its time on.
+        clock: returns seconds; measures what the learner spends its time on.
     """
     async with asyncio.TaskGroup() as background:
         delivering: asyncio.Task[PublishTimes] | None = None

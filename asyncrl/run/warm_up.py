@@ -14,14 +14,14 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """How far the warm-up is, in [0, 1] and in words."""
+    """How far the warm-up has come, in [0, 1] and in words."""
 
     fraction: float
     text: str
 
 
 class Made(msgspec.Struct, frozen=True, tag=True):
-    """The model's folder; the last line."""
+    """The folder of the finished model; the last line."""
 
     path: str
 

@@ -1,6 +1,7 @@
-"""Ends a run at once when a process dies without which it cannot go on, and says which.
+"""Ends a run at once when a process dies that it cannot go on without, and says which.
 
-Ray's daemons are such processes: all actors die with them, and the error would name whichever actor is missed first.
+Ray's daemons are such processes. All actors die with them, and without this module the error would name whichever actor
+happens to be missed first.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ def own_daemons() -> list[psutil.Process]:
 
 @contextlib.asynccontextmanager
 async def ending_with(processes: Collection[psutil.Process]) -> AsyncIterator[None]:
-    """End what runs in this context by ``ComponentFailed`` as soon as one of ``processes`` ends; only Linux can watch them."""
+    """End what runs in this context with ``ComponentFailed`` as soon as one of ``processes`` ends. Linux only."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     gone: list[str] = []
@@ -40,7 +41,7 @@ async def ending_with(processes: Collection[psutil.Process]) -> AsyncIterator[No
             loop.add_reader(watched[process.pid], ended, process.name(), process.pid)
         try:
             yield
-        except BaseException as error:  # a task group that was cancelled while it failed raises its failures
+        except BaseException as error:  # a task group that is cancelled while it fails raises its failures instead
             if not gone:
                 raise
             task.uncancel()

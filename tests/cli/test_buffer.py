@@ -82,7 +82,7 @@ def test_as_tables_it_shows_lengths_side_by_side(run, capsys, monkeypatch):
 
 def test_a_folder_that_is_no_run_is_told(tmp_path, capsys):
     assert main(["buffer", str(tmp_path)]) == ExitCode.REFUSED
-    assert "is no run folder" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
 
 
 def test_a_run_without_a_journal_is_told_how_to_get_one(tmp_path, capsys):

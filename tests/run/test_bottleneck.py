@@ -63,7 +63,7 @@ def test_where_all_cores_are_busy_no_knob_helps():
 
 
 def test_where_both_sides_keep_pace_no_knob_helps():
-    assert "the others would wait for one another next" in found(training=0.97, waiting=0.02, idle=0.03).sentence
+    assert "something else would hold the run up next" in found(training=0.97, waiting=0.02, idle=0.03).sentence
 
 
 HELD_BACK = {"training": 0.4, "waiting": 0.6, "idle": 0.6, "held_back": 0.9}

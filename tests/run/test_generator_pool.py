@@ -523,7 +523,7 @@ async def test_an_environment_that_blocks_one_generator_after_another_ends_the_r
     shop.successor = blocked
     await shop.pool.start()
     blocked(shop.made[0])
-    with pytest.raises(ComponentFailed, match=r"Code\.run \(env\.py:3\); 3 generators in one slot ended so"):
+    with pytest.raises(ComponentFailed, match=r"Code\.run \(env\.py:3\); 3 generators in one slot ended like this"):
         await shop.pool.generate()
     assert len(shop.made) == 2 + 2
 

@@ -338,7 +338,7 @@ def test_what_no_machine_holds_is_said_with_what_it_would_hold():
     said = [remark for remark in plan.remarks if "cannot hold" in remark]
     assert len(said) == 1, plan.remarks
     fitting = int(re.search(r"(\d+) generators would fit", said[0])[1])
-    assert f"{plan.total_bytes / 2**30:.1f} GiB are asked for, and this machine has 64.0 GiB in all" in said[0]
+    assert f"{plan.total_bytes / 2**30:.1f} GiB, and this machine has 64.0 GiB in all" in said[0]
     assert make_plan(compose("quickstart", [f"generators.count={fitting}"]), ROOMY).total_bytes <= ROOMY.memory
     assert make_plan(compose("quickstart", [f"generators.count={fitting + 1}"]), ROOMY).total_bytes > ROOMY.memory
     tiny = msgspec.structs.replace(ROOMY, memory=1 << 30, free=1 << 29)
@@ -372,17 +372,17 @@ MADE = {
     "None": "returned None",
     "[{'prompt': 'a'}]": "returned {'prompt': 'a'} at 0",
     "[Task(id=1, prompt='a')]": "returned Task(id=1, prompt='a', data={}) at 0",
-    "[Task(id='1', prompt='a'), Task(id='1', prompt='b')]": "two tasks of one id",
+    "[Task(id='1', prompt='a'), Task(id='1', prompt='b')]": "two tasks with the same id",
     "[][0]": "raised IndexError",
     "[Task(id='1', prompt='a', data={'at': (1, 2)})]": "data['at'] would reach the environment as [1, 2], where (1, 2) is meant",
     "[Task(id='1', prompt='a', data={'at': {1}})]": "data['at'] would reach the environment as [1], where",
-    "[Task(id='1', prompt='a', data={'n': 2**70})]": "data['n'] cannot be sent to it: can't serialize ints",
-    "[Task(id='1', prompt='a', data={'f': print})]": "data['f'] cannot be sent to it: Encoding objects",
-    "[Task(id='1', prompt='a', data={1: 2})]": "data[1] cannot be sent to it: Expected `str`, got `int`",
+    "[Task(id='1', prompt='a', data={'n': 2**70})]": "data['n'] cannot be sent to the environment: can't serialize ints",
+    "[Task(id='1', prompt='a', data={'f': print})]": "data['f'] cannot be sent to the environment: Encoding objects",
+    "[Task(id='1', prompt='a', data={1: 2})]": "data[1] cannot be sent to the environment: Expected `str`, got `int`",
     "[Task(id='1', prompt='a', data=[3])]": "returned task '1', whose data is [3]",
     "[Task(id='1', prompt='a', data={'x': reduce(lambda x, _: [x], range(960), 0)})]": "'1', whose data is nested more than 100",
     "[Task(id='1', prompt='a', data={'x': reduce(lambda x, _: [x], range(100), 0)})]": "nested more than 100 levels deep; make",
-    "[Task(id='1', prompt='\\ud800')]": "prompt cannot be sent to it: 'utf-8' codec can't encode",
+    "[Task(id='1', prompt='\\ud800')]": "prompt cannot be sent to the environment: 'utf-8' codec can't encode",
     "[Task(id='1', prompt='a', data={FailureKind.DATA: 2})]": "key would reach the environment as 'data'",
     "[type('Unshowable', (), {'__repr__': lambda self: 1 / 0})()]": "returned what cannot be looked at: ZeroDivisionError",
     "[type('Mine', (Task,), {})(id='1', prompt='a')]": "returned a Mine; return Tasks themselves, all else in data",

@@ -84,8 +84,8 @@ def test_a_folder_that_cannot_reward_is_refused(tmp_path: Path, change: dict[str
 @pytest.mark.parametrize(
     ("tokens", "told"),
     [
-        ({"model": {"vocab": {"a": 1, "b": 0}}, "added_tokens": TOKENS["added_tokens"]}, "'a' as 0, .* has as 1"),
-        ({"model": {"vocab": {"a": 0, "b": 1}}}, "'<end>' as 2, .* has not at all"),
+        ({"model": {"vocab": {"a": 1, "b": 0}}, "added_tokens": TOKENS["added_tokens"]}, "'a' has id 0 .* and id 1 in"),
+        ({"model": {"vocab": {"a": 0, "b": 1}}}, "'<end>' has id 2 .* and no id in"),
         ({"model": {}}, "cannot read the tokens"),
         (None, "cannot read the tokens"),
     ],

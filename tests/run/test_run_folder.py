@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path):
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
-    with pytest.raises(RecipeError, match=r"is no run folder: it has no recipe\.yaml"):
+    with pytest.raises(RecipeError, match=r"is not a run folder: it has no recipe\.yaml"):
         RunFolder.find(tmp_path)
 
 

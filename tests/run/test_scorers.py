@@ -256,7 +256,7 @@ class Endless:
         (b"HTTP/1.0 200 OK\r\n\r\n", b" " * 65536, False, "it answered more than 65600 bytes"),
         (b"HTTP/1.0 200 OK\r\nContent-Length: 1000000000000\r\n\r\n", b" " * 65536, False, "more than 65600 bytes"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n", False, "more than 65600 bytes"),
-        (b"HTTP/1.0 100 Continue\r\n", b"\r\nHTTP/1.0 100 Continue\r\n", False, "it could not be asked"),
+        (b"HTTP/1.0 100 Continue\r\n", b"\r\nHTTP/1.0 100 Continue\r\n", False, "it could not be reached"),
         (b"HTTP/1.0 200 OK\r\n\r\n", b" ", True, "did not answer within reward.timeout_s 0.2 s"),
         (b"HTTP/1.0 200 OK\r\nContent-Length: 1000\r\n\r\n", b" ", True, "did not answer within reward.timeout_s 0.2 s"),
         (b"HTTP/1.0 200 OK\r\nKey: ", b"a", True, "did not answer within reward.timeout_s 0.2 s"),

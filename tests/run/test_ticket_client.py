@@ -328,7 +328,7 @@ async def test_an_answer_is_taken_while_the_pause_is_asked_for_and_a_silent_buff
     ("dead", "raised", "told"),
     [
         (True, ComponentFailed, r"the buffer \(commit\): its process died"),
-        (False, ProcessDied, r"generator-0 lost its connection to the buffer, which lives \(the buffer \(commit\)"),
+        (False, ProcessDied, r"generator-0 lost its connection to the buffer, which is alive \(the buffer \(commit\)"),
     ],
 )
 async def test_the_buffers_death_is_not_taken_for_the_generators(
@@ -350,7 +350,7 @@ async def test_the_drivers_lost_connection_is_not_the_death_of_a_generator(open_
     shop = await open_shop()
     driver = BufferClient(shop.actor, shop.rpc, "the driver", print, loss=ComponentFailed)
     shop.rpc.close()
-    with pytest.raises(ComponentFailed, match="the driver lost its connection to the buffer, which lives") as caught:
+    with pytest.raises(ComponentFailed, match="the driver lost its connection to the buffer, which is alive") as caught:
         await driver.statistics()
     assert type(caught.value) is ComponentFailed
 

@@ -1,4 +1,4 @@
-"""The replay buffer as a Ray actor: the service, the journal beside it, and the first shard of the trajectories."""
+"""The replay buffer as a Ray actor: the service, its journal, and the first payload shard."""
 
 import asyncio
 import gc
@@ -28,8 +28,9 @@ from buffers.service import BufferService
 
 
 class BufferActor:
-    """Starts the service, which is asked at :meth:`endpoint`. Nothing may be called before :meth:`ready` has answered, and
-    nothing that changes the buffer before :meth:`take_over` has.
+    """Runs the buffer's service, which clients reach at :meth:`endpoint`.
+
+    Call nothing before :meth:`ready` has returned, and nothing that changes the buffer before :meth:`take_over` has.
 
     Args:
         run_id: unique among the runs on this host.
@@ -50,7 +51,7 @@ class BufferActor:
         self._endpoint: Endpoint | None = None
 
     async def ready(self) -> None:
-        """Load the tasks, and read and check journal and payload. Changes neither."""
+        """Load the tasks, and read and check the journal and the payload. Changes neither of the two."""
         self._places = [ShardPlace(0, this_node(), self._folder.shard(0), ray.get_runtime_context().current_actor)]
         others = _other_nodes()
         for shard in range(1, self._recipe.buffer.shards):
@@ -69,7 +70,7 @@ class BufferActor:
         self._service = self.service_type(buffer, journal, groups_per_step=groups, deadlines=deadlines, free=free, sweep=sweep)
         self._rpc = RpcServer(self._service, METHODS, "the buffer")
         self._endpoint = await self._rpc.start(ray.util.get_node_ip_address())
-        gc.freeze()  # tasks and modules stay: collecting garbage among them again and again would cost more than all bookkeeping
+        gc.freeze()  # tasks and modules live on: searching them for garbage would cost more than all bookkeeping
 
     def _recover(self, stores: Mapping[int, Store]) -> tuple[ReplayBuffer, Journal | None, Callable[[], None] | None]:
         recipe, tasks = self._recipe, make_task_stream(self._recipe)
@@ -81,10 +82,13 @@ class BufferActor:
         return buffer, self._takeover.journal, self._takeover.sweep
 
     async def take_over(self) -> str:
-        """Go on with the run, now that all it needs was checked. Returns what was recovered, in words; empty for a new run.
+        """Begin to change the run's files, once everything that the run needs has been checked.
+
+        Returns:
+            what was recovered, as text for the user; empty for a new run.
 
         Raises:
-            DiskFull: there is no room to record it.
+            DiskFull: there is no room for the records that this adds to the journal.
         """
         if self._takeover is None:
             return ""
@@ -104,25 +108,25 @@ class BufferActor:
         await ask(place.actor.verify.remote([]), of=of, by="the buffer", seconds=SHARD_DEADLINE_S, remedy=remedy)
 
     async def endpoint(self) -> Endpoint:
-        """The address of the service."""
+        """Return the address of the service."""
         if self._endpoint is None:
             raise RuntimeError("the buffer was used before ready()")
         return self._endpoint
 
     async def shards(self) -> list[ShardPlace]:
-        """The shards that keep trajectories."""
+        """Return the places of all payload shards."""
         return self._places
 
     async def fetch(self, refs: Sequence[PayloadRef]) -> list[bytes]:
-        """See :meth:`PayloadShard.fetch`; of the shard on this node."""
+        """Read from this actor's own shard; see :meth:`PayloadShard.fetch`."""
         return await self._shard.fetch(refs)
 
     async def append(self, payloads: Sequence[bytes]) -> list[PayloadRef]:
-        """See :meth:`PayloadShard.append`; to the shard on this node."""
+        """Append to this actor's own shard; see :meth:`PayloadShard.append`."""
         return await self._shard.append(payloads)
 
     async def close(self) -> None:
-        """End the service. Without a journal nobody can use the trajectories any more: remove them on all nodes."""
+        """End the service. Without a journal nobody can use the trajectories now, so remove them on all nodes."""
         if self._rpc is not None:
             self._rpc.close()
         if self._service is not None:
@@ -132,7 +136,7 @@ class BufferActor:
 
 
 def _other_nodes() -> list[str]:
-    """Ray's ids of the nodes beside this one, in an order that a restarted cluster keeps."""
+    """Return Ray's ids of all other nodes, sorted by address, so that a restarted cluster has the same order."""
     nodes = [(node["NodeManagerAddress"], node["NodeID"]) for node in ray.nodes() if node["Alive"]]
     return [node_id for _, node_id in sorted(nodes) if node_id != this_node()]
 

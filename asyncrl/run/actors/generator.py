@@ -1,6 +1,7 @@
-"""One generator as an asynchronous Ray actor: an engine, its worker, and the way to the buffer.
+"""One generator as an asynchronous Ray actor: an engine, its worker, and the connection to the buffer.
 
-These live in an event loop of their own, as environments do: whatever environments do to it, the actor still answers.
+They share an event loop with the environments, and the actor has another one: whatever an environment does to theirs,
+the actor still answers.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class GeneratorActor:
-    """Generator ``number`` of the run. A generator that takes a dead one's place has a number of its own."""
+    """Generator ``number`` of the run. A generator that replaces a dead one has a new number."""
 
     def __init__(
         self, recipe: Recipe, model_path: str, buffer: Any, reward_model: Any | None, number: int, log_file: Path
@@ -55,7 +56,7 @@ class GeneratorActor:
 
     async def start(self) -> None:
         """Start the engine and warm it up."""
-        # Blocked for longer than this, the worker has missed as many renewals as one lease has.
+        # A loop that is blocked for longer may have been silent for a whole lease, counted from its last renewal.
         silence_s = self._recipe.deadlines.lease * (1 - 1 / RENEWALS_PER_LEASE)
         self._loop = EventLoopThread(self._id, silence_s)
         await self._loop.call(self._start)
@@ -64,7 +65,7 @@ class GeneratorActor:
     async def _start(self) -> None:
         recipe = self._recipe
         environment_factory = load_environment(recipe.environment)
-        chat = ChatFormat.load(self._model_path)  # before the engine, which takes longer: it may refuse the model's template
+        chat = ChatFormat.load(self._model_path)  # before the engine, which takes longer: it may refuse the template
         self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
         self._engine = await VllmEngine.start(
             recipe.generators,
@@ -80,10 +81,10 @@ class GeneratorActor:
         reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser)
         tools = EpisodeTools(self._engine, chat, reader, environment_factory)
         self._worker = GeneratorWorker(self._id, WorkerSettings.of(recipe), tools, ticket_client, scoring)
-        gc.freeze()  # what is loaded stays: collecting garbage in it again and again costs more than encoding trajectories
+        gc.freeze()  # what is loaded lives on: searching it for garbage costs more than encoding trajectories
 
     async def run(self) -> None:
-        """Generate until :meth:`stop`; an engine failure ends it at once with its reason."""
+        """Generate until :meth:`stop`. If the engine fails, raise its error at once."""
         loop, worker = self._started()
         await loop.call(lambda: worker.run(self._stop))
 
@@ -98,7 +99,7 @@ class GeneratorActor:
         return await loop.call(lambda: worker.evaluate(tasks, temperature))
 
     async def statistics(self) -> GeneratorStatistics:
-        """Counters since the start."""
+        """Return the counters since the engine was ready."""
         loop, worker = self._started()
 
         async def count() -> GeneratorStatistics:
@@ -107,7 +108,7 @@ class GeneratorActor:
         return msgspec.structs.replace(await loop.call(count), blocked_by=loop.blocked_by)
 
     async def answer(self) -> None:
-        """Do nothing; that this process answers is what its caller wants to know."""
+        """Do nothing: the caller only wants to know whether this process answers."""
 
     async def stop(self) -> None:
         """Make :meth:`run` return."""

@@ -1,4 +1,4 @@
-"""One learner rank as a Ray actor: it reads its rows, trains, and writes its part of each publication."""
+"""One learner rank as a Ray actor: it reads its trajectories, trains, and writes its part of each publication."""
 
 import os
 import socket
@@ -38,7 +38,7 @@ class LearnerActor:
         return this_node()
 
     def make_meeting(self, on_one_node: bool) -> FileMeeting | TcpMeeting:
-        """Make the place where all ranks meet; only rank 0 is asked."""
+        """Make the place where all ranks meet (their rendezvous). Only called on rank 0."""
         if on_one_node:
             return FileMeeting.make(memory_file_system() / f"asyncrl-{self._run_id}-ranks")
         meeting, self._listening = TcpMeeting.listen(ray.util.get_node_ip_address())
@@ -52,7 +52,7 @@ class LearnerActor:
             layout=layout,
             meeting=meeting,
             listening=None if self._listening is None else self._listening.detach(),
-            # On a laptop the engines share these cores, and threads waiting for each other there cost more than they do.
+            # On a laptop the engines share these cores, and threads that wait for each other cost more than they gain.
             threads=max(1, len(os.sched_getaffinity(0)) // (layout.ranks + recipe.generators.count)),
         )
         self._learner = Learner(
@@ -80,7 +80,7 @@ class LearnerActor:
         return self._payload.fetch([lying[row] for row in rows])
 
     def publish(self, version: PolicyVersion) -> Publication:
-        """Write this rank's shards of ``version``, and tell where they lie."""
+        """Write this rank's shards of ``version``, and return where they are."""
         return self._transport.write(version, self._started().shards())
 
     def save_pretrained(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""One shard of the trajectories, on the node that made them: frees those that nobody needs, and serves other nodes."""
+"""One payload shard: serves the trajectories on its node to other nodes, and frees those that nobody needs any more."""
 
 import asyncio
 import contextlib
@@ -17,10 +17,10 @@ from buffers.payload import PayloadReader, PayloadStore
 
 
 class PayloadShard:
-    """The files of one shard, used in threads of this process on behalf of others. Who is on its node uses them without asking.
+    """Serves the files of one shard to processes on other nodes, in threads. Those on its own node open the files.
 
     Attributes:
-        store: gives up what lies there, and checks it.
+        store: frees and checks the payload in the files.
     """
 
     def __init__(self, buffer: BufferConfig, shard: int, folder: Path) -> None:
@@ -31,7 +31,7 @@ class PayloadShard:
         """Read the bytes of ``refs``.
 
         Raises:
-            PayloadLost: some are not what was written.
+            PayloadLost: some of the payload is gone or damaged.
         """
         return await asyncio.to_thread(self._reader.read, refs)
 
@@ -39,23 +39,23 @@ class PayloadShard:
         """Keep trajectories that a worker made on a node without a shard.
 
         Raises:
-            DiskFull: nothing was kept.
+            DiskFull: there is no room; nothing was kept.
         """
         return await asyncio.to_thread(self._writer.append, payloads)
 
     async def free(self, refs: Sequence[PayloadRef]) -> None:
-        """Give up payload that nobody needs any more."""
+        """Free payload that nobody needs any more."""
         await asyncio.to_thread(self.store.free, refs)
 
     async def is_empty(self) -> bool:
-        """Whether nothing is kept here."""
+        """Return whether the shard holds no payload."""
         return self.store.is_empty()
 
     async def verify(self, refs: Collection[PayloadRef]) -> list[PayloadRef]:
-        """Return those of ``refs`` whose bytes are not what was written.
+        """Return those of ``refs`` whose payload is gone or damaged.
 
         Raises:
-            PayloadGone: the shard's folder is not there.
+            PayloadGone: the shard's folder is missing.
         """
         return await asyncio.to_thread(self.store.verify, refs)
 
@@ -66,11 +66,11 @@ class PayloadShard:
             self._folder.parent.rmdir()
 
     async def set_aside(self, live: Collection[PayloadRef]) -> int:
-        """Remember what none of ``live`` refers to, for :meth:`sweep`, and return its bytes."""
+        """Remember all payload but ``live``, for :meth:`sweep` to free, and return its size on disk in bytes."""
         return await asyncio.to_thread(self.store.set_aside, live)
 
     async def sweep(self) -> None:
-        """Remove what was set aside."""
+        """Free the payload that was set aside."""
         await asyncio.to_thread(self.store.sweep)
 
 
@@ -86,7 +86,7 @@ class RemoteStore:
     """The store of a shard in another process, for use in threads of this one.
 
     Args:
-        whole_s: how long a call may take that reads or lists the whole shard, as when a run is resumed.
+        whole_s: deadline, in seconds, of calls that read or list the whole shard, as when a run is resumed.
     """
 
     def __init__(self, shard: int, actor: Any, whole_s: float) -> None:

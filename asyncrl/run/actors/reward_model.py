@@ -1,4 +1,4 @@
-"""The reward model as a Ray actor, asked by all generators."""
+"""The reward model as a Ray actor, shared by all generators."""
 
 import os
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from learners.reward_model import RewardModel
 
 
 class RewardModelActor:
-    """The model of ``reward``, for the policy in ``model_path``. Methods run one at a time.
+    """Runs the reward model of section ``reward`` for the policy in ``model_path``. Methods run one at a time.
 
     Args:
         sharing: how many other processes share the cores, if all are on one machine.
@@ -30,7 +30,7 @@ class RewardModelActor:
         """Load the model.
 
         Raises:
-            RecipeError: its folder lacks weights, or it reads other tokens than the policy writes.
+            RecipeError: its folder lacks weights, or its tokenizer lacks a token of the policy or gives it another id.
         """
         check_vocabulary(self._reward, Path(self._model_path))
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (self._sharing + 1)))
