@@ -59,6 +59,13 @@ class StepReport(msgspec.Struct, frozen=True):
     weights_moved: bool
     seconds: PartSeconds | None = None
 
+    def after_fetching(self, seconds: float) -> "StepReport":
+        """Return the report with the ``seconds`` that the rank spent on fetching its rows as part of the data."""
+        if self.seconds is None:
+            return self
+        spent = msgspec.structs.replace(self.seconds, data=self.seconds.data + seconds)
+        return msgspec.structs.replace(self, seconds=spent)
+
 
 class Learner:
     """One rank of the learner. Construction, :meth:`step`, :meth:`save_pretrained` and all checkpoint methods are

@@ -9,9 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Part(StrEnum):
@@ -44,11 +47,11 @@ class StepClock:
         device: where the model is computed.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: "torch.device") -> None:
         self._on_gpu = device.type == "cuda"
         self._part = Part.DATA
         self._in_step = False
-        self._marks: list[tuple[Part, float | torch.cuda.Event]] = []
+        self._marks: list[tuple[Part, "float | torch.cuda.Event"]] = []
 
     def begin(self) -> None:
         """Begin a training step, in the part :attr:`Part.DATA`."""
@@ -71,6 +74,8 @@ class StepClock:
         self._mark(Part.DATA)
         self._in_step = False
         if self._on_gpu:
+            import torch
+
             torch.cuda.synchronize()
         seconds = dict.fromkeys(Part, 0.0)
         for (part, began), (_, ended) in zip(self._marks, self._marks[1:], strict=False):
@@ -85,14 +90,16 @@ class StepClock:
         if not self._on_gpu:
             self._marks.append((part, time.perf_counter()))
             return
+        import torch
+
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._marks.append((part, event))
 
 
 def _between(began: "float | torch.cuda.Event", ended: "float | torch.cuda.Event") -> float:
-    if isinstance(began, float) and isinstance(ended, float):
+    if isinstance(began, float):
+        assert isinstance(ended, float)
         return ended - began
-    assert isinstance(began, torch.cuda.Event)
-    assert isinstance(ended, torch.cuda.Event)
+    assert not isinstance(ended, float)
     return float(began.elapsed_time(ended)) / 1000

@@ -22,6 +22,7 @@ from asyncrl.run.pacing import Pacing
 from asyncrl.run.progress import RunProgress
 from asyncrl.run.publisher import PublishTimes
 from asyncrl.run.shares import Shares, StepTimes, grown
+from asyncrl.run.time_shares import generator_readings, learner_readings
 from asyncrl.run.totals import Totals
 from asyncrl.run.tracking import Tracker
 from generators.evaluation import EvaluationResult
@@ -107,6 +108,8 @@ class Recorder:
             Reading(metrics.PIPELINE_DEPTH, buffer.depth),
             *(Reading(metrics.VERSIONS_SAMPLED, len(g.tokens_by_version)) for g in generators),
             *_scoring_readings(before, generators),
+            *learner_readings(times, seconds),
+            *generator_readings(before, generators, seconds),
             Reading(metrics.TOOL_OUTPUT_CUT, grown(before, generators, "tool_output_cut")),
             Reading(metrics.PUBLISH_PAUSE, max(g.last_pause_seconds for g in generators)),
         ]
