@@ -62,7 +62,7 @@ class EngineSteps:
 def prompt_tokens(scheduled: "SchedulerOutput") -> int:
     """Count the tokens of prompts that a step computes, among ``scheduled.num_scheduled_tokens``."""
     tokens, going_on = scheduled.num_scheduled_tokens, scheduled.scheduled_cached_reqs
-    of_prompts = sum(tokens[request.req_id] for request in scheduled.scheduled_new_reqs)
+    of_prompts: int = sum(tokens[request.req_id] for request in scheduled.scheduled_new_reqs)
     for request_id, sampled in zip(going_on.req_ids, going_on.num_output_tokens, strict=True):
         if not sampled or request_id in going_on.resumed_req_ids:
             of_prompts += tokens[request_id]

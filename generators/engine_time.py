@@ -47,7 +47,7 @@ class TimeUse(msgspec.Struct, frozen=True):
     @property
     def seconds(self) -> float:
         """The whole time."""
-        return sum(msgspec.structs.astuple(self))
+        return float(sum(msgspec.structs.astuple(self)))
 
 
 class Doing(StrEnum):

@@ -51,7 +51,7 @@ class StepClock:
         self._on_gpu = device.type == "cuda"
         self._part = Part.DATA
         self._in_step = False
-        self._marks: list[tuple[Part, "float | torch.cuda.Event"]] = []
+        self._marks: list[tuple[Part, float | torch.cuda.Event]] = []
 
     def begin(self) -> None:
         """Begin a training step, in the part :attr:`Part.DATA`."""

@@ -4,7 +4,7 @@ Their growth between two readings and their sum over several places are computed
 counts as 0.
 """
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -13,17 +13,17 @@ Counters = TypeVar("Counters")
 
 def added(one: Counters, other: Counters) -> Counters:
     """Return the sum of two readings. It shares nothing that can change with either."""
-    return _combined(one, other, 1)
+    return cast(Counters, _combined(one, other, 1))
 
 
 def grown(before: Counters, after: Counters) -> Counters:
     """Return how much the counters grew from ``before`` to ``after``, which has all entries of ``before``."""
-    return _combined(after, before, -1)
+    return cast(Counters, _combined(after, before, -1))
 
 
 def snapshot(counters: Counters) -> Counters:
     """Return a copy that later counting does not change."""
-    return _combined(counters, None, 1)
+    return cast(Counters, _combined(counters, None, 1))
 
 
 def _combined(one: Any, other: Any, sign: int) -> Any:

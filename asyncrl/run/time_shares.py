@@ -27,8 +27,8 @@ LEARNER = dict(
         "optimizer": "that rank computed the gradient's norm and updated the weights",
         "publish": "the learner wrote the new version, or waited until every engine had the version before",
         "checkpoint": "training waited for a checkpoint, most of which is written beside the next step",
-        "other": "none of these: calls from process to process, waiting for other ranks to finish, recording, waiting for room on "
-        "the disk",
+        "other": "none of these: calls from process to process, waiting for other ranks to finish, recording, waiting for room "
+        "on the disk",
     }.items()
 )
 """Parts of a training step on the learner's side. An evaluation is no part: the learner never waits for one."""

@@ -128,9 +128,7 @@ class Network:
             with self._clock.part(Part.FORWARD):
                 return forward(next(batches).to(self._device), model)
 
-        def forward(
-            batch: MicroBatch, model: torch.nn.Module
-        ) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, None]]]:
+        def forward(batch: MicroBatch, model: torch.nn.Module) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, None]]]:
             part = part_of(
                 batch.token_ids,
                 batch.lengths,
