@@ -1,9 +1,8 @@
 """Names that users choose become safe parts of metric names, and few."""
 
-from mlflow.utils.validation import _validate_metric_name
-
 from hypothesis import given
 from hypothesis import strategies as st
+from mlflow.utils.validation import _validate_metric_name
 
 from asyncrl.run.metric_names import LONGEST, FrequentNames, safe_name
 from generators.finished_episodes import OTHER, ReportedMetric

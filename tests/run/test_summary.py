@@ -21,6 +21,7 @@ SUMMARY = Summary(
     trajectories_per_s=36.1,
     idle=IdleShares(0.03, 0.22),
     versions_published=60,
+    warnings=("the rewards of every group were equal",),
     ledger=LedgerCounts(
         issued=1000, running=10, committed=6, taken=4, trained=960, filtered=12, expired=5, failed=3, reasons={"failed: data": 3}
     ),
@@ -69,11 +70,13 @@ def test_the_file_has_these_keys_and_no_others(tmp_path):
         "versions_published",
         "ledger",
         "resumes",
+        "warnings",
     ]
     assert read["status"] == "completed"
     assert read["eval"] == {"first": 0.41, "last": 0.95}
     assert read["staleness"] == {"mean": 1.1, "max": 3, "bound": 4}
     assert read["tokens"] == {"generated": 1_240_000, "trained": 1_100_000}
+    assert read["warnings"] == ["the rewards of every group were equal"]
     assert read["idle"] == {"generators": 0.03, "learner": 0.22}
     ledger = read["ledger"]
     states = ["running", "committed", "taken", "trained", "filtered", "expired", "failed"]
