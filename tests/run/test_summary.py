@@ -129,6 +129,7 @@ def test_a_completed_run_ends_with_its_folder(folder):
     text = "\n".join(lines)
     for told in ("60 in 4 min 12 s", "0.410 at first, 0.950 at last", "at most 3 of 4", "1.24 M generated", "960 trained"):
         assert told in text
+    assert "Warning: the rewards of every group were equal" in lines
     assert f"sqlite:///{folder[1].database}" in lines[-2]
     assert lines[-1] == f"Run folder: {folder[1].path}"
 
