@@ -5,10 +5,9 @@ belongs to what the episodes and the free places wait for, in proportion to thei
 environments, tickets. What always holds: at any moment the parts add up to the time since creation.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
+from enum import IntEnum
 
 import msgspec
 
@@ -50,20 +49,20 @@ class TimeUse(msgspec.Struct, frozen=True):
         return float(sum(msgspec.structs.astuple(self)))
 
 
-class Doing(StrEnum):
+class Doing(IntEnum):
     """What several episodes, requests or calls may be doing at a time."""
 
-    EPISODE = "episode"
+    EPISODE = 0
     """A training episode is being played."""
-    REQUEST = "request"
+    REQUEST = 1
     """A request of a training episode runs."""
-    SCORE = "score"
+    SCORE = 2
     """A finished episode waits for its score."""
-    EVALUATION = "evaluation"
+    EVALUATION = 3
     """An evaluation is being played."""
-    EVALUATION_REQUEST = "evaluation_request"
+    EVALUATION_REQUEST = 4
     """A request of an evaluation runs."""
-    INSTALLATION = "installation"
+    INSTALLATION = 5
     """Weights are being installed."""
 
 
@@ -78,7 +77,7 @@ class EngineTime:
     def __init__(self, room: Callable[[], int], clock: Callable[[], float]) -> None:
         self._room, self._clock = room, clock
         self._settled_at = clock()
-        self._now: Counter[Doing] = Counter()
+        self._now = [0] * len(Doing)
         self._parts = dict.fromkeys(TimeUse.__struct_fields__, 0.0)
 
     @contextmanager
