@@ -43,10 +43,11 @@ training steps.
   (`idle/generators`). The *learner* is idle while it neither trains nor writes weights: it waits for a batch, for
   engines to load the version before, or for a checkpoint (`idle/learner`).
 * **Where a step's time went**: `time/learner/...` and `time/generators/...` are shares of the step's wall time, and
-  add up to 1 on each side. On the generators' side, time in which requests run is theirs, whatever else waits; the
-  rest is divided by what the engine's places wait for: with 6 episodes in a tool and 2 places without a ticket, three
-  quarters are `tools`. Sampling is divided into `prefill` and `decode` in the engine's process, by the tokens that
-  each of its steps computed; it is asked once a second, so in short steps this ratio is that of the second before.
+  add up to 1 on each side. The learner never waits for an evaluation, so that is none of its parts. On the
+  generators' side, time in which requests run is theirs, whatever else waits; the rest is divided by what the
+  engine's places wait for: with 6 episodes in a tool and 2 places without a ticket, three quarters are `tools`.
+  Sampling is divided into `prefill` and `decode` in the engine's process, by the tokens that each of its steps
+  computed; it is asked once a second, so in short steps this ratio is that of the second before.
 
 The reduction is how readings of several places become one: a mean is weighted by the tokens, episodes or seconds
 behind each.
