@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
@@ -30,6 +30,7 @@ from asyncrl.run.totals import Totals
 from asyncrl.run.tracking import Tracker
 from asyncrl.run.warnings import RunWarning, StepSigns, WarningSigns
 from generators.evaluation import EvaluationResult
+from generators.finished_episodes import FinishedEpisodes
 from generators.worker import GeneratorStatistics
 from learners.metrics import EFFECTIVE_SAMPLE_SIZE, GRAD_NORM, TOKENS_COMPUTED
 
@@ -133,16 +134,7 @@ class Recorder:
         self._tracker.log(step, values)
         for notice in self._episode_metrics.notices():
             self._view.note(notice)
-        signs = StepSigns(
-            reward=values[metrics.REWARD.name],
-            zero_variance=values[metrics.ZERO_VARIANCE.name],
-            grad_norm=values.get(GRAD_NORM.name),
-            sample_size=values.get(EFFECTIVE_SAMPLE_SIZE.name),
-            filtered=filtered,
-            complete=complete,
-            finished=finished,
-        )
-        self._warn(self._warning_signs.step(step, signs))
+        self._warn(self._warning_signs.step(step, _signs(values, complete, filtered, finished)))
         sampled = sum(count for row in trained for _, count in row.sampled)
         self._view.update(self._progress(step, buffer.version, values, shares, sampled, bottleneck.sentence))
         if usual:
@@ -245,6 +237,18 @@ def _cpu_readings(before: Sequence[GeneratorStatistics], after: Sequence[Generat
         Reading(metrics.ENGINE_CPU, grown(before, after, "cpu_seconds") / thousands, thousands),
         Reading(metrics.FRONT_END_CPU, grown(before, after, "front_end_cpu_seconds") / thousands, thousands),
     ]
+
+
+def _signs(values: Mapping[str, float], complete: int, filtered: int, finished: FinishedEpisodes) -> StepSigns:
+    return StepSigns(
+        reward=values[metrics.REWARD.name],
+        zero_variance=values[metrics.ZERO_VARIANCE.name],
+        grad_norm=values.get(GRAD_NORM.name),
+        sample_size=values.get(EFFECTIVE_SAMPLE_SIZE.name),
+        filtered=filtered,
+        complete=complete,
+        finished=finished,
+    )
 
 
 def _filter_readings(complete: int, filtered: int) -> list[Reading]:
