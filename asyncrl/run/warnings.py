@@ -104,15 +104,15 @@ class WarningSigns:
     def _steps(self) -> str:
         return f"the last {len(self._window)} training steps" if len(self._window) > 1 else "the last training step"
 
-    def _equal_rewards(self) -> bool:
-        return all(signs.zero_variance == 1 for signs in self._window)
+    def _no_advantage(self) -> bool:
+        """Whether all advantages are 0, because they come from how final rewards differ within a group, and these are equal."""
+        algorithm = self._recipe.algorithm
+        if isinstance(algorithm.advantage, GaeAdvantage | GdpoAdvantage | ReinforcePlusPlusAdvantage):
+            return False
+        return not isinstance(algorithm.credit, TurnCredit) and all(signs.zero_variance == 1 for signs in self._window)
 
     def _no_variance(self) -> Iterator[RunWarning]:
-        algorithm = self._recipe.algorithm
-        # These learn although final rewards do not differ within a group.
-        if isinstance(algorithm.advantage, GaeAdvantage | GdpoAdvantage | ReinforcePlusPlusAdvantage):
-            return
-        if isinstance(algorithm.credit, TurnCredit) or not self._equal_rewards():
+        if not self._no_advantage():
             return
         mean = statistics.fmean(signs.reward for signs in self._window)
         yield RunWarning(
@@ -129,8 +129,8 @@ class WarningSigns:
         if any(signs.grad_norm != 0 for signs in self._window):
             return
         cause = (
-            "because the rewards of every group are equal; see there"
-            if self._equal_rewards()
+            "because the rewards of every group are equal and so all advantages are 0"
+            if self._no_advantage()
             else "although rewards differ: every token is clipped, masked or rejected; see loss/clip_fraction, "
             "correction/masked_fraction and correction/rejected_fraction, and widen what is close to 1"
         )
