@@ -202,8 +202,8 @@ class GeneratorWorker:
     async def _adapt(self) -> None:
         """Hold as many episodes as the engine can bear."""
         while True:
-            await sleep(ADAPT_S)
             self._concurrency.observe(await self._engine.load(), self._leases.playing)
+            await sleep(ADAPT_S)
 
     def _limit(self, episodes: int, reason: str) -> None:
         logger.info("%d episodes at once from here on, of at most %d: %s", episodes, self._settings.max_running, reason)
