@@ -11,7 +11,7 @@ import psutil
 
 from asyncrl.run.summary import Summary
 from learners.tiny import ensure_tiny_model
-from learners.tiny.warmup import WarmUp
+from learners.tiny.settings import WarmUp
 
 SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, training_tasks=60, held_out_tasks=30)
 
