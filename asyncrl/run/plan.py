@@ -110,6 +110,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None, choices: Sequence[
             or they do not fit together.
     """
     load_environment(recipe.environment)
+    customs = _try_customs(recipe)
     make_sampler(recipe.buffer, {})  # checks the class and its options; the weights of the sources do not matter
     shape = read_shape(recipe.model.path)
     check_sizes(shape, recipe.model, recipe.learner, recipe.generators)
@@ -130,7 +131,16 @@ def make_plan(recipe: Recipe, machine: Machine | None = None, choices: Sequence[
         remarks=(),
     )
     check_tool_parser(recipe.model.tool_parser)  # last: it may take seconds
-    return msgspec.structs.replace(plan, remarks=_remarks(recipe, shape, plan))
+    return msgspec.structs.replace(plan, remarks=(*customs, *_remarks(recipe, shape, plan)))
+
+
+def _try_customs(recipe: Recipe) -> list[str]:
+    """Try the functions of the user's own on a made batch; returns remarks on them."""
+    if not recipe.customs:
+        return []
+    from learners.custom.check import check_customs  # takes seconds: it needs torch
+
+    return check_customs(recipe)
 
 
 def _find_tasks(recipe: Recipe) -> Iterator[Source]:

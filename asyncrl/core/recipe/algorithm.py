@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from asyncrl.core.recipe.custom import CustomAdvantage, CustomAggregation, CustomLoss, CustomWeight
 from asyncrl.core.recipe.section import Count, NonNegative, Positive, Section
 
 Share = Annotated[float, Meta(gt=0, lt=1)]
@@ -132,6 +133,7 @@ Advantage = (
     | BestOfGroupAdvantage
     | GaeAdvantage
     | GdpoAdvantage
+    | CustomAdvantage
 )
 
 
@@ -265,7 +267,18 @@ class ReinforceLoss(Section, frozen=True, tag_field="kind", tag="reinforce"):
     """The log-probability times the advantage, without ratio or clip (Williams 1992)."""
 
 
-Loss = PpoClipLoss | GspoLoss | CispoLoss | SapoLoss | GmpoLoss | DivergenceMaskLoss | ClipCovLoss | KlCovLoss | ReinforceLoss
+Loss = (
+    PpoClipLoss
+    | GspoLoss
+    | CispoLoss
+    | SapoLoss
+    | GmpoLoss
+    | DivergenceMaskLoss
+    | ClipCovLoss
+    | KlCovLoss
+    | ReinforceLoss
+    | CustomLoss
+)
 
 
 class TokenMean(Section, frozen=True, tag_field="kind", tag="token_mean"):
@@ -291,7 +304,7 @@ class ConstantAggregation(Section, frozen=True, tag_field="kind", tag="constant"
     tokens: Count
 
 
-Aggregation = TokenMean | SequenceMeanTokenSum | SequenceMeanTokenMean | ConstantAggregation
+Aggregation = TokenMean | SequenceMeanTokenSum | SequenceMeanTokenMean | ConstantAggregation | CustomAggregation
 
 
 class TruncateBound(Section, frozen=True, tag_field="kind", tag="truncate"):
@@ -402,17 +415,23 @@ class CorrectionConfig(Section, frozen=True):
             the sampling and the current policy (Li et al. 2025, arXiv:2512.06547); for a fresh token it is the sampling policy.
         weight: importance weight of anchor over behaviour probability, of each ``token``, ``segment`` (turn) or ``sequence``
             (row). The latter two are geometric means over tokens, since a product's variance grows exponentially with length.
-            Anchor ``behaviour`` needs ``none``; with the other anchors ``token`` is usual.
+            Anchor ``behaviour`` needs ``none``; with the other anchors ``token`` is usual. A section of kind ``custom`` names a
+            function of your own.
         bound: keeps the weight's variance finite.
         reject: criteria; whatever any of them rejects stays out of the loss.
         trust_region_decay: the loss's clip range is multiplied by this once for each version of a token's staleness.
     """
 
     anchor: Literal["behaviour", "proximal_recomputed", "proximal_log_linear"] = "behaviour"
-    weight: Literal["none", "token", "segment", "sequence"] = "none"
+    weight: Literal["none", "token", "segment", "sequence"] | CustomWeight = "none"
     bound: TruncateBound | MaskBound | NormalizedBound = TruncateBound()
     reject: tuple[Rejection, ...] = ()
     trust_region_decay: UpToOne = 1.0
+
+    @property
+    def weight_level(self) -> str:
+        """What has one weight: a ``token``, a ``segment`` (turn) or a ``sequence`` (row); ``none`` without weights."""
+        return self.weight if isinstance(self.weight, str) else "token"
 
     @property
     def looks_at_whole_batch(self) -> bool:
