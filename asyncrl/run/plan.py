@@ -15,6 +15,7 @@ from asyncrl.envs.load import load_environment
 from asyncrl.run.automatic import Choice
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, check_sizes, read_shape
+from asyncrl.run.reference_folder import check_reference
 from asyncrl.run.reward_folder import read_reward_shape
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.units import memory, quantity
@@ -114,6 +115,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None, choices: Sequence[
     make_sampler(recipe.buffer, {})  # checks the class and its options; the weights of the sources do not matter
     shape = read_shape(recipe.model.path)
     check_sizes(shape, recipe.model, recipe.learner, recipe.generators)
+    check_reference(recipe, shape)
     outstanding = (recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step
     greedy = recipe.algorithm.greedy_sample is not None
     episodes = recipe.batch.groups_per_step * (recipe.batch.group_size - greedy)

@@ -459,15 +459,17 @@ KlControl = FixedKl | AdaptiveKl
 
 
 class NoKl(Section, frozen=True, tag_field="kind", tag="none"):
-    """Nothing holds the policy near the weights the run began with."""
+    """Nothing holds the policy near a reference policy."""
 
 
 class KlInLoss(Section, frozen=True, tag_field="kind", tag="in_loss"):
-    """A multiple of the divergence from the weights the run began with is added to the loss (Shao et al. 2024,
+    """A multiple of the divergence from the reference policy is added to the loss (Shao et al. 2024,
     arXiv:2402.03300).
 
     Attributes:
         coefficient: coefficient of the divergence; its first value, if it is adaptive.
+        reference: the reference policy, any model of the policy's architecture and tokens: a Hugging Face folder, or an id on the
+            hub; empty means the weights the run began with.
         estimator: estimator of each token's divergence.
         straight_through: descend the divergence itself, whatever the estimator's own gradient is (Tang and Munos 2025,
             arXiv:2506.09477); false is GRPO as published.
@@ -475,22 +477,25 @@ class KlInLoss(Section, frozen=True, tag_field="kind", tag="in_loss"):
     """
 
     coefficient: Positive = 1e-3
+    reference: str = ""
     estimator: Literal["k1", "abs", "k2", "k3"] = "k3"
     straight_through: bool = True
     control: KlControl = FixedKl()
 
 
 class KlInReward(Section, frozen=True, tag_field="kind", tag="in_reward"):
-    """A multiple of the divergence from the weights the run began with is subtracted from the reward, before advantages are
-    computed (Ouyang et al. 2022, arXiv:2203.02155).
+    """A multiple of the divergence from the reference policy is subtracted from the reward, before advantages are computed
+    (Ouyang et al. 2022, arXiv:2203.02155).
 
     Attributes:
         coefficient: coefficient of the divergence; its first value, if it is adaptive.
+        reference: the reference policy, as for kind ``in_loss``.
         estimator: estimator of each token's divergence; only ``k1`` and ``k3`` are unbiased.
         control: whether the coefficient changes.
     """
 
     coefficient: Positive = 1e-3
+    reference: str = ""
     estimator: Literal["k1", "abs", "k2", "k3"] = "k1"
     control: KlControl = FixedKl()
 
@@ -520,7 +525,7 @@ class AlgorithmConfig(Section, frozen=True):
         aggregation: how the tokens' terms become one number; always over the whole batch.
         correction: how the loss corrects for tokens that an older policy sampled.
         entropy_bonus: coefficient of the policy's entropy, which is added to what is maximised.
-        kl: what holds the policy near the weights the run began with.
+        kl: what holds the policy near a reference policy.
         overlong: how much reward long episodes lose; null for none.
         minibatches: optimizer steps in which a batch is trained once, each on whole groups. All but the first are off-policy.
         epochs: how often a batch is trained, each time in ``minibatches`` optimizer steps.
