@@ -179,8 +179,12 @@ class Cluster:
         shutil.rmtree(new, ignore_errors=True)
         saving = [r.save_pretrained.remote(new) for r in self._learners]
         await self._all(saving, "learner rank to export the model", self._deadlines.step, "see its log")
-        shutil.rmtree(model, ignore_errors=True)
+        old = model.with_name(f".{model.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            model.rename(old)
         new.rename(model)
+        shutil.rmtree(old, ignore_errors=True)
 
     async def close(self, seconds: float) -> None:
         """Stop the actors in an orderly way within ``seconds``; what does not answer is killed with the cluster."""

@@ -591,6 +591,7 @@ def test_no_counter_is_lost_with_a_generator() -> None:
     )
     slot.counted(counted)
     slot.vacate("it died")
+    assert slot.counters.last_pause_seconds == 3.0
     slot.counted(counted)
     counters = slot.counters
     assert (counters.tokens_generated, counters.finished_episodes, counters.tool_output_cut) == (6, 6, 6)
