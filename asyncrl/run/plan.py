@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from asyncrl.core.recipe.conflicts import conflicts
 from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.reward import ModelReward, RewardConfig
 from asyncrl.core.recipe.schema import GeneratedTasks, LearnerConfig, ModelConfig, Recipe
@@ -133,7 +134,7 @@ def make_plan(recipe: Recipe, machine: Machine | None = None, choices: Sequence[
         remarks=(),
     )
     check_tool_parser(recipe.model.tool_parser)  # last: it may take seconds
-    return msgspec.structs.replace(plan, remarks=(*customs, *_remarks(recipe, shape, plan)))
+    return msgspec.structs.replace(plan, remarks=(*conflicts(recipe), *customs, *_remarks(recipe, shape, plan)))
 
 
 def _try_customs(recipe: Recipe) -> list[str]:
