@@ -420,8 +420,9 @@ class Recipe(Section, frozen=True):
 
     Attributes:
         name: name of the run; the name of its folder begins with it.
-        steps: training steps, each of one batch and one published version. A resumed run may be given more; a decaying learning
-            rate then follows the new length.
+        steps: training steps, each of one batch and one published version, in ``algorithm.minibatches`` times
+            ``algorithm.epochs`` optimizer steps. A resumed run may be given more; a decaying learning rate then follows the new
+            length.
         model: the model that is trained.
         environment: the environment in which its episodes are played.
         tasks: the tasks that it is trained and evaluated on.
