@@ -7,7 +7,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from asyncrl.core.plug_in_function import UserFunction
+from asyncrl.core.plug_in_function import FunctionBroken, UserFunction
 from learners.custom.made_rows import MadeRow
 from learners.segments import Segments
 
@@ -90,4 +90,8 @@ def refuse_packing(
                         "tokens.mask)[tokens.rows.index], and never over all tokens; what compares rows belongs into "
                         "algorithm.advantage",
                     )
-    compute([])  # a rank may get a micro-batch without rows
+    try:
+        compute([])
+    except FunctionBroken as error:
+        problem = f"{error.problem}, for a micro-batch without rows, which ranks may get"
+        raise function.broken(problem, "return a tensor of shape (0,) there") from error
