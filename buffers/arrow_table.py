@@ -133,4 +133,4 @@ def _is_text(found: pa.DataType | None) -> bool:
 def _is_list_of_objects(found: pa.DataType | None) -> bool:
     if found is None or not (types.is_list(found) or types.is_large_list(found)):
         return False
-    return types.is_struct(found.value_type) or types.is_map(found.value_type)
+    return bool(types.is_struct(found.value_type) or types.is_map(found.value_type))

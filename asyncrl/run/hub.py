@@ -4,16 +4,22 @@ Only what a plan reads is fetched before a run starts; the weights are fetched w
 from the hub's cache on this machine (``HF_HOME``), also without a network. A folder of the same name comes first.
 """
 
+import json
+import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
 
+logger = logging.getLogger(__name__)
+
 _ID = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
 _CONFIG = "config.json"
+_COMMIT = re.compile("[0-9a-f]{40}")
+_ANSWER_S = 10.0
 
 
 def is_hub_id(path: str) -> bool:
@@ -37,7 +43,9 @@ def model_file(path: str, name: str, place: str) -> Path:
     from huggingface_hub import hf_hub_download  # takes a second
 
     repository, revision = _parts(path)
-    return _asked(path, place, lambda: Path(str(hf_hub_download(repository, name, revision=revision))))
+    with _translated(path, place):
+        cached_only = not _COMMIT.fullmatch(revision or "") and not _is_reachable(repository, name, revision)
+        return Path(str(hf_hub_download(repository, name, revision=revision, local_files_only=cached_only)))
 
 
 def model_folder(path: str, place: str) -> Path:
@@ -48,21 +56,28 @@ def model_folder(path: str, place: str) -> Path:
         place: recipe key to blame.
 
     Raises:
-        RecipeError: the hub has no such model, cannot be asked, or the model has no safetensors.
+        RecipeError: the hub has no such model, cannot be asked, or a file of its weights is missing.
     """
     if not is_hub_id(path):
         return Path(path).resolve()
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()  # the live view has the terminal
     repository, revision = _parts(path)
-    folder = _asked(
-        path, place, lambda: Path(str(snapshot_download(repository, revision=revision, allow_patterns=list(_PATTERNS))))
-    )
-    if not any(folder.glob("*.safetensors")):
-        raise RecipeError(place, f"there are no weights (*.safetensors) of {path} in {folder}", _remedy(repository, place))
+    with _translated(path, place):
+        folder = Path(str(snapshot_download(repository, revision=revision, allow_patterns=list(_PATTERNS))))
+    if missing := _missing_weights(folder):
+        problem = f"{missing} of {path} is not in {folder}, the cache of this machine"
+        raise RecipeError(place, problem, _remedy(repository, place))
     return folder
+
+
+def _missing_weights(folder: Path) -> str:
+    """Return the name of the first file of weights that is missing; empty if all are there."""
+    index = folder / "model.safetensors.index.json"
+    names = sorted(set(json.loads(index.read_bytes())["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    return next((name for name in names if not (folder / name).is_file()), "")
 
 
 def pinned(path: str, place: str) -> str:
@@ -83,15 +98,30 @@ def _parts(path: str) -> tuple[str, str | None]:
     return found["repository"], found["revision"]
 
 
-def _asked(path: str, place: str, ask: Callable[[], Path]) -> Path:
-    with _translated(path, place):
-        return ask()
+def _is_reachable(repository: str, name: str, revision: str | None) -> bool:
+    """Return whether the hub answers. Its client would try for half a minute before it says no.
+
+    Raises:
+        HfHubHTTPError: it answers that there is no such model, revision or file, or that it may not be read.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if _is_offline():
+        return False
+    try:
+        get_hf_file_metadata(hf_hub_url(repository, name, revision=revision), timeout=_ANSWER_S)
+    except HfHubHTTPError:
+        raise
+    except Exception as error:  # noqa: BLE001 - what the client's transport raises has no public base class
+        logger.info("the Hugging Face hub cannot be reached: %s", error)
+        return False
+    return True
 
 
 @contextmanager
 def _translated(path: str, place: str) -> Iterator[None]:
     """Turn what the hub's client raises into recipe errors."""
-    import httpx
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -118,8 +148,8 @@ def _translated(path: str, place: str) -> Iterator[None]:
         raise RecipeError(place, f"{nowhere} the Hugging Face hub has no model {repository}", remedy) from error
     except HFValidationError as error:
         raise RecipeError(place, f"there is no folder {path!r}", "name a folder that holds config.json") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, httpx.HTTPError, OSError) as error:
-        why = "is switched off (HF_HUB_OFFLINE)" if _is_offline() else f"cannot be reached ({type(error).__name__})"
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+        why = "is switched off (HF_HUB_OFFLINE)" if _is_offline() else "cannot be reached"
         problem = f"{nowhere} the model {repository} is not in the cache of this machine, and the Hugging Face hub {why}"
         raise RecipeError(place, problem, _remedy(repository, place)) from error
     except EntryNotFoundError as error:

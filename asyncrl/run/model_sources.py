@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.algorithm import NoKl
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.threads import run_in_daemon_thread
@@ -24,14 +23,12 @@ def named_reference(recipe: Recipe) -> str:
 def with_pinned_models(recipe: Recipe) -> Recipe:
     """Return the recipe with the commit of each model that it names by an id on the hub, so that a resume has the same model.
 
-    An id that cannot be looked up stays as it is: the plan refuses it.
+    Raises:
+        RecipeError: the hub has no such model, or cannot be asked and the model is not in this machine's cache.
     """
-    try:
-        path = pinned(recipe.model.path, "model.path")
-        recipe = msgspec.structs.replace(recipe, model=msgspec.structs.replace(recipe.model, path=path))
-        return _with_reference(recipe, pinned(named_reference(recipe), REFERENCE))
-    except RecipeError:
-        return recipe
+    path = pinned(recipe.model.path, "model.path")
+    recipe = msgspec.structs.replace(recipe, model=msgspec.structs.replace(recipe.model, path=path))
+    return _with_reference(recipe, pinned(named_reference(recipe), REFERENCE))
 
 
 async def fetched(path: str, place: str, deadline_s: float) -> Path:
