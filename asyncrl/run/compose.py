@@ -36,6 +36,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.automatic import Choice, choose
 from asyncrl.run.config_yaml import write_config
 from asyncrl.run.machine import Machine
+from asyncrl.run.model_sources import with_pinned_models
 
 SHIPPED_FOLDER = Path(shipped.__file__).resolve().parent
 _NOT_A_HYDRA_APPLICATION = "take it out: Hydra only composes the recipe; run folders, with their logs, are made in run_dir"
@@ -74,7 +75,7 @@ def compose_for(machine: Machine, recipe: str, overrides: Sequence[str] = ()) ->
 
     def chosen(undecided: Recipe, automatic: Set[str]) -> Recipe:
         nonlocal choices
-        decided, choices = choose(undecided, automatic, machine)
+        decided, choices = choose(with_pinned_models(undecided), automatic, machine)
         return decided
 
     return decode_recipe({str(key): value for key, value in mapping.items()}, chosen), choices

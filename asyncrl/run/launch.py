@@ -28,6 +28,7 @@ from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.model import resolve_model
+from asyncrl.run.model_sources import with_local_reference
 from asyncrl.run.processes import adopt_orphans, end_descendants, kill_everything
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
@@ -138,6 +139,7 @@ async def _run(
         view.note(without_effect)
     await wait_for_room(folder.path, ROOM_BYTES, view.note)
     model_path = await resolve_model(recipe, view)
+    recipe = await with_local_reference(recipe)
     async with _cluster(recipe, folder, view, str(model_path), totals, ending) as cluster:
         journaled = isinstance(recipe.buffer.journal, AppendOnlyJournal)
         config, buffer, generators = recipe.checkpoint if journaled else None, cluster.buffer, cluster.generators

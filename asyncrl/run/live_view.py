@@ -173,7 +173,7 @@ def _dashboard(progress: RunProgress, rewards: Sequence[float], width: int) -> S
         f"version {progress.version}",
         f"delivered in {_milliseconds(progress.publish_seconds)}, paused for {_milliseconds(progress.pause_seconds)}",
     )
-    done = f"step {progress.step} of {progress.steps}, {duration(progress.eta_s)} to go"
+    done = f"training step {progress.step} of {progress.steps}, {duration(progress.eta_s)} to go"
     return _bar(progress.step / progress.steps, done), Text(), table, Text(progress.bottleneck, "dim")
 
 

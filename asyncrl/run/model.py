@@ -19,6 +19,7 @@ from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.model_shape import TINY
+from asyncrl.run.model_sources import fetched, is_remote
 from asyncrl.run.stopping import sigterm_blocked
 from asyncrl.run.warm_up import Made, Request, Step
 
@@ -32,12 +33,16 @@ async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
 
     Raises:
         ComponentFailed: the tiny model could not be made.
+        RecipeError: a model of the hub could not be fetched.
+        DeadlineExceeded: fetching it took too long.
     """
+    if is_remote(recipe):
+        view.phase("Fetching the model from the Hugging Face hub")
     if recipe.model.path == TINY:
         # For the user's own environment the warm-up uses the calculator, which teaches calling a tool and little else.
         options = recipe.environment.options if recipe.environment.name == "calculator" else {}
         return await _make_tiny(Request(options, recipe.seed), recipe.deadlines.start, view)
-    return Path(recipe.model.path).resolve()  # noqa: ASYNC240 - a few directories are looked at
+    return await fetched(recipe.model.path, "model.path", recipe.deadlines.start)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

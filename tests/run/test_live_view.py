@@ -102,7 +102,7 @@ def test_the_dashboard_shows_both_sides_and_staleness_against_its_bound(terminal
     shown = written(terminal)
     for told in (
         "asyncrl quickstart",
-        "step 12 of 60, 2 min 05 s to go",
+        "training step 12 of 60, 2 min 05 s to go",
         "0.512",
         "evaluation 0.610",
         "12,345 tokens/s",
