@@ -25,12 +25,16 @@ class EngineLoad(msgspec.Struct, frozen=True):
         waiting: requests that wait for room in the batch or in the cache, preempted ones among them.
         cache_share: share of the key-value cache that running requests take, from 0 to 1.
         cpu_seconds: processor time that the engine's process has taken since it started, all its threads together.
+        prefill_seconds, decode_seconds: seconds of its steps so far, as far as they computed prompts and sampled tokens; see
+            :class:`generators.engine_steps.EngineSteps`.
     """
 
     running: int
     waiting: int
     cache_share: float
     cpu_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
 
 
 class Concurrency:

@@ -29,6 +29,7 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
         lines.append(Text.assemble((summary.status.capitalize(), _STYLE[summary.status]), f": {summary.reason}"))
     if summary.steps:
         lines.append(_table(summary, recipe.name))
+        lines += [Text.assemble(("Warning", "bold yellow"), f": {warning}") for warning in summary.warnings]
         lines.append(_place("Metrics", f"{_command('mlflow')} ui --backend-store-uri {tracking_uri(recipe.tracking, folder)}"))
     failed = summary.status is Status.FAILED
     lines.append(_place("Logs", str(folder.logs)) if failed else _place("Run folder", str(folder.path)))

@@ -9,6 +9,9 @@ import msgspec
 from asyncrl.core.buffer_statistics import LedgerCounts
 from asyncrl.run.bottleneck import Bottleneck
 
+NO_GROUPS = LedgerCounts(issued=0, running=0, committed=0, taken=0, trained=0, filtered=0, expired=0, failed=0, reasons={})
+"""The ledger of a run that has not issued any group."""
+
 
 class Status(StrEnum):
     """How a run ended."""
@@ -61,6 +64,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         wall_s: seconds from start to end, startup and shutdown included.
         trajectories_per_s: episodes trained over the training time.
         bottleneck: what held the run up in its last training steps; None before the first.
+        warnings: what was seen in training that a person should look at, a sentence each; see :mod:`asyncrl.run.warnings`.
         resumes: how often the run was resumed, failed attempts included. The time in between is not part of ``wall_s``.
     """
 
@@ -75,10 +79,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     idle: IdleShares = IdleShares()
     bottleneck: Bottleneck | None = None
     versions_published: int = 0
-    ledger: LedgerCounts = LedgerCounts(
-        issued=0, running=0, committed=0, taken=0, trained=0, filtered=0, expired=0, failed=0, reasons={}
-    )
+    ledger: LedgerCounts = NO_GROUPS
     resumes: int = 0
+    warnings: tuple[str, ...] = ()
 
     def going_on_from(self, before: "Summary", seconds: float = 0.0) -> "Summary":
         """Return the summary of a resumed run, which reports no less than the run had reached before.

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -540,3 +541,34 @@ async def test_episodes_that_wait_for_their_scores_take_no_room() -> None:
         assert shop.ticket_client.groups == {}
         judge.open.set()
         await shop.ticket_client.until(lambda: sum(map(len, shop.ticket_client.groups.values())) == 24)
+
+
+async def test_finished_episodes_are_counted_by_the_source_of_their_task() -> None:
+    shop = Shop([], lambda row: "" if "silent" in row else "spoken")
+    tickets = shop.ticket_client.tickets
+    tickets.append(Ticket(GroupId(0), task("silent", metrics={"correct": 0.5}), (0, 1, 2, 3), 0, PolicyVersion(0), "easy.jsonl"))
+    tickets.append(Ticket(GroupId(1), task("spoken", rewards=[0.0, 3.0]), (0, 1), 0, PolicyVersion(0), "hard.jsonl"))
+    tickets.append(Ticket(GroupId(2), task("t", breaks="step"), (0, 1), 0, PolicyVersion(0), "broken.jsonl"))
+    async with shop.open():
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.finished(0) + shop.ticket_client.finished(1)) == 6)
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.failures) == 2)
+    finished = shop.worker.statistics().finished
+    easy, hard = finished.sources["easy.jsonl"], finished.sources["hard.jsonl"]
+    assert (easy.episodes, easy.reward, easy.turns, easy.empty_answers) == (4, 4.0, 4, 4)
+    assert (hard.episodes, hard.reward, hard.turns, hard.empty_answers) == (2, 6.0, 4, 0)
+    assert (easy.metrics["correct"].total, easy.stopped) == (2.0, {StopReason.ENVIRONMENT_DONE: 4})
+    assert finished.sources.keys() == {"easy.jsonl", "hard.jsonl"}, "what broke its environment has finished nothing"
+    assert finished.episode.count == finished.queue.count == 6
+
+
+async def test_a_worker_s_time_adds_up() -> None:
+    made, shop = time.monotonic(), Shop([task("t")], recipe=RECIPE)
+    made_until = time.monotonic()
+    async with shop.open():
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.finished(0)) == 4)
+        await shop.worker.evaluate([task("e")], 0.0)
+        before = time.monotonic()
+        use = shop.worker.statistics().time
+        assert before - made_until <= use.seconds <= time.monotonic() - made
+    assert min(use.sampling, use.evaluating, use.tools, use.tickets) > 0
+    assert use.scoring == use.paused == 0

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,12 @@ class LearnerActor:
 
     def train(self, batch: Batch) -> StepReport:
         """Train ``batch``, as the learner's part of one training step; a collective call."""
-        learner = self._started()
+        learner, began = self._started(), time.perf_counter()
         needed = learner.rows_needed(batch)
         payload = self._fetch(batch, needed)
-        return learner.step(batch, {key: decode(data) for key, data in zip(needed, payload, strict=True)})
+        rows = {key: decode(data) for key, data in zip(needed, payload, strict=True)}
+        fetched = time.perf_counter()
+        return learner.step(batch, rows).after_fetching(fetched - began)
 
     def _fetch(self, batch: Batch, rows: list[tuple[GroupId, int]]) -> list[bytes]:
         if self._payload is None:
