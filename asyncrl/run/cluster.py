@@ -89,7 +89,7 @@ class Cluster:
         self.generators = GeneratorPool(generators.count, generator, report_lost, note)
         self._learners: list[Any] = [
             RemoteLearner.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
-                recipe, model_path, buffer, rank, folder.run_id, logs / f"learner-{rank}.log"
+                recipe, model_path, buffer, rank, folder.run_id, folder.trajectories, logs / f"learner-{rank}.log"
             )
             for rank in range(ranks)
         ]
@@ -148,7 +148,11 @@ class Cluster:
         what = f"learner rank to train version {batch.version}"
         remedy = "see its log; raise deadlines.step"
         seconds = self._deadlines.step + ANSWER_DEADLINE_S
-        return await self._all([r.train.remote(batch) for r in self._learners], what, seconds, remedy)
+        reports: list[StepReport] = await self._all([r.train.remote(batch) for r in self._learners], what, seconds, remedy)
+        for report in reports:
+            if report.news:
+                self._note(report.news)
+        return reports
 
     async def write_weights(self, version: PolicyVersion) -> Publication:
         """Have all ranks write their shards of ``version``."""
