@@ -7,8 +7,10 @@ What always holds: files are written in the order in which they were handed over
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from asyncrl.episodes.kept import KeptEpisode
 from asyncrl.episodes.writer import Decode, table, write
@@ -20,11 +22,14 @@ QUEUE_LENGTH = 4
 WAIT_S = 30.0
 """How long to wait for a disk that is slower than training before a file is given up."""
 
-MakeFile = tuple[Path, Callable[[], Sequence[KeptEpisode]]]
+
+class _File(NamedTuple):
+    path: Path
+    episodes: Callable[[], Sequence[KeptEpisode]]
 
 
 class BackgroundWriter:
-    """The thread and its queue. Call :meth:`put` and :meth:`finish` from one thread; none of them raises.
+    """The thread and its queue. Call its methods from one thread; none of them raises.
 
     Args:
         environment: name of the environment that the episodes were played in.
@@ -33,18 +38,18 @@ class BackgroundWriter:
 
     def __init__(self, environment: str, load: Callable[[], Decode]) -> None:
         self._environment, self._load = environment, load
-        self._files: queue.Queue[MakeFile | None] = queue.Queue(QUEUE_LENGTH)
+        self._work: queue.Queue[_File | threading.Event] = queue.Queue(QUEUE_LENGTH)
         self._lost = 0
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         # A daemon, so that a disk that never answers cannot keep the process alive.
-        self._thread = threading.Thread(target=self._work, name="writing episodes", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="writing episodes", daemon=True)
 
     def put(self, path: Path, episodes: Callable[[], Sequence[KeptEpisode]]) -> None:
         """Have the thread write what ``episodes`` returns to ``path``."""
         if self._thread.ident is None:
             self._thread.start()
         try:
-            self._files.put((path, episodes), timeout=WAIT_S)
+            self._work.put(_File(path, episodes), timeout=WAIT_S)
         except queue.Full:
             self._give_up(path, f"the disk has been slower than training for {WAIT_S:g} s")
 
@@ -55,23 +60,25 @@ class BackgroundWriter:
         except queue.Empty:
             return ""
 
-    def finish(self, seconds: float) -> None:
-        """Wait until everything is written, for at most ``seconds``."""
+    def flush(self, seconds: float) -> bool:
+        """Wait until everything handed over so far is written or given up, for at most ``seconds``; whether it is."""
         if self._thread.ident is None:
-            return
+            return True
+        until, done = time.monotonic() + seconds, threading.Event()
         try:
-            self._files.put(None, timeout=seconds)
+            self._work.put(done, timeout=seconds)
         except queue.Full:
-            pass
-        else:
-            self._thread.join(seconds)
-        if self._thread.is_alive():
-            logger.warning("the last trajectories are not kept: the disk did not take them within %g s", seconds)
+            return False
+        return done.wait(max(0.0, until - time.monotonic()))
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         decode: Decode | None = None
-        while (file := self._files.get()) is not None:
-            path, episodes = file
+        while True:
+            work = self._work.get()
+            if isinstance(work, threading.Event):
+                work.set()
+                continue
+            path, episodes = work
             try:
                 decode = decode or self._load()
                 write(table(episodes(), self._environment, decode), path)
@@ -85,11 +92,11 @@ class BackgroundWriter:
     def _give_up(self, path: Path, why: str) -> None:
         self._lost += 1
         if self._lost == 1:
-            self._tell(f"{path.name} is not written ({why}); training goes on without its trajectories, and so it does for others")
+            self._tell(f"{path} is not written ({why}); training goes on, and more files that cannot be written are only counted")
 
     def _succeeded(self) -> None:
         if self._lost:
-            self._tell(f"trajectories are written again; {self._lost} files of them were not")
+            self._tell(f"trajectories are written again; {self._lost} files of them are missing")
             self._lost = 0
 
     def _tell(self, sentence: str) -> None:

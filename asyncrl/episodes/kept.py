@@ -35,9 +35,7 @@ class KeptEpisode(NamedTuple):
     weights: np.ndarray | None = None
 
 
-def untrained(
-    trajectory: Trajectory, kind: Kind, *, step: int | None, version: int, source: str | None
-) -> KeptEpisode:
+def untrained(trajectory: Trajectory, kind: Kind, *, step: int | None, version: int, source: str | None) -> KeptEpisode:
     """Return an episode that no loss trains: one of an evaluation, or a greedy one."""
     fates = np.where(trajectory.loss_mask, fate_code(TokenFate.NOT_TRAINED), fate_code(TokenFate.GIVEN)).astype(np.int8)
     return KeptEpisode(trajectory, kind, step, version, source, fates)

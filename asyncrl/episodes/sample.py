@@ -29,7 +29,7 @@ def kept_rows(batch: Batch, config: TrajectoriesConfig) -> list[tuple[GroupId, i
 def _spread(names: list[tuple[GroupId, int]], count: int, seed: int) -> list[tuple[GroupId, int]]:
     """Draw ``count`` names at random, first one of each group, then a second of each, and so on."""
     turns: dict[GroupId, int] = {}
-    drawn = []
+    drawn: list[tuple[int, int, tuple[GroupId, int]]] = []
     for number in np.random.default_rng(seed).permutation(len(names)):
         name = names[number]
         turns[name[0]] = turn = turns.get(name[0], -1) + 1

@@ -19,9 +19,6 @@ from asyncrl.episodes.text import decoder
 from learners.rank import RankSpec
 from learners.token_records import RowName, TokenRecord, TokenRecords
 
-FINISH_S = 5.0
-"""How long the end of a rank may wait for its last files."""
-
 
 class TrainedEpisodes:
     """Keeps what one rank knows of the rows that its slice trains; nothing, if another rank of the slice does that.
@@ -69,9 +66,9 @@ class TrainedEpisodes:
         """What the user should be told and has not been: empty, or a sentence."""
         return self._writer.news()
 
-    def finish(self) -> None:
-        """Wait for the last files."""
-        self._writer.finish(FINISH_S)
+    def flush(self, seconds: float) -> bool:
+        """Wait until everything so far is written or given up, for at most ``seconds``; whether it is."""
+        return self._writer.flush(seconds)
 
 
 def kept(trajectory: Trajectory, row: BatchRow, batch: Batch, record: TokenRecord | None) -> KeptEpisode:
@@ -85,8 +82,9 @@ def kept(trajectory: Trajectory, row: BatchRow, batch: Batch, record: TokenRecor
         fates[sampled] = fate_code(TokenFate.STALE)
         return KeptEpisode(trajectory, Kind.TRAIN, step, version, row.source, fates)
     fate = np.full(len(record.weights), fate_code(TokenFate.TRAINED), np.int8)
-    for left_out, why in ((record.stale, TokenFate.STALE), (record.masked, TokenFate.MASKED), (record.rejected, TokenFate.REJECTED)):
-        fate[left_out] = fate_code(why)
+    left_out = {TokenFate.STALE: record.stale, TokenFate.MASKED: record.masked, TokenFate.REJECTED: record.rejected}
+    for why, tokens in left_out.items():
+        fate[tokens] = fate_code(why)
     fates[sampled] = fate
 
     def over_all(values: np.ndarray) -> np.ndarray:

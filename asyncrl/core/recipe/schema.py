@@ -378,8 +378,8 @@ class TrackingConfig(Section, frozen=True):
     Attributes:
         uri: tracking URI; empty means a SQLite file in the run folder.
         experiment: MLflow experiment name.
-        trajectories: which episodes are kept in ``RUN/trajectories``; docs/trajectories.md describes the files. A sample of them is
-            also logged as MLflow traces.
+        trajectories: which episodes are kept in ``RUN/trajectories``; docs/trajectories.md describes the files. Some of them are
+            logged as MLflow traces, too.
     """
 
     uri: str = ""

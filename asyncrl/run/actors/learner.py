@@ -1,5 +1,6 @@
 """One learner rank as a Ray actor: it reads its trajectories, trains, and writes its part of each publication."""
 
+import logging
 import os
 import socket
 from pathlib import Path
@@ -22,6 +23,11 @@ from asyncrl.weights.transport import Transport
 from learners.learner import Learner, StepReport
 from learners.rank import FileMeeting, RankSpec, TcpMeeting
 from learners.token_records import TokenRecords
+
+logger = logging.getLogger(__name__)
+
+LAST_FILES_S = 1.0
+"""How long a rank that is to end, perhaps because the run was interrupted, waits for its last files."""
 
 
 class LearnerActor:
@@ -93,6 +99,13 @@ class LearnerActor:
         lying = {(row.group_id, row.sample_index): row.payload for row in batch.rows}
         return self._payload.fetch([lying[row] for row in rows])
 
+    def write_trajectories(self, seconds: float) -> str:
+        """Wait until the trajectories that were trained are in their files, or given up; returns what the user should be told."""
+        assert self._kept is not None
+        if not self._kept.flush(seconds):
+            return f"the last trajectories are not kept: the disk did not take them within {seconds:g} s"
+        return self._kept.news()
+
     def publish(self, version: PolicyVersion) -> Publication:
         """Write this rank's shards of ``version``, and return where they are."""
         return self._transport.write(version, self._started().shards())
@@ -119,8 +132,8 @@ class LearnerActor:
     def close(self) -> None:
         """Leave the other ranks and remove what was published."""
         try:
-            if self._kept is not None:
-                self._kept.finish()
+            if self._kept is not None and not self._kept.flush(LAST_FILES_S):
+                logger.warning("the last trajectories are not kept: the disk did not take them within %g s", LAST_FILES_S)
             if self._learner is not None:
                 self._learner.close()
         finally:
