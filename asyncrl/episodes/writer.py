@@ -77,7 +77,7 @@ def write(episodes: pa.Table, path: Path) -> None:
 
 def _turns(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:
     turns, token_ids = trajectory.turns, trajectory.token_ids
-    next_starts = [*(turn.start for turn in turns[1:]), len(token_ids)]
+    next_starts = [*(turn.start for turn in turns), len(token_ids)][1:]
     for turn, next_start in zip(turns, next_starts, strict=True):
         answer = token_ids[turn.end : next_start]
         yield {
