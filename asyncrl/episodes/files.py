@@ -4,6 +4,7 @@ What always holds: the files whose names end with ``.parquet`` are whole; a file
 training step or an evaluation that is done again has no file of its first time.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +23,21 @@ def evaluation_file(folder: Path, version: int, player: str) -> Path:
     return folder / f"evaluation-{version:06d}-{player}{SUFFIX}"
 
 
+def unfinished_file(path: Path) -> Path:
+    """The file that becomes ``path`` once it is whole. Each process has one of its own."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
 def evaluation_files(folder: Path, version: int) -> list[Path]:
     """The files of the evaluation of ``version`` that are there."""
     return sorted(folder.glob(f"evaluation-{version:06d}-*{SUFFIX}"))
 
 
 def forget_steps_after(folder: Path, step: int) -> None:
-    """Remove the files of the training steps after ``step``, which are about to be done again, perhaps in another layout."""
+    """Remove the files of the training steps after ``step``, which are about to be done again, perhaps in another layout, and
+    what a process that was killed left unfinished."""
+    for unfinished in folder.glob(f".*{SUFFIX}.*"):
+        unfinished.unlink(missing_ok=True)
     for file in _training_files(folder):
         if _step_of(file) > step:
             file.unlink(missing_ok=True)

@@ -1,6 +1,5 @@
 """Writes kept episodes: rows become an Arrow table, and the table a Parquet file that appears whole or not at all."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncrl.core.trajectory import Trajectory
+from asyncrl.episodes.files import unfinished_file
 from asyncrl.episodes.kept import FATES, KeptEpisode
 from asyncrl.episodes.schema import SCHEMA
 
@@ -66,7 +66,7 @@ def write(episodes: pa.Table, path: Path) -> None:
         OSError: the disk refuses; nothing is left of the attempt.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = unfinished_file(path)
     try:
         pq.write_table(episodes, unfinished, compression="zstd", use_dictionary=_REPEATING, write_statistics=False)
         unfinished.replace(path)

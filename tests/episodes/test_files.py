@@ -1,12 +1,13 @@
 """Names of the files, and which of them a resumed run removes."""
 
-from asyncrl.episodes.files import evaluation_file, evaluation_files, forget_steps_after, training_file
+from asyncrl.episodes.files import evaluation_file, evaluation_files, forget_steps_after, training_file, unfinished_file
 
 
 def test_steps_that_are_done_again_are_forgotten_and_nothing_else(tmp_path):
     for step in (9, 10, 11, 1_000_001):
         for number in range(2):
             training_file(tmp_path, step, number).touch()
+    unfinished_file(training_file(tmp_path, 9, 2)).touch()
     others = [evaluation_file(tmp_path, 11, "generator-0"), tmp_path / "train-mine.parquet"]
     for other in others:
         other.touch()
