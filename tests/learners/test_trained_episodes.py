@@ -154,14 +154,15 @@ def greedy_batch():
 
 @pytest.mark.parametrize(
     "layout",
-    [{}, {"data": 2}, {"tensor": 2}, {"pipeline": 2}, {"context": 2}],
+    [{}, {"data": 2}, {"tensor": 2}, {"pipeline": 2}, {"context_parallel": 2}],
     ids=["alone", "dp2", "tp2", "pp2", "cp2"],
 )
 def test_real_ranks_keep_what_their_loss_did(folder, tmp_path, layout):
     """Several mini-batches and epochs, tokens that are stale, masked and rejected, greedy rows, and prefixes that are shared."""
     batch, rows = greedy_batch()
-    recipe = keeping(make_recipe(folder, **{f"{name}_parallel": ranks for name, ranks in layout.items()}), algorithm=SEVERAL)
-    results = run_ranks(kept_side.train_and_keep, recipe, folder, batch, rows, tmp_path, **layout)
+    recipe = keeping(make_recipe(folder, **layout), algorithm=SEVERAL)
+    dimensions = {name.removesuffix("_parallel"): ranks for name, ranks in layout.items()}
+    results = run_ranks(kept_side.train_and_keep, recipe, folder, batch, rows, tmp_path, **dimensions)
     readings = combine(reading for some, _ in results for reading in some)
     passes = {name: of_row for _, seen in results for name, of_row in seen.items()}
     files = sorted(tmp_path.iterdir())
@@ -190,7 +191,7 @@ def test_real_ranks_keep_what_their_loss_did(folder, tmp_path, layout):
 
 def test_a_sample_is_shared_out_over_the_slices(folder, tmp_path):
     batch, rows = greedy_batch()
-    recipe = keeping(make_recipe(folder, data_parallel=2), SampledTrajectories(count=5), algorithm=SEVERAL)
+    recipe = keeping(make_recipe(folder, data=2), SampledTrajectories(count=5), algorithm=SEVERAL)
     run_ranks(kept_side.train_and_keep, recipe, folder, batch, rows, tmp_path, data=2)
     found = [row for file in tmp_path.iterdir() for row in pq.read_table(file).to_pylist()]
     assert len(found) == len({(row["group_id"], row["sample_index"]) for row in found}) == 5
