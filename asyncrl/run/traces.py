@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Span
 
 _COLUMNS = (
-    *("kind", "step", "version", "environment", "source", "task_id", "group_id", "sample_index", "attempt", "stop_reason"),
+    *("kind", "step", "version", "environment", "source", "task_id", "group_id", "sample_index", "stop_reason"),
     *("reward", "metrics", "prompt", "turns", "began", "queued_s", "reset_s", "scoring_s"),
 )
 _TAGGED = ("kind", "step", "version", "environment", "source", "task_id", "group_id", "sample_index", "reward", "stop_reason")
@@ -61,7 +61,7 @@ class Traces:
         self._experiment_id = client.get_run(run_id).info.experiment_id
 
     def log(self, file: Path, most: int) -> None:
-        """Log up to ``most`` episodes in a file of kept episodes, which lie in it far from each other.
+        """Log up to ``most`` episodes in a file of kept episodes, evenly spread over it.
 
         Raises:
             OSError: the file cannot be read.

@@ -11,8 +11,8 @@ class SampledTrajectories(Section, frozen=True, tag_field="keep", tag="sample"):
     """A sample of each training step and of each evaluation is kept.
 
     Attributes:
-        count: how many trajectories of each training step are kept, from as many groups as possible; of each evaluation, the
-            first of each generator's share, as many or up to one more for each generator.
+        count: how many trajectories of each training step are kept, from as many groups as possible. Of each evaluation, every
+            generator keeps its part of as many, rounded up.
     """
 
     count: Count = 8
