@@ -154,8 +154,8 @@ def greedy_batch():
 
 @pytest.mark.parametrize(
     "layout",
-    [{}, {"data": 2}, {"tensor": 2}, {"pipeline": 2}, {"context_parallel": 2}],
-    ids=["alone", "dp2", "tp2", "pp2", "cp2"],
+    [{"data": 2}, {"tensor": 2}, {"pipeline": 2}, {"context_parallel": 2}],
+    ids=["dp2", "tp2", "pp2", "cp2"],
 )
 def test_real_ranks_keep_what_their_loss_did(folder, tmp_path, layout):
     """Several mini-batches and epochs, tokens that are stale, masked and rejected, greedy rows, and prefixes that are shared."""
@@ -189,10 +189,31 @@ def test_real_ranks_keep_what_their_loss_did(folder, tmp_path, layout):
             assert set(np.array(row["fates"])[sampled]) == {"not_trained"}
 
 
-def test_a_sample_is_shared_out_over_the_slices(folder, tmp_path):
+def test_a_sample_is_shared_out_over_the_slices():
+    """Of its rows each slice keeps those of the sample, and greedy rows, which no slice trains, are kept by one."""
+    batch, _ = greedy_batch()
+    recipe = keeping(make_recipe(Path("no-model"), data=2), SampledTrajectories(count=8))
+    names = [(row.group_id, row.sample_index) for row in batch.trained().rows]
+    kept_by = []
+    for slice_number, trained in enumerate((names[::2], names[1::2])):
+        episodes = TrainedEpisodes(recipe, Path("no-model"), Path("no-folder"), rank_of(recipe, slice_number))
+        kept_by.append(episodes.chosen(batch, trained))
+        assert {name for name in kept_by[-1] if name in names} <= set(trained)
+    found = [name for names_of_slice in kept_by for name in names_of_slice]
+    assert len(set(found)) == len(found) == 8
+    assert sorted(Counter(group for group, _ in found).values()) == [2, 3, 3]
+    assert any(name not in names for name in found), "the test is to have a greedy row in the sample"
+
+
+def test_only_one_rank_of_a_slice_keeps_anything():
     batch, rows = greedy_batch()
-    recipe = keeping(make_recipe(folder, data=2), SampledTrajectories(count=5), algorithm=SEVERAL)
-    run_ranks(kept_side.train_and_keep, recipe, folder, batch, rows, tmp_path, data=2)
-    found = [row for file in tmp_path.iterdir() for row in pq.read_table(file).to_pylist()]
-    assert len(found) == len({(row["group_id"], row["sample_index"]) for row in found}) == 5
-    assert sorted(Counter(row["group_id"] for row in found).values()) == [1, 2, 2]
+    recipe = keeping(make_recipe(Path("no-model"), tensor=2, pipeline=2, data=2, context_parallel=2))
+    layout = recipe.learner.layout
+    ranks = [RankSpec(rank=rank, layout=layout, meeting=FileMeeting("nowhere")) for rank in range(layout.ranks)]
+    keep = [
+        rank for rank in ranks if TrainedEpisodes(recipe, Path("no-model"), Path("no-folder"), rank).chosen(batch, sorted(rows))
+    ]
+    assert [(rank.pipeline_rank, rank.data_rank, rank.tensor_rank, rank.context_rank) for rank in keep] == [
+        (1, 0, 0, 0),
+        (1, 1, 0, 0),
+    ]
