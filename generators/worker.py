@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.core.error_counts import CountedError, merged
 from asyncrl.core.errors import EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
@@ -57,6 +58,7 @@ class GeneratorStatistics(EngineUse, frozen=True):
         front_end_cpu_seconds: processor time that the worker's own process took, the engine's process not included.
         episode_limit: how many episodes may be played at once at the moment.
         scoring: counters of the scores that a reward model gave to the episodes.
+        errors: errors of the environments' code, by place.
         blocked_by: a sentence about each place in the code that blocked the episodes' event loop for a second or
             longer.
     """
@@ -69,13 +71,14 @@ class GeneratorStatistics(EngineUse, frozen=True):
     front_end_cpu_seconds: float = 0.0
     episode_limit: int = 0
     scoring: ScoringUse = ScoringUse()
+    errors: tuple[CountedError, ...] = ()
     blocked_by: tuple[str, ...] = ()
 
     def __add__(self, successor: "GeneratorStatistics") -> "GeneratorStatistics":
         """Add the counters of the successor. What is not a counter is taken from the successor."""
         sums = {name: getattr(self, name) + getattr(successor, name) for name in self.__struct_fields__}
         latest = {name: getattr(successor, name) for name in ("last_pause_seconds", "episode_limit", "blocked_by")}
-        return GeneratorStatistics(**sums | latest)
+        return GeneratorStatistics(**sums | latest | {"errors": merged(self.errors + successor.errors)})
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -300,4 +303,5 @@ class GeneratorWorker:
             front_end_cpu_seconds=time.process_time() - self._cpu_seconds_when_made,
             episode_limit=self._concurrency.limit,
             scoring=self._scoring.use if self._scoring is not None else ScoringUse(),
+            errors=self._tools.errors.counted,
         )

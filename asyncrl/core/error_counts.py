@@ -57,8 +57,8 @@ def merged(counted: Iterable[CountedError]) -> tuple[CountedError, ...]:
     sums: dict[tuple[str, str, int, str], CountedError] = {}
     for each in counted:
         known = sums.get(key := _key(each))
-        sums[key] = each if known is None else CountedError(
-            **_fields(known), times=known.times + each.times, example=known.example
+        sums[key] = (
+            each if known is None else CountedError(**_fields(known), times=known.times + each.times, example=known.example)
         )
     return tuple(sums.values())
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.buffer_statistics import LedgerCounts
+from asyncrl.core.error_counts import CountedError
 from asyncrl.run.bottleneck import Bottleneck
 
 
@@ -61,6 +62,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         wall_s: seconds from start to end, startup and shutdown included.
         trajectories_per_s: episodes trained over the training time.
         bottleneck: what held the run up in its last training steps; None before the first.
+        errors: errors of the environments' own code, by place.
         resumes: how often the run was resumed, failed attempts included. The time in between is not part of ``wall_s``.
     """
 
@@ -78,6 +80,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ledger: LedgerCounts = LedgerCounts(
         issued=0, running=0, committed=0, taken=0, trained=0, filtered=0, expired=0, failed=0, reasons={}
     )
+    errors: tuple[CountedError, ...] = ()
     resumes: int = 0
 
     def going_on_from(self, before: "Summary", seconds: float = 0.0) -> "Summary":
@@ -98,6 +101,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
                 reason=self.reason,
                 versions_published=max(self.versions_published, before.versions_published),
                 ledger=self.ledger if self.ledger.issued >= before.ledger.issued else before.ledger,
+                errors=self.errors or before.errors,
             )
         return msgspec.structs.replace(known, wall_s=max(self.wall_s, before.wall_s + seconds), resumes=before.resumes + 1)
 

@@ -68,6 +68,7 @@ def test_the_file_has_these_keys_and_no_others(tmp_path):
         "bottleneck",
         "versions_published",
         "ledger",
+        "errors",
         "resumes",
     ]
     assert read["status"] == "completed"
