@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from asyncrl.cli.console import error_console
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import RecipeError
 
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         found = RunFolder.find(arguments.resume) if arguments.resume else None
         machine = Machine.here()
         recipe, choices = compose_for(machine, str(found.recipe) if found else arguments.recipe, arguments.overrides)
-        plan = make_plan(recipe, machine, choices)
+        plan = make_plan(recipe, machine, choices, _say)
         reached = check_resumable(recipe, found) if found else None
         if arguments.dry_run:
             _show(recipe, plan, console)
@@ -90,6 +91,11 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         console.print(Text(f"Note: {remark}", "yellow"), soft_wrap=True)
     run = partial(_launch, reached=reached)
     return run_to_end(run, recipe, folder, console, before=reached.summary if reached else None)
+
+
+def _say(text: str) -> None:
+    """Show a line before there is a live view. Standard output is left to the recipe and the plan of a dry run."""
+    error_console().print(Text(text, "dim"))
 
 
 def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None) -> Summary:
