@@ -38,7 +38,7 @@ class ErrorCounts:
         key = _key(error)
         before = self._counted.get(key)
         if before is None:
-            logger.warning("%s: %s\n%s", example, error, error.traceback)
+            logger.warning("%s", f"{example}: {error}\n{error.traceback}".rstrip())
             if len(self._counted) == MOST_PLACES:
                 return
         times = 1 if before is None else before.times + 1

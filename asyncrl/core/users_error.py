@@ -60,7 +60,7 @@ class UsersError(msgspec.Struct, frozen=True):
         line: that line, or the first line of the method if it returned something wrong.
         kind: name of the error's class.
         problem: what happened, e.g. ``raised KeyError: 'answer'``.
-        traceback: the user's frames and those of libraries below them.
+        traceback: the user's frames and those of libraries below them; empty if no frame is the user's.
     """
 
     method: str
@@ -84,8 +84,9 @@ class UsersError(msgspec.Struct, frozen=True):
             name, file, line = _defined(called)
         else:
             name, (file, line) = method or "", place
+        trace = "" if place is None else users_traceback(error)
         problem = writable(f"raised {told(error)}")
-        return cls(name, writable(file), line, writable(class_name(error)), problem, writable(users_traceback(error)))
+        return cls(name, writable(file), line, writable(class_name(error)), problem, writable(trace))
 
     @property
     def where(self) -> str:
@@ -137,7 +138,7 @@ def _side(file: str) -> _Side:
 def users_traceback(error: BaseException) -> str:
     """Return the traceback of an error without our frames, and without the library's frames before the first of the user's.
 
-    If no frame is left, none is left out. A very long traceback loses its middle, and so does the text of each error in it.
+    If no frame would be left, none is left out. A very long traceback loses its middle, and so does the text of each error in it.
     """
     try:
         shown = traceback.TracebackException(type(error), error, error.__traceback__)
