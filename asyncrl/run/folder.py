@@ -3,15 +3,17 @@
     runs/quickstart-20260901T120000Z/
         recipe.yaml     the resolved recipe, every key
         summary.json    how the run ended
-        mlflow.db       metrics, unless the recipe names another tracking server
         mlflow-run      the id of the run in MLflow
         artifacts/      what MLflow keeps as files
+        tensorboard/, wandb/  files of other trackers, if the recipe asks for them
         logs/           one file a process
         buffer/         the replay buffer's journal and the trajectories it holds
         checkpoints/    what the learner is resumed from
         model/          the trained model, a Hugging Face folder
         resumes         a line for each time that the run was resumed
         driver.lock     the lock of the process that drives the run
+
+Beside the folder lies ``mlflow.db``, with the metrics of all runs there, unless the recipe names another place for them.
 
 A folder belongs to exactly one run: that run makes it, atomically, and uses it again when it is resumed. One
 process at a time drives a run: it holds the folder's lock, which the system releases however that process ends.
@@ -41,7 +43,7 @@ class RunFolder:
         self.path = path.resolve()
         self.recipe = self.path / "recipe.yaml"
         self.summary = self.path / "summary.json"
-        self.database = self.path / "mlflow.db"
+        self.database = self.path.parent / "mlflow.db"
         self.tracked_as = self.path / "mlflow-run"
         self.artifacts = self.path / "artifacts"
         self.logs = self.path / "logs"

@@ -14,6 +14,7 @@ from asyncrl.core.recipe.reward import ModelReward, RewardConfig
 from asyncrl.core.recipe.schema import GeneratedTasks, LearnerConfig, ModelConfig, Recipe
 from asyncrl.envs.load import load_environment
 from asyncrl.run.automatic import Choice
+from asyncrl.run.further_trackers import check_further_trackers
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, check_sizes, read_shape
 from asyncrl.run.preflight import play_first_tasks
@@ -120,6 +121,7 @@ def make_plan(
         RecipeError: the model, the tasks, the environment, the tool parser or a class that the recipe names is missing,
             they do not fit together, or the environment breaks when a task is played.
     """
+    check_further_trackers(recipe.tracking)
     load_environment(recipe.environment)
     make_sampler(recipe.buffer, {})  # checks the class and its options; the weights of the sources do not matter
     shape = read_shape(recipe.model.path)

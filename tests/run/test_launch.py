@@ -58,7 +58,7 @@ def test_a_small_run_from_start_to_end(model: Path, tmp_path: Path):
 def _tracked(folder: Path) -> dict[str, float]:
     from mlflow import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    client = MlflowClient(f"sqlite:///{folder.parent / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name = 'asyncrl'")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"

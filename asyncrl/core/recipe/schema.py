@@ -375,13 +375,16 @@ class TrackingConfig(Section, frozen=True):
     """Where the run is tracked (MLflow).
 
     Attributes:
-        uri: tracking URI; empty means a SQLite file in the run folder.
+        uri: MLflow's tracking URI; empty means ``mlflow.db`` in ``run_dir``, which all runs there share.
         experiment: MLflow experiment name.
+        also: trackers beside MLflow: ``tensorboard``, ``wandb`` (Weights & Biases). Each needs its package, e.g.
+            ``pip install "asyncrl[tensorboard]"``.
         sample_trajectories: trajectories logged as text at each evaluation.
     """
 
     uri: str = ""
     experiment: Text = "asyncrl"
+    also: tuple[Literal["tensorboard", "wandb"], ...] = ()
     sample_trajectories: NonNegative = 4
 
 
