@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from netrc import NetrcParseError, netrc
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -106,7 +107,7 @@ class WeightsAndBiases:
         import wandb
 
         module: Any = wandb
-        mode = os.environ.get("WANDB_MODE") or _mode(module)
+        mode = os.environ.get("WANDB_MODE") or _mode(str(module.Settings().base_url))
         self._run: Any = module.init(
             project=recipe.tracking.experiment,
             name=folder.path.name,
@@ -141,14 +142,23 @@ class WeightsAndBiases:
         self._run.finish(exit_code=0 if status is Status.COMPLETED else 1)
 
 
-def _mode(wandb: Any) -> str:
-    """Return ``online`` if there is a key and the server can be reached, else ``offline``."""
-    address = urlsplit(str(wandb.Settings().base_url))
+def _mode(server: str) -> str:
+    """Return ``online`` if there is a key for the server and it can be reached, else ``offline``."""
+    address = urlsplit(server)
+    host = address.hostname or ""
     try:
-        if not wandb.api.api_key:
-            raise OSError("there is no key; see `wandb login`")
-        socket.create_connection((address.hostname or "", address.port or 443), REACHED_S).close()
+        if not _has_key(host):
+            raise OSError(f"there is no key for {host}; see `wandb login`")
+        socket.create_connection((host, address.port or 443), REACHED_S).close()
     except OSError as error:
         logger.warning("Weights & Biases keeps the run in files (%s): send it with `wandb sync` later", error)
         return "offline"
     return "online"
+
+
+def _has_key(host: str) -> bool:
+    """Return whether there is a key for ``host`` in the environment, or where ``wandb login`` puts it."""
+    try:
+        return bool(os.environ.get("WANDB_API_KEY")) or netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, NetrcParseError):
+        return False
