@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 from asyncrl.core.users_error import UsersError
 
@@ -67,5 +68,5 @@ def _key(error: UsersError) -> tuple[str, str, int, str]:
     return error.method, error.file, error.line, error.kind
 
 
-def _fields(error: UsersError) -> dict[str, object]:
+def _fields(error: UsersError) -> dict[str, Any]:
     return {name: getattr(error, name) for name in UsersError.__struct_fields__}

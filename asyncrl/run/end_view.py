@@ -45,7 +45,10 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
 def _command(name: str) -> str:
     """Return the command as the user can type it here, even if its virtual environment is not active."""
     beside = Path(sys.executable).with_name(name)
-    return name if shutil.which(name) or not beside.is_file() else shlex.quote(os.path.relpath(beside))
+    if shutil.which(name) or not beside.is_file():
+        return name
+    # A run that is resumed works in the folder that it was launched in, and the user's shell need not be there.
+    return shlex.quote(os.path.relpath(beside) if os.environ.get("PWD") == os.getcwd() else str(beside))
 
 
 def _place(what: str, where: str) -> Text:

@@ -2,6 +2,7 @@
 
     runs/quickstart-20260901T120000Z/
         recipe.yaml     the resolved recipe, every key
+        launched-in     the folder that the command was run in
         summary.json    how the run ended
         mlflow-run      the id of the run in MLflow
         artifacts/      what MLflow keeps as files
@@ -52,6 +53,7 @@ class RunFolder:
         self.run_id_before: str | None = None
         """:attr:`run_id` of the driver before this one, known once :meth:`driven`."""
         self._lock = self.path / "driver.lock"
+        self._launched_in = self.path / "launched-in"
         self._resumes = self.path / "resumes"
 
     @classmethod
@@ -67,6 +69,7 @@ class RunFolder:
             folder = cls(claimed)
             folder.logs.mkdir()
             folder.recipe.write_text(resolved_yaml(recipe), encoding="utf-8")
+            folder._launched_in.write_bytes(os.fsencode(Path.cwd()))
         except OSError as error:
             if claimed is not None:
                 shutil.rmtree(claimed, ignore_errors=True)  # a half-made run folder is of no use
@@ -132,6 +135,14 @@ class RunFolder:
     def _cannot_lock(self, error: OSError) -> RecipeError:
         remedy = "make the folder writable for yourself, on a file system that has locks"
         return RecipeError("", f"cannot lock {str(self._lock)!r}: {error.strerror}", remedy)
+
+    @property
+    def launched_in(self) -> Path | None:
+        """The folder that the run was launched in; None if that is not recorded."""
+        try:
+            return Path(os.fsdecode(self._launched_in.read_bytes()))
+        except OSError:
+            return None
 
     def count_resume(self) -> None:
         """Note that the run is resumed now, however that ends. Call it while the run is :meth:`driven`.

@@ -7,7 +7,7 @@ lie in the run's folder.
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from netrc import NetrcParseError, netrc
 from typing import Any, Protocol
@@ -66,7 +66,10 @@ def make_further_trackers(recipe: Recipe, folder: RunFolder, run_id: str) -> Seq
     Args:
         run_id: the id of the run in MLflow, which a resumed run keeps.
     """
-    making = {"tensorboard": lambda: TensorBoard(folder), "wandb": lambda: WeightsAndBiases(recipe, folder, run_id)}
+    making: dict[str, Callable[[], FurtherTracker]] = {
+        "tensorboard": lambda: TensorBoard(folder),
+        "wandb": lambda: WeightsAndBiases(recipe, folder, run_id),
+    }
     return [(name, making[name]()) for name in recipe.tracking.also]
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -145,10 +146,10 @@ class Tracker:
                 match record:
                     case _End(status=status):
                         self._with_room(partial(client.set_terminated, run_id, _MLFLOW_STATUS[status]))
-                        self._with_further(lambda tracker, status=status: tracker.end(status))
+                        self._with_further(methodcaller("end", status))
                     case _Text(name=name, text=text):
                         self._keep_text(client, run_id, name, text)
-                        self._with_further(lambda tracker, name=name, text=text: tracker.log_text(name, text))
+                        self._with_further(methodcaller("log_text", name, text))
                     case _:
                         new = [values for values in record if self._is_new(values)]
                         self._with_room(partial(_log_values, client, run_id, new))
