@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.counters import snapshot
+from asyncrl.core.error_counts import CountedError, merged
 from asyncrl.core.errors import EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
@@ -67,6 +68,7 @@ class GeneratorStatistics(EngineUse, frozen=True):
         scoring: counters of the scores that a reward model gave to the episodes.
         time: seconds since the worker was made, split by what it did.
         finished: what the episodes that were handed in reported.
+        errors: errors of the environments' code, by place.
         blocked_by: a sentence about each place in the code that blocked the episodes' event loop for a second or
             longer.
     """
@@ -81,13 +83,14 @@ class GeneratorStatistics(EngineUse, frozen=True):
     scoring: ScoringUse = ScoringUse()
     time: TimeUse = TimeUse()
     finished: FinishedEpisodes = msgspec.field(default_factory=FinishedEpisodes)
+    errors: tuple[CountedError, ...] = ()
     blocked_by: tuple[str, ...] = ()
 
     def __add__(self, successor: "GeneratorStatistics") -> "GeneratorStatistics":
         """Add the counters of the successor. What is not a counter is taken from the successor."""
         sums = {name: getattr(self, name) + getattr(successor, name) for name in self.__struct_fields__}
         latest = {name: getattr(successor, name) for name in ("last_pause_seconds", "episode_limit", "blocked_by")}
-        return GeneratorStatistics(**sums | latest)
+        return GeneratorStatistics(**sums | latest | {"errors": merged(self.errors + successor.errors)})
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -337,4 +340,5 @@ class GeneratorWorker:
             scoring=self._scoring.use if self._scoring is not None else ScoringUse(),
             time=self._time.use(),
             finished=snapshot(self._finished),
+            errors=self._tools.errors.counted,
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from asyncrl.cli.console import error_console
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import RecipeError
 
@@ -56,6 +57,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("--dry-run", action="store_true", help="show the resolved recipe and the plan, and start nothing")
     parser.add_argument("--resume", metavar="RUN", type=Path, help="go on with the run in this folder, with its own recipe")
+    parser.add_argument(
+        "--from",
+        dest="start",
+        metavar="FOLDER",
+        type=Path,
+        help="where relative paths of a resumed run's recipe begin, if its project has moved; else where it was launched",
+    )
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -63,6 +71,23 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Compose the recipe, check it, and launch it unless this is a dry run."""
     if (arguments.recipe is None) == (arguments.resume is None):
         arguments.parser.error("give either a RECIPE, or --resume RUN without one: a resumed run has its own recipe")
+    if arguments.resume is None:
+        if arguments.start is not None:
+            arguments.parser.error("--from goes with --resume: the paths of a new run begin in the current folder")
+        return _run(arguments, console, None)
+    from asyncrl.run.folder import RunFolder
+    from asyncrl.run.launch_directory import in_launch_directory
+
+    try:
+        found = RunFolder.find(arguments.resume)
+        with in_launch_directory(found, arguments.start):
+            return _run(arguments, console, found)
+    except RecipeError as error:
+        return show_refusal(error)
+
+
+def _run(arguments: argparse.Namespace, console: Console, found: RunFolder | None) -> ExitCode:
+    """Do :func:`run` for a new run, or for the one that was ``found``, whose refusals are raised."""
     # Only Hydra and the environment's own module are imported here; Ray and the engines wait until the recipe is accepted.
     from asyncrl.run.compose import compose_for
     from asyncrl.run.folder import RunFolder
@@ -71,16 +96,17 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.run.resuming import check_resumable
 
     try:
-        found = RunFolder.find(arguments.resume) if arguments.resume else None
         machine = Machine.here()
         recipe, choices = compose_for(machine, str(found.recipe) if found else arguments.recipe, arguments.overrides)
-        plan = make_plan(recipe, machine, choices)
+        plan = make_plan(recipe, machine, choices, _say)
         reached = check_resumable(recipe, found) if found else None
         if arguments.dry_run:
             _show(recipe, plan, console)
             return ExitCode.COMPLETED
         folder = found or RunFolder.create(recipe)
     except RecipeError as error:
+        if found is not None:
+            raise
         return show_refusal(error)
 
     if plan.choices:
@@ -90,6 +116,11 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         console.print(Text(f"Note: {remark}", "yellow"), soft_wrap=True)
     run = partial(_launch, reached=reached)
     return run_to_end(run, recipe, folder, console, before=reached.summary if reached else None)
+
+
+def _say(text: str) -> None:
+    """Show a line before there is a live view. Standard output is left to the recipe and the plan of a dry run."""
+    error_console().print(Text(text, "dim"))
 
 
 def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None) -> Summary:

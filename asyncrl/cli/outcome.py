@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -46,7 +47,7 @@ def show_refusal(error: RecipeError) -> ExitCode:
     console = error_console()
     console.print(Text("Refused, nothing was started:", "bold red"))
     for problem in (str(error), *getattr(error, "__notes__", ())):
-        console.print(Text(f"  {problem}"))
+        console.print(Text(indent(problem, "  ")))
     return ExitCode.REFUSED
 
 

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import TypeVar
 
+from asyncrl.core.error_counts import CountedError
 from asyncrl.core.errors import (
     AsyncRLError,
     BudgetExceeded,
@@ -33,6 +34,7 @@ from asyncrl.core.errors import (
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.task import Task
+from asyncrl.core.users_error import UsersError
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_slot import GeneratorSlot
 from generators.evaluation import EvaluationResult
@@ -49,6 +51,9 @@ this many times in a row: that is not an accident any more."""
 BLOCKED_IN_A_SLOT = 3
 """The run ends if the event loops of this many generators in one slot are blocked: once may be due to the task or the
 policy, this often it is due to the environment."""
+
+ERRORS_SHOWN = 10
+"""How many errors of the environments' code are shown with their tracebacks; all are logged and counted."""
 
 
 class GeneratorPool:
@@ -77,6 +82,7 @@ class GeneratorPool:
         self._changed = asyncio.Event()
         self._last_death = "none was ever up"
         self._blocking: set[str] = set()
+        self._told_errors: set[tuple[str, str, int, str]] = set()
 
     async def start(self) -> None:
         """Bring all up side by side."""
@@ -241,6 +247,7 @@ class GeneratorPool:
             if answer is not None and slot.up and slot.generator is generator:
                 slot.counted(answer)
                 self._tell_blocked(generator.worker, answer)
+                self._tell_errors(answer.errors)
         return [slot.counters for slot in self._slots]
 
     def _tell_blocked(self, worker: WorkerId, statistics: GeneratorStatistics) -> None:
@@ -248,6 +255,14 @@ class GeneratorPool:
             if sentence not in self._blocking:
                 self._blocking.add(sentence)
                 self._note(f"{worker}: {sentence}")
+
+    def _tell_errors(self, errors: Sequence[CountedError]) -> None:
+        """Show the first error of each kind and place with its traceback."""
+        for error in errors:
+            place = (error.method, error.file, error.line, error.kind)
+            if place not in self._told_errors and len(self._told_errors) < ERRORS_SHOWN:
+                self._told_errors.add(place)
+                self._note(f"{error.example}: {UsersError.__str__(error)}\n{error.traceback}".rstrip())
 
     async def close(self, seconds: float) -> None:
         """Stop all in an orderly way within ``seconds``; what does not answer is left to be killed."""

@@ -136,7 +136,6 @@ async def _run(
         SharedMemory.remove_left_behind(folder.run_id_before)
         remove_payload_in_memory(folder.run_id_before)
     if (without_effect := inert(recipe)) is not None:
-        logger.warning("%s", without_effect)
         view.note(without_effect)
     await wait_for_room(folder.path, ROOM_BYTES, view.note)
     model_path = await resolve_model(recipe, view)

@@ -3,9 +3,10 @@
 On a terminal: one block at the bottom that is redrawn in place, with everything that should stay (phases that ended,
 notes) printed above it. Anywhere else (a file, a pipe, a CI log): plain lines, one for each phase and one every few
 seconds of training. Leaving the view restores the terminal, however the run ended. All methods may be called from any
-thread.
+thread. Phases and notes are also logged.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from threading import RLock
@@ -23,6 +24,8 @@ from rich.text import Text
 
 from asyncrl.run.progress import RunProgress
 from asyncrl.run.units import duration, percent, quantity
+
+logger = logging.getLogger(__name__)
 
 SECONDS_A_LINE = 15.0
 """Time between two lines of training progress where the output is not a terminal."""
@@ -73,6 +76,7 @@ class LiveView:
         """Show that a new phase begins, e.g. ``Starting 2 generators``, and that the one before is done."""
         with self._lock:
             self._end_phase()
+            logger.info("%s", text)
             self._phase, self._phase_began = text, self._clock()
             if self._live is None:
                 self._line(text)
@@ -96,6 +100,7 @@ class LiveView:
 
     def note(self, text: str) -> None:
         """Show a line that stays, e.g. an evaluation's result or a warning."""
+        logger.info("%s", text)
         with self._lock:
             self._line(text)
 

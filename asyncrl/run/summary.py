@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.buffer_statistics import LedgerCounts
+from asyncrl.core.error_counts import CountedError
 from asyncrl.run.bottleneck import Bottleneck
 
 NO_GROUPS = LedgerCounts(issued=0, running=0, committed=0, taken=0, trained=0, filtered=0, expired=0, failed=0, reasons={})
@@ -65,6 +66,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         trajectories_per_s: episodes trained over the training time.
         bottleneck: what held the run up in its last training steps; None before the first.
         warnings: what was seen in training that a person should look at, a sentence each; see :mod:`asyncrl.run.warnings`.
+        errors: errors of the environments' own code, by place.
         resumes: how often the run was resumed, failed attempts included. The time in between is not part of ``wall_s``.
     """
 
@@ -80,6 +82,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     bottleneck: Bottleneck | None = None
     versions_published: int = 0
     ledger: LedgerCounts = NO_GROUPS
+    errors: tuple[CountedError, ...] = ()
     resumes: int = 0
     warnings: tuple[str, ...] = ()
 
@@ -101,6 +104,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
                 reason=self.reason,
                 versions_published=max(self.versions_published, before.versions_published),
                 ledger=self.ledger if self.ledger.issued >= before.ledger.issued else before.ledger,
+                errors=self.errors or before.errors,
             )
         return msgspec.structs.replace(known, wall_s=max(self.wall_s, before.wall_s + seconds), resumes=before.resumes + 1)
 

@@ -109,7 +109,7 @@ def _tracked(folder: Path) -> dict[str, float]:
 def _mlflow_run(folder: Path):
     from mlflow import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    client = MlflowClient(f"sqlite:///{folder.parent / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name = 'asyncrl'")
     (run,) = client.search_runs([experiment.experiment_id])
     return client, run

@@ -380,15 +380,18 @@ class TrackingConfig(Section, frozen=True):
     """Where the run is tracked (MLflow).
 
     Attributes:
-        uri: tracking URI; empty means a SQLite file in the run folder.
+        uri: MLflow's tracking URI; empty means ``mlflow.db`` in ``run_dir``, which all runs there share.
         experiment: MLflow experiment name.
         trajectories: which episodes are kept in ``RUN/trajectories``; docs/trajectories.md describes the files. Some of them are
             logged as MLflow traces, too.
+        also: trackers beside MLflow: ``tensorboard``, ``wandb`` (Weights & Biases). Each needs its package, e.g.
+            ``pip install "asyncrl[tensorboard]"``.
     """
 
     uri: str = ""
     experiment: Text = "asyncrl"
     trajectories: TrajectoriesConfig = SampledTrajectories()
+    also: tuple[Literal["tensorboard", "wandb"], ...] = ()
 
 
 class DeadlinesConfig(Section, frozen=True):
