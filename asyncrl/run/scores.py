@@ -20,7 +20,7 @@ _CELLS_AT_ONCE = 1 << 22
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """An estimate and its 95 % confidence interval. An interval of no width means that all tasks agree, not that it is certain."""
+    """An estimate and its 95 % confidence interval. An interval without width means that all tasks agree, not certainty."""
 
     value: float
     low: float
