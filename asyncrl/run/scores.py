@@ -124,7 +124,8 @@ def _passes(rewards: Sequence[float], ks: Sequence[int], passing: float) -> list
 
 def _ratio(sums: np.ndarray, counted: np.ndarray) -> np.ndarray:
     """``sums / counted``, NaN where nothing was counted."""
-    return np.divide(sums, counted, out=np.full_like(sums, np.nan), where=counted > 0)
+    ratio: np.ndarray = np.divide(sums, counted, out=np.full_like(sums, np.nan), where=counted > 0)
+    return ratio
 
 
 def _estimate(mean: float, resampled: np.ndarray) -> Estimate:
