@@ -73,7 +73,7 @@ def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached |
     adopt_orphans()
     tracker.start()
     running = partial(_run, recipe, folder, view, totals, tracker)
-    status, reason = asyncio.run(_supervise(running, folder.run_id, view, recipe.deadlines.shutdown))
+    status, reason = asyncio.run(supervise(running, folder.run_id, view, recipe.deadlines.shutdown))
     summary = summarize(totals, status, reason, recipe.buffer)
     if reached is not None:
         summary = summary.going_on_from(reached.summary, totals.seconds)
@@ -88,7 +88,7 @@ def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached |
     return summary, totals.now()
 
 
-async def _supervise(
+async def supervise(
     run: Callable[[asyncio.Event], Coroutine[None, None, None]], run_id: str, view: LiveView, shutdown_s: float
 ) -> tuple[Status, str]:
     """Do ``run``; return how it ended and why. Once it sets its event it is ending, and interrupts change neither."""
@@ -186,10 +186,7 @@ async def _cluster(
     ray_started = starting_ray()
     cluster: Cluster | None = None
     try:
-        remedy = "see Ray's own logs; raise deadlines.start, or unset RAY_ADDRESS"
-        async with deadline(recipe.deadlines.start, waiter="the driver", owner="Ray to start", remedy=remedy):
-            await wait_hearing(ray_started)
-            await ray_started
+        await ray_up(ray_started, recipe.deadlines.start)
         async with ending_with(own_daemons()):
             view.phase(f"Starting {recipe.generators.count} generators and the learner")
             cluster = Cluster(recipe, folder, model_path, view.note)
@@ -214,13 +211,26 @@ async def _end(
         except (AsyncRLError, TimeoutError) as error:
             logger.warning("the summary has the counters of the last training step; newer ones are missing: %s", error)
         await cluster.close(shutdown_s / 5)
+    await end_processes(shutdown_s / 5, end_by)
+    SharedMemory.remove_left_behind(run_id)
+    remove_payload_in_memory(run_id)
+
+
+async def ray_up(ray_started: "asyncio.Future[None]", seconds: float) -> None:
+    """Wait at most ``seconds`` until Ray, which :func:`starting_ray` is starting, is up."""
+    remedy = "see Ray's own logs; raise deadlines.start, or unset RAY_ADDRESS"
+    async with deadline(seconds, waiter="the driver", owner="Ray to start", remedy=remedy):
+        await wait_hearing(ray_started)
+        await ray_started
+
+
+async def end_processes(ray_s: float, end_by: float) -> None:
+    """Stop Ray, waiting at most ``ray_s``, and every process that this one started, by ``end_by`` of the monotonic clock."""
     stopping_ray = asyncio.ensure_future(run_in_daemon_thread(stop_ray, "stop Ray"))
-    await wait_hearing(stopping_ray, shutdown_s / 5)
+    await wait_hearing(stopping_ray, ray_s)
     left = max(0.5, end_by - time.monotonic() - 1.0)
     for name in await asyncio.to_thread(end_descendants, left):
         logger.warning("%s did not stop and was killed", name)
-    SharedMemory.remove_left_behind(run_id)
-    remove_payload_in_memory(run_id)
 
 
 def _reason(error: BaseException) -> str:

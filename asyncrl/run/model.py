@@ -36,7 +36,7 @@ async def _make_tiny(request: Request, seconds: float, view: LiveView) -> Path:
     def seen(line: bytes) -> None:
         match msgspec.json.decode(line, type=Step | Made):
             case Step(fraction=fraction, text=text):
-                view.warmup(fraction, text)
+                view.advance(fraction, text)
             case Made(path=path):
                 made.append(Path(path))
 
