@@ -458,7 +458,7 @@ async def test_evaluation_runs_beside_training() -> None:
     shop = Shop([task("train")])
     async with shop.open():
         held_out = [task(f"e{i}", rewards=[0.5, 0.25]) for i in range(20)]
-        results = await shop.worker.evaluate(held_out, 0.0)
+        results = await shop.worker.evaluate(held_out, 0.0, PolicyVersion(3))
         await shop.ticket_client.until(lambda: 0 in shop.ticket_client.groups)
     assert [result.task_id for result in results] == [t.id for t in held_out]
     assert {(r.reward, r.turns, r.stop_reason) for r in results} == {(0.75, 2, StopReason.ENVIRONMENT_DONE)}
@@ -468,11 +468,11 @@ async def test_evaluation_runs_beside_training() -> None:
 
 async def test_an_evaluation_task_that_breaks_has_no_reward() -> None:
     shop = Shop([])
-    results = await shop.worker.evaluate([task("bad", breaks="reset"), task("good")], 1.0)
+    results = await shop.worker.evaluate([task("bad", breaks="reset"), task("good")], 1.0, PolicyVersion(0))
     assert [result.task_id for result in results] == ["good"]
     assert len(shop.environments) == RECIPE.buffer.max_attempts + 1
     with pytest.raises(EnvironmentBroken, match="none of 1 evaluation tasks could be run"):
-        await shop.worker.evaluate([task("bad", breaks="reset")], 1.0)
+        await shop.worker.evaluate([task("bad", breaks="reset")], 1.0, PolicyVersion(0))
 
 
 async def test_the_first_sample_of_each_group_is_greedy_if_the_advantage_compares_with_it() -> None:
