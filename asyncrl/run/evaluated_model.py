@@ -16,7 +16,6 @@ from asyncrl.run.summary import Status, Summary
 from learners import checkpoints
 
 
-
 class Weights(StrEnum):
     """Where the weights of a model come from."""
 
@@ -116,4 +115,3 @@ def _trained_version(run: RunFolder) -> PolicyVersion | None:
     except (OSError, ValueError, RecursionError):
         return None
     return PolicyVersion(summary.steps) if summary.status is Status.COMPLETED else None
-

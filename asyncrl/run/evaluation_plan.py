@@ -1,7 +1,7 @@
 """What an evaluation of models will consist of, known and checked before anything starts.
 
-What always holds: all models play the same tasks with the same limits and the same sampling. Their recipes differ in ``model.path``
-and in what is chosen for the model's size.
+What always holds: all models play the same tasks with the same limits and the same sampling. Their recipes differ in
+``model.path``, and in what is chosen for the size of a model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.schema import NoJournal, Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectories
-from asyncrl.core.task import Task
 from asyncrl.envs.load import load_environment
 from asyncrl.run.compose import compose, compose_for
 from asyncrl.run.evaluated_model import EvaluatedModel, Weights, find_model
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import TINY
-from asyncrl.run.tasks import load_sources
+from asyncrl.run.tasks import load_held_out_tasks
+from generators.evaluation import HeldOutTask
 from generators.tool_parsers import check_tool_parser
 
 SAMPLES = 8
@@ -63,13 +63,13 @@ class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         models: the models, with different names.
-        sources: the held-out tasks, by the name of their source.
+        tasks: the held-out tasks, in the order of their sources.
         samples: episodes of each task.
         remarks: what is allowed but probably not meant.
     """
 
     models: tuple[PlannedModel, ...]
-    sources: dict[str, Sequence[Task]]
+    tasks: Sequence[HeldOutTask]
     samples: int
     remarks: tuple[str, ...]
 
@@ -79,14 +79,12 @@ class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.models[0].recipe
 
     @property
-    def tasks(self) -> list[Task]:
-        """All held-out tasks, in the order of their sources."""
-        return [task for tasks in self.sources.values() for task in tasks]
-
-    @property
-    def task_ids(self) -> dict[str, list[TaskId]]:
+    def sources(self) -> dict[str, list[TaskId]]:
         """The ids of the tasks of each source."""
-        return {source: [task.id for task in tasks] for source, tasks in self.sources.items()}
+        found: dict[str, list[TaskId]] = {}
+        for each in self.tasks:
+            found.setdefault(each.source, []).append(each.task.id)
+        return found
 
 
 def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
@@ -102,16 +100,16 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
     planned = tuple(_plan_model(model, recipe, request.overrides, machine) for model in models)
     first = planned[0].recipe
     load_environment(first.environment)
-    sources = {source.name: [source.tasks[i] for i in range(len(source.tasks))] for source in load_sources(first, "evaluation")}
-    check_tool_parser(first.model.tool_parser)  # last: it may take seconds
     greedy = first.evaluation.temperature == 0
     samples = request.samples or (1 if greedy else SAMPLES)
+    tasks = load_held_out_tasks(first, samples)
+    check_tool_parser(first.model.tool_parser)  # last: it may take seconds
     remarks = [
         f"evaluation.temperature is 0, so the {samples} samples of a task differ only where its environment or the engine's "
         "rounding does; set evaluation.temperature=1 to sample"
         for _ in range(greedy and samples > 1)
     ]
-    return EvaluationPlan(models=planned, sources=sources, samples=samples, remarks=tuple(remarks))
+    return EvaluationPlan(models=planned, tasks=tasks, samples=samples, remarks=tuple(remarks))
 
 
 def _find_models(request: EvaluationRequest) -> Iterator[EvaluatedModel]:
@@ -128,9 +126,7 @@ def _find_models(request: EvaluationRequest) -> Iterator[EvaluatedModel]:
 def _named_apart(models: Sequence[EvaluatedModel]) -> tuple[EvaluatedModel, ...]:
     """Return the models, those of equal names with their whole paths."""
     names = [model.name for model in models]
-    apart = [
-        model if names.count(model.name) == 1 else msgspec.structs.replace(model, name=str(model.path)) for model in models
-    ]
+    apart = [model if names.count(model.name) == 1 else msgspec.structs.replace(model, name=str(model.path)) for model in models]
     for index, model in enumerate(apart):
         if model in apart[:index]:
             raise RecipeError("", f"the model {model.name!r} is named twice", "name it once")
@@ -169,7 +165,7 @@ class _Positions(msgspec.Struct):
 
 
 def _check_context(recipe: Recipe) -> None:
-    """Refuse a ``model.max_context`` that the model does not have. The engine checks all else, as it loads more than is trained."""
+    """Refuse a ``model.max_context`` that the model does not have. All else is checked by the engine, which knows more models."""
     if recipe.model.path == TINY:
         return
     config = Path(recipe.model.path) / "config.json"

@@ -1,4 +1,7 @@
-"""The result of an evaluation of models, as ``evaluation.json`` for programs; :mod:`asyncrl.run.evaluation_view` shows it to people."""
+"""The result of an evaluation of models, written to ``evaluation.json`` for programs.
+
+:mod:`asyncrl.run.evaluation_view` shows it to people.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +13,7 @@ from asyncrl.core.ids import PolicyVersion, TaskId
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.scores import Estimate, Scores, difference, score
 from asyncrl.run.summary import Status
+from asyncrl.run.whole_file import write_whole
 from generators.evaluation import EvaluationResult
 
 
@@ -65,13 +69,19 @@ class EvaluationSummary(msgspec.Struct, frozen=True, kw_only=True):
     passing_reward: float
     models: tuple[ModelScores, ...] = ()
 
-    def to_json(self) -> bytes:
-        """Return it as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+    def recorded(self, path: Path) -> "EvaluationSummary":
+        """Write the summary as JSON and return it; if it cannot be written, return one of a failure that says why."""
+        try:
+            write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        except OSError as error:
+            problem = f"{path} could not be written: {error.strerror}; make room there"
+            status = Status.FAILED if self.status is Status.COMPLETED else self.status
+            return msgspec.structs.replace(self, status=status, reason="; ".join(filter(None, (self.reason, problem))))
+        return self
 
     @classmethod
     def read(cls, path: Path) -> "EvaluationSummary":
-        """Read what :meth:`to_json` returned.
+        """Read what :meth:`recorded` wrote.
 
         Raises:
             OSError: the file cannot be read.

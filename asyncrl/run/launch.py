@@ -35,7 +35,7 @@ from asyncrl.run.recorder import Recorder
 from asyncrl.run.resuming import Reached
 from asyncrl.run.stopping import Heard, StopRequests, hearing, stopped_by, wait_hearing
 from asyncrl.run.summary import Status, Summary
-from asyncrl.run.tasks import load_tasks
+from asyncrl.run.tasks import load_held_out_tasks
 from asyncrl.run.totals import SavedTotals, Totals, summarize
 from asyncrl.run.tracking import Tracker
 from asyncrl.run.train_pump import train_pump
@@ -150,7 +150,7 @@ async def _run(
         forget_steps_after(folder.trajectories, begin)
         folder.summary.unlink(missing_ok=True)  # it tells how the run ended before
         recorder = Recorder(recipe, generators, buffer, tracker, view, totals)
-        tasks, temperature = load_tasks(recipe, "evaluation"), recipe.evaluation.temperature
+        tasks, temperature = load_held_out_tasks(recipe), recipe.evaluation.temperature
         evaluator = Evaluator(generators, tasks, temperature, recorder, checkpointer, folder.trajectories)
         publisher = Publisher(cluster, generators, buffer, totals, published_version)
         if begin >= published_version:

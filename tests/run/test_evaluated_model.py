@@ -61,9 +61,7 @@ def test_a_version_that_is_not_there_is_told_with_those_that_are(run):
     assert str(refused.value) == f"--version: {run.path} does not have version 7; {there}"
 
 
-@pytest.mark.parametrize(
-    ("word", "told"), [("nowhere", "does not exist"), (".", "has neither config.json nor recipe.yaml")]
-)
+@pytest.mark.parametrize(("word", "told"), [("nowhere", "does not exist"), (".", "has neither config.json nor recipe.yaml")])
 def test_what_is_no_model_is_refused(word, told, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError, match=told):

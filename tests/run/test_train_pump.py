@@ -20,7 +20,7 @@ from asyncrl.run.publisher import Publisher, PublishTimes
 from asyncrl.run.shares import StepTimes
 from asyncrl.run.totals import Totals
 from asyncrl.run.train_pump import train_pump
-from generators.evaluation import EvaluationResult
+from generators.evaluation import Evaluated, EvaluationResult, HeldOutTask
 from learners.learner import StepReport
 
 TAKE_S, TRAIN_S, WRITE_S, INSTALL_S, CHECKPOINT_S = 1.0, 10.0, 2.0, 7.0, 6.0
@@ -76,7 +76,7 @@ class World:
     async def advance(self, version: PolicyVersion) -> None:
         self.say(f"published {version}")
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float, version: PolicyVersion) -> list[EvaluationResult]:
+    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
         await self._for(self.evaluation_s, "evaluation")
         return []
 
