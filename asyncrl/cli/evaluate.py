@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from asyncrl.run.evaluation_folder import EvaluationFolder
-    from asyncrl.run.evaluation_plan import EvaluationPlan, EvaluationRequest
+    from asyncrl.run.evaluation_plan import EvaluationPlan
+    from asyncrl.run.evaluation_request import EvaluationRequest
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def sort_words(words: list[str], samples: int | None, versions: tuple[int, ...])
         RecipeError: two recipes are named.
     """
     from asyncrl.run.compose import shipped_recipes
-    from asyncrl.run.evaluation_plan import EvaluationRequest
+    from asyncrl.run.evaluation_request import EvaluationRequest
 
     models, recipes, overrides = [], [], []
     for word in words:

@@ -6,7 +6,6 @@ What always holds: all models play the same tasks with the same limits and the s
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
@@ -17,6 +16,7 @@ from asyncrl.core.recipe.trajectories import AllTrajectories
 from asyncrl.envs.load import load_environment
 from asyncrl.run.compose import compose, compose_for
 from asyncrl.run.evaluated_model import EvaluatedModel, Weights, find_model
+from asyncrl.run.evaluation_request import EvaluationRequest
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import TINY
 from asyncrl.run.tasks import load_held_out_tasks
@@ -25,24 +25,6 @@ from generators.tool_parsers import check_tool_parser
 
 SAMPLES = 8
 """Episodes of each task, unless something else is asked for or sampling is greedy."""
-
-
-class EvaluationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user asks to be evaluated.
-
-    Attributes:
-        models: paths of Hugging Face folders and of runs; ``tiny`` for the tiny model.
-        recipe: path or name of the recipe; None for that of the first run among the models.
-        overrides: changes of the recipe, as in ``asyncrl launch``.
-        samples: episodes of each task; None for 8, or for 1 where ``evaluation.temperature`` is 0.
-        versions: the policy versions of each run; empty for its newest.
-    """
-
-    models: tuple[str, ...]
-    recipe: str | None = None
-    overrides: tuple[str, ...] = ()
-    samples: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    versions: tuple[int, ...] = ()
 
 
 class PlannedModel(msgspec.Struct, frozen=True):
