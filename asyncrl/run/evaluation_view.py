@@ -1,6 +1,6 @@
 """Shows an evaluation of models as a table: a row for each model, and one for each task source where there are several."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich import box
@@ -14,7 +14,6 @@ from asyncrl.run.summary import Status
 from asyncrl.run.units import percent
 
 _STYLE = {Status.COMPLETED: "bold green", Status.INTERRUPTED: "bold yellow", Status.FAILED: "bold red"}
-_ALL = "all"
 _MANY = 0.1
 """The share of episodes that were cut off from which on the user is told."""
 
@@ -32,46 +31,48 @@ def evaluation_view(summary: EvaluationSummary, folder: Path) -> list[Renderable
 
 
 def _table(summary: EvaluationSummary) -> Table:
-    caption = (
-        f"95 % intervals by bootstrap over tasks; an episode passes with a reward of {summary.passing_reward:g}; "
-        f"temperature {summary.temperature:g}"
+    columns = dict(_columns(summary))
+    tasks = max(model.scores.tasks for model in summary.models)
+    episodes = f"{summary.samples} episode{'s' * (summary.samples > 1)}" + " of each" * (tasks > 1)
+    table = Table(
+        title=Text.assemble((summary.recipe, "bold"), f": {tasks:,} tasks, {episodes}, temperature {summary.temperature:g}"),
+        caption=Text(f"[low, high] holds 95 % by bootstrap over tasks; a reward of {summary.passing_reward:g} passes"),
+        title_justify="left",
+        caption_justify="left",
+        border_style="dim",
+        box=box.ROUNDED,
     )
-    table = Table(title=Text(f"{summary.recipe}: {summary.environment}", "bold"), title_justify="left", caption=caption)
-    table.caption_justify, table.border_style, table.box = "left", "dim", box.ROUNDED
-    several_sources = any(len(model.sources) > 1 for model in summary.models)
-    compared = len(summary.models) > 1
-    ks = sorted({1, summary.samples})
     table.add_column("model", overflow="fold")
-    if several_sources:
-        table.add_column("source", overflow="fold")
-    table.add_column("tasks", justify="right")
-    for name in (f"mean@{summary.samples}", *(f"pass@{k}" for k in ks)):
+    for name in columns:
         table.add_column(name, no_wrap=True)
+    compared = len(summary.models) > 1
     if compared:
         table.add_column("to the first", no_wrap=True)
-    table.add_column("turns", justify="right")
     for model in summary.models:
-        for index, (source, scores) in enumerate(_rows(model, several_sources)):
-            first = index == 0
-            row = [model.model if first else "", *([source] if several_sources else []), f"{scores.tasks:,}"]
-            row += [_estimate(scores.mean), *(_estimate(scores.passed.get(k)) for k in ks)]
-            row += [_signed(model.difference) if first else ""] if compared else []
-            table.add_row(*row, f"{model.turns:.1f}" if first else "")
+        cells = [_estimate(estimate(model.scores)) for estimate in columns.values()]
+        table.add_row(Text(model.model), *cells, *([_estimate(model.difference, "+")] if compared else []))
+        for source, scores in model.sources.items() if len(model.sources) > 1 else ():
+            table.add_row(
+                Text(f"  {source}: {scores.tasks:,} tasks"), *(_estimate(estimate(scores)) for estimate in columns.values())
+            )
     return table
 
 
-def _rows(model: ModelScores, several_sources: bool) -> Iterator[tuple[str, Scores]]:
-    yield _ALL, model.scores
-    if several_sources:
-        yield from model.sources.items()
+def _columns(summary: EvaluationSummary) -> Iterator[tuple[str, Callable[[Scores], Estimate | None]]]:
+    """Yield the columns; pass@1 only where it says something else than the mean."""
+    yield f"mean@{summary.samples}", lambda scores: scores.mean
+    if any(model.scores.passed[1] != model.scores.mean for model in summary.models):
+        yield "pass@1", lambda scores: scores.passed.get(1)
+    if summary.samples > 1:
+        yield f"pass@{summary.samples}", lambda scores: scores.passed.get(summary.samples)
 
 
-def _estimate(estimate: Estimate | None) -> str:
-    return "" if estimate is None else f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
-
-
-def _signed(estimate: Estimate | None) -> str:
-    return "" if estimate is None else f"{estimate.value:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
+def _estimate(estimate: Estimate | None, sign: str = "") -> Text:
+    """An estimate above its interval, which is told less exactly."""
+    if estimate is None:
+        return Text()
+    interval = f"[{estimate.low:{sign}.2f}, {estimate.high:{sign}.2f}]"
+    return Text.assemble(f"{estimate.value:{sign}.3f}\n", (interval, "dim"))
 
 
 def _remarks(model: ModelScores) -> Iterator[str]:

@@ -38,7 +38,9 @@ def test_portions_hold_every_task_once_and_fill_the_engines_without_flooding_the
         assert for_an_engine > room / 2
 
 
-def request(*models: str, recipe: str | None = "quickstart", overrides: tuple[str, ...] = (), **asked: object) -> EvaluationRequest:
+def request(
+    *models: str, recipe: str | None = "quickstart", overrides: tuple[str, ...] = (), **asked: object
+) -> EvaluationRequest:
     return EvaluationRequest(models=models, recipe=recipe, overrides=("tasks.evaluation=5", *overrides), **asked)
 
 
@@ -141,8 +143,9 @@ def test_scores_by_source_and_the_difference_over_tasks_that_both_played(tmp_pat
         for part in evaluation_view(summary, tmp_path):
             console.print(part)
     shown = captured.get()
-    for told in ("mean@2", "pass@1", "pass@2", "to the first", "+0.333 [", "easy", "0.250 [0.000, 0.500]", str(tmp_path)):
+    for told in ("r: 4 tasks, 2 episodes of each", "mean@2", "pass@2", "to the first", "+0.333", "easy: 2 tasks", "[0.00, 0.50]"):
         assert told in shown
+    assert "pass@1" not in shown, "it is the mean"
     assert "base: 2 episodes broke their environment and are in no score; see /runs/evaluation/1-base/logs" in shown
     assert "base: many episodes were cut off: 83 % by max_turns" in shown
 

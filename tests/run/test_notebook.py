@@ -61,7 +61,12 @@ def test_the_notebook_s_outputs_are_kept_and_small():
 
 
 def test_every_cell_runs(tmp_path):
-    small = [f"model.path={small_model(tmp_path / 'tiny')}", f"run_dir={tmp_path}", "batch.groups_per_step=4", "batch.group_size=4"]
+    small = [
+        f"model.path={small_model(tmp_path / 'tiny')}",
+        f"run_dir={tmp_path}",
+        "batch.groups_per_step=4",
+        "batch.group_size=4",
+    ]
     small += ["tasks.train=100", "tasks.evaluation=8", "evaluation.every=2", "sampling.max_turn_tokens=16"]
     small += [f"steps={STEPS}", "checkpoint.every=2", "generators.count=1"]
     with subprocess.Popen(
