@@ -156,14 +156,15 @@ def read_trajectories(folder: Path, step: int | None = None, kind: Literal["trai
 
 def _tracked(folder: RunFolder, recipe: Recipe) -> Iterator[tuple[int, str, float]]:
     """Yield step, name and value of everything that was tracked."""
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
+    if not folder.tracked_as.is_file():
+        raise NotThere(f"{folder.path} has no metrics yet: tracking begins with the run, and takes seconds")
 
     from asyncrl.run.tracking import keep_mlflow_quiet, tracking_uri
 
-    if not folder.tracked_as.is_file():
-        raise NotThere(f"{folder.path} has no metrics yet: tracking begins with the run, and takes seconds")
     keep_mlflow_quiet()
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
     uri, run_id = tracking_uri(recipe.tracking, folder), folder.tracked_as.read_text(encoding="utf-8")
     client = MlflowClient(uri)
     try:

@@ -19,12 +19,17 @@ _MANY = 0.1
 
 
 def evaluation_view(summary: EvaluationSummary, folder: Path) -> list[RenderableType]:
-    """Reason, table, what is missing, and the folder, to be printed one after the other."""
+    """Return the reason, the table, what is missing and the folder, to be printed one after the other."""
     parts: list[RenderableType] = []
     if summary.reason:
         parts.append(Text.assemble((summary.status.capitalize(), _STYLE[summary.status]), f": {summary.reason}"))
     if summary.models:
+        tasks = max(model.scores.tasks for model in summary.models)
+        played = f"{tasks:,} tasks, {summary.samples} episode{'s' * (summary.samples > 1)} of each"
+        parts.append(Text.assemble((summary.recipe, "bold"), f": {played}, temperature {summary.temperature:g}"))
         parts.append(_table(summary))
+        told = f"[low, high] holds 95 % by bootstrap over tasks; a reward of {summary.passing_reward:g} passes"
+        parts.append(Text(told, "dim"))
         parts += [Text(sentence, "yellow") for model in summary.models for sentence in _remarks(model)]
     parts.append(Text.assemble(("Scores and episodes: ", "dim"), str(folder)))
     return parts
@@ -32,16 +37,7 @@ def evaluation_view(summary: EvaluationSummary, folder: Path) -> list[Renderable
 
 def _table(summary: EvaluationSummary) -> Table:
     columns = dict(_columns(summary))
-    tasks = max(model.scores.tasks for model in summary.models)
-    episodes = f"{summary.samples} episode{'s' * (summary.samples > 1)}" + " of each" * (tasks > 1)
-    table = Table(
-        title=Text.assemble((summary.recipe, "bold"), f": {tasks:,} tasks, {episodes}, temperature {summary.temperature:g}"),
-        caption=Text(f"[low, high] holds 95 % by bootstrap over tasks; a reward of {summary.passing_reward:g} passes"),
-        title_justify="left",
-        caption_justify="left",
-        border_style="dim",
-        box=box.ROUNDED,
-    )
+    table = Table(border_style="dim", box=box.ROUNDED)
     table.add_column("model", overflow="fold")
     for name in columns:
         table.add_column(name, no_wrap=True)
