@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from asyncio import sleep  # imported by name: an environment may replace asyncio.sleep later
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ import msgspec
 from asyncrl.core.counters import snapshot
 from asyncrl.core.error_counts import CountedError, merged
 from asyncrl.core.errors import EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
-from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
@@ -32,7 +32,7 @@ from generators.completion import EngineUse
 from generators.concurrency import Concurrency
 from generators.engine_time import Doing, EngineTime, TimedEngine, TimeUse
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
-from generators.evaluation import EvaluationResult, evaluate
+from generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, evaluate
 from generators.finished_episodes import FinishedEpisodes
 from generators.first_error import first_error
 from generators.leases import Lease, Leases
@@ -50,7 +50,8 @@ EMPTY_TOKENS = 4
 """The most tokens of an answer that may be without text: control tokens and white space, and the token that ends the turn."""
 
 
-KeepEvaluation = Callable[[PolicyVersion, Sequence[Trajectory]], Awaitable[None]]
+KeepEvaluation = Callable[[PolicyVersion, Sequence[Trajectory], Mapping[TaskId, str]], Awaitable[None]]
+"""Keeps the episodes of an evaluation of a policy version, given the source of each task."""
 
 
 class GeneratorStatistics(EngineUse, frozen=True):
@@ -132,6 +133,7 @@ class GeneratorWorker:
     Args:
         worker_id: the name under which the buffer knows the worker.
         tools: what episodes are played with. The engine must have been started and warmed up.
+        ticket_client: the way to the buffer; None for a worker that only evaluates.
         scoring: rewards finished episodes; if None, the environment's rewards are used.
         keep: keeps the episodes of an evaluation of a policy version; if None, they are not kept.
     """
@@ -141,7 +143,7 @@ class GeneratorWorker:
         worker_id: WorkerId,
         settings: WorkerSettings,
         tools: EpisodeTools,
-        ticket_client: TicketClient,
+        ticket_client: TicketClient | None,
         scoring: Scoring | None = None,
         keep: KeepEvaluation | None = None,
     ) -> None:
@@ -149,7 +151,7 @@ class GeneratorWorker:
         self._time = EngineTime(lambda: self._leases.room, time.monotonic)
         self._tools = self._timed(tools, Doing.REQUEST)
         self._evaluation_tools = self._timed(tools, Doing.EVALUATION_REQUEST)
-        self._engine, self._ticket_client, self._scoring = tools.engine, ticket_client, scoring
+        self._engine, self._tickets, self._scoring = tools.engine, ticket_client, scoring
         self._slots = asyncio.Semaphore(settings.max_running)
         self._installing = 0
         self._asked_as: PolicyVersion | None = None
@@ -165,6 +167,12 @@ class GeneratorWorker:
 
     def _timed(self, tools: EpisodeTools, what: Doing) -> EpisodeTools:
         return msgspec.structs.replace(tools, engine=TimedEngine(tools.engine, self._time, what))
+
+    @property
+    def _ticket_client(self) -> TicketClient:
+        if self._tickets is None:
+            raise RuntimeError(f"{self._id} only evaluates: it has no buffer to ask for tickets")
+        return self._tickets
 
     async def run(self, stop: asyncio.Event) -> None:
         """Generate until ``stop`` is set; then cancel all running episodes.
@@ -307,13 +315,13 @@ class GeneratorWorker:
             self._installing -= 1
             self._changed.set()
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float, version: PolicyVersion) -> list[EvaluationResult]:
-        """Play one episode of each held-out task; see :func:`generators.evaluation.evaluate`. ``version`` is being evaluated."""
+    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
+        """Play the episodes of held-out tasks; see :func:`generators.evaluation.evaluate`. ``version`` is being evaluated."""
         settings = self._settings
         self._evaluations.enter()
         try:
             with self._time.doing(Doing.EVALUATION):
-                trajectories = await evaluate(
+                episodes = await evaluate(
                     tasks,
                     msgspec.structs.replace(settings.limits, temperature=temperature),
                     self._evaluation_tools,
@@ -323,8 +331,9 @@ class GeneratorWorker:
         finally:
             self._evaluations.leave()
         if self._keep is not None:
-            await self._keep(version, trajectories)
-        return [EvaluationResult.of(trajectory) for trajectory in trajectories]
+            sources = {each.task.id: each.source for each in tasks}
+            await self._keep(version, [each for each in episodes if isinstance(each, Trajectory)], sources)
+        return [each if isinstance(each, BrokenEpisode) else EvaluationResult.of(each) for each in episodes]
 
     def statistics(self) -> GeneratorStatistics:
         """Return the counters since the engine was ready."""

@@ -67,7 +67,7 @@ class RunFolder:
         """
         claimed: Path | None = None
         try:
-            claimed = _claim(Path(recipe.run_dir), f"{recipe.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+            claimed = claim(Path(recipe.run_dir), f"{recipe.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
             folder = cls(claimed)
             folder.logs.mkdir()
             folder.recipe.write_text(resolved_yaml(recipe), encoding="utf-8")
@@ -175,7 +175,7 @@ def _process_in(lock: bytes) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _claim(parent: Path, name: str) -> Path:
+def claim(parent: Path, name: str) -> Path:
     """Make the first of ``name``, ``name-2``, ``name-3``... that is not there yet; ``mkdir`` lets only one process win each."""
     parent.mkdir(parents=True, exist_ok=True)
     for number in count(1):

@@ -17,6 +17,7 @@ from buffers.recorded_tasks import RecordedSource, recorded_stream
 from buffers.task_files import read_sources
 from buffers.task_rows import TOO_DEEP, is_too_deep
 from buffers.task_stream import TaskSource, TaskStream
+from generators.evaluation import HeldOutTask
 
 _PLAIN = "use texts, 64-bit numbers, booleans, None, and a few levels of lists and dictionaries with text keys"
 
@@ -39,9 +40,13 @@ def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) 
     return [TaskSource("generated", tasks)]
 
 
-def load_tasks(recipe: Recipe, split: Split) -> Sequence[Task]:
-    """Load all tasks of one split, in the order of their sources. Raises what :func:`load_sources` raises."""
-    return [source.tasks[index] for source in load_sources(recipe, split) for index in range(len(source.tasks))]
+def load_held_out_tasks(recipe: Recipe, samples: int = 1) -> list[HeldOutTask]:
+    """Return all tasks for evaluation, in the order of their sources, with ``samples`` episodes of each.
+
+    Raises what :func:`load_sources` raises.
+    """
+    sources = load_sources(recipe, "evaluation")
+    return [HeldOutTask(source.tasks[index], source.name, samples) for source in sources for index in range(len(source.tasks))]
 
 
 def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStream:

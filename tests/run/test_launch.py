@@ -13,6 +13,7 @@ from safetensors import safe_open
 from whole_run import Run, small_model
 
 from asyncrl.cli.metrics_page import is_declared
+from asyncrl.run.evaluation_summary import EvaluationSummary
 from asyncrl.run.summary import Status
 from asyncrl.run.time_shares import GENERATORS, LEARNER
 
@@ -146,6 +147,19 @@ def test_ctrl_c_ends_everything_in_time(model: Path, tmp_path: Path):
     assert run.end(60) == 130
     assert time.monotonic() - interrupted < 15
     assert (run.summary.status, run.summary.reason) == (Status.INTERRUPTED, "stopped by SIGINT")
+    assert run.left_behind() == []
+
+
+def test_ctrl_c_ends_an_evaluation_in_time(model: Path, tmp_path: Path):
+    small = (f"run_dir={tmp_path}", "tasks.evaluation=8", "generators.count=1")
+    run = Run(tmp_path, str(model), "quickstart", *small, command="evaluate")
+    run.wait_for(lambda: any("EngineCore" in " ".join(p.cmdline()) for p in run.descendants()), 300, "the engine to come up")
+    run.process.send_signal(signal.SIGINT)
+    interrupted = time.monotonic()
+    assert run.end(60) == 130, run.output
+    assert time.monotonic() - interrupted < 15
+    summary = EvaluationSummary.read(run.folder / "evaluation.json")
+    assert (summary.status, summary.reason, summary.models) == (Status.INTERRUPTED, "stopped by SIGINT", ())
     assert run.left_behind() == []
 
 

@@ -22,7 +22,7 @@ from asyncrl.run.shares import StepTimes
 from asyncrl.run.time_shares import learner_readings
 from asyncrl.run.totals import Totals
 from asyncrl.run.train_pump import train_pump
-from generators.evaluation import EvaluationResult
+from generators.evaluation import Evaluated, EvaluationResult, HeldOutTask
 from learners.learner import StepReport
 from learners.step_clock import PartSeconds
 
@@ -82,7 +82,7 @@ class World:
     async def advance(self, version: PolicyVersion) -> None:
         self.say(f"published {version}")
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float, version: PolicyVersion) -> list[EvaluationResult]:
+    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
         await self._for(self.evaluation_s, "evaluation")
         return []
 

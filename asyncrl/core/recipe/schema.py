@@ -358,10 +358,12 @@ class EvaluationConfig(Section, frozen=True):
     Attributes:
         every: training steps between evaluations; the first and the last version are always evaluated.
         temperature: the temperature of sampling; 0 is greedy.
+        passing_reward: the least reward with which an episode passes, for the pass@k of ``asyncrl evaluate``.
     """
 
     every: Count = 20
     temperature: Annotated[float, Meta(ge=0)] = 0.0
+    passing_reward: float = 1.0
 
 
 class CheckpointConfig(Section, frozen=True):
