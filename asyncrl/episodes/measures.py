@@ -35,9 +35,9 @@ def measure(rows: pa.Table, by: Measure) -> np.ndarray:
     """Return float64 [rows], NaN where there is no such number: the gap of an episode that the learner never saw."""
     match by:
         case Measure.REWARD:
-            return rows["reward"].cast(pa.float64()).to_numpy()
+            return _floats(rows["reward"])
         case Measure.LENGTH:
-            return pc.fill_null(pc.list_value_length(rows["token_ids"]), 0).cast(pa.float64()).to_numpy()
+            return _floats(pc.fill_null(pc.list_value_length(rows["token_ids"]), 0))
         case Measure.STALENESS:
             return _mean_staleness(rows)
         case Measure.GAP:
@@ -72,4 +72,10 @@ def _flat(lists: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
 def _means(values: np.ndarray, row_of: np.ndarray, rows: int) -> np.ndarray:
     counts = np.bincount(row_of, minlength=rows)
     sums = np.bincount(row_of, weights=values.astype(np.float64), minlength=rows)
-    return np.divide(sums, counts, out=np.full(rows, np.nan), where=counts > 0)
+    means: np.ndarray = np.divide(sums, counts, out=np.full(rows, np.nan), where=counts > 0)
+    return means
+
+
+def _floats(values: pa.ChunkedArray) -> np.ndarray:
+    floats: np.ndarray = values.cast(pa.float64()).to_numpy()
+    return floats

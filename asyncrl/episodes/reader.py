@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.text import short
-from asyncrl.episodes.kept import KeptEpisode
+from asyncrl.episodes.episode_record import EpisodeRecord
 from asyncrl.episodes.measures import COLUMNS, Measure, measure
 from asyncrl.episodes.schema import SCHEMA, Kind
 
@@ -60,6 +60,10 @@ class Choice(msgspec.Struct, frozen=True):
         return chosen
 
 
+ALL = Choice()
+"""Every kept episode."""
+
+
 class EpisodeReader:
     """Reads the Parquet files of a folder.
 
@@ -73,13 +77,13 @@ class EpisodeReader:
             raise RecipeError(
                 "tracking.trajectories",
                 f"no episodes are kept in {str(folder)!r}",
-                "launch the run with tracking.trajectories.keep=sample or all; of a run that has just begun, wait for its first step",
+                "launch with tracking.trajectories={keep: sample} or {keep: all}; or wait for the first training step",
             )
         self.folder = folder
         with _readable(folder):
             self._dataset = ds.dataset(files, schema=SCHEMA, format="parquet")
 
-    def table(self, choice: Choice = Choice(), columns: Sequence[str] | None = None) -> pa.Table:
+    def table(self, choice: Choice = ALL, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the chosen rows, in the order of the files.
 
         Args:
@@ -91,7 +95,7 @@ class EpisodeReader:
         with _readable(self.folder):
             return self._dataset.to_table(columns=None if columns is None else list(columns), filter=choice.expression())
 
-    def batches(self, choice: Choice = Choice(), columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(self, choice: Choice = ALL, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield what :meth:`table` returns bit by bit, so that it need not fit into memory."""
         names = None if columns is None else list(columns)
         with _readable(self.folder):
@@ -103,7 +107,7 @@ class EpisodeReader:
         found = self.table(Choice(kind=kind), [column])[column]
         return sorted(value for value in pc.unique(found).to_pylist() if value is not None)
 
-    def places(self, choice: Choice = Choice(), by: Measure | None = None, limit: int | None = None) -> pa.Table:
+    def places(self, choice: Choice = ALL, by: Measure | None = None, limit: int | None = None) -> pa.Table:
         """Return where the chosen episodes lie, in order; :meth:`read` reads them.
 
         Args:
@@ -129,7 +133,7 @@ class EpisodeReader:
         order = pc.sort_indices(rows, sort_keys=keys)
         return rows.take(order if limit is None else order[:limit])
 
-    def read(self, places: pa.Table) -> Iterator[KeptEpisode]:
+    def read(self, places: pa.Table) -> Iterator[EpisodeRecord]:
         """Yield the episodes at these places, in their order.
 
         Raises:
@@ -140,7 +144,7 @@ class EpisodeReader:
             if file != file_before:
                 file_before, rows = file, self._rows_of_file(file, None)
             try:
-                yield KeptEpisode.of_row(rows.slice(row, 1).to_pylist()[0])
+                yield EpisodeRecord.of_row(rows.slice(row, 1).to_pylist()[0])
             except (msgspec.ValidationError, UnicodeDecodeError) as error:
                 raise EpisodesUnreadable(f"row {row} of {file} is no episode: {error}; see asyncrl.episodes.schema") from error
 
@@ -170,7 +174,8 @@ def no_such_episodes(reader: EpisodeReader, choice: Choice) -> RecipeError:
     if choice.step is not None and choice.step not in steps:
         return RecipeError("", f"no episodes of {unit} {choice.step} are kept", f"there are: {_ranges(steps)}")
     column = "task_id" if choice.task is not None else "source"
-    found = pc.unique(reader.table(msgspec.structs.replace(choice, task=None, source=None), [column])[column]).to_pylist()
+    there = reader.table(msgspec.structs.replace(choice, task=None, source=None), [column])[column]
+    found = pc.unique(there).drop_null().to_pylist()
     wanted = choice.task if choice.task is not None else choice.source
     some = ", ".join(short(value) for value in sorted(found)[:8])
     more = f", and {len(found) - 8:,} more" if len(found) > 8 else ""
@@ -200,7 +205,8 @@ def _starts(files: pa.ChunkedArray) -> np.ndarray:
 def _rows_of(files: pa.ChunkedArray) -> np.ndarray:
     """Return the number of each row in its file."""
     starts = _starts(files)
-    return np.arange(len(files)) - np.repeat(starts, np.diff(starts, append=len(files)))
+    numbers: np.ndarray = np.arange(len(files)) - np.repeat(starts, np.diff(starts, append=len(files)))
+    return numbers
 
 
 @contextmanager

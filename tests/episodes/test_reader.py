@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from made_episodes import row, write
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.episodes.kept import mean
+from asyncrl.episodes.episode_record import mean
 from asyncrl.episodes.measures import Measure
 from asyncrl.episodes.reader import Choice, EpisodeReader, EpisodesUnreadable, no_such_episodes
 from asyncrl.episodes.schema import SCHEMA, Kind, TokenFate

@@ -1,4 +1,4 @@
-"""One kept episode as a typed value: a row of :data:`asyncrl.episodes.schema.SCHEMA`, with what is read from it again and again."""
+"""One kept episode as a typed value: a row of :data:`asyncrl.episodes.schema.SCHEMA`, and what readers compute from it."""
 
 import math
 from collections import Counter
@@ -13,7 +13,7 @@ from asyncrl.core.messages import CallOutcome
 from asyncrl.episodes.schema import Kind, TokenFate
 
 
-class KeptCall(msgspec.Struct, frozen=True):
+class ReadCall(msgspec.Struct, frozen=True):
     """One tool call; see :class:`asyncrl.core.messages.CallRecord`."""
 
     tool: str
@@ -22,7 +22,7 @@ class KeptCall(msgspec.Struct, frozen=True):
     problem: str
 
 
-class KeptTurn(msgspec.Struct, frozen=True):
+class TurnRecord(msgspec.Struct, frozen=True):
     """One turn: tokens ``[start, end)``, their text, and the environment's ``answer`` to them."""
 
     start: int
@@ -30,19 +30,19 @@ class KeptTurn(msgspec.Struct, frozen=True):
     text: str
     answer: str
     reward: float
-    calls: tuple[KeptCall, ...]
+    calls: tuple[ReadCall, ...]
     generating_s: float
     environment_s: float
 
 
-class KeptEpisode(msgspec.Struct, frozen=True, kw_only=True):
+class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table. The fields are its columns, whose meaning the schema's metadata tells."""
 
     kind: Kind
     step: int | None
     version: int
     environment: str
-    source: str
+    source: str | None
     task_id: str
     group_id: int
     sample_index: int
@@ -52,7 +52,7 @@ class KeptEpisode(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     metrics: dict[str, float]
     prompt: str
-    turns: tuple[KeptTurn, ...]
+    turns: tuple[TurnRecord, ...]
     began: datetime
     queued_s: float
     reset_s: float
@@ -66,7 +66,7 @@ class KeptEpisode(msgspec.Struct, frozen=True, kw_only=True):
     fates: list[TokenFate]
 
     @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> "KeptEpisode":
+    def of_row(cls, row: Mapping[str, Any]) -> "EpisodeRecord":
         """Make an episode of a row, as ``Table.to_pylist`` returns it.
 
         Raises:
@@ -98,7 +98,7 @@ class KeptEpisode(msgspec.Struct, frozen=True, kw_only=True):
         return [self.version - version for version in self.versions if version != NOT_SAMPLED]
 
     def gaps(self) -> list[float]:
-        """Return |learner - engine| log-probability (nats) of each sampled token; nothing in an evaluation."""
+        """Return |learner - engine| log-probability (nats) of each sampled token; nothing where no loss saw it."""
         if self.learner_logprobs is None:
             return []
         return [abs(self.learner_logprobs[position] - self.logprobs[position]) for position in self.sampled()]
