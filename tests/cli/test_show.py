@@ -108,7 +108,7 @@ def test_what_is_not_there_is_told_with_what_is(run, capsys, arguments, told):
 
 def test_no_run_and_nothing_kept_are_told_apart(run, tmp_path, capsys):
     assert main(["show", str(tmp_path / "nowhere")]) == ExitCode.REFUSED
-    assert "is no run folder" in capsys.readouterr().err
+    assert "run folder" in capsys.readouterr().err
     for file in (run / "trajectories").iterdir():
         file.unlink()
     assert main(["show", str(run)]) == ExitCode.REFUSED
