@@ -16,7 +16,7 @@ from asyncrl.episodes.schema import Kind, TokenFate
 from asyncrl.episodes.visible import visible
 from asyncrl.run.units import duration
 
-_FATE_WORDS = {
+FATE_WORDS = {
     TokenFate.GIVEN: "given",
     TokenFate.TRAINED: "trained",
     TokenFate.STALE: "too stale",
@@ -51,25 +51,30 @@ def _header(episode: EpisodeRecord) -> Table:
     table = Table(show_header=False, box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in _facts(episode):
-        table.add_row(name, value if isinstance(value, Text) else Text(visible(value)))
+    for name, value in facts(episode):
+        table.add_row(name, Text(visible(value), "bold" if name == "reward" else ""))
     return table
 
 
-def _facts(episode: EpisodeRecord) -> Iterator[tuple[str, str | Text]]:
+def facts(episode: EpisodeRecord) -> Iterator[tuple[str, str]]:
+    """Yield what is to be known of an episode, each with its name. The values hold text of tasks and environments as it is."""
     task = episode.task_id if episode.source is None else f"{episode.task_id} of source {episode.source}"
     yield "task", f"{task}, environment {episode.environment}"
     if episode.kind is Kind.TRAIN:
         attempt = f", attempt {episode.attempt + 1}" if episode.attempt else ""
         yield "group", f"{episode.group_id}, sample {episode.sample_index}{attempt}"
-    yield "reward", Text(f"{episode.reward:g}", "bold")
+    yield "reward", f"{episode.reward:g}"
     if episode.metrics:
-        yield "metrics", ", ".join(f"{name} {value:g}" for name, value in episode.metrics.items())
+        yield "metrics", ", ".join(f"{name} {_short(value)}" for name, value in episode.metrics.items())
     yield "stop reason", episode.stop_reason
     yield "sampled", _sampled(episode)
     yield "seconds", _seconds(episode)
     yield "tokens", _tokens(episode)
     yield from _training(episode)
+
+
+def _short(value: float) -> str:
+    return f"{value:g}" if value.is_integer() else f"{value:.4g}"
 
 
 def _sampled(episode: EpisodeRecord) -> str:
@@ -97,7 +102,7 @@ def _seconds(episode: EpisodeRecord) -> str:
 
 
 def _tokens(episode: EpisodeRecord) -> str:
-    fates = (f"{count:,} {_FATE_WORDS[fate]}" for fate, count in episode.fate_counts().items())
+    fates = (f"{count:,} {FATE_WORDS[fate]}" for fate, count in episode.fate_counts().items())
     return f"{len(episode.token_ids):,}: {', '.join(fates)}"
 
 

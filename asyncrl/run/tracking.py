@@ -79,7 +79,7 @@ class Tracker:
 
     def start(self) -> None:
         """Start the thread that makes the MLflow run or, after a resume, finds it again. Returns at once."""
-        _keep_mlflow_quiet()
+        keep_mlflow_quiet()
         self._thread.start()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -269,7 +269,7 @@ def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
         yield items[start : start + size]
 
 
-def _keep_mlflow_quiet() -> None:
+def keep_mlflow_quiet() -> None:
     """Have MLflow, when it is imported, send no usage reports and write only warnings to the terminal."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
