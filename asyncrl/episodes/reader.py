@@ -6,6 +6,7 @@ million rows are read in seconds. Nothing is written, so the run may be live.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -118,13 +119,7 @@ class EpisodeReader:
             Columns ``file``, ``row``, kind, step, version, task_id, source, group_id, sample_index, reward, stop_reason, and
             ``measure`` where it is sorted by something.
         """
-        columns = ["kind", "step", "version", "task_id", "source", "group_id", "sample_index", "reward", "stop_reason"]
-        with _readable(self.folder):
-            all_rows = self._dataset.to_table(columns=[*columns, _FILE])
-        rows = all_rows.append_column("row", pa.array(_rows_of(all_rows[_FILE]))).rename_columns(
-            ["file" if name == _FILE else name for name in (*all_rows.column_names, "row")]
-        )
-        rows = rows.filter(choice.expression())
+        rows = self._everywhere.filter(choice.expression())
         keys = _ORDER
         if by is not None:
             rows = rows.append_column("measure", pa.array(self._measured(rows, by), from_pandas=True))
@@ -147,6 +142,14 @@ class EpisodeReader:
                 yield EpisodeRecord.of_row(rows.slice(row, 1).to_pylist()[0])
             except (msgspec.ValidationError, UnicodeDecodeError) as error:
                 raise EpisodesUnreadable(f"row {row} of {file} is no episode: {error}; see asyncrl.episodes.schema") from error
+
+    @cached_property
+    def _everywhere(self) -> pa.Table:
+        """Every row's place, and what it is chosen by; read once."""
+        columns = ["kind", "step", "version", "task_id", "source", "group_id", "sample_index", "reward", "stop_reason"]
+        with _readable(self.folder):
+            rows = self._dataset.to_table(columns=[*columns, _FILE])
+        return rows.append_column("row", pa.array(_rows_of(rows[_FILE]))).rename_columns([*columns, "file", "row"])
 
     def _measured(self, rows: pa.Table, by: Measure) -> np.ndarray:
         if by is Measure.REWARD:

@@ -1,6 +1,6 @@
 """Reads the metrics of a run, live or dead, from where it is tracked. Changes nothing."""
 
-import math
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -50,5 +50,6 @@ def metric_history(folder: RunFolder, tracking: TrackingConfig) -> dict[str, Ser
 
 
 def _series(values: dict[int, float]) -> Series:
-    known = sorted((step, value) for step, value in values.items() if math.isfinite(value))
+    # MLflow's database has no infinity: it holds the largest float in its place.
+    known = sorted((step, value) for step, value in values.items() if abs(value) < sys.float_info.max)
     return Series(tuple(step for step, _ in known), tuple(value for _, value in known))

@@ -104,7 +104,7 @@ class Histogram(msgspec.Struct, frozen=True):
 
 def number(value: float) -> str:
     """Return a number as people read it: ``0.0123``, ``12.3``, ``45.6k``, ``1.2M`` or ``3e-05``."""
-    size = abs(value)
+    value, size = value or 0.0, abs(value)  # no minus before 0
     for least, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= least:
             return f"{value / {'G': 1e9, 'M': 1e6, 'k': 1e3}[letter]:.3g}{letter}"
