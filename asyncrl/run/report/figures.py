@@ -166,7 +166,8 @@ def timeline(
         for name, values in at.items()
     }
     steps = next(iter(thinned.values()))[0]
-    bands, below = [], np.zeros(len(steps))
+    bands: list[Band] = []
+    below = np.zeros(len(steps))
     x = _across(steps, span)
     working = 0
     for name, (_, values) in thinned.items():
