@@ -35,7 +35,14 @@ class Page:
         assert program is not None
         to_browser, self._write = os.pipe()
         self._read, from_browser = os.pipe()
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
+        options = [
+            "--headless",
+            "--hide-scrollbars",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--remote-debugging-pipe",
+        ]
 
         # Chromium reads from descriptor 3 and writes to descriptor 4. Ours may be 3 and 4 themselves, so they are moved first.
         command = f'exec 8<&{to_browser} 9>&{from_browser}; exec 3<&8 4>&9; exec "$0" "$@"'

@@ -106,7 +106,7 @@ def _print_pages(reader: EpisodeReader, places: pa.Table, console: Console) -> N
     from asyncrl.run.episode_view import episode_view
 
     for number, episode in enumerate(reader.read(places), 1):
-        console.print(episode_view(episode, f"{number} of {len(places)}"))
+        console.print(episode_view(episode, f"{number:,} of {len(places):,}"))
 
 
 def _turn_pages(reader: EpisodeReader, places: pa.Table, console: Console) -> None:
@@ -115,6 +115,6 @@ def _turn_pages(reader: EpisodeReader, places: pa.Table, console: Console) -> No
 
     def page(number: int) -> RenderableType:
         (episode,) = reader.read(places.slice(number, 1))
-        return episode_view(episode, f"{number + 1} of {len(places)}")
+        return episode_view(episode, f"{number + 1:,} of {len(places):,}")
 
     show_pages(console, len(places), page)

@@ -110,7 +110,8 @@ def _training(episode: EpisodeRecord) -> Iterator[tuple[str, str]]:
     """What a loss made of the sampled tokens; nothing if no loss saw them."""
     gaps, trained = episode.gaps(), episode.trained()
     if gaps:
-        yield "engine-learner gap", f"mean {mean(gaps):.3g} nats, at most {max(gaps):.3g}"
+        stale = "; of older versions' tokens it includes what training changed since" if max(episode.staleness()) > 0 else ""
+        yield "engine-learner gap", f"mean {mean(gaps):.3g} nats, at most {max(gaps):.3g}{stale}"
     for name, values in (("advantage", episode.advantages), ("importance weight", episode.weights)):
         if values is not None and trained:
             kept = [values[position] for position in trained]
@@ -122,21 +123,26 @@ def _training(episode: EpisodeRecord) -> Iterator[tuple[str, str]]:
 def _turn(number: int, turn: TurnRecord) -> Iterator[RenderableType]:
     title = Text.assemble(
         (f"Turn {number}", "bold"),
-        (f"  {turn.end - turn.start:,} tokens in {duration(turn.generating_s)}", "dim"),
+        (f"  {turn.end - turn.start:,} tokens in {_brief(turn.generating_s)}", "dim"),
         *([(f"  reward {turn.reward:+g}", "bold green" if turn.reward > 0 else "bold red")] if turn.reward else []),
     )
     yield from _block(title, turn.text, "cyan")
     for call in turn.calls:
         yield Padding(_call(call), (0, 2), expand=False)
     if turn.answer:
-        yield from _block(Text(f"Answer after {duration(turn.environment_s)}", "dim"), turn.answer)
+        yield from _block(Text(f"Answer after {_brief(turn.environment_s)}", "dim"), turn.answer)
 
 
 def _call(call: ReadCall) -> Text:
     good = call.outcome is CallOutcome.OK
     tool = visible(call.tool) or "(unreadable)"
-    line = Text.assemble("-> ", (tool, "bold"), f" {duration(call.seconds)} ", (call.outcome, "green" if good else "red"))
+    line = Text.assemble("-> ", (tool, "bold"), f" {_brief(call.seconds)} ", (call.outcome, "green" if good else "red"))
     return line if good else line.append(f": {visible(call.problem)}")
+
+
+def _brief(seconds: float) -> str:
+    """Return a time in milliseconds where it is short, as those of tools often are."""
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.1 else duration(seconds)
 
 
 def _block(title: str | Text, text: str, style: str = "") -> Iterator[RenderableType]:

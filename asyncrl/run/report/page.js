@@ -86,7 +86,7 @@ function viewer(data) {
     }
     if (by === "gap") {
       const most = largest("gap");
-      return [(t) => ["k3", t.gap === undefined ? 0 : 75 * t.gap / most], [entry("k3", `up to ${number(most)} nats`)]];
+      return [(t) => ["k3", t.gap === undefined ? 0 : 75 * Math.sqrt(t.gap / most)], [entry("k3", `up to ${number(most)} nats`)]];
     }
     if (by === "advantage") {
       const most = largest("advantage");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,8 @@ class RunRecord:
 
     def _metrics(self, recipe: dict[str, Any]) -> dict[str, Series]:
         try:
-            tracking = msgspec.convert({"uri": "", **recipe.get("tracking", {})}, TrackingConfig)
-            found = metric_history(self.folder, tracking)
-        except (RecipeError, msgspec.ValidationError) as error:
+            found = metric_history(self.folder, _tracking(recipe))
+        except RecipeError as error:
             self.missing.append(f"It is shown without metrics: {error}.")
             return {}
         if not found:
@@ -80,6 +80,12 @@ class RunRecord:
         except RecipeError as error:
             self.missing.append(f"It is shown without episodes: {error}.")
             return None
+
+
+def _tracking(recipe: Mapping[str, Any]) -> TrackingConfig:
+    """Take the keys that this version knows: the run may have been made by another."""
+    section = recipe.get("tracking", {})
+    return TrackingConfig(**{name: section[name] for name in ("uri", "experiment") if name in section})
 
 
 def _recipe(file: Path) -> dict[str, Any]:
