@@ -126,7 +126,7 @@ def _turn(number: int, turn: TurnRecord) -> Iterator[RenderableType]:
         (f"  {turn.end - turn.start:,} tokens in {_brief(turn.generating_s)}", "dim"),
         *([(f"  reward {turn.reward:+g}", "bold green" if turn.reward > 0 else "bold red")] if turn.reward else []),
     )
-    yield from _block(title, turn.text, "cyan")
+    yield from _block(title, turn.text, "cyan", below=0 if turn.calls else 1)
     for call in turn.calls:
         yield Padding(_call(call), (0, 2), expand=False)
     if turn.answer:
@@ -145,6 +145,6 @@ def _brief(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 0.1 else duration(seconds)
 
 
-def _block(title: str | Text, text: str, style: str = "") -> Iterator[RenderableType]:
+def _block(title: str | Text, text: str, style: str = "", below: int = 1) -> Iterator[RenderableType]:
     yield title if isinstance(title, Text) else Text(title, "bold")
-    yield Padding(Text(visible(text).strip("\n"), style, overflow="fold"), (0, 2, 1, 2), expand=False)
+    yield Padding(Text(visible(text).strip("\n"), style, overflow="fold"), (0, 2, below, 2), expand=False)

@@ -29,7 +29,25 @@ MAIN = (
 LEARNER_TIME, GENERATOR_TIME = "time/learner/", "time/generators/"
 """What the names of the shares of a step's wall time begin with, on either side."""
 
-_WAITING_WORDS = ("wait", "idle", "nothing", "paused")
+ENVIRONMENT = "environment/"
+"""What the names of the numbers that environments report begin with."""
+
+_OF_ENVIRONMENTS = (ENVIRONMENT, "latency/", "tool/", "source/")
+_ORDER = (
+    "prefill",
+    "decode",
+    "evaluating",
+    "tools",
+    "scoring",
+    "data",
+    "forward",
+    "backward",
+    "optimizer",
+    "publish",
+    "checkpoint",
+)
+"""Parts of the time in the order in which they are drawn; parts that wait come last."""
+_WAITING_WORDS = ("wait", "idle", "tickets", "paused", "nothing")
 _TOKENS_AT = "staleness/tokens_at_"
 _ALL_POINTS = 480
 """Points of all curves of a small figure together."""
@@ -44,6 +62,12 @@ def span_of(runs: Sequence[RunRecord]) -> tuple[int, int]:
 def main_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return a chart of each of :data:`MAIN` that a run has, all runs in it."""
     return [made for metric in MAIN if (made := _compared(runs, metric.name)) is not None]
+
+
+def environment_charts(runs: Sequence[RunRecord]) -> list[Chart]:
+    """Return charts of what environments report, of each tool and task source, and of latencies."""
+    names = sorted({name for run in runs for name in run.metrics if name.startswith(_OF_ENVIRONMENTS)}, key=_by_kind)
+    return [made for name in names if (made := _compared(runs, name)) is not None]
 
 
 def other_charts(runs: Sequence[RunRecord], shown: Sequence[str]) -> list[Chart]:
@@ -113,9 +137,18 @@ def time_timelines(runs: Sequence[RunRecord]) -> list[Timeline]:
                 parts = {"working": busy, "idle": found}
             if parts:
                 waits = [name for name in parts if any(word in name for word in _WAITING_WORDS)]
-                ordered = dict(sorted(parts.items(), key=lambda part: part[0] in waits))
+                ordered = dict(sorted(parts.items(), key=lambda part: (part[0] in waits, _place_of(part[0]))))
                 timelines.append(timeline(f"{side}{_of(run, runs)}", ordered, span_of(runs), waits=waits))
     return timelines
+
+
+def _by_kind(name: str) -> tuple[int, str]:
+    return next(place for place, prefix in enumerate(_OF_ENVIRONMENTS) if name.startswith(prefix)), name
+
+
+def _place_of(part: str) -> int:
+    """Where a part of the time stands among the others; one that this version does not know comes last."""
+    return _ORDER.index(part) if part in _ORDER else len(_ORDER)
 
 
 def _compared(runs: Sequence[RunRecord], name: str, points: int = 300) -> Chart | None:

@@ -175,6 +175,8 @@ def timeline(
         outline = _points(np.concatenate([x, x[::-1]]), _up(np.concatenate([above, below[::-1]])))
         shares = ",".join(str(round(value * 1000)) for value in values)
         colour, strength = (0, 0.15 + 0.8 * (len(bands) + 1) / len(thinned)) if ordered else (working % COLOURS, 0.75)
+        if name in waits:
+            strength = max(0.3, 1 - 0.3 * sum(band.waits for band in bands))
         bands.append(Band(name, colour, strength, name in waits, outline, shares, float(np.mean(values))))
         working += name not in waits
         below = above

@@ -17,8 +17,10 @@ from asyncrl.episodes.reader import Choice
 from asyncrl.episodes.schema import Kind
 from asyncrl.episodes.visible import visible
 from asyncrl.run.report.curves import (
+    ENVIRONMENT,
     GENERATOR_TIME,
     LEARNER_TIME,
+    environment_charts,
     main_charts,
     named_charts,
     other_charts,
@@ -52,12 +54,13 @@ def report_page(runs: Sequence[RunRecord]) -> str:
         EpisodesUnreadable: a file of kept episodes is damaged.
     """
     tables = [None if run.episodes is None else episode_tables(run.episodes) for run in runs]
-    charts, staleness = main_charts(runs), staleness_chart(runs)
-    shown = [chart.title for chart in charts] + ["staleness/mean", "staleness/max"]
+    charts, surroundings, staleness = main_charts(runs), environment_charts(runs), staleness_chart(runs)
+    shown = [chart.title for chart in (*charts, *surroundings)] + ["staleness/mean", "staleness/max"]
     shown += [
         name for run in runs for name in run.metrics if name.startswith((LEARNER_TIME, GENERATOR_TIME, "staleness/tokens_at_"))
     ]
-    reported = [{} if each is None else each.reported for each in tables]
+    tracked = any(name.startswith(ENVIRONMENT) for run in runs for name in run.metrics)
+    reported = [{} if each is None or tracked else each.reported for each in tables]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
@@ -75,6 +78,7 @@ def report_page(runs: Sequence[RunRecord]) -> str:
         changed=changed_keys(runs),
         keys=[Compared(key, _values(runs, key)) for key in _keys(runs)],
         charts=charts,
+        surroundings=surroundings,
         staleness=staleness,
         ages=staleness_timelines(runs),
         times=time_timelines(runs),
