@@ -55,6 +55,12 @@ class Place:
                 self.top = min(max(self.top + by, 0), max(lines - height, 0))
 
 
+def actions_of(keys: bytes) -> list[str]:
+    """Return what the keys ask for that were pressed since the terminal was read last; unknown ones ask for nothing."""
+    single = [keys] if keys in _KEYS or keys.startswith(b"\x1b") else [bytes([key]) for key in keys]
+    return [_KEYS[key] for key in single if key in _KEYS]
+
+
 def is_interactive(console: Console) -> bool:
     """Whether pages can be shown one at a time: somebody reads, and can press keys."""
     return console.is_terminal and not console.is_dumb_terminal and sys.stdin is not None and sys.stdin.isatty()
@@ -75,10 +81,10 @@ def show_pages(console: Console, pages: int, page: Callable[[int], RenderableTyp
             lines = console.render_lines(content, console.options.update(height=None), pad=False)
             height = console.height - 1
             _draw(console, lines[place.top : place.top + height], f"{place.page + 1} of {pages}  {_HELP}", height)
-            action = _KEYS.get(key(), "")
-            if action == "quit":
-                return
-            place.move(action, len(lines), height)
+            for action in actions_of(key()):
+                if action == "quit":
+                    return
+                place.move(action, len(lines), height)
 
 
 def _draw(console: Console, lines: list[list[Segment]], status: str, height: int) -> None:

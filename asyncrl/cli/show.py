@@ -51,7 +51,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--evaluation", action="store_true", help="episodes of evaluations instead of those of training")
     parser.add_argument("--step", metavar="N", type=int, help="of this training step, or of the evaluation of this version")
     parser.add_argument("--task", metavar="ID", help="of this task")
-    parser.add_argument("--source", metavar="NAME", help="of tasks from this source")
     parser.add_argument("--sort", choices=SORTS, help="lowest reward, or largest engine-learner gap, staleness or length, first")
     parser.add_argument("--limit", metavar="N", type=_positive, help="show this many at most")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each, with all columns")
@@ -73,7 +72,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.run.folder import RunFolder
 
     kind = Kind.EVALUATION if arguments.evaluation else Kind.TRAIN
-    choice = Choice(kind=kind, step=arguments.step, task=arguments.task, source=arguments.source)
+    choice = Choice(kind=kind, step=arguments.step, task=arguments.task)
     try:
         reader = EpisodeReader(RunFolder.find(arguments.folder).path / "trajectories")
         by = Measure(arguments.sort) if arguments.sort else None

@@ -10,7 +10,7 @@ from made_episodes import PROMPT_TOKENS, row, turn, write
 
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
-from asyncrl.cli.pager import Place
+from asyncrl.cli.pager import Place, actions_of
 from asyncrl.episodes.schema import Kind, TokenFate
 
 HOSTILE = "a\x1b[2J\x1b[31m</script>\u202eb\x00"
@@ -161,6 +161,21 @@ def test_keys_turn_the_pages_of_a_terminal(run):
     assert termios.tcgetattr(theirs) == before
     os.close(theirs)
     os.close(ours)
+
+
+@pytest.mark.parametrize(
+    ("keys", "actions"),
+    [
+        (b"n", ["next"]),
+        (b"\x1b[C", ["next"]),
+        (b"nnp", ["next", "next", "previous"]),
+        (b"\x1b[99~", []),
+        (b"x", []),
+        (b"", ["quit"]),
+    ],
+)
+def test_keys_that_came_at_once_are_all_heard(keys, actions):
+    assert actions_of(keys) == actions
 
 
 def test_a_place_stays_within_the_pages():
