@@ -26,27 +26,29 @@ class EvaluationResult(msgspec.Struct, frozen=True):
 
     Attributes:
         turns: number of turns of the model.
-        text: the decoded text of the whole episode; empty except in the first few results.
     """
 
     task_id: TaskId
     reward: float
     stop_reason: StopReason
     turns: int
-    text: str
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> "EvaluationResult":
+        """Return the result that a trajectory tells."""
+        return cls(trajectory.task_id, trajectory.reward, trajectory.stop_reason, len(trajectory.turns))
 
 
 async def evaluate(
-    tasks: Sequence[Task], limits: EpisodeLimits, tools: EpisodeTools, *, at_once: int, attempts: int, texts: int
-) -> list[EvaluationResult]:
+    tasks: Sequence[Task], limits: EpisodeLimits, tools: EpisodeTools, *, at_once: int, attempts: int
+) -> list[Trajectory]:
     """Play one episode of each task. The engine serves these episodes and all other requests at the same time.
 
-    A task that breaks its environment ``attempts`` times has no result. It is never counted as a reward of 0.
+    A task that breaks its environment ``attempts`` times has no trajectory. It is never counted as a reward of 0.
 
     Args:
         at_once: most episodes played at the same time.
         attempts: how often a task may break its environment before it is left out.
-        texts: number of results that come with the text of their episode.
 
     Raises:
         EnvironmentBroken: every task broke its environment.
@@ -59,7 +61,7 @@ async def evaluate(
     trajectories = [trajectory for episode in running if isinstance(trajectory := episode.result(), Trajectory)]
     if tasks and not trajectories:
         raise EnvironmentBroken(f"none of {len(tasks)} evaluation tasks could be run; the first error: {running[0].result()}")
-    return [_result(trajectory, tools, with_text=index < texts) for index, trajectory in enumerate(trajectories)]
+    return trajectories
 
 
 async def _evaluate(
@@ -74,13 +76,3 @@ async def _evaluate(
             failure = error
     logger.warning("an evaluation task is left out of the result: %s", failure)
     return failure
-
-
-def _result(trajectory: Trajectory, tools: EpisodeTools, *, with_text: bool) -> EvaluationResult:
-    return EvaluationResult(
-        task_id=trajectory.task_id,
-        reward=trajectory.reward,
-        stop_reason=trajectory.stop_reason,
-        turns=len(trajectory.turns),
-        text=tools.chat.decode(trajectory.token_ids.tolist()) if with_text else "",
-    )

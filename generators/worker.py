@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from asyncio import sleep  # imported by name: an environment may replace asyncio.sleep later
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,9 @@ RENEWALS_PER_LEASE = 4
 """Heartbeats that a worker sends in the time of one lease, so that one or two late ones do no harm."""
 ADAPT_S = 1.0
 """Seconds between two looks at the load of the engine."""
+
+
+KeepEvaluation = Callable[[PolicyVersion, Sequence[Trajectory]], Awaitable[None]]
 
 
 class GeneratorStatistics(EngineUse, frozen=True):
@@ -87,7 +90,6 @@ class WorkerSettings(msgspec.Struct, frozen=True):
         greedy_sample: index of the sample of each group that is played at temperature 0; None if there is none.
         reward_names: rewards that each episode must have.
         evaluation_attempts: how often an evaluation task may break its environment before it is left out.
-        evaluation_texts: number of episodes of an evaluation whose text is kept.
     """
 
     limits: EpisodeLimits
@@ -97,7 +99,6 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     greedy_sample: int | None
     reward_names: tuple[str, ...]
     evaluation_attempts: int
-    evaluation_texts: int
 
     @classmethod
     def of(cls, recipe: Recipe) -> "WorkerSettings":
@@ -110,7 +111,6 @@ class WorkerSettings(msgspec.Struct, frozen=True):
             greedy_sample=recipe.algorithm.greedy_sample,
             reward_names=recipe.algorithm.reward_names,
             evaluation_attempts=recipe.buffer.max_attempts,
-            evaluation_texts=recipe.tracking.sample_trajectories,
         )
 
 
@@ -121,6 +121,7 @@ class GeneratorWorker:
         worker_id: the name under which the buffer knows the worker.
         tools: what episodes are played with. The engine must have been started and warmed up.
         scoring: rewards finished episodes; if None, the environment's rewards are used.
+        keep: keeps the episodes of an evaluation of a policy version; if None, they are not kept.
     """
 
     def __init__(
@@ -130,8 +131,9 @@ class GeneratorWorker:
         tools: EpisodeTools,
         ticket_client: TicketClient,
         scoring: Scoring | None = None,
+        keep: KeepEvaluation | None = None,
     ) -> None:
-        self._id, self._settings, self._tools = worker_id, settings, tools
+        self._id, self._settings, self._tools, self._keep = worker_id, settings, tools, keep
         self._engine, self._ticket_client, self._scoring = tools.engine, ticket_client, scoring
         self._slots = asyncio.Semaphore(settings.max_running)
         self._installing = 0
@@ -272,21 +274,23 @@ class GeneratorWorker:
             self._installing -= 1
             self._changed.set()
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """Play one episode of each held-out task; see :func:`generators.evaluation.evaluate`."""
+    async def evaluate(self, tasks: Sequence[Task], temperature: float, version: PolicyVersion) -> list[EvaluationResult]:
+        """Play one episode of each held-out task; see :func:`generators.evaluation.evaluate`. ``version`` is being evaluated."""
         settings = self._settings
         self._evaluations.enter()
         try:
-            return await evaluate(
+            trajectories = await evaluate(
                 tasks,
                 msgspec.structs.replace(settings.limits, temperature=temperature),
                 self._tools,
                 at_once=settings.max_running,
                 attempts=settings.evaluation_attempts,
-                texts=settings.evaluation_texts,
             )
         finally:
             self._evaluations.leave()
+        if self._keep is not None:
+            await self._keep(version, trajectories)
+        return [EvaluationResult.of(trajectory) for trajectory in trajectories]
 
     def statistics(self) -> GeneratorStatistics:
         """Return the counters since the engine was ready."""

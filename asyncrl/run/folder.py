@@ -6,6 +6,7 @@
         mlflow.db       metrics, unless the recipe names another tracking server
         mlflow-run      the id of the run in MLflow
         artifacts/      what MLflow keeps as files
+        trajectories/   episodes that were kept, as Parquet files: docs/trajectories.md
         logs/           one file a process
         buffer/         the replay buffer's journal and the trajectories it holds
         checkpoints/    what the learner is resumed from
@@ -44,6 +45,7 @@ class RunFolder:
         self.database = self.path / "mlflow.db"
         self.tracked_as = self.path / "mlflow-run"
         self.artifacts = self.path / "artifacts"
+        self.trajectories = self.path / "trajectories"
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"

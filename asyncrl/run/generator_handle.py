@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 import ray
 
 from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked
-from asyncrl.core.ids import WorkerId
+from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.task import Task
@@ -68,9 +68,9 @@ class GeneratorHandle:
         asked = self._actor.install.remote(publication)
         return await self._while_it_answers(self._ask(asked, what, self._deadlines.publish, "raise deadlines.publish"))
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """Play one episode of each task."""
-        asked = self._actor.evaluate.remote(tasks, temperature)
+    async def evaluate(self, tasks: Sequence[Task], temperature: float, version: PolicyVersion) -> list[EvaluationResult]:
+        """Play one episode of each task; ``version`` is being evaluated."""
+        asked = self._actor.evaluate.remote(tasks, temperature, version)
         evaluating = self._ask(asked, "evaluate", self._deadlines.evaluation, "raise deadlines.evaluation")
         return await self._while_it_answers(evaluating)
 

@@ -20,6 +20,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
 from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.episodes.files import forget_steps_after
 from asyncrl.run.buffer_folder import remove_payload_in_memory
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.cluster import Cluster, starting_ray, stop_ray
@@ -146,10 +147,11 @@ async def _run(
         published_version = statistics.version
         begin = await checkpointer.resume(published_version, statistics.kept_from)
         await cluster.take_over()  # everything was read and checked; the run's files change only from here on
+        forget_steps_after(folder.trajectories, begin)
         folder.summary.unlink(missing_ok=True)  # it tells how the run ended before
         recorder = Recorder(recipe, generators, buffer, tracker, view, totals)
         tasks, temperature = load_tasks(recipe, "evaluation"), recipe.evaluation.temperature
-        evaluator = Evaluator(generators, tasks, temperature, recorder, checkpointer)
+        evaluator = Evaluator(generators, tasks, temperature, recorder, checkpointer, folder.trajectories)
         publisher = Publisher(cluster, generators, buffer, totals, published_version)
         if begin >= published_version:
             view.phase(f"Publishing version {begin}")
@@ -173,6 +175,7 @@ async def _run(
         finally:
             checkpointer.note()
         view.phase("Evaluating the last version and saving the model")
+        await cluster.write_trajectories()
         await evaluator.evaluate(PolicyVersion(recipe.steps))
         await cluster.save_model()
 

@@ -115,9 +115,13 @@ class Shop:
         self.environments: list[Scripted] = []
         reader = ToolCallReader(self.engine.chat.tokenizer, recipe.model.tool_parser)
         tools = EpisodeTools(self.engine, self.engine.chat, reader, lambda: self.environment())
-        self.worker = GeneratorWorker(WorkerId("w"), WorkerSettings.of(recipe), tools, self.ticket_client, scoring)
+        self.worker = GeneratorWorker(WorkerId("w"), WorkerSettings.of(recipe), tools, self.ticket_client, scoring, self.keep)
+        self.kept: list[tuple[PolicyVersion, Sequence[Trajectory]]] = []
         self.environment: Callable[[], Scripted] = lambda: Scripted(self.environments)
         self.stop = asyncio.Event()
+
+    async def keep(self, version: PolicyVersion, trajectories: Sequence[Trajectory]) -> None:
+        self.kept.append((version, trajectories))
 
     @property
     def held(self) -> tuple[GroupId, ...]:
@@ -458,21 +462,22 @@ async def test_evaluation_runs_beside_training() -> None:
     shop = Shop([task("train")])
     async with shop.open():
         held_out = [task(f"e{i}", rewards=[0.5, 0.25]) for i in range(20)]
-        results = await shop.worker.evaluate(held_out, 0.0)
+        results = await shop.worker.evaluate(held_out, 0.0, PolicyVersion(3))
         await shop.ticket_client.until(lambda: 0 in shop.ticket_client.groups)
     assert [result.task_id for result in results] == [t.id for t in held_out]
     assert {(r.reward, r.turns, r.stop_reason) for r in results} == {(0.75, 2, StopReason.ENVIRONMENT_DONE)}
-    assert [bool(r.text) for r in results] == [i < RECIPE.tracking.sample_trajectories for i in range(20)]
-    assert "a<|im_end|>" in results[0].text
+    ((version, kept),) = shop.kept
+    assert version == 3
+    assert [(one.task_id, one.reward, one.group_id) for one in kept] == [(t.id, 0.75, -1) for t in held_out]
 
 
 async def test_an_evaluation_task_that_breaks_has_no_reward() -> None:
     shop = Shop([])
-    results = await shop.worker.evaluate([task("bad", breaks="reset"), task("good")], 1.0)
+    results = await shop.worker.evaluate([task("bad", breaks="reset"), task("good")], 1.0, PolicyVersion(0))
     assert [result.task_id for result in results] == ["good"]
     assert len(shop.environments) == RECIPE.buffer.max_attempts + 1
     with pytest.raises(EnvironmentBroken, match="none of 1 evaluation tasks could be run"):
-        await shop.worker.evaluate([task("bad", breaks="reset")], 1.0)
+        await shop.worker.evaluate([task("bad", breaks="reset")], 1.0, PolicyVersion(0))
 
 
 async def test_the_first_sample_of_each_group_is_greedy_if_the_advantage_compares_with_it() -> None:

@@ -61,10 +61,10 @@ class FakeGenerator:
         self._say(f"loaded {publication.version}")
         return publication.fingerprint + self.corrupts
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
+    async def evaluate(self, tasks: Sequence[Task], temperature: float, version: PolicyVersion) -> list[EvaluationResult]:
         await self._while_alive(self.may_evaluate.wait())
-        version = f"version {self.loaded[-1] if self.loaded else 0}"
-        return [EvaluationResult(task.id, 1.0, StopReason.ENVIRONMENT_DONE, 1, version) for task in tasks]
+        loaded = float(self.loaded[-1] if self.loaded else 0)
+        return [EvaluationResult(task.id, loaded, StopReason.ENVIRONMENT_DONE, turns=1) for task in tasks]
 
     async def statistics(self) -> GeneratorStatistics:
         await self._while_alive(asyncio.sleep(0))

@@ -3,8 +3,11 @@
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
 from whole_run import Run, small_model
@@ -23,7 +26,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_small_run_from_start_to_end(model: Path, tmp_path: Path):
     inert = ("algorithm.loss={kind: ppo_clip}", "algorithm.correction={anchor: proximal_recomputed, weight: token}")
-    run = Run.launch(model, tmp_path, f"steps={STEPS}", "++algorithm.minibatches=1", "++algorithm.epochs=1", *inert)
+    keep = "tracking.trajectories={keep: all}"
+    run = Run.launch(model, tmp_path, f"steps={STEPS}", "++algorithm.minibatches=1", "++algorithm.epochs=1", keep, *inert)
     assert run.end(400) == 0, run.output
     for told in (run.output, (run.folder / "logs" / "driver.log").read_text()):
         assert told.count("algorithm.loss of kind ppo_clip is plain REINFORCE") == 1
@@ -53,6 +57,41 @@ def test_a_small_run_from_start_to_end(model: Path, tmp_path: Path):
     assert metrics["mismatch/logprob_gap_mean_abs"] < 0.2, "engine and learner disagree about the same weights"
     assert metrics["generators/versions_sampled"] >= 1
     assert run.left_behind() == []
+    _check_kept(run)
+
+
+def _check_kept(run: Run) -> None:
+    """Under ``keep: all`` every episode that the summary counts is kept, and a sample of them is traced."""
+    summary, trajectories = run.summary, run.folder / "trajectories"
+    assert {file.name for file in trajectories.glob("train-*")} == {f"train-{step:06d}-0.parquet" for step in range(1, STEPS + 1)}
+    kept = pq.read_table(trajectories).to_pylist()
+    trained = [row for row in kept if row["kind"] == "train"]
+    evaluated = Counter(row["version"] for row in kept if row["kind"] == "evaluation")
+    assert Counter(row["step"] for row in trained) == dict.fromkeys(range(1, STEPS + 1), 16)
+    assert len({(row["step"], row["group_id"], row["sample_index"]) for row in trained}) == summary.ledger.trained * 4
+    assert {0: 8, 2: 8, STEPS: 8}.items() <= evaluated.items()
+    fates = Counter(fate for row in trained for fate in row["fates"])
+    assert fates["trained"] + fates["masked"] + fates["rejected"] == summary.tokens.trained
+    for row in trained:
+        sampled = np.array([fate != "given" for fate in row["fates"]])
+        assert (np.array(row["versions"]) >= 0).tolist() == sampled.tolist()
+        assert (np.array(row["weights"]) > 0).tolist() == [fate == "trained" for fate in row["fates"]]
+        fresh = sampled & (np.array(row["versions"]) == row["version"])
+        gap = np.abs(np.array(row["learner_logprobs"]) - np.array(row["logprobs"]))
+        assert gap[fresh].max(initial=0) < 1, "these are the log-probabilities of other tokens"
+        assert row["prompt"].startswith("<|im_start|>")
+        assert row["turns"][0]["text"]
+    assert {row["environment"] for row in kept} == {"calculator"}
+    assert {row["source"] for row in trained} == {"generated"}
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{run.folder / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("asyncrl")
+    traces = client.search_traces(locations=[experiment.experiment_id], include_spans=False)
+    of_steps = Counter(trace.info.tags["step"] for trace in traces if trace.info.tags["kind"] == "train")
+    assert of_steps[str(STEPS)] == 8
+    assert Counter(trace.info.tags["version"] for trace in traces if trace.info.tags["kind"] == "evaluation")["0"] == 8
 
 
 def _tracked(folder: Path) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import virtual_time
@@ -75,7 +76,7 @@ class World:
     async def advance(self, version: PolicyVersion) -> None:
         self.say(f"published {version}")
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
+    async def evaluate(self, tasks: Sequence[Task], temperature: float, version: PolicyVersion) -> list[EvaluationResult]:
         await self._for(self.evaluation_s, "evaluation")
         return []
 
@@ -107,7 +108,7 @@ class World:
 
     async def pump(self, begin: int = 0) -> None:
         task = Task(id=TaskId("t"), prompt="?")
-        evaluator = Evaluator(self, [task], 0.0, self, self)
+        evaluator = Evaluator(self, [task], 0.0, self, self, Path("no-such-folder"))
         steps, every = self.recipe.steps, self.recipe.evaluation.every
         await train_pump(PolicyVersion(begin), steps, every, self, self, self.publisher, evaluator, self, self, self.now)
 

@@ -8,6 +8,7 @@ from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
 from asyncrl.core.recipe.section import AUTO, AUTOMATIC, Count, FileName, NonNegative, Positive, Seconds, Section, Text
+from asyncrl.core.recipe.trajectories import SampledTrajectories, TrajectoriesConfig
 
 
 class ModelConfig(Section, frozen=True):
@@ -377,12 +378,13 @@ class TrackingConfig(Section, frozen=True):
     Attributes:
         uri: tracking URI; empty means a SQLite file in the run folder.
         experiment: MLflow experiment name.
-        sample_trajectories: trajectories logged as text at each evaluation.
+        trajectories: which episodes are kept in ``RUN/trajectories``; docs/trajectories.md describes the files. Some of them are
+            logged as MLflow traces, too.
     """
 
     uri: str = ""
     experiment: Text = "asyncrl"
-    sample_trajectories: NonNegative = 4
+    trajectories: TrajectoriesConfig = SampledTrajectories()
 
 
 class DeadlinesConfig(Section, frozen=True):
