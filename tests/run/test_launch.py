@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from read_back import check_readable
 from safetensors import safe_open
 from whole_run import Run, small_model
 
@@ -64,6 +65,7 @@ def test_a_small_run_from_start_to_end(model: Path, tmp_path: Path):
     _check_warnings(run)
     assert run.left_behind() == []
     _check_kept(run)
+    check_readable(run.folder, elsewhere=tmp_path)
 
 
 def _check_kept(run: Run) -> None:
