@@ -111,7 +111,7 @@ class LoadPlan:
                 layer._parameters.update(tensors)  # type: ignore[arg-type]
             with recorder, torch.no_grad():
                 model.load_weights(sources.items())  # type: ignore[operator]
-        except Exception as error:  # noqa: BLE001 - whatever a loader cannot do without data, vLLM's own way still works
+        except Exception as error:
             raise _NoPlan(f"{type(error).__name__}: {error}") from error
         finally:
             for layer, parameters in in_use.items():
