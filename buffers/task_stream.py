@@ -6,6 +6,7 @@ stream that is restored from its state goes on exactly as if it had never stoppe
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
@@ -137,12 +138,17 @@ class TaskStream:
         for order, drawn in zip(self._orders, restored.drawn, strict=True):
             order.position = drawn
 
+    @cached_property
+    def digests(self) -> tuple[str, ...]:
+        """Digest of the content of each source."""
+        return tuple(_digest(source) for source in self.sources)
+
     def fingerprint(self) -> str:
         """Return a digest of the seed and of the sources' names and content.
 
         Streams with equal fingerprints draw the same tasks from equal states.
         """
-        content = [(order.source.name, len(order.source.tasks), _digest(order.source)) for order in self._orders]
+        content = [(source.name, len(source.tasks), digest) for source, digest in zip(self.sources, self.digests, strict=True)]
         return blake2b(msgspec.json.encode((self._seed, content)), digest_size=16).hexdigest()
 
 

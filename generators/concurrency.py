@@ -57,7 +57,7 @@ class Concurrency:
         if load.waiting > 0 and load.running < self._most and load.cache_share > FULL:
             if not self._falling:  # one decrease is enough until the episodes above the limit are over
                 self._falling = True
-                reason = f"{load.waiting} requests waited for key-value cache, of which {load.cache_share:.0%} was in use"
+                reason = f"{load.cache_share:.0%} of the key-value cache was in use, and {load.waiting} waited for room in it"
                 self._set(int(DECREASE * min(playing, self.limit)), reason)
         elif playing >= self.limit and load.waiting == 0 and load.cache_share <= FULL:
             self._set(self.limit + 1, "the key-value cache has room again")

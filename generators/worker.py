@@ -13,15 +13,16 @@ import asyncio
 import logging
 import time
 from asyncio import sleep  # imported by name: an environment may replace asyncio.sleep later
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from asyncrl.core.counters import snapshot
+from asyncrl.core.error_counts import CountedError, merged
 from asyncrl.core.errors import EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
-from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
@@ -31,7 +32,7 @@ from generators.completion import EngineUse
 from generators.concurrency import Concurrency
 from generators.engine_time import Doing, EngineTime, TimedEngine, TimeUse
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
-from generators.evaluation import EvaluationResult, evaluate
+from generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, evaluate
 from generators.finished_episodes import FinishedEpisodes
 from generators.first_error import first_error
 from generators.leases import Lease, Leases
@@ -45,6 +46,10 @@ RENEWALS_PER_LEASE = 4
 """Heartbeats that a worker sends in the time of one lease, so that one or two late ones do no harm."""
 ADAPT_S = 1.0
 """Seconds between two looks at the load of the engine."""
+
+
+KeepEvaluation = Callable[[PolicyVersion, Sequence[Trajectory], Mapping[TaskId, str]], Awaitable[None]]
+"""Keeps the episodes of an evaluation of a policy version, given the source of each task."""
 
 
 class GeneratorStatistics(EngineUse, frozen=True):
@@ -62,6 +67,7 @@ class GeneratorStatistics(EngineUse, frozen=True):
         scoring: counters of the scores that a reward model gave to the episodes.
         time: seconds since the worker was made, split by what it did.
         finished: what the episodes that were handed in reported.
+        errors: errors of the environments' code, by place.
         blocked_by: a sentence about each place in the code that blocked the episodes' event loop for a second or
             longer.
     """
@@ -76,13 +82,14 @@ class GeneratorStatistics(EngineUse, frozen=True):
     scoring: ScoringUse = ScoringUse()
     time: TimeUse = TimeUse()
     finished: FinishedEpisodes = msgspec.field(default_factory=FinishedEpisodes)
+    errors: tuple[CountedError, ...] = ()
     blocked_by: tuple[str, ...] = ()
 
     def __add__(self, successor: "GeneratorStatistics") -> "GeneratorStatistics":
         """Add the counters of the successor. What is not a counter is taken from the successor."""
         sums = {name: getattr(self, name) + getattr(successor, name) for name in self.__struct_fields__}
         latest = {name: getattr(successor, name) for name in ("last_pause_seconds", "episode_limit", "blocked_by")}
-        return GeneratorStatistics(**sums | latest)
+        return GeneratorStatistics(**sums | latest | {"errors": merged(self.errors + successor.errors)})
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -94,7 +101,6 @@ class WorkerSettings(msgspec.Struct, frozen=True):
         greedy_sample: index of the sample of each group that is played at temperature 0; None if there is none.
         reward_names: rewards that each episode must have.
         evaluation_attempts: how often an evaluation task may break its environment before it is left out.
-        evaluation_texts: number of episodes of an evaluation whose text is kept.
     """
 
     limits: EpisodeLimits
@@ -104,7 +110,6 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     greedy_sample: int | None
     reward_names: tuple[str, ...]
     evaluation_attempts: int
-    evaluation_texts: int
 
     @classmethod
     def of(cls, recipe: Recipe) -> "WorkerSettings":
@@ -117,7 +122,6 @@ class WorkerSettings(msgspec.Struct, frozen=True):
             greedy_sample=recipe.algorithm.greedy_sample,
             reward_names=recipe.algorithm.reward_names,
             evaluation_attempts=recipe.buffer.max_attempts,
-            evaluation_texts=recipe.tracking.sample_trajectories,
         )
 
 
@@ -127,7 +131,9 @@ class GeneratorWorker:
     Args:
         worker_id: the name under which the buffer knows the worker.
         tools: what episodes are played with. The engine must have been started and warmed up.
+        ticket_client: the way to the buffer; None for a worker that only evaluates.
         scoring: rewards finished episodes; if None, the environment's rewards are used.
+        keep: keeps the episodes of an evaluation of a policy version; if None, they are not kept.
     """
 
     def __init__(
@@ -135,14 +141,15 @@ class GeneratorWorker:
         worker_id: WorkerId,
         settings: WorkerSettings,
         tools: EpisodeTools,
-        ticket_client: TicketClient,
+        ticket_client: TicketClient | None,
         scoring: Scoring | None = None,
+        keep: KeepEvaluation | None = None,
     ) -> None:
-        self._id, self._settings = worker_id, settings
+        self._id, self._settings, self._keep = worker_id, settings, keep
         self._time = EngineTime(lambda: self._leases.room, time.monotonic)
         self._tools = self._timed(tools, Doing.REQUEST)
         self._evaluation_tools = self._timed(tools, Doing.EVALUATION_REQUEST)
-        self._engine, self._ticket_client, self._scoring = tools.engine, ticket_client, scoring
+        self._engine, self._tickets, self._scoring = tools.engine, ticket_client, scoring
         self._slots = asyncio.Semaphore(settings.max_running)
         self._installing = 0
         self._asked_as: PolicyVersion | None = None
@@ -159,6 +166,12 @@ class GeneratorWorker:
 
     def _timed(self, tools: EpisodeTools, what: Doing) -> EpisodeTools:
         return msgspec.structs.replace(tools, engine=TimedEngine(tools.engine, self._time, what))
+
+    @property
+    def _ticket_client(self) -> TicketClient:
+        if self._tickets is None:
+            raise RuntimeError(f"{self._id} only evaluates: it has no buffer to ask for tickets")
+        return self._tickets
 
     async def run(self, stop: asyncio.Event) -> None:
         """Generate until ``stop`` is set; then cancel all running episodes.
@@ -306,22 +319,25 @@ class GeneratorWorker:
             self._installing -= 1
             self._changed.set()
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """Play one episode of each held-out task; see :func:`generators.evaluation.evaluate`."""
+    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
+        """Play the episodes of held-out tasks; see :func:`generators.evaluation.evaluate`. ``version`` is being evaluated."""
         settings = self._settings
         self._evaluations.enter()
         try:
             with self._time.doing(Doing.EVALUATION):
-                return await evaluate(
+                episodes = await evaluate(
                     tasks,
                     msgspec.structs.replace(settings.limits, temperature=temperature),
                     self._evaluation_tools,
                     at_once=settings.max_running,
                     attempts=settings.evaluation_attempts,
-                    texts=settings.evaluation_texts,
                 )
         finally:
             self._evaluations.leave()
+        if self._keep is not None:
+            sources = {each.task.id: each.source for each in tasks}
+            await self._keep(version, [each for each in episodes if isinstance(each, Trajectory)], sources)
+        return [each if isinstance(each, BrokenEpisode) else EvaluationResult.of(each) for each in episodes]
 
     def statistics(self) -> GeneratorStatistics:
         """Return the counters since the engine was ready."""
@@ -337,4 +353,5 @@ class GeneratorWorker:
             scoring=self._scoring.use if self._scoring is not None else ScoringUse(),
             time=self._time.use(),
             finished=snapshot(self._finished),
+            errors=self._tools.errors.counted,
         )

@@ -135,6 +135,7 @@ class Recorder:
         for notice in self._episode_metrics.notices():
             self._view.note(notice)
         self._warn(self._warning_signs.step(step, _signs(values, complete, filtered, finished)))
+        self._tracker.log_trained(step)
         sampled = sum(count for row in trained for _, count in row.sampled)
         self._view.update(self._progress(step, buffer.version, values, shares, sampled, bottleneck.sentence))
         if usual:
@@ -170,10 +171,7 @@ class Recorder:
         self._warn(self._warning_signs.evaluation(first, [result.reward for result in results]))
         values = combine([Reading(metrics.EVALUATION_REWARD, reward), Reading(metrics.EVALUATION_TURNS, turns)])
         self._tracker.log(version, values)
-        samples = [f"task {r.task_id}, reward {r.reward:g}, {r.stop_reason}\n{r.text}" for r in results if r.text]
-        if samples:
-            shown = samples[: self._recipe.tracking.sample_trajectories]
-            self._tracker.log_text(f"trajectories/version-{version:06d}.txt", "\n\n".join(shown))
+        self._tracker.log_evaluated(version)
         self._view.note(f"version {version}: evaluation reward {reward:.3f} over {len(results)} held-out tasks")
 
     def _progress(

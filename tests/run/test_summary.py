@@ -69,6 +69,7 @@ def test_the_file_has_these_keys_and_no_others(tmp_path):
         "bottleneck",
         "versions_published",
         "ledger",
+        "errors",
         "resumes",
         "warnings",
     ]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import virtual_time
@@ -21,7 +22,7 @@ from asyncrl.run.shares import StepTimes
 from asyncrl.run.time_shares import learner_readings
 from asyncrl.run.totals import Totals
 from asyncrl.run.train_pump import train_pump
-from generators.evaluation import EvaluationResult
+from generators.evaluation import Evaluated, EvaluationResult, HeldOutTask
 from learners.learner import StepReport
 from learners.step_clock import PartSeconds
 
@@ -81,7 +82,7 @@ class World:
     async def advance(self, version: PolicyVersion) -> None:
         self.say(f"published {version}")
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
+    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
         await self._for(self.evaluation_s, "evaluation")
         return []
 
@@ -114,7 +115,7 @@ class World:
 
     async def pump(self, begin: int = 0) -> None:
         task = Task(id=TaskId("t"), prompt="?")
-        evaluator = Evaluator(self, [task], 0.0, self, self)
+        evaluator = Evaluator(self, [task], 0.0, self, self, Path("no-such-folder"))
         steps, every = self.recipe.steps, self.recipe.evaluation.every
         await train_pump(PolicyVersion(begin), steps, every, self, self, self.publisher, evaluator, self, self, self.now)
 
