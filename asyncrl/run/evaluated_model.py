@@ -71,7 +71,7 @@ def find_model(word: str, version: int | None = None) -> EvaluatedModel:
         return _version_of(RunFolder.find(path), version)
     if version is not None:
         raise RecipeError("--version", f"{word!r} is no run, so it has no version {version}", "leave it out, or name a run")
-    if word == TINY or is_hub_id(word):
+    if word == TINY or (is_hub_id(word) and not path.parent.is_dir()):
         return EvaluatedModel(name=word, weights=Weights.NAMED, path=path)
     if not (path / "config.json").is_file():
         problem = "has neither config.json nor recipe.yaml" if path.is_dir() else "does not exist"
