@@ -86,14 +86,21 @@ class TaskStream:
         """Number of tasks drawn from each source."""
         return {order.source.name: order.position for order in self._orders}
 
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """The share of each source in the draws, as it was at the last draw. The shares add up to 1."""
+        whole = sum(self._shares)
+        return {source.name: share / whole for source, share in zip(self.sources, self._shares, strict=True)}
+
     def next(self) -> Drawn:
         """Draw the next task.
 
         Raises:
             CurriculumBroken: the curriculum returned no valid weights; nothing was drawn.
         """
-        shares = self._shares if self._curriculum is None else shares_of(self._curriculum.weights())
-        order = self._orders[self._mixer.draw(shares)]
+        if self._curriculum is not None:
+            self._shares = shares_of(self._curriculum.weights())
+        order = self._orders[self._mixer.draw(self._shares)]
         return Drawn(order.next(), order.source.name)
 
     def observe(self, source: str, rewards: Sequence[float]) -> None:

@@ -19,7 +19,10 @@ from asyncrl.core.recipe.algorithm import (
     ReinforceLoss,
     SapoLoss,
 )
+from asyncrl.core.recipe.custom import CustomLoss
 from learners.corrections import Corrected, correct
+from learners.custom.calls import call_loss, loaded
+from learners.custom.inputs import LossInputs
 from learners.kl import OVERFLOW_GUARD, divergence, straight_through
 from learners.loss_tokens import LossTokens
 
@@ -32,12 +35,14 @@ class Outcome(NamedTuple):
         log_ratio: [n], log of current over anchor probability, 0 outside the mask.
         clipped: bool [n], tokens in the loss whose gradient the loss itself cut.
         correction: see :class:`.corrections.Corrected`.
+        weight: float32 [n], the importance weight of each token as the loss applied it; 0 where the token is not in the loss.
     """
 
     loss: Tensor
     log_ratio: Tensor
     clipped: Tensor
     correction: Corrected
+    weight: Tensor
 
 
 class Surrogate(NamedTuple):
@@ -96,7 +101,7 @@ def policy_loss(
     if config.entropy_bonus:
         value = value + config.entropy_bonus * torch.where(kept, entropy, 0.0)
     loss = -torch.where(kept, tokens.share * value, 0.0).sum() / denominator
-    return Outcome(loss, log_ratio.detach(), kept & surrogate.clipped, correction)
+    return Outcome(loss, log_ratio.detach(), kept & surrogate.clipped, correction, torch.where(kept, weight, 0.0))
 
 
 def _divergence_from_reference(logp_theta: Tensor, tokens: LossTokens, config: KlInLoss) -> Tensor:
@@ -137,6 +142,23 @@ def _surrogate(
             return Surrogate(log_ratio.exp() * advantages - penalty, torch.zeros_like(tokens.mask))
         case ReinforceLoss():
             return Surrogate(advantages * logp, torch.zeros_like(tokens.mask))
+        case CustomLoss():
+            custom = call_loss(loaded(config), _inputs(log_ratio, logp, tokens, kept))
+            return Surrogate(-custom.losses, custom.clipped)
+
+
+def _inputs(log_ratio: Tensor, logp: Tensor, tokens: LossTokens, kept: Tensor) -> LossInputs:
+    return LossInputs(
+        logp=logp,
+        log_ratio=log_ratio,
+        logp_behaviour=tokens.logp_behaviour,
+        logp_reference=tokens.logp_reference,
+        advantages=tokens.advantages,
+        staleness=tokens.staleness,
+        mask=kept,
+        rows=tokens.rows,
+        turns=tokens.turns,
+    )
 
 
 def _held(ratio: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:

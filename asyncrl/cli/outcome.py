@@ -81,7 +81,7 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *,
         log = folder.logs / "driver.log"
         try:
             stack.enter_context(folder.driven())
-            stack.enter_context(_logging_to(log))
+            stack.enter_context(logging_to(log))
         except RecipeError as error:
             return show_refusal(error)
         if before is not None:
@@ -129,7 +129,7 @@ class _LogFile(logging.FileHandler):
 
 
 @contextmanager
-def _logging_to(file: Path) -> Iterator[None]:
+def logging_to(file: Path) -> Iterator[None]:
     """Send all logging and warnings of this process to a file, since the terminal belongs to the live view.
 
     Raises:

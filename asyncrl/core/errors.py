@@ -95,6 +95,11 @@ class FailureKind(StrEnum):
     DATA = "data"
     """This task breaks its environment; after ``max_attempts`` it is filtered and named."""
 
+    @property
+    def told(self) -> str:
+        """What failed, in the words that a user reads."""
+        return "broken environment or score" if self is FailureKind.DATA else "lost engine, host or service"
+
 
 class ScoringFailed(AsyncRLError):
     """A finished episode got no reward, so the attempt fails: no reward is made up.

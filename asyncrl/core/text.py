@@ -12,6 +12,11 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def counted(count: int, thing: str) -> str:
+    """Return a number of things, e.g. ``1 version`` or ``4 versions``."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
 def writable(text: str) -> str:
     r"""Return ``text`` with each lone half of a surrogate pair spelt out (``\udcff``), since UTF-8 has no bytes for it.
 

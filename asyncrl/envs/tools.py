@@ -29,6 +29,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from asyncrl.core.chat_prompt import opening
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
@@ -140,8 +141,7 @@ class ToolEnvironment(Environment):
     async def reset(self, task: Task) -> Observation:
         """Begin an episode, and return the system prompt, the task's prompt and the tools."""
         self.task = task
-        system = (Message("system", self.system_prompt),) if self.system_prompt else ()
-        return Observation((*system, Message("user", task.prompt)), tuple(tool.spec for tool in self.tools.values()))
+        return Observation(opening(self.system_prompt, task.prompt), tuple(tool.spec for tool in self.tools.values()))
 
     async def step(self, action: Action) -> StepResult:
         """Run the calls of the turn in order; without calls, reward the answer. The first fault is reported."""

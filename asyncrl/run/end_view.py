@@ -31,6 +31,7 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
         lines.append(Text.assemble((summary.status.capitalize(), _STYLE[summary.status]), f": {summary.reason}"))
     if summary.steps:
         lines.append(_table(summary, recipe.name))
+        lines += [Text.assemble(("Warning", "bold yellow"), f": {warning}") for warning in summary.warnings]
         lines.append(_place("Metrics", f"{_command('mlflow')} ui --backend-store-uri {tracking_uri(recipe.tracking, folder)}"))
     lines += [Text(f"Error in your code: {error}", "yellow") for error in summary.errors[:ERRORS_SHOWN]]
     if (more := len(summary.errors) - ERRORS_SHOWN) > 0:

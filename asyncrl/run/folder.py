@@ -6,6 +6,7 @@
         summary.json    how the run ended
         mlflow-run      the id of the run in MLflow
         artifacts/      what MLflow keeps as files
+        trajectories/   episodes that were kept, as Parquet files: docs/trajectories.md
         tensorboard/, wandb/  files of other trackers, if the recipe asks for them
         logs/           one file a process
         buffer/         the replay buffer's journal and the trajectories it holds
@@ -47,6 +48,7 @@ class RunFolder:
         self.database = self.path.parent / "mlflow.db"
         self.tracked_as = self.path / "mlflow-run"
         self.artifacts = self.path / "artifacts"
+        self.trajectories = self.path / "trajectories"
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"
@@ -65,7 +67,7 @@ class RunFolder:
         """
         claimed: Path | None = None
         try:
-            claimed = _claim(Path(recipe.run_dir), f"{recipe.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+            claimed = claim(Path(recipe.run_dir), f"{recipe.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
             folder = cls(claimed)
             folder.logs.mkdir()
             folder.recipe.write_text(resolved_yaml(recipe), encoding="utf-8")
@@ -173,7 +175,7 @@ def _process_in(lock: bytes) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _claim(parent: Path, name: str) -> Path:
+def claim(parent: Path, name: str) -> Path:
     """Make the first of ``name``, ``name-2``, ``name-3``... that is not there yet; ``mkdir`` lets only one process win each."""
     parent.mkdir(parents=True, exist_ok=True)
     for number in count(1):

@@ -35,9 +35,6 @@ class FurtherTracker(Protocol):
     def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
         """Record metrics of a training step, measured at ``time_s`` (seconds since the epoch)."""
 
-    def log_text(self, name: str, text: str) -> None:
-        """Record a text."""
-
     def flush(self) -> None:
         """Hand over what was recorded so far, so that it outlives this process."""
 
@@ -88,10 +85,6 @@ class TensorBoard:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step, walltime=time_s)
 
-    def log_text(self, name: str, text: str) -> None:
-        """Write an event that shows the text as it is."""
-        self._writer.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()))
-
     def flush(self) -> None:
         """Write the events to disk."""
         self._writer.flush()
@@ -130,14 +123,6 @@ class WeightsAndBiases:
     def log(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
         """Hand the values over to the process of W&B."""
         self._run.log({_STEP: step, **values})
-
-    def log_text(self, name: str, text: str) -> None:
-        """Keep the text as a file of the run."""
-        path = os.path.join(self._run.dir, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-        self._run.save(path, base_path=self._run.dir, policy="now")
 
     def flush(self) -> None:
         """Do nothing: W&B's own process keeps what it has been given."""

@@ -31,13 +31,12 @@ from asyncrl.core.errors import (
     ProcessDied,
     WeightMismatch,
 )
-from asyncrl.core.ids import WorkerId
+from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.task import Task
 from asyncrl.core.users_error import UsersError
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_slot import GeneratorSlot
-from generators.evaluation import EvaluationResult
+from generators.evaluation import Evaluated, HeldOutTask
 from generators.first_error import first_error
 from generators.worker import GeneratorStatistics
 
@@ -193,18 +192,18 @@ class GeneratorPool:
             self._newest = publication
         self._check_alive()
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """Play one episode of each task, divided over the generators; if one dies, its tasks are given out again.
+    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
+        """Play the episodes of all tasks, divided over the generators; if one dies, its tasks are given out again.
 
         Raises:
             ComponentFailed: no generator is left, or all that were asked died, several times in a row.
         """
-        results: list[EvaluationResult] = []
+        results: list[Evaluated] = []
         waiting, in_vain = list(tasks), 0
         while waiting:
             slots = (await self._living())[: len(waiting)]
             shares = [waiting[i :: len(slots)] for i in range(len(slots))]
-            answers = await self._evaluate(slots, shares, temperature)
+            answers = await self._evaluate(slots, shares, temperature, version)
             results += [result for answer in answers if answer is not None for result in answer]
             waiting = [task for share, answer in zip(shares, answers, strict=True) if answer is None for task in share]
             in_vain = in_vain + 1 if all(answer is None for answer in answers) else 0
@@ -215,10 +214,10 @@ class GeneratorPool:
         return results
 
     async def _evaluate(
-        self, slots: Sequence[GeneratorSlot], shares: Sequence[Sequence[Task]], temperature: float
-    ) -> list[list[EvaluationResult] | None]:
+        self, slots: Sequence[GeneratorSlot], shares: Sequence[Sequence[HeldOutTask]], temperature: float, version: PolicyVersion
+    ) -> list[list[Evaluated] | None]:
         share_of = {slot.generator: share for slot, share in zip(slots, shares, strict=True)}
-        return await self._of_each(slots, lambda generator: generator.evaluate(share_of[generator], temperature))
+        return await self._of_each(slots, lambda generator: generator.evaluate(share_of[generator], temperature, version))
 
     async def _living(self) -> list[GeneratorSlot]:
         """Return the slots whose generator is up, as soon as there is one.

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 SECONDS_A_LINE = 15.0
 """Time between two lines of training progress where the output is not a terminal."""
-WARMUP_A_LINE = 0.25
-"""Share of the warm-up between two lines of its progress where the output is not a terminal."""
+PHASE_A_LINE = 0.25
+"""A phase that tells how far it is has a line each time this share of it is done, where the output is not a terminal."""
 REDRAWS_A_SECOND = 4
 REWARDS_SHOWN = 40
 MAX_WIDTH = 100
@@ -48,12 +48,12 @@ class LiveView:
         self._lock = RLock()
         self._began = self._phase_began = clock()
         self._phase = ""
-        self._warmup: tuple[float, str] | None = None
+        self._advanced: tuple[float, str] | None = None
         self._progress: RunProgress | None = None
         self._rewards: tuple[float, ...] = ()
         self._spinner = Spinner("dots", style="cyan")
         self._next_line = 0.0
-        self._warmup_lines = 0
+        self._phase_lines = 0
         self._live = (
             Live(console=console, get_renderable=self._draw, refresh_per_second=REDRAWS_A_SECOND, transient=True)
             if console.is_terminal
@@ -81,12 +81,12 @@ class LiveView:
             if self._live is None:
                 self._line(text)
 
-    def warmup(self, fraction: float, text: str) -> None:
-        """Show how far the tiny model's warm-up is, in [0, 1], with a text such as ``31 % of tool calls succeed``."""
+    def advance(self, fraction: float, text: str) -> None:
+        """Show how far the present phase is, in [0, 1], with a text such as ``31 % of tool calls succeed``."""
         with self._lock:
-            self._warmup = (fraction, text)
-            if self._live is None and fraction >= self._warmup_lines * WARMUP_A_LINE:
-                self._warmup_lines = int(fraction / WARMUP_A_LINE) + 1
+            self._advanced = (fraction, text)
+            if self._live is None and fraction >= self._phase_lines * PHASE_A_LINE:
+                self._phase_lines = int(fraction / PHASE_A_LINE) + 1
                 self._line(f"{self._phase}: {percent(fraction)}, {text}")
 
     def update(self, progress: RunProgress) -> None:
@@ -113,7 +113,7 @@ class LiveView:
         if self._phase and self._live is not None:
             took = duration(self._clock() - self._phase_began)
             self._console.print(Text.assemble(mark, self._phase, (f"  {took}", "dim")))
-        self._phase, self._warmup, self._warmup_lines = "", None, 0
+        self._phase, self._advanced, self._phase_lines = "", None, 0
 
     def _line(self, text: str) -> None:
         """Print a line that stays; not wrapped where the output is not a terminal, so that it can be searched for."""
@@ -138,9 +138,9 @@ class LiveView:
         )
 
     def _below_phase(self) -> list[RenderableType]:
-        warmup, progress = self._warmup, self._progress
-        if warmup is not None:
-            return [_bar(*warmup)]
+        advanced, progress = self._advanced, self._progress
+        if advanced is not None:
+            return [_bar(*advanced)]
         if progress is None:
             return []
         return [*_dashboard(progress, self._rewards, min(self._console.width, MAX_WIDTH) - PANEL_WIDTH)]
@@ -178,7 +178,7 @@ def _dashboard(progress: RunProgress, rewards: Sequence[float], width: int) -> S
         f"version {progress.version}",
         f"delivered in {_milliseconds(progress.publish_seconds)}, paused for {_milliseconds(progress.pause_seconds)}",
     )
-    done = f"step {progress.step} of {progress.steps}, {duration(progress.eta_s)} to go"
+    done = f"training step {progress.step} of {progress.steps}, {duration(progress.eta_s)} to go"
     return _bar(progress.step / progress.steps, done), Text(), table, Text(progress.bottleneck, "dim")
 
 

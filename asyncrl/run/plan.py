@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from asyncrl.core.recipe.conflicts import conflicts
 from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.reward import ModelReward, RewardConfig
 from asyncrl.core.recipe.schema import GeneratedTasks, LearnerConfig, ModelConfig, Recipe
@@ -18,6 +19,7 @@ from asyncrl.run.further_trackers import check_further_trackers
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, check_sizes, read_shape
 from asyncrl.run.preflight import play_first_tasks
+from asyncrl.run.reference_folder import check_reference
 from asyncrl.run.reward_folder import read_reward_shape
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.units import memory, quantity
@@ -123,9 +125,11 @@ def make_plan(
     """
     check_further_trackers(recipe.tracking)
     load_environment(recipe.environment)
+    customs = _try_customs(recipe)
     make_sampler(recipe.buffer, {})  # checks the class and its options; the weights of the sources do not matter
     shape = read_shape(recipe.model.path)
     check_sizes(shape, recipe.model, recipe.learner, recipe.generators)
+    check_reference(recipe, shape)
     outstanding = (recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step
     greedy = recipe.algorithm.greedy_sample is not None
     episodes = recipe.batch.groups_per_step * (recipe.batch.group_size - greedy)
@@ -148,7 +152,16 @@ def make_plan(
         remarks=(),
     )
     check_tool_parser(recipe.model.tool_parser)  # last: it may take seconds
-    return msgspec.structs.replace(plan, remarks=(*played, *_remarks(recipe, shape, plan)))
+    return msgspec.structs.replace(plan, remarks=(*played, *conflicts(recipe), *customs, *_remarks(recipe, shape, plan)))
+
+
+def _try_customs(recipe: Recipe) -> list[str]:
+    """Try the functions of the user's own on a made batch; returns remarks on them."""
+    if not recipe.customs:
+        return []
+    from learners.custom.check import check_customs  # takes seconds: it needs torch
+
+    return check_customs(recipe)
 
 
 def _describe(recipe: Recipe, splits: _Splits) -> Iterator[Source]:

@@ -35,6 +35,7 @@ class SavedTotals(msgspec.Struct, kw_only=True):
         staleness_sum, staleness_tokens: their quotient is the mean staleness of trained tokens.
         staleness_max: the largest staleness of a trained token.
         evaluations: mean reward of each evaluation, in order.
+        warnings: the sentence of each warning, by its key.
         errors: errors of the environments' own code, by place.
     """
 
@@ -52,6 +53,7 @@ class SavedTotals(msgspec.Struct, kw_only=True):
     staleness_tokens: float = 0.0
     staleness_max: int = 0
     evaluations: list[float] = []
+    warnings: dict[str, str] = {}
     errors: tuple[CountedError, ...] = ()
 
     @property
@@ -141,6 +143,18 @@ class Totals:
         """Add the mean reward of one evaluation."""
         self._counts.evaluations = [*self._counts.evaluations, reward]
 
+    @property
+    def first_evaluation(self) -> float:
+        """Mean reward of the run's first evaluation, which must have been added."""
+        return self._counts.evaluations[0]
+
+    def warn(self, key: str, sentence: str) -> bool:
+        """Add a warning, and return whether it is new: whether none with its ``key`` was added before."""
+        if key in self._counts.warnings:
+            return False
+        self._counts.warnings = {**self._counts.warnings, key: sentence}
+        return True
+
     def published(self) -> None:
         """Count one version that every engine has acknowledged."""
         self.versions_published += 1
@@ -183,6 +197,7 @@ def summarize(totals: Totals, status: Status, reason: str, limits: BufferConfig)
         idle=IdleShares(now.idle_generators, now.idle_learner),
         bottleneck=totals.bottleneck,
         versions_published=totals.versions_published,
+        warnings=tuple(now.warnings.values()),
         errors=now.errors,
     )
     return summary if totals.buffer is None else msgspec.structs.replace(summary, ledger=totals.buffer.ledger)

@@ -30,7 +30,9 @@ from asyncrl.run.disk import POLL_S, ROOM_BYTES, free_bytes
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.further_trackers import FurtherTracker, make_further_trackers
 from asyncrl.run.metrics import REWARD
+from asyncrl.run.paced_traces import PacedTraces
 from asyncrl.run.summary import Status
+from asyncrl.run.traces import Traces
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -62,9 +64,12 @@ class _Values(msgspec.Struct, frozen=True):
     values: dict[str, float]
 
 
-class _Text(msgspec.Struct, frozen=True):
-    name: str
-    text: str
+class _Trained(msgspec.Struct, frozen=True):
+    step: int
+
+
+class _Evaluated(msgspec.Struct, frozen=True):
+    version: int
 
 
 class _End(msgspec.Struct, frozen=True):
@@ -80,7 +85,7 @@ class Tracker:
     def __init__(self, recipe: Recipe, folder: RunFolder) -> None:
         self._recipe, self._folder = recipe, folder
         self.uri = tracking_uri(recipe.tracking, folder)
-        self._records: queue.Queue[_Values | _Text | _End] = queue.Queue(QUEUE_LENGTH)
+        self._records: queue.Queue[_Values | _Trained | _Evaluated | _End] = queue.Queue(QUEUE_LENGTH)
         self._failure: Exception | None = None
         self._further: Sequence[tuple[str, FurtherTracker]] = ()
         self._tracked_step = -1
@@ -90,16 +95,20 @@ class Tracker:
 
     def start(self) -> None:
         """Start the thread that makes the MLflow run or, after a resume, finds it again. Returns at once."""
-        _keep_mlflow_quiet()
+        keep_mlflow_quiet()
         self._thread.start()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record metrics of a training step; returns at once."""
         self._put(_Values(step, int(time.time() * 1000), dict(values)))
 
-    def log_text(self, name: str, text: str) -> None:
-        """Record a text artifact under a path such as ``trajectories/version-20.txt``; returns at once."""
-        self._put(_Text(name, text))
+    def log_trained(self, step: int) -> None:
+        """Record traces of the episodes that are kept of a training step, as time allows; returns at once."""
+        self._put(_Trained(step))
+
+    def log_evaluated(self, version: int) -> None:
+        """Record traces of the episodes that are kept of an evaluation; returns at once."""
+        self._put(_Evaluated(version))
 
     def finish(self, status: Status, seconds: float) -> None:
         """Write out everything and end the MLflow run, within ``seconds``. Blocks: call it beside an event loop, not in it.
@@ -115,7 +124,7 @@ class Tracker:
             raise DeadlineExceeded("the run", "MLflow to take in the last records", seconds, remedy)
         self._raise_failure()
 
-    def _put(self, record: _Values | _Text | _End) -> None:
+    def _put(self, record: _Values | _Trained | _Evaluated | _End) -> None:
         self._raise_failure()
         try:
             self._records.put_nowait(record)
@@ -141,15 +150,19 @@ class Tracker:
             with _only_one_makes(self.uri):
                 client = MlflowClient(self.uri)
             run_id = self._go_on(client) if known else self._new_run(client)
+            traces = PacedTraces(self._recipe, self._folder.trajectories, Traces(client, run_id), self._with_room)
             self._further = make_further_trackers(self._recipe, self._folder, run_id)
             for record in self._batches():
                 match record:
                     case _End(status=status):
+                        if status is Status.COMPLETED:
+                            traces.completed()
                         self._with_room(partial(client.set_terminated, run_id, _MLFLOW_STATUS[status]))
                         self._with_further(methodcaller("end", status))
-                    case _Text(name=name, text=text):
-                        self._keep_text(client, run_id, name, text)
-                        self._with_further(methodcaller("log_text", name, text))
+                    case _Trained(step=step):
+                        traces.trained(step)
+                    case _Evaluated(version=version):
+                        traces.evaluated(version)
                     case _:
                         new = [values for values in record if self._is_new(values)]
                         self._with_room(partial(_log_values, client, run_id, new))
@@ -255,7 +268,7 @@ class Tracker:
                 return found.experiment_id
             raise
 
-    def _batches(self) -> Iterator[Sequence[_Values] | _Text | _End]:
+    def _batches(self) -> Iterator[Sequence[_Values] | _Trained | _Evaluated | _End]:
         """Records in order until the end. Metrics that wait at the same time come together, for one transaction."""
         waiting: list[_Values] = []
         while True:
@@ -353,7 +366,7 @@ def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
         yield items[start : start + size]
 
 
-def _keep_mlflow_quiet() -> None:
+def keep_mlflow_quiet() -> None:
     """Have MLflow, when it is imported, send no usage reports and write only warnings to the terminal."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")

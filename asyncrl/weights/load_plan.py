@@ -88,10 +88,12 @@ class LoadPlan:
         layers = [layer for layer in model.modules() if layer._parameters and layer not in tied]
         owners = {parameter: layer for layer in layers for parameter in layer._parameters.values() if parameter is not None}
         tied_to = {layer: owners[next(layer.parameters(recurse=False))] for layer in tied}
-        if not all(map(_packs_by_itself, [*layers, *tied])) or _held_elsewhere(model, owners):
-            return None
+        if not all(map(_packs_by_itself, [*layers, *tied])):
+            return _no_plan("a layer does not pack its weights by itself")
+        if _held_elsewhere(model, owners):
+            return _no_plan("something else than its layer holds a parameter")
         if any(_names(layer) != _names(owner) for layer, owner in tied_to.items()):
-            return None
+            return _no_plan("a tied layer has other parameters than the layer before it")
         templates = {layer: _templates(layer) for layer in layers}
         in_use = {layer: dict(layer._parameters) for layer in model.modules()}
         sources = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
@@ -102,8 +104,7 @@ class LoadPlan:
             with recorder, torch.no_grad():
                 model.load_weights(sources.items())  # type: ignore[operator]
         except Exception as error:  # noqa: BLE001 - whatever a loader cannot do without data, vLLM's own way still works
-            logger.info("no load plan, so weights are loaded while the engine is paused: %s: %s", type(error).__name__, error)
-            return None
+            return _no_plan(f"{type(error).__name__}: {error}")
         finally:
             for layer, parameters in in_use.items():
                 layer._parameters.clear()
@@ -114,7 +115,7 @@ class LoadPlan:
             for layer, tensors in templates.items()
             for name, tensor in tensors.items()
         )
-        return cls(steps, templates, tied_to) if complete else None
+        return cls(steps, templates, tied_to) if complete else _no_plan("its loaders do not fill every parameter exactly once")
 
     @torch.no_grad()
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> list[PreparedLayer]:
@@ -130,6 +131,10 @@ class LoadPlan:
             of_owner = [tied for tied, owner in self._tied.items() if owner is layer]
             prepared += [_packed(each, made) for each in [layer, *of_owner]]
         return prepared
+
+
+def _no_plan(reason: str) -> None:
+    logger.info("no load plan, so weights are loaded while the engine is paused: %s", reason)
 
 
 def _names(layer: torch.nn.Module) -> list[str]:

@@ -34,6 +34,8 @@ from asyncrl.weights.transport import Transport
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCoreProc
 
+logger = logging.getLogger(__name__)
+
 
 def register() -> None:
     """Make the backend known to vLLM in this process, and tie vLLM's child processes to their parent. Safe to call again."""
@@ -66,6 +68,10 @@ def prepare_publication(core: "EngineCoreProc", publication: bytes) -> "Future[N
             # torch's number when torch is first asked for it there.
             if torch.get_num_threads() == threads:
                 core.collective_rpc("prepare_publication", args=(publication,))
+            else:
+                logger.info(
+                    "a thread has %d OpenMP threads instead of %d: the engine pauses longer", torch.get_num_threads(), threads
+                )
         except BaseException as error:  # noqa: BLE001 - passed to whoever waits
             done.set_exception(error)
         else:

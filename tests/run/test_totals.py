@@ -92,3 +92,15 @@ def test_errors_of_the_environments_code_are_summed_over_generators_and_resumes(
     assert [(each.method, each.times) for each in summary.errors] == [("reward", 9), ("look_up", 2)]
     earlier = msgspec.structs.replace(summary, steps=7)
     assert summarize(Totals(), Status.FAILED, "", BufferConfig()).going_on_from(earlier).errors == summary.errors
+
+
+def test_a_warning_is_told_once_also_by_a_run_that_is_resumed():
+    first = Totals()
+    assert first.warn("no_variance", "all rewards are equal")
+    assert not first.warn("no_variance", "all rewards are equal again")
+    second = Totals()
+    second.resume(msgspec.json.decode(msgspec.json.encode(first.now()), type=SavedTotals), published=1)
+    assert not second.warn("no_variance", "all rewards are equal still")
+    assert second.warn("empty_answers", "nothing is said")
+    assert summarize(second, Status.COMPLETED, "", BufferConfig()).warnings == ("all rewards are equal", "nothing is said")
+    assert first.now().warnings == {"no_variance": "all rewards are equal"}

@@ -8,8 +8,13 @@ import time
 from contextlib import closing, contextmanager
 
 import pytest
+from made_trajectories import trajectory, words
 
 from asyncrl.core.errors import DeadlineExceeded, RecipeError
+from asyncrl.episodes.files import evaluation_file, training_file
+from asyncrl.episodes.kept import untrained
+from asyncrl.episodes.schema import Kind
+from asyncrl.episodes.writer import table, write
 from asyncrl.run import tracking
 from asyncrl.run.compose import compose, resolved_yaml
 from asyncrl.run.disk import ROOM_BYTES
@@ -26,13 +31,20 @@ def make(tmp_path, *overrides: str):
 
 def test_a_run_is_kept_whole_in_its_folder(tmp_path, capfd):
     recipe, folder = make(tmp_path)
+    played, kept = trajectory(prompt=3, turns=2), folder.trajectories
+    for step in (100, 200):
+        episodes = [untrained(played, Kind.TRAIN, step=step, version=step - 1, source="s")]
+        write(table(episodes, "w", words), training_file(kept, step, 0))
+    episodes = [untrained(played, Kind.EVALUATION, step=None, version=200, source=None)]
+    write(table(episodes, "w", words), evaluation_file(kept, 200, "generator-0"))
     tracker = Tracker(recipe, folder)
     began = time.monotonic()
     tracker.start()
     for step in range(1, 301):
         tracker.log(step, {"reward/mean": step / 300, "staleness/max": 3.0, "learner/loss": float("nan")})
-        if step == 100:
-            tracker.log_text("trajectories/version-000100.txt", "a trajectory")
+        if step in (100, 200):
+            tracker.log_trained(step)
+            tracker.log_evaluated(step)
     queued = time.monotonic() - began
     tracker.finish(Status.INTERRUPTED, seconds=120)
     took = time.monotonic() - began
@@ -49,9 +61,28 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, capfd):
     assert run.data.params["algorithm.correction.anchor"] == "behaviour"
     history = client.get_metric_history(run.info.run_id, "reward/mean")
     assert [(point.step, point.value) for point in history] == [(step, step / 300) for step in range(1, 301)]
+    first = traces_of(client, run, "train")
+    assert [trace.info.tags["step"] for trace in first] == ["100"], "the next one's time had not come"
+    (trace,) = traces_of(client, run, "evaluation")
+    assert (trace.info.tags["version"], trace.info.tags["task_id"], trace.info.tags["reward"]) == ("200", "task-0", "0.5")
+    assert (trace.info.request_time, trace.info.execution_duration) == (1_700_000_000_500, 6_750)
+    spans = [
+        (span.name, str(span.span_type), span.end_time_ns - span.start_time_ns, span.status.status_code)
+        for span in trace.data.spans
+    ]
+    assert sorted(spans) == [
+        ("calculator", "TOOL", 250_000_000, "OK"),
+        ("evaluation task-0", "AGENT", 6_750_000_000, "OK"),
+        ("turn 1", "LLM", 2_000_000_000, "OK"),
+        ("turn 2", "LLM", 2_000_000_000, "OK"),
+        ("unreadable call", "TOOL", 0, "ERROR"),
+    ]
+    texts = {span.name: (span.inputs, span.outputs) for span in trace.data.spans}
+    assert texts["turn 2"] == ("t5", "t6 t7")
+    assert texts["unreadable call"][1] == {"outcome": "malformed", "problem": "no JSON"}
+    assert texts["evaluation task-0"][1]["metrics"] == {"tool_calls": 2.0}
     assert run.info.artifact_uri == folder.artifacts.as_uri()
     assert (folder.artifacts / "recipe.yaml").read_text() == resolved_yaml(recipe)
-    assert (folder.artifacts / "trajectories" / "version-000100.txt").read_text() == "a trajectory"
     assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["mlflow.db", folder.path.name]
 
     # Resumed from an earlier step: the steps done again are not tracked twice, evaluations and later steps are.
@@ -60,13 +91,21 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, capfd):
     for step in range(291, 311):
         again.log(step, {"reward/mean": step / 300})
     again.log(300, {"evaluation/reward": 0.5})
+    again.log_evaluated(200)
+    again.log_trained(200)
     again.finish(Status.COMPLETED, seconds=60)
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "reward/mean")
     assert [point.step for point in history] == list(range(1, 311))
     assert run.data.metrics["evaluation/reward"] == 0.5
+    assert len(traces_of(client, run, "evaluation")) == 1, "an episode has one trace, however often it is logged"
+    assert sorted(trace.info.tags["step"] for trace in traces_of(client, run, "train")) == ["100", "200"]
     assert capfd.readouterr() == ("", "")
+
+
+def traces_of(client, run, kind):
+    return client.search_traces(locations=[run.info.experiment_id], run_id=run.info.run_id, filter_string=f"tags.kind = '{kind}'")
 
 
 def tracking_process(folder, steps):
@@ -84,7 +123,6 @@ def tracking_process(folder, steps):
         tracker.start()
         for step in {list(steps)}:
             tracker.log(step, {{f"metric/{{name}}": 0.5 * name for name in range(20)}} | {{"reward/mean": 0.5}})
-            tracker.log_text(f"trajectories/{{step}}.txt", "a trajectory")
         tracker.finish(Status.COMPLETED, seconds=120)
     """
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -113,7 +151,6 @@ def test_runs_that_begin_and_write_at_once_share_a_database(tmp_path):
         assert (run.info.status, run.info.run_name) == ("FINISHED", folder.path.name)
         history = client.get_metric_history(run.info.run_id, "metric/7")
         assert [(point.step, point.value) for point in history] == [(step, 3.5) for step in range(1, 101)]
-        assert len(list((folder.artifacts / "trajectories").iterdir())) == 100
 
 
 def test_a_database_that_another_process_holds_is_waited_for(tmp_path, monkeypatch, caplog):
@@ -152,9 +189,6 @@ def test_further_trackers_get_each_new_record_once_and_their_errors_reach_the_ow
                 raise OSError("no such project")
             self.calls.append((step, values))
 
-        def log_text(self, name, text):
-            self.calls.append((name, text))
-
         def flush(self):
             self.calls.append("flush")
 
@@ -167,9 +201,8 @@ def test_further_trackers_get_each_new_record_once_and_their_errors_reach_the_ow
     tracker = Tracker(recipe, folder)
     tracker.start()
     tracker.log(1, {"reward/mean": 1.0})
-    tracker.log_text("a.txt", "text")
     tracker.finish(Status.COMPLETED, seconds=120)
-    assert noted.calls == [(1, {"reward/mean": 1.0}), "flush", ("a.txt", "text"), Status.COMPLETED]
+    assert noted.calls == [(1, {"reward/mean": 1.0}), "flush", Status.COMPLETED]
 
     again = Tracker(recipe, folder)
     again.start()
@@ -177,7 +210,7 @@ def test_further_trackers_get_each_new_record_once_and_their_errors_reach_the_ow
     again.log(2, {"bad": 1.0})
     with pytest.raises(TrackingFailed, match=r"wandb: no such project; correct that, or take wandb out of tracking\.also"):
         again.finish(Status.COMPLETED, seconds=60)
-    assert noted.calls[4:] == []
+    assert noted.calls[3:] == []
 
 
 def test_a_resumed_run_whose_database_is_gone_is_tracked_anew(tmp_path):
