@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from asyncrl.cli.arguments import count, writable_file
+from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, logging_to, show_refusal
 from asyncrl.core.errors import RecipeError
 
@@ -110,7 +111,7 @@ def prepare(request: EvaluationRequest) -> tuple[EvaluationPlan, EvaluationFolde
     from asyncrl.run.evaluation_folder import EvaluationFolder
     from asyncrl.run.evaluation_plan import plan_evaluation
 
-    plan = plan_evaluation(request)
+    plan = plan_evaluation(request, say)
     return plan, EvaluationFolder.create(plan.recipe)
 
 

@@ -4,7 +4,7 @@ What always holds: all models play the same tasks with the same limits and the s
 ``model.path``, and in what is chosen for the size of a model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,13 +13,16 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.schema import NoJournal, Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectories
+from asyncrl.core.task import Task
 from asyncrl.envs.load import load_environment
 from asyncrl.run.compose import compose, compose_for
 from asyncrl.run.evaluated_model import EvaluatedModel, Weights, find_model
 from asyncrl.run.evaluation_request import EvaluationRequest
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import TINY
+from asyncrl.run.preflight import play_first_tasks
 from asyncrl.run.tasks import load_held_out_tasks
+from buffers.task_stream import TaskSource
 from generators.evaluation import HeldOutTask
 from generators.tool_parsers import check_tool_parser
 
@@ -69,8 +72,11 @@ class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
-    """Find the models, compose the recipe for each, and read the tasks.
+def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = lambda text: None) -> EvaluationPlan:
+    """Find the models, compose the recipe for each, read the tasks, and play one of each source without a model.
+
+    Args:
+        note: shows the user a line while the environment takes long to play a task.
 
     Raises:
         RecipeError: a model, a version, the recipe, its environment, its tasks or its tool parser is not there, or they do not go
@@ -85,13 +91,21 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
     greedy = first.evaluation.temperature == 0
     samples = request.samples or (1 if greedy else SAMPLES)
     tasks = load_held_out_tasks(first, samples)
+    played = play_first_tasks(first, [("evaluation", _by_source(tasks))], note)
     check_tool_parser(first.model.tool_parser)  # last: it may take seconds
     remarks = [
         f"evaluation.temperature is 0, so the {samples} samples of a task differ only where its environment or the engine's "
         "rounding does; set evaluation.temperature=1 to sample"
         for _ in range(greedy and samples > 1)
     ]
-    return EvaluationPlan(models=planned, tasks=tasks, samples=samples, remarks=tuple(remarks))
+    return EvaluationPlan(models=planned, tasks=tasks, samples=samples, remarks=(*played, *remarks))
+
+
+def _by_source(tasks: Sequence[HeldOutTask]) -> list[TaskSource]:
+    sources: dict[str, list[Task]] = {}
+    for each in tasks:
+        sources.setdefault(each.source, []).append(each.task)
+    return [TaskSource(name, of_source) for name, of_source in sources.items()]
 
 
 def _find_models(request: EvaluationRequest) -> Iterator[EvaluatedModel]:
