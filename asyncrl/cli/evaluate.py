@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from asyncrl.cli.arguments import count, writable_file
-from asyncrl.cli.outcome import ExitCode, logging_to, say, show_refusal
+from asyncrl.cli.console import say
+from asyncrl.cli.outcome import ExitCode, logging_to, show_refusal
 from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:

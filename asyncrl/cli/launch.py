@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
 
-from asyncrl.cli.outcome import ExitCode, run_to_end, say, show_refusal
+from asyncrl.cli.console import say
+from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:

@@ -42,11 +42,6 @@ class ExitCode(IntEnum):
     """The run was ended by Ctrl-C or SIGTERM; shells use this number for Ctrl-C."""
 
 
-def say(text: str) -> None:
-    """Show a line before there is a live view. Standard output is left to the recipe and the plan of a dry run."""
-    error_console().print(Text(text, "dim"))
-
-
 def show_refusal(error: RecipeError) -> ExitCode:
     """Show everything that is wrong with the recipe or the command line."""
     console = error_console()
