@@ -333,6 +333,7 @@ class ReplayBuffer:
             failures=dict(state.failures),
             filtered_tasks=tuple(observed.filtered_tasks),
             skipped_rows=dict(self._tasks.skipped),
+            source_shares=dict(self._tasks.shares),
             kept_from=state.forgotten,
             depth=self.depth,
             steps_trained=max([state.forgotten, *(version + 1 for version, kept in state.kept.items() if kept.trained)]),
@@ -374,4 +375,4 @@ _decoder = msgspec.msgpack.Decoder(BufferState)
 
 
 def _ticket(group: Group) -> Ticket:
-    return Ticket(group.id, group.task, tuple(group.open), group.attempt, group.version)
+    return Ticket(group.id, group.task, tuple(group.open), group.attempt, group.version, group.source)

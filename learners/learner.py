@@ -34,7 +34,9 @@ from learners.overlong import overlong_penalties
 from learners.preparation import MiniBatch, Preparation
 from learners.rank import RankSpec
 from learners.schedule import learning_rate
+from learners.step_clock import PartSeconds
 from learners.tally import Tally
+from learners.token_records import TokenRecords
 from learners.value_loss import value_loss
 
 if TYPE_CHECKING:
@@ -51,10 +53,21 @@ class StepReport(msgspec.Struct, frozen=True):
             values.
         weights_moved: whether the policy's weights can have changed: at least one optimizer step had a gradient and a
             learning rate above 0. The same on all ranks.
+        seconds: what the rank spent the training step on; None on all ranks but the one that reports.
+        news: what the user should be told; empty, or a sentence.
     """
 
     readings: list[Reading]
     weights_moved: bool
+    seconds: PartSeconds | None = None
+    news: str = ""
+
+    def after_fetching(self, seconds: float) -> "StepReport":
+        """Return the report with the ``seconds`` that the rank spent on fetching its rows as part of the data."""
+        if self.seconds is None:
+            return self
+        spent = msgspec.structs.replace(self.seconds, data=self.seconds.data + seconds)
+        return msgspec.structs.replace(self, seconds=spent)
 
 
 class Learner:
@@ -119,7 +132,9 @@ class Learner:
         """
         return self.preparation.rows_needed(batch)
 
-    def step(self, batch: Batch, rows: Mapping[tuple[GroupId, int], Trajectory]) -> StepReport:
+    def step(
+        self, batch: Batch, rows: Mapping[tuple[GroupId, int], Trajectory], records: TokenRecords | None = None
+    ) -> StepReport:
         """Train ``batch.version`` into the next version by ``algorithm.epochs`` times ``algorithm.minibatches``
         optimizer steps.
 
@@ -130,6 +145,7 @@ class Learner:
         Args:
             batch: the same on all ranks.
             rows: the trajectories of at least :meth:`rows_needed`.
+            records: told what the loss makes of each token, on ranks of the last pipeline stage; None if nobody wants to know.
 
         Raises:
             ValueError: if a row is missing or does not match its record in the batch, or no token of the batch may
@@ -140,6 +156,7 @@ class Learner:
             ComponentFailed: if another rank has died.
         """
         started, flops_before = time.perf_counter(), self._trainer.flops
+        self._trainer.clock.begin()
         algorithm = self._algorithm
         if not any(row.loss_tokens for row in batch.rows):
             raise ValueError(f"no token of the {len(batch.rows)} rows in the batch of version {batch.version} may enter the loss")
@@ -151,7 +168,7 @@ class Learner:
         for number in order(batch, len(parts), algorithm.epochs):
             if not parts[number].denominator:
                 continue
-            micro_batches, loss = parts[number].micro_batches, self._loss(parts[number], taken=len(norms))
+            micro_batches, loss = parts[number].micro_batches, self._loss(parts[number], len(norms), records)
             tally: Tally = {}
             if isinstance(algorithm.advantage, GaeAdvantage):
                 critic_loss = self._critic_loss(parts[number], algorithm.advantage)
@@ -192,7 +209,8 @@ class Learner:
             if critic_norms:
                 readings.append(Reading(metrics.CRITIC_GRAD_NORM, fmean(critic_norms)))
         moved = not self._only_critic(batch.version) and rate > 0 and fmean(norms) > 0
-        return StepReport(readings, weights_moved=moved)
+        spent = self._trainer.clock.end()
+        return StepReport(readings, weights_moved=moved, seconds=spent if self._rank.is_reporter else None)
 
     def shards(self) -> Iterator[Shard]:
         """Yield the rectangles of Hugging Face tensors that this rank publishes, with the weights as they are now.
@@ -266,7 +284,7 @@ class Learner:
         """Leave the process group of the ranks. Call it once, last."""
         self._trainer.close()
 
-    def _loss(self, part: MiniBatch, taken: int) -> "MicroBatchLoss":
+    def _loss(self, part: MiniBatch, taken: int, records: TokenRecords | None) -> "MicroBatchLoss":
         """The loss of a mini-batch in the optimizer step that follows ``taken`` earlier ones on the same batch."""
         algorithm, coefficient = self._algorithm, self._kl_coefficient
 
@@ -276,6 +294,8 @@ class Learner:
             outcome = policy_loss(logp, proximal, entropy, micro_batch, algorithm, part.denominator, coefficient)
             tally = observe(micro_batch, proximal, entropy.detach(), outcome)
             tally |= off_policy_steps(micro_batch, algorithm.optimizer_steps, taken)
+            if records is not None:
+                records.see(micro_batch, logp, outcome)
             return outcome.loss, tally
 
         return loss

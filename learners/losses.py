@@ -35,12 +35,14 @@ class Outcome(NamedTuple):
         log_ratio: [n], log of current over anchor probability, 0 outside the mask.
         clipped: bool [n], tokens in the loss whose gradient the loss itself cut.
         correction: see :class:`.corrections.Corrected`.
+        weight: float32 [n], the importance weight of each token as the loss applied it; 0 where the token is not in the loss.
     """
 
     loss: Tensor
     log_ratio: Tensor
     clipped: Tensor
     correction: Corrected
+    weight: Tensor
 
 
 class Surrogate(NamedTuple):
@@ -99,7 +101,7 @@ def policy_loss(
     if config.entropy_bonus:
         value = value + config.entropy_bonus * torch.where(kept, entropy, 0.0)
     loss = -torch.where(kept, tokens.share * value, 0.0).sum() / denominator
-    return Outcome(loss, log_ratio.detach(), kept & surrogate.clipped, correction)
+    return Outcome(loss, log_ratio.detach(), kept & surrogate.clipped, correction, torch.where(kept, weight, 0.0))
 
 
 def _divergence_from_reference(logp_theta: Tensor, tokens: LossTokens, config: KlInLoss) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.ids import GroupId
 from asyncrl.core.trajectory import Trajectory
 from learners.loss_tokens import LossTokens
 from learners.prefixes import planned_prefix, shared_prefix
@@ -39,6 +40,7 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
             needs it before its own forward pass, and on all pipeline stages but the last.
         values, returns: float32 [n], the critic's value of each token's state before the first optimizer step of the
             batch, and the value it is to learn; None without a critic, and on all pipeline stages but the last.
+        names: group and sample index of each row.
     """
 
     token_ids: Tensor
@@ -50,6 +52,7 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
     logp_proximal: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
+    names: tuple[tuple[GroupId, int], ...] = ()
 
     @property
     def segments(self) -> tuple[int, ...]:
@@ -157,6 +160,7 @@ def pack(
         max_staleness=batch.version - batch.oldest_version,
         staleness=torch.from_numpy(batch.version - versions),
         in_buffer=torch.from_numpy(batch.version - committed),
+        names=tuple((record.group_id, record.sample_index) for record in records),
     )
 
 

@@ -118,6 +118,12 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.rank % self.layout.stage_ranks < self.layout.expert_tensor * self.layout.expert
 
     @property
+    def is_slice_reporter(self) -> bool:
+        """Whether this rank tells what became of the rows of its data-parallel slice: on the last pipeline stage, and first
+        of those that divide layers and rows."""
+        return self.pipeline_rank == self.layout.pipeline - 1 and self.tensor_rank == 0 and self.context_rank == 0
+
+    @property
     def is_reporter(self) -> bool:
         """Whether this is the one rank that reports readings for all: on the last pipeline stage, and first in every
         other dimension."""

@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 from asyncrl.core.text import writable
+from asyncrl.core.users_error import UsersError
 
 
 class AsyncRLError(Exception):
@@ -59,7 +60,15 @@ class WeightMismatch(AsyncRLError):
 
 
 class EnvironmentBroken(AsyncRLError):
-    """An environment raised an error where it must not: the attempt fails, and no reward is recorded."""
+    """An environment raised an error where it must not: the attempt fails, and no reward is recorded.
+
+    Args:
+        raised: the error of the user's code and its place; None if it is not known or no code raised.
+    """
+
+    def __init__(self, problem: str, raised: UsersError | None = None) -> None:
+        self.problem, self.raised = problem, raised
+        super().__init__(problem)
 
 
 class ComponentFailed(AsyncRLError):

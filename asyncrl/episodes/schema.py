@@ -33,25 +33,33 @@ class TokenFate(StrEnum):
     """Sampled in an episode that no loss trains: one of an evaluation, or a greedy one."""
 
 
-_CALL = pa.struct([("tool", pa.string()), ("seconds", pa.float32()), ("outcome", pa.string()), ("problem", pa.string())])
-
-_TURN = pa.struct(
-    [
-        ("start", pa.int32()),
-        ("end", pa.int32()),
-        ("text", pa.string()),
-        ("answer", pa.string()),
-        ("reward", pa.float64()),
-        ("calls", pa.list_(_CALL)),
-        ("generating_s", pa.float32()),
-        ("environment_s", pa.float32()),
-    ]
-)
-
-
 def _field(name: str, kind: pa.DataType, meaning: str) -> pa.Field:
     return pa.field(name, kind, metadata={"meaning": meaning})
 
+
+CALL = pa.struct(
+    [
+        _field("tool", pa.string(), "name of the tool as the model wrote it; empty if the call could not be read"),
+        _field("seconds", pa.float32(), "how long the tool ran"),
+        _field("outcome", pa.string(), "ok, error (the tool raised), timeout or malformed (no tool ran)"),
+        _field("problem", pa.string(), "what the model was told went wrong; empty if nothing did"),
+    ]
+)
+"""A tool call."""
+
+TURN = pa.struct(
+    [
+        _field("start", pa.int32(), "its first token"),
+        _field("end", pa.int32(), "one past its last token"),
+        _field("text", pa.string(), "what the policy sampled, as text"),
+        _field("answer", pa.string(), "the tokens up to the next turn, as text; empty after the last turn"),
+        _field("reward", pa.float64(), "the environment's reward for the turn"),
+        _field("calls", pa.list_(CALL), "its tool calls, in order"),
+        _field("generating_s", pa.float32(), "seconds until the engine had sampled it, waiting in the engine included"),
+        _field("environment_s", pa.float32(), "seconds until the environment had reacted to it"),
+    ]
+)
+"""A turn."""
 
 SCHEMA = pa.schema(
     [
@@ -69,7 +77,7 @@ SCHEMA = pa.schema(
         _field("reward", pa.float64(), "final reward, the sum of its turns' rewards"),
         _field("metrics", pa.map_(pa.string(), pa.float64()), "what the environment reported, rewards that have names among it"),
         _field("prompt", pa.string(), "the tokens before the first turn, as text"),
-        _field("turns", pa.list_(_TURN), "its turns: tokens, text, the environment's answer, reward, calls, and seconds"),
+        _field("turns", pa.list_(TURN), "its turns: tokens, text, the environment's answer, reward, calls, and seconds"),
         _field("began", pa.timestamp("us", "UTC"), "when its worker accepted the ticket"),
         _field("queued_s", pa.float32(), "seconds from then until it was played"),
         _field("reset_s", pa.float32(), "seconds of making and resetting the environment"),
@@ -82,15 +90,17 @@ SCHEMA = pa.schema(
         _field(
             "learner_logprobs",
             pa.list_(pa.float32()),
-            "the same by the learner, of the policy being trained before the optimizer step of the token; null in an evaluation",
+            "the same by the learner, of the policy before the token's first optimizer step; null where no loss saw the episode",
         ),
         _field(
-            "advantages", pa.list_(pa.float32()), "of each token: its advantage; 0 where nobody sampled it, null in an evaluation"
+            "advantages",
+            pa.list_(pa.float32()),
+            "of each token: its advantage; 0 where nobody sampled it; null where no loss saw the episode",
         ),
         _field(
             "weights",
             pa.list_(pa.float32()),
-            "of each token: the importance weight that the loss gave it, 0 where it is not in the loss; null in an evaluation",
+            "of each token: its importance weight in the loss, 0 where it is left out; null where no loss saw the episode",
         ),
         _field("fates", pa.list_(pa.dictionary(pa.int8(), pa.string())), "of each token: what became of it, see TokenFate"),
     ],

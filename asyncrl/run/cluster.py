@@ -27,13 +27,12 @@ from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.actors.buffer import RemoteBuffer
-from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.actors.learner import RemoteLearner
 from asyncrl.run.actors.reward_model import RemoteRewardModel
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.generator_handle import GeneratorHandle
+from asyncrl.run.generator_handle import GeneratorHandle, make_generator
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.payload import this_node
 from asyncrl.run.stopping import sigterm_blocked
@@ -76,12 +75,7 @@ class Cluster:
             )
 
         def generator(number: int) -> GeneratorHandle:
-            worker = WorkerId(f"generator-{number}")
-            log, gpus = logs / f"{worker}.log", generators.tensor_parallel if on_gpu else 0
-            actor = RemoteGenerator.options(num_cpus=0, num_gpus=gpus, max_concurrency=1000).remote(
-                recipe, model_path, buffer, self._reward_model, number, log
-            )
-            return GeneratorHandle(worker, actor, recipe.deadlines, log)
+            return make_generator(recipe, model_path, number, folder, buffer, self._reward_model)
 
         async def report_lost(worker: WorkerId) -> None:
             await self.buffer.lost(worker)
@@ -89,7 +83,7 @@ class Cluster:
         self.generators = GeneratorPool(generators.count, generator, report_lost, note)
         self._learners: list[Any] = [
             RemoteLearner.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
-                recipe, model_path, buffer, rank, folder.run_id, logs / f"learner-{rank}.log"
+                recipe, model_path, buffer, rank, folder.run_id, folder.trajectories, logs / f"learner-{rank}.log"
             )
             for rank in range(ranks)
         ]
@@ -148,7 +142,20 @@ class Cluster:
         what = f"learner rank to train version {batch.version}"
         remedy = "see its log; raise deadlines.step"
         seconds = self._deadlines.step + ANSWER_DEADLINE_S
-        return await self._all([r.train.remote(batch) for r in self._learners], what, seconds, remedy)
+        reports: list[StepReport] = await self._all([r.train.remote(batch) for r in self._learners], what, seconds, remedy)
+        for report in reports:
+            if report.news:
+                self._note(report.news)
+        return reports
+
+    async def write_trajectories(self) -> None:
+        """Wait until the trajectories that were trained are in their files."""
+        seconds = self._deadlines.step
+        writing = [r.write_trajectories.remote(seconds) for r in self._learners]
+        what, remedy = "learner rank to write trajectories", "see its log; raise deadlines.step"
+        for news in await self._all(writing, what, seconds + ANSWER_DEADLINE_S, remedy):
+            if news:
+                self._note(news)
 
     async def write_weights(self, version: PolicyVersion) -> Publication:
         """Have all ranks write their shards of ``version``."""

@@ -1,29 +1,43 @@
 """Evaluates on held-out tasks, on the generators, beside training."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.task import Task
+from asyncrl.episodes.files import forget_evaluation
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.recorder import Recorder
+from generators.evaluation import HeldOutTask, require_results
 
 
 class Evaluator:
-    """Runs evaluations, passes the results to the recorder, and has the checkpointer save the changed totals."""
+    """Runs evaluations, passes the results to the recorder, and has the checkpointer save the changed totals.
+
+    Args:
+        trajectories: folder where generators write the episodes of an evaluation.
+    """
 
     def __init__(
         self,
         generators: GeneratorPool,
-        tasks: Sequence[Task],
+        tasks: Sequence[HeldOutTask],
         temperature: float,
         recorder: Recorder,
         checkpointer: Checkpointer,
+        trajectories: Path,
     ) -> None:
         self._generators, self._tasks, self._temperature = generators, tasks, temperature
+        self._trajectories = trajectories
         self._recorder, self._checkpointer = recorder, checkpointer
 
     async def evaluate(self, version: PolicyVersion) -> None:
-        """Evaluate on all held-out tasks. While training goes on, episodes may also use the next version or two."""
-        self._recorder.evaluation(version, await self._generators.evaluate(self._tasks, self._temperature))
+        """Evaluate on all held-out tasks. While training goes on, episodes may also use the next version or two.
+
+        Raises:
+            EnvironmentBroken: every task broke its environment.
+        """
+        forget_evaluation(self._trajectories, version)  # of its first time, if the run was resumed
+        evaluated = await self._generators.evaluate(self._tasks, self._temperature, version)
+        self._recorder.evaluation(version, require_results(evaluated))
         self._checkpointer.note()

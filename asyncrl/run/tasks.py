@@ -12,10 +12,12 @@ from asyncrl.core.recipe.schema import FileTasks, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.load import make_tasks
-from buffers.curriculum import load_curriculum
+from buffers.curriculum import Curriculum, load_curriculum
+from buffers.recorded_tasks import RecordedSource, recorded_stream
 from buffers.task_files import read_sources
 from buffers.task_rows import TOO_DEEP, is_too_deep
 from buffers.task_stream import TaskSource, TaskStream
+from generators.evaluation import HeldOutTask
 
 _PLAIN = "use texts, 64-bit numbers, booleans, None, and a few levels of lists and dictionaries with text keys"
 
@@ -38,9 +40,13 @@ def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) 
     return [TaskSource("generated", tasks)]
 
 
-def load_tasks(recipe: Recipe, split: Split) -> Sequence[Task]:
-    """Load all tasks of one split, in the order of their sources. Raises what :func:`load_sources` raises."""
-    return [source.tasks[index] for source in load_sources(recipe, split) for index in range(len(source.tasks))]
+def load_held_out_tasks(recipe: Recipe, samples: int = 1) -> list[HeldOutTask]:
+    """Return all tasks for evaluation, in the order of their sources, with ``samples`` episodes of each.
+
+    Raises what :func:`load_sources` raises.
+    """
+    sources = load_sources(recipe, "evaluation")
+    return [HeldOutTask(source.tasks[index], source.name, samples) for source in sources for index in range(len(source.tasks))]
 
 
 def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStream:
@@ -50,9 +56,21 @@ def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStr
         RecipeError: as :func:`load_sources`, or the curriculum cannot be loaded.
     """
     sources = load_sources(recipe, "train", make_at_most)
+    return TaskStream(sources, recipe.seed, _curriculum(recipe, [source.name for source in sources]))
+
+
+def recorded_task_stream(recipe: Recipe, sources: Sequence[RecordedSource]) -> TaskStream:
+    """Return the stream of training tasks as a journal records it, without the tasks.
+
+    Raises:
+        RecipeError: the curriculum cannot be loaded.
+    """
+    return recorded_stream(sources, recipe.seed, _curriculum(recipe, [source.name for source in sources]))
+
+
+def _curriculum(recipe: Recipe, sources: Sequence[str]) -> Curriculum | None:
     spec = recipe.tasks.curriculum if isinstance(recipe.tasks, FileTasks) else None
-    curriculum = None if spec is None else load_curriculum(spec, [source.name for source in sources])
-    return TaskStream(sources, recipe.seed, curriculum)
+    return None if spec is None else load_curriculum(spec, sources)
 
 
 def _check_made(tasks: Sequence[Task], maker: str, place: str) -> None:

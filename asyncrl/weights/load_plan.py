@@ -85,15 +85,23 @@ class LoadPlan:
             shapes: the shape of each tensor of the checkpoint.
             tied: layers whose parameters all belong to a layer before them.
         """
+        try:
+            return cls._recorded(model, shapes, tied)
+        except _NoPlan as reason:
+            logger.info("no load plan, so weights are loaded while the engine is paused: %s", reason)
+            return None
+
+    @classmethod
+    def _recorded(cls, model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]], tied: list[torch.nn.Module]) -> "LoadPlan":
         layers = [layer for layer in model.modules() if layer._parameters and layer not in tied]
         owners = {parameter: layer for layer in layers for parameter in layer._parameters.values() if parameter is not None}
         tied_to = {layer: owners[next(layer.parameters(recurse=False))] for layer in tied}
         if not all(map(_packs_by_itself, [*layers, *tied])):
-            return _no_plan("a layer does not pack its weights by itself")
+            raise _NoPlan("a layer does not pack its weights by itself")
         if _held_elsewhere(model, owners):
-            return _no_plan("something else than its layer holds a parameter")
+            raise _NoPlan("something else than its layer holds a parameter")
         if any(_names(layer) != _names(owner) for layer, owner in tied_to.items()):
-            return _no_plan("a tied layer has other parameters than the layer before it")
+            raise _NoPlan("a tied layer has other parameters than the layer before it")
         templates = {layer: _templates(layer) for layer in layers}
         in_use = {layer: dict(layer._parameters) for layer in model.modules()}
         sources = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
@@ -103,8 +111,8 @@ class LoadPlan:
                 layer._parameters.update(tensors)  # type: ignore[arg-type]
             with recorder, torch.no_grad():
                 model.load_weights(sources.items())  # type: ignore[operator]
-        except Exception as error:  # noqa: BLE001 - whatever a loader cannot do without data, vLLM's own way still works
-            return _no_plan(f"{type(error).__name__}: {error}")
+        except Exception as error:
+            raise _NoPlan(f"{type(error).__name__}: {error}") from error
         finally:
             for layer, parameters in in_use.items():
                 layer._parameters.clear()
@@ -115,7 +123,9 @@ class LoadPlan:
             for layer, tensors in templates.items()
             for name, tensor in tensors.items()
         )
-        return cls(steps, templates, tied_to) if complete else _no_plan("its loaders do not fill every parameter exactly once")
+        if not complete:
+            raise _NoPlan("its loaders do not fill every parameter exactly once")
+        return cls(steps, templates, tied_to)
 
     @torch.no_grad()
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> list[PreparedLayer]:
@@ -133,8 +143,8 @@ class LoadPlan:
         return prepared
 
 
-def _no_plan(reason: str) -> None:
-    logger.info("no load plan, so weights are loaded while the engine is paused: %s", reason)
+class _NoPlan(Exception):
+    """There can be no plan for a model; says why."""
 
 
 def _names(layer: torch.nn.Module) -> list[str]:

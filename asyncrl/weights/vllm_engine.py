@@ -27,6 +27,7 @@ from asyncrl.weights.checkpoint import Checkpoint
 from asyncrl.weights.fingerprint import fingerprint
 from asyncrl.weights.load_plan import LoadPlan, PreparedLayer
 from asyncrl.weights.parent_watch import die_with_parent
+from asyncrl.weights.rounding_log import explain_rounding
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import Transport
 
@@ -44,6 +45,7 @@ def register() -> None:
     setattr(EngineCoreProc, INSTALL, install_publication)
     if VLLM_BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(VLLM_BACKEND, PublicationTransfer)
+    explain_rounding()
     die_with_parent()
 
 

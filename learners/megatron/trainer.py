@@ -27,6 +27,7 @@ from learners.megatron.reference import ReferenceWeights
 from learners.megatron.value_model import ValueModel
 from learners.micro_batch import MicroBatch
 from learners.rank import RankSpec
+from learners.step_clock import Part, StepClock
 from learners.tally import Tally, add_to, summed
 
 MicroBatchLoss = Callable[[MicroBatch, Any], tuple[Tensor, Tally]]
@@ -54,6 +55,7 @@ class Trainer:
     Attributes:
         peak_flops: dense bfloat16 operations per second of this rank's device; None if not known, or if the recipe's
             data type is not bfloat16.
+        clock: measures what a training step is spent on.
 
     Args:
         algorithm: says whether there is a critic, and whether a reference is kept.
@@ -85,6 +87,7 @@ class Trainer:
         check_fp8(config.transformer)
         parallel.initialise(spec, deadlines, seed)
         self._device = parallel.device()
+        self.clock = StepClock(self._device)
         self.peak_flops: float | None = None
         if self._device.type == "cuda" and learner.dtype == "bfloat16":
             self.peak_flops = peak_flops(torch.cuda.get_device_name(self._device))
@@ -102,7 +105,7 @@ class Trainer:
             shapes = product_shapes(config)
             if self._lora is not None:
                 shapes = msgspec.structs.replace(shapes, adapters=self._lora.weights)
-            self._policy = Network(self._chunks, shapes, learner, temperature)
+            self._policy = Network(self._chunks, shapes, learner, temperature, self.clock)
             self._critic = None if critic is None else self._new_critic(learner, critic, temperature)
         trained = [self._policy] if self._critic is None else [self._policy, self._critic]
         self._state = checkpoint.LearnerState(trained, shape, spec)
@@ -253,7 +256,7 @@ class Trainer:
             parallel.check_replicas_equal(chunk)
         learner = msgspec.structs.replace(learner, lr=advantage.critic_lr)
         shapes = msgspec.structs.replace(product_shapes(config), outputs=1)
-        return Network(chunks, shapes, learner, temperature)
+        return Network(chunks, shapes, learner, temperature, self.clock)
 
     def _asked_critic(self) -> Network:
         if self._critic is None:
@@ -278,7 +281,9 @@ class Trainer:
 
         with self._waiting(f"training version {version}"), cuda_means_cpu():
             network.accumulate(micro_batches, share)
-            return TrainedStep(network.step(learning_rate, version, name), self._reduced(tally))
+            with self.clock.part(Part.OPTIMIZER):
+                grad_norm = network.step(learning_rate, version, name)
+            return TrainedStep(grad_norm, self._reduced(tally))
 
     def _outputs(
         self, network: Network, micro_batches: Sequence[MicroBatch], wanted: Callable[[Any], Tensor]

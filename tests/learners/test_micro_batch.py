@@ -37,7 +37,7 @@ def test_every_sampled_token_is_predicted_from_the_token_before_it():
                 *(start + place - 1, row.token_ids[place], row.logprobs[place], 5 - versions[place], number, turn, 1 + number),
                 number + turn / 2 if number % 2 == 0 else number,
             )
-            for turn, (begin, end, _) in enumerate(msgspec.structs.astuple(one) for one in row.turns)
+            for turn, (begin, end) in enumerate((one.start, one.end) for one in row.turns)
             for place in range(begin, end)
         ]
         start += record.length

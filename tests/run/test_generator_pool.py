@@ -15,11 +15,12 @@ from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.task import Task
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.generator_slot import GeneratorSlot
+from generators.evaluation import HeldOutTask
 from generators.event_loop import EventLoopThread
 from generators.scoring import ScoringUse
 from generators.worker import GeneratorStatistics
 
-TASKS = [Task(id=TaskId(f"e{i}"), prompt="p", data={}) for i in range(7)]
+TASKS = [HeldOutTask(Task(id=TaskId(f"e{i}"), prompt="p", data={}), "held-out") for i in range(7)]
 
 
 class Shop:
@@ -263,10 +264,10 @@ async def test_a_generator_that_does_not_answer_in_time_is_replaced(call: str) -
     shop = Shop()
     async with shop.generating():
         setattr(shop.made[0], call, late(call))
-        results = await shop.pool.evaluate(TASKS, 0.0)
+        results = await shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0))
         counters = await shop.pool.statistics()
         await shop.until(lambda: "generator-2 runs" in shop.log)
-    assert sorted(result.task_id for result in results) == [task.id for task in TASKS]
+    assert sorted(result.task_id for result in results) == [each.task.id for each in TASKS]
     assert len(counters) == 2
     assert f"generator-0: the driver waited 120 s for generator-0 to {call}" in shop.notes[0]
 
@@ -283,7 +284,7 @@ async def test_an_evaluation_that_nobody_ever_answers_ends_and_says_why() -> Non
         with pytest.raises(
             ComponentFailed, match=r"nobody answered an evaluation, 3 times in a row; .*: generator-2: .* to evaluate"
         ):
-            await shop.pool.evaluate(TASKS, 0.0)
+            await shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0))
 
 
 async def test_the_tasks_of_a_dead_generator_are_evaluated_by_the_others() -> None:
@@ -291,24 +292,24 @@ async def test_the_tasks_of_a_dead_generator_are_evaluated_by_the_others() -> No
     async with shop.generating():
         for fake in shop.made:
             fake.may_evaluate.clear()
-        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0))
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0)))
         await shop.settle()
         shop.made[1].die()
         for fake in shop.made:
             fake.may_evaluate.set()
         async with asyncio.timeout(10):
             results = await evaluating
-    assert sorted(result.task_id for result in results) == [task.id for task in TASKS]
+    assert sorted(result.task_id for result in results) == [each.task.id for each in TASKS]
 
 
 async def test_a_generator_that_dies_in_the_first_evaluation_is_replaced() -> None:
     shop = Shop(size=1)
     await shop.pool.start()
     shop.made[0].may_evaluate.clear()
-    evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0))
+    evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0)))
     await shop.settle()
     shop.made[0].die()
-    assert {result.task_id for result in await evaluating} == {task.id for task in TASKS}
+    assert {result.task_id for result in await evaluating} == {each.task.id for each in TASKS}
     assert "generator-0 lost" in shop.log
     assert "generator-1 up" in shop.log
 
@@ -319,7 +320,7 @@ async def test_a_generator_that_dies_in_the_last_evaluation_is_replaced_once() -
         await shop.pool.stop()
         await running
         shop.made[0].may_evaluate.clear()
-        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0))
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0)))
         await shop.settle()
         shop.made[0].die()
         assert len(await evaluating) == len(TASKS)
@@ -330,7 +331,7 @@ async def test_an_evaluation_waits_for_the_successor_when_nobody_else_is_left() 
     shop.successor = lambda fake: fake.may_start.clear()
     async with shop.generating(version=4):
         shop.made[0].may_evaluate.clear()
-        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0))
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0)))
         await shop.settle()
         shop.made[0].die()
         await shop.until(lambda: len(shop.made) == 2)
@@ -339,7 +340,7 @@ async def test_an_evaluation_waits_for_the_successor_when_nobody_else_is_left() 
         shop.made[1].may_start.set()
         async with asyncio.timeout(10):
             results = await evaluating
-    assert {result.text for result in results} == {"version 4"}
+    assert {result.reward for result in results} == {4.0}
     assert len(results) == len(TASKS)
 
 
@@ -352,11 +353,11 @@ async def test_stopping_does_not_wait_for_a_successor_and_a_last_evaluation_does
         await shop.pool.stop()
         async with asyncio.timeout(10):
             await running
-        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0))
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0)))
         await shop.settle()
         shop.made[1].may_start.set()
         async with asyncio.timeout(10):
-            assert {result.text for result in await evaluating} == {"version 9"}
+            assert {result.reward for result in await evaluating} == {9.0}
     assert "generator-1 runs" not in shop.log
 
 
@@ -367,7 +368,7 @@ async def test_nobody_left_ends_the_run_with_the_last_death() -> None:
         fake.die()
     with pytest.raises(ComponentFailed, match=r"no generator is left: generator-[01]: its process died"):
         await shop.pool.install(publication(0))
-    assert len(await shop.pool.evaluate(TASKS, 0.0)) == len(TASKS), "an evaluation has one of them replaced"
+    assert len(await shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0))) == len(TASKS), "an evaluation has one of them replaced"
 
 
 async def test_a_generator_that_died_before_generation_began_is_replaced_when_it_begins() -> None:
@@ -375,7 +376,7 @@ async def test_a_generator_that_died_before_generation_began_is_replaced_when_it
     await shop.pool.start()
     shop.made[0].die()
     await shop.pool.install(publication(0))
-    assert len(await shop.pool.evaluate(TASKS, 0.0)) == len(TASKS)
+    assert len(await shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0))) == len(TASKS)
     assert len(shop.made) == 2
     running = asyncio.create_task(shop.pool.generate())
     await shop.until(lambda: "generator-2 runs" in shop.log)

@@ -3,13 +3,20 @@
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from read_back import check_readable
 from safetensors import safe_open
 from whole_run import Run, small_model
 
+from asyncrl.cli.metrics_page import is_declared
+from asyncrl.run.evaluation_summary import EvaluationSummary
 from asyncrl.run.summary import Status
+from asyncrl.run.time_shares import GENERATORS, LEARNER
 
 STEPS = 4
 
@@ -23,7 +30,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_small_run_from_start_to_end(model: Path, tmp_path: Path):
     inert = ("algorithm.loss={kind: ppo_clip}", "algorithm.correction={anchor: proximal_recomputed, weight: token}")
-    run = Run.launch(model, tmp_path, f"steps={STEPS}", "++algorithm.minibatches=1", "++algorithm.epochs=1", *inert)
+    keep = "tracking.trajectories={keep: all}"
+    run = Run.launch(model, tmp_path, f"steps={STEPS}", "++algorithm.minibatches=1", "++algorithm.epochs=1", keep, *inert)
     assert run.end(400) == 0, run.output
     for told in (run.output, (run.folder / "logs" / "driver.log").read_text()):
         assert told.count("algorithm.loss of kind ppo_clip is plain REINFORCE") == 1
@@ -52,18 +60,85 @@ def test_a_small_run_from_start_to_end(model: Path, tmp_path: Path):
         assert name in metrics
     assert metrics["mismatch/logprob_gap_mean_abs"] < 0.2, "engine and learner disagree about the same weights"
     assert metrics["generators/versions_sampled"] >= 1
+    assert [name for name in metrics if not is_declared(name)] == [], "docs/metrics.md lists every metric"
+    _check_where_time_went(run.folder)
+    _check_warnings(run)
     assert run.left_behind() == []
+    _check_kept(run)
+    check_readable(run.folder, elsewhere=tmp_path)
+
+
+def _check_kept(run: Run) -> None:
+    """Under ``keep: all`` every episode that the summary counts is kept, and a sample of them is traced."""
+    summary, trajectories = run.summary, run.folder / "trajectories"
+    assert {file.name for file in trajectories.glob("train-*")} == {f"train-{step:06d}-0.parquet" for step in range(1, STEPS + 1)}
+    kept = pq.read_table(trajectories).to_pylist()
+    trained = [row for row in kept if row["kind"] == "train"]
+    evaluated = Counter(row["version"] for row in kept if row["kind"] == "evaluation")
+    assert Counter(row["step"] for row in trained) == dict.fromkeys(range(1, STEPS + 1), 16)
+    assert len({(row["step"], row["group_id"], row["sample_index"]) for row in trained}) == summary.ledger.trained * 4
+    assert {0: 8, 2: 8, STEPS: 8}.items() <= evaluated.items()
+    fates = Counter(fate for row in trained for fate in row["fates"])
+    assert fates["trained"] + fates["masked"] + fates["rejected"] == summary.tokens.trained
+    for row in trained:
+        sampled = np.array([fate != "given" for fate in row["fates"]])
+        assert (np.array(row["versions"]) >= 0).tolist() == sampled.tolist()
+        assert (np.array(row["weights"]) > 0).tolist() == [fate == "trained" for fate in row["fates"]]
+        fresh = sampled & (np.array(row["versions"]) == row["version"])
+        gap = np.abs(np.array(row["learner_logprobs"]) - np.array(row["logprobs"]))
+        assert gap[fresh].max(initial=0) < 1, "these are the log-probabilities of other tokens"
+        assert row["prompt"].startswith("<|im_start|>")
+        assert row["turns"][0]["text"]
+    assert {row["environment"] for row in kept} == {"calculator"}
+    assert {row["source"] for row in trained} == {"generated"}
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{run.folder / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("asyncrl")
+    traces = client.search_traces(locations=[experiment.experiment_id], include_spans=False)
+    of_steps = Counter(trace.info.tags["step"] for trace in traces if trace.info.tags["kind"] == "train")
+    assert of_steps[str(STEPS)] == 8
+    assert Counter(trace.info.tags["version"] for trace in traces if trace.info.tags["kind"] == "evaluation")["0"] == 8
 
 
 def _tracked(folder: Path) -> dict[str, float]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
-    (experiment,) = client.search_experiments(filter_string="name = 'asyncrl'")
-    (run,) = client.search_runs([experiment.experiment_id])
+    _, run = _mlflow_run(folder)
     assert run.info.status == "FINISHED"
     assert run.data.params["steps"] == str(STEPS)
     return run.data.metrics
+
+
+def _mlflow_run(folder: Path):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder.parent / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name = 'asyncrl'")
+    (run,) = client.search_runs([experiment.experiment_id])
+    return client, run
+
+
+def _history(folder: Path, name: str) -> list[float]:
+    client, run = _mlflow_run(folder)
+    return [each.value for each in client.get_metric_history(run.info.run_id, name)]
+
+
+def _check_where_time_went(folder: Path) -> None:
+    """The parts of each side add up to every step, and both sides did what they are there for."""
+    for side, parts, most in (("learner", LEARNER, ("forward", "backward")), ("generators", GENERATORS, ("prefill", "decode"))):
+        spent = {part: _history(folder, f"time/{side}/{part}") for part in parts}
+        for of_step in zip(*spent.values(), strict=True):
+            assert sum(of_step) == pytest.approx(1.0, abs=0.02)
+        assert min(sum(spent[part]) for part in most) > 0
+
+
+def _check_warnings(run: Run) -> None:
+    """The model is hardly warmed up: it goes on until a limit cuts it, and is hardly ever right."""
+    (cut,) = [warning for warning in run.summary.warnings if "were cut by a limit" in warning]
+    assert "sampling.max_turn_tokens = 16" in cut
+    assert run.output.count(cut) == 2, "it is told when it is seen, and at the end"
+    equal = any(warning.startswith("the rewards of every group were equal") for warning in run.summary.warnings)
+    assert equal == (_history(run.folder, "reward/zero_variance_groups") == [1.0] * STEPS)
 
 
 def test_ctrl_c_ends_everything_in_time(model: Path, tmp_path: Path):
@@ -74,6 +149,19 @@ def test_ctrl_c_ends_everything_in_time(model: Path, tmp_path: Path):
     assert run.end(60) == 130
     assert time.monotonic() - interrupted < 15
     assert (run.summary.status, run.summary.reason) == (Status.INTERRUPTED, "stopped by SIGINT")
+    assert run.left_behind() == []
+
+
+def test_ctrl_c_ends_an_evaluation_in_time(model: Path, tmp_path: Path):
+    small = (f"run_dir={tmp_path}", "tasks.evaluation=8", "generators.count=1")
+    run = Run(tmp_path, str(model), "quickstart", *small, command="evaluate")
+    run.wait_for(lambda: any("EngineCore" in " ".join(p.cmdline()) for p in run.descendants()), 300, "the engine to come up")
+    run.process.send_signal(signal.SIGINT)
+    interrupted = time.monotonic()
+    assert run.end(60) == 130, run.output
+    assert time.monotonic() - interrupted < 15
+    summary = EvaluationSummary.read(run.folder / "evaluation.json")
+    assert (summary.status, summary.reason, summary.models) == (Status.INTERRUPTED, "stopped by SIGINT", ())
     assert run.left_behind() == []
 
 

@@ -304,7 +304,7 @@ def test_every_source_of_tasks_is_read_and_counted(tmp_path):
 
 MANY_TASKS = """
 from asyncrl.core.task import Task
-from asyncrl.envs.base import Environment
+from asyncrl.envs.base import Environment, Observation, StepResult
 
 class Many(Environment):
     @classmethod
@@ -312,8 +312,8 @@ class Many(Environment):
         assert count <= 20_000, count
         return [Task(id=str(number), prompt="p") for number in range(count)]
 
-    async def reset(self, task): ...
-    async def step(self, action): ...
+    async def reset(self, task): return Observation(())
+    async def step(self, action): return StepResult(Observation(()), 0.0, True)
 """
 
 

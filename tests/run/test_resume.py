@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from whole_run import Run, small_model
 
@@ -55,12 +56,16 @@ def _check_whole(run: Run, folder: Path, steps: int, *, resumes: int) -> None:
     assert (ledger.trained, ledger.running, ledger.committed, ledger.taken, ledger.failed) == (steps * 4, 0, 0, 0, 0)
     assert ledger.issued == ledger.trained + ledger.expired + ledger.filtered
     assert _tracked_steps(folder) == Counter(range(1, steps + 1))
+    kept = pq.read_table(folder / "trajectories", columns=["kind", "step", "group_id", "sample_index"]).to_pylist()
+    trained = Counter((row["step"], row["group_id"], row["sample_index"]) for row in kept if row["kind"] == "train")
+    assert Counter(step for step, _, _ in trained) == dict.fromkeys(range(1, steps + 1), 8), "a sample of 8 of each step, once"
+    assert set(trained.values()) == {1}
 
 
 def _tracked_steps(folder: Path) -> Counter[int]:
     from mlflow import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    client = MlflowClient(f"sqlite:///{folder.parent / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name = 'asyncrl'")
     (run,) = client.search_runs([experiment.experiment_id])
     return Counter(point.step for point in client.get_metric_history(run.info.run_id, "reward/mean"))

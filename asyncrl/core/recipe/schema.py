@@ -9,6 +9,7 @@ from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.custom import Custom, CustomSchedule, LinearSchedule
 from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
 from asyncrl.core.recipe.section import AUTO, AUTOMATIC, Count, FileName, NonNegative, Positive, Seconds, Section, Text
+from asyncrl.core.recipe.trajectories import SampledTrajectories, TrajectoriesConfig
 
 
 class ModelConfig(Section, frozen=True):
@@ -357,10 +358,12 @@ class EvaluationConfig(Section, frozen=True):
     Attributes:
         every: training steps between evaluations; the first and the last version are always evaluated.
         temperature: the temperature of sampling; 0 is greedy.
+        passing_reward: the least reward with which an episode passes, for the pass@k of ``asyncrl evaluate``.
     """
 
     every: Count = 20
     temperature: Annotated[float, Meta(ge=0)] = 0.0
+    passing_reward: float = 1.0
 
 
 class CheckpointConfig(Section, frozen=True):
@@ -379,14 +382,18 @@ class TrackingConfig(Section, frozen=True):
     """Where the run is tracked (MLflow).
 
     Attributes:
-        uri: tracking URI; empty means a SQLite file in the run folder.
+        uri: MLflow's tracking URI; empty means ``mlflow.db`` in ``run_dir``, which all runs there share.
         experiment: MLflow experiment name.
-        sample_trajectories: trajectories logged as text at each evaluation.
+        trajectories: which episodes are kept in ``RUN/trajectories``; docs/trajectories.md describes the files. Some of them are
+            logged as MLflow traces, too.
+        also: trackers beside MLflow: ``tensorboard``, ``wandb`` (Weights & Biases). Each needs its package, e.g.
+            ``pip install "asyncrl[tensorboard]"``.
     """
 
     uri: str = ""
     experiment: Text = "asyncrl"
-    sample_trajectories: NonNegative = 4
+    trajectories: TrajectoriesConfig = SampledTrajectories()
+    also: tuple[Literal["tensorboard", "wandb"], ...] = ()
 
 
 class DeadlinesConfig(Section, frozen=True):

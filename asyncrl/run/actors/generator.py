@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 import ray
 
-from asyncrl.core.ids import WorkerId
+from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.task import Task
 from asyncrl.envs.load import load_environment
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.buffer_client import BufferClient
+from asyncrl.run.evaluated_episodes import EvaluatedEpisodes
 from asyncrl.run.payload import PayloadSink
 from asyncrl.run.scorers import make_scoring
 from asyncrl.run.stopping import end_by_sigterm
@@ -28,7 +28,7 @@ from asyncrl.run.ticket_client import RemoteTicketClient
 from generators.chat import ChatFormat
 from generators.engine import VllmEngine
 from generators.episode import EpisodeTools
-from generators.evaluation import EvaluationResult
+from generators.evaluation import Evaluated, HeldOutTask
 from generators.event_loop import EventLoopThread
 from generators.tool_calls import ToolCallReader
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker, WorkerSettings
@@ -37,16 +37,28 @@ logger = logging.getLogger(__name__)
 
 
 class GeneratorActor:
-    """Generator ``number`` of the run. A generator that replaces a dead one has a new number."""
+    """Generator ``number`` of the run. A generator that replaces a dead one has a new number.
+
+    Args:
+        buffer: the actor of the run's buffer; None for a generator that only evaluates.
+        trajectories: the folder where it writes the episodes of evaluations.
+    """
 
     def __init__(
-        self, recipe: Recipe, model_path: str, buffer: Any, reward_model: Any | None, number: int, log_file: Path
+        self,
+        recipe: Recipe,
+        model_path: str,
+        buffer: Any | None,
+        reward_model: Any | None,
+        number: int,
+        trajectories: Path,
+        log_file: Path,
     ) -> None:
         route_output(log_file)
         end_by_sigterm()  # Ray's own handler would wait for run(), and processes that tools start would inherit a blocked SIGTERM
         self._recipe, self._model_path, self._number = recipe, model_path, number
         self._id = WorkerId(f"generator-{number}")
-        self._buffer, self._reward_model = buffer, reward_model
+        self._buffer, self._reward_model, self._trajectories = buffer, reward_model, trajectories
         self._stop = asyncio.Event()
         self._loop: EventLoopThread | None = None
         self._sink: PayloadSink | None = None
@@ -66,7 +78,8 @@ class GeneratorActor:
         recipe = self._recipe
         environment_factory = load_environment(recipe.environment)
         chat = ChatFormat.load(self._model_path)  # before the engine, which takes longer: it may refuse the template
-        self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
+        if self._buffer is not None:
+            self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
         self._engine = await VllmEngine.start(
             recipe.generators,
             self._model_path,
@@ -75,12 +88,15 @@ class GeneratorActor:
             seed=recipe.seed + self._number,
             start_s=recipe.deadlines.start,
         )
-        self._buffer_client = await BufferClient.connect(self._buffer, self._id, logger.warning)
-        ticket_client = RemoteTicketClient(self._buffer_client, self._id, self._sink, recipe.algorithm.reward_names)
-        scoring = make_scoring(recipe.reward, recipe.deadlines.reward, self._reward_model, chat.decode, self._id)
+        ticket_client, scoring = None, None
+        if self._sink is not None:
+            self._buffer_client = await BufferClient.connect(self._buffer, self._id, logger.warning)
+            ticket_client = RemoteTicketClient(self._buffer_client, self._id, self._sink, recipe.algorithm.reward_names)
+            scoring = make_scoring(recipe.reward, recipe.deadlines.reward, self._reward_model, chat.decode, self._id)
         reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser)
         tools = EpisodeTools(self._engine, chat, reader, environment_factory)
-        self._worker = GeneratorWorker(self._id, WorkerSettings.of(recipe), tools, ticket_client, scoring)
+        kept = EvaluatedEpisodes(recipe, Path(self._model_path), self._trajectories, self._id)
+        self._worker = GeneratorWorker(self._id, WorkerSettings.of(recipe), tools, ticket_client, scoring, kept.keep)
         gc.freeze()  # what is loaded lives on: searching it for garbage costs more than encoding trajectories
 
     async def run(self) -> None:
@@ -93,10 +109,10 @@ class GeneratorActor:
         loop, worker = self._started()
         return await loop.call(lambda: worker.install(publication))
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float) -> list[EvaluationResult]:
-        """Play one episode of each task, beside training."""
+    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
+        """Play the episodes of some tasks, also beside training."""
         loop, worker = self._started()
-        return await loop.call(lambda: worker.evaluate(tasks, temperature))
+        return await loop.call(lambda: worker.evaluate(tasks, temperature, version))
 
     async def statistics(self) -> GeneratorStatistics:
         """Return the counters since the engine was ready."""

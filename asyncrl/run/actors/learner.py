@@ -1,10 +1,13 @@
 """One learner rank as a Ray actor: it reads its trajectories, trains, and writes its part of each publication."""
 
+import logging
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import ray
 
 from asyncrl.core.batch import Batch
@@ -15,23 +18,34 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import decode
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.payload import PayloadSource, this_node
+from asyncrl.run.trained_episodes import TrainedEpisodes
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import Transport
 from learners.learner import Learner, StepReport
 from learners.rank import FileMeeting, RankSpec, TcpMeeting
+from learners.token_records import TokenRecords
+
+logger = logging.getLogger(__name__)
+
+LAST_FILES_S = 1.0
+"""How long a rank that is to end, perhaps because the run was interrupted, waits for its last files."""
 
 
 class LearnerActor:
     """Rank ``rank`` of the learner. Methods run one at a time, in the order they were called."""
 
-    def __init__(self, recipe: Recipe, model_path: str, buffer: Any, rank: int, run_id: str, log_file: Path) -> None:
+    def __init__(
+        self, recipe: Recipe, model_path: str, buffer: Any, rank: int, run_id: str, trajectories: Path, log_file: Path
+    ) -> None:
         route_output(log_file)
+        self._trajectories = trajectories
         self._recipe, self._model_path, self._buffer, self._rank = recipe, model_path, buffer, rank
         self._run_id = run_id
         self._transport: Transport = SharedMemory(run_id=run_id, rank=rank)
         self._listening: socket.socket | None = None
         self._learner: Learner | None = None
         self._payload: PayloadSource | None = None
+        self._kept: TrainedEpisodes | None = None
 
     def node(self) -> str:
         """Ray's id of the node that this rank is on."""
@@ -55,6 +69,7 @@ class LearnerActor:
             # On a laptop the engines share these cores, and threads that wait for each other cost more than they gain.
             threads=max(1, len(os.sched_getaffinity(0)) // (layout.ranks + recipe.generators.count)),
         )
+        self._kept = TrainedEpisodes(recipe, Path(self._model_path), self._trajectories, rank)
         self._learner = Learner(
             recipe.algorithm,
             recipe.learner,
@@ -68,16 +83,30 @@ class LearnerActor:
 
     def train(self, batch: Batch) -> StepReport:
         """Train ``batch``, as the learner's part of one training step; a collective call."""
-        learner = self._started()
+        learner, began = self._started(), time.perf_counter()
+        assert self._kept is not None
         needed = learner.rows_needed(batch)
-        payload = self._fetch(batch, needed)
-        return learner.step(batch, {key: decode(data) for key, data in zip(needed, payload, strict=True)})
+        chosen = self._kept.chosen(batch, needed)
+        fetched = list(dict.fromkeys([*needed, *chosen]))
+        rows = {key: decode(data) for key, data in zip(fetched, self._fetch(batch, fetched), strict=True)}
+        seconds = time.perf_counter() - began
+        records = TokenRecords(chosen)
+        report = learner.step(batch, rows, records).after_fetching(seconds)
+        self._kept.write(batch, rows, chosen, records)
+        return msgspec.structs.replace(report, news=self._kept.news())
 
     def _fetch(self, batch: Batch, rows: list[tuple[GroupId, int]]) -> list[bytes]:
         if self._payload is None:
             self._payload = PayloadSource.of(self._buffer, f"learner rank {self._rank}")
         lying = {(row.group_id, row.sample_index): row.payload for row in batch.rows}
         return self._payload.fetch([lying[row] for row in rows])
+
+    def write_trajectories(self, seconds: float) -> str:
+        """Wait until the trajectories that were trained are in their files, or given up; returns what the user should be told."""
+        assert self._kept is not None
+        if not self._kept.flush(seconds):
+            return f"the last trajectories are not kept: the disk did not take them within {seconds:g} s"
+        return self._kept.news()
 
     def publish(self, version: PolicyVersion) -> Publication:
         """Write this rank's shards of ``version``, and return where they are."""
@@ -105,6 +134,8 @@ class LearnerActor:
     def close(self) -> None:
         """Leave the other ranks and remove what was published."""
         try:
+            if self._kept is not None and not self._kept.flush(LAST_FILES_S):
+                logger.warning("the last trajectories are not kept: the disk did not take them within %g s", LAST_FILES_S)
             if self._learner is not None:
                 self._learner.close()
         finally:

@@ -1,0 +1,119 @@
+"""``asyncrl show``: a reader of the episodes that a run kept."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from asyncrl.cli.console import error_console
+from asyncrl.cli.outcome import ExitCode
+from asyncrl.core.errors import AsyncRLError, RecipeError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.console import RenderableType
+
+    from asyncrl.episodes.reader import EpisodeReader
+
+_DESCRIPTION = """\
+Read the episodes that a run kept, one a page: prompt, turns, tool calls and
+rewards in place, and what became of the tokens. On a terminal, n and p turn
+the page, arrows and space scroll, q ends. Only reads, so the run may be live;
+neither task files nor the model are needed."""
+
+_EXAMPLES = """\
+examples:
+  asyncrl show RUN --sort reward            the worst episodes first
+  asyncrl show RUN --sort gap --limit 5     where engine and learner differ most
+  asyncrl show RUN --step 12 --task train-3
+  asyncrl show RUN --evaluation --step 20   the evaluation of version 20
+  asyncrl show RUN --json | jq .reward
+
+Which episodes are kept is said by tracking.trajectories; see docs/reading-a-run.md."""
+
+SORTS = ("reward", "gap", "staleness", "length")
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command ``show``."""
+    parser = commands.add_parser(
+        "show",
+        help="read kept episodes",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument("--evaluation", action="store_true", help="episodes of evaluations instead of those of training")
+    parser.add_argument("--step", metavar="N", type=int, help="of this training step, or of the evaluation of this version")
+    parser.add_argument("--task", metavar="ID", help="of this task")
+    parser.add_argument("--sort", choices=SORTS, help="lowest reward, or largest engine-learner gap, staleness or length, first")
+    parser.add_argument("--limit", metavar="N", type=_positive, help="show this many at most")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each, with all columns")
+    parser.set_defaults(run=run)
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Find the chosen episodes, and show them."""
+    from asyncrl.cli.pager import is_interactive
+    from asyncrl.episodes.measures import Measure
+    from asyncrl.episodes.reader import Choice, EpisodeReader, no_such_episodes
+    from asyncrl.episodes.schema import Kind
+    from asyncrl.run.folder import RunFolder
+
+    kind = Kind.EVALUATION if arguments.evaluation else Kind.TRAIN
+    choice = Choice(kind=kind, step=arguments.step, task=arguments.task)
+    try:
+        reader = EpisodeReader(RunFolder.find(arguments.folder).path / "trajectories")
+        by = Measure(arguments.sort) if arguments.sort else None
+        if by is Measure.GAP and kind is Kind.EVALUATION:
+            remedy = "sort by reward, length or staleness"
+            raise RecipeError("", "episodes of an evaluation have no engine-learner gap: no learner saw them", remedy)
+        places = reader.places(choice, by, arguments.limit)
+        if not len(places):
+            raise no_such_episodes(reader, choice)
+        if arguments.json:
+            _print_json(reader, places, console)
+        elif is_interactive(console):
+            _turn_pages(reader, places, console)
+        else:
+            _print_pages(reader, places, console)
+    except AsyncRLError as error:
+        error_console().print(Text(str(error)))
+        return ExitCode.REFUSED if isinstance(error, RecipeError) else ExitCode.FAILED
+    return ExitCode.COMPLETED
+
+
+def _print_json(reader: EpisodeReader, places: pa.Table, console: Console) -> None:
+    import msgspec
+
+    for episode in reader.read(places):
+        console.out(msgspec.json.encode(episode).decode(), highlight=False)
+
+
+def _print_pages(reader: EpisodeReader, places: pa.Table, console: Console) -> None:
+    from asyncrl.run.episode_view import episode_view
+
+    for number, episode in enumerate(reader.read(places), 1):
+        console.print(episode_view(episode, f"{number:,} of {len(places):,}"))
+
+
+def _turn_pages(reader: EpisodeReader, places: pa.Table, console: Console) -> None:
+    from asyncrl.cli.pager import show_pages
+    from asyncrl.run.episode_view import episode_view
+
+    def page(number: int) -> RenderableType:
+        (episode,) = reader.read(places.slice(number, 1))
+        return episode_view(episode, f"{number + 1:,} of {len(places):,}")
+
+    show_pages(console, len(places), page)

@@ -1,0 +1,25 @@
+"""The recipe's section on which episodes a run keeps as files, for people and programs to read."""
+
+from asyncrl.core.recipe.section import Count, Section
+
+
+class NoTrajectories(Section, frozen=True, tag_field="keep", tag="none"):
+    """No episode is kept."""
+
+
+class SampledTrajectories(Section, frozen=True, tag_field="keep", tag="sample"):
+    """A sample of each training step and of each evaluation is kept.
+
+    Attributes:
+        count: how many trajectories of each training step are kept, from as many groups as possible. Of each evaluation, every
+            generator keeps its part of as many, rounded up.
+    """
+
+    count: Count = 8
+
+
+class AllTrajectories(Section, frozen=True, tag_field="keep", tag="all"):
+    """Every trajectory that is trained or evaluated is kept."""
+
+
+TrajectoriesConfig = NoTrajectories | SampledTrajectories | AllTrajectories

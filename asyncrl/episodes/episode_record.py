@@ -1,0 +1,119 @@
+"""One kept episode as a typed value: a row of :data:`asyncrl.episodes.schema.SCHEMA`, and what readers compute from it."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from asyncrl.core.ids import NOT_SAMPLED
+from asyncrl.core.messages import CallOutcome
+from asyncrl.episodes.schema import Kind, TokenFate
+
+
+class ReadCall(msgspec.Struct, frozen=True):
+    """One tool call; see :class:`asyncrl.core.messages.CallRecord`."""
+
+    tool: str
+    seconds: float
+    outcome: CallOutcome
+    problem: str
+
+
+class TurnRecord(msgspec.Struct, frozen=True):
+    """One turn: tokens ``[start, end)``, their text, and the environment's ``answer`` to them."""
+
+    start: int
+    end: int
+    text: str
+    answer: str
+    reward: float
+    calls: tuple[ReadCall, ...]
+    generating_s: float
+    environment_s: float
+
+
+class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table. The fields are its columns, whose meaning the schema's metadata tells."""
+
+    kind: Kind
+    step: int | None
+    version: int
+    environment: str
+    source: str | None
+    task_id: str
+    group_id: int
+    sample_index: int
+    attempt: int
+    temperature: float
+    stop_reason: str
+    reward: float
+    metrics: dict[str, float]
+    prompt: str
+    turns: tuple[TurnRecord, ...]
+    began: datetime
+    queued_s: float
+    reset_s: float
+    scoring_s: float
+    token_ids: list[int]
+    versions: list[int]
+    logprobs: list[float]
+    learner_logprobs: list[float] | None
+    advantages: list[float] | None
+    weights: list[float] | None
+    fates: list[TokenFate]
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> "EpisodeRecord":
+        """Make an episode of a row, as ``Table.to_pylist`` returns it.
+
+        Raises:
+            msgspec.ValidationError: a column is missing or null that must not be.
+        """
+        return msgspec.convert({**row, "metrics": dict(row["metrics"] or ())}, cls)
+
+    @property
+    def generating_s(self) -> float:
+        """Seconds that the engine took for the turns."""
+        return sum(turn.generating_s for turn in self.turns)
+
+    @property
+    def environment_s(self) -> float:
+        """Seconds that the environment took to react to the turns."""
+        return sum(turn.environment_s for turn in self.turns)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the ticket to the reward."""
+        return self.queued_s + self.reset_s + self.generating_s + self.environment_s + self.scoring_s
+
+    def sampled(self) -> list[int]:
+        """Return the positions of the tokens that the policy sampled."""
+        return [position for position, version in enumerate(self.versions) if version != NOT_SAMPLED]
+
+    def staleness(self) -> list[int]:
+        """Return the staleness of each sampled token, in policy versions."""
+        return [self.version - version for version in self.versions if version != NOT_SAMPLED]
+
+    def gaps(self) -> list[float]:
+        """Return |learner - engine| log-probability (nats) of each sampled token; nothing where no loss saw it."""
+        if self.learner_logprobs is None:
+            return []
+        return [abs(self.learner_logprobs[position] - self.logprobs[position]) for position in self.sampled()]
+
+    def trained(self) -> list[int]:
+        """Return the positions of the tokens that entered the loss."""
+        return [position for position, fate in enumerate(self.fates) if fate is TokenFate.TRAINED]
+
+    def fate_counts(self) -> dict[TokenFate, int]:
+        """Count the tokens of each fate, in the order of :class:`TokenFate`; fates that no token had are left out."""
+        counts = Counter(self.fates)
+        return {fate: counts[fate] for fate in TokenFate if counts[fate]}
+
+
+def mean(values: list[float] | list[int]) -> float:
+    """Return the mean of finite values, or NaN if there are none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan

@@ -1,0 +1,220 @@
+"""Reads the episodes that a run kept: any Parquet files with the columns of :mod:`asyncrl.episodes.schema`, whatever their names.
+
+What always holds: only the columns that are asked for are read, and tokens only of the files that hold chosen rows, so that a
+million rows are read in seconds. Nothing is written, so the run may be live.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from asyncrl.core.errors import AsyncRLError, RecipeError
+from asyncrl.core.text import short
+from asyncrl.episodes.episode_record import EpisodeRecord
+from asyncrl.episodes.measures import COLUMNS, Measure, measure
+from asyncrl.episodes.schema import SCHEMA, Kind
+
+_FILE = "__filename"
+_ORDER = [("kind", "descending"), ("version", "ascending"), ("group_id", "ascending"), ("sample_index", "ascending")]
+"""The order of episodes that are sorted by nothing: training steps as they went, then evaluations."""
+
+
+class EpisodesUnreadable(AsyncRLError):
+    """A file of kept episodes is damaged, or is not one."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Which episodes to read; what is None chooses all.
+
+    Attributes:
+        step: the training step or, of an evaluation, the policy version that was published when it began.
+    """
+
+    kind: Kind | None = None
+    step: int | None = None
+    task: str | None = None
+    source: str | None = None
+
+    def expression(self) -> pc.Expression:
+        """Return the choice as a filter of Arrow datasets."""
+        wanted = [pc.scalar(True)]
+        if self.kind is not None:
+            wanted.append(pc.field("kind") == self.kind.value)
+        if self.step is not None:
+            in_training = (pc.field("kind") == Kind.TRAIN.value) & (pc.field("step") == self.step)
+            wanted.append(in_training | ((pc.field("kind") == Kind.EVALUATION.value) & (pc.field("version") == self.step)))
+        if self.task is not None:
+            wanted.append(pc.field("task_id") == self.task)
+        if self.source is not None:
+            wanted.append(pc.field("source") == self.source)
+        chosen = wanted[0]
+        for each in wanted[1:]:
+            chosen &= each
+        return chosen
+
+
+ALL = Choice()
+"""Every kept episode."""
+
+
+class EpisodeReader:
+    """Reads the Parquet files of a folder.
+
+    Raises:
+        RecipeError: there are none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        files = sorted(str(file) for file in folder.glob("*.parquet") if not file.name.startswith("."))
+        if not files:
+            raise RecipeError(
+                "tracking.trajectories",
+                f"no episodes are kept in {str(folder)!r}",
+                "launch with tracking.trajectories={keep: sample} or {keep: all}; or wait for the first training step",
+            )
+        self.folder = folder
+        with _readable(folder):
+            self._dataset = ds.dataset(files, schema=SCHEMA, format="parquet")
+
+    def table(self, choice: Choice = ALL, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the chosen rows, in the order of the files.
+
+        Args:
+            columns: the columns to read; all of the schema if None.
+
+        Raises:
+            EpisodesUnreadable: a file is damaged.
+        """
+        with _readable(self.folder):
+            return self._dataset.to_table(columns=None if columns is None else list(columns), filter=choice.expression())
+
+    def batches(self, choice: Choice = ALL, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield what :meth:`table` returns bit by bit, so that it need not fit into memory."""
+        names = None if columns is None else list(columns)
+        with _readable(self.folder):
+            yield from self._dataset.to_batches(columns=names, filter=choice.expression())
+
+    def steps(self, kind: Kind) -> list[int]:
+        """Return the training steps, or the versions of evaluations, that episodes are kept of, in order."""
+        column = "step" if kind is Kind.TRAIN else "version"
+        found = self.table(Choice(kind=kind), [column])[column]
+        return sorted(value for value in pc.unique(found).to_pylist() if value is not None)
+
+    def places(self, choice: Choice = ALL, by: Measure | None = None, limit: int | None = None) -> pa.Table:
+        """Return where the chosen episodes lie, in order; :meth:`read` reads them.
+
+        Args:
+            by: what to sort by; without it the order is that of training.
+            limit: how many places to return at most.
+
+        Returns:
+            Columns ``file``, ``row``, kind, step, version, task_id, source, group_id, sample_index, reward, stop_reason, and
+            ``measure`` where it is sorted by something.
+        """
+        rows = self._everywhere.filter(choice.expression())
+        keys = _ORDER
+        if by is not None:
+            rows = rows.append_column("measure", pa.array(self._measured(rows, by), from_pandas=True))
+            # Rewards are often equal: then the newest comes first.
+            keys = [("measure", "ascending" if by is Measure.REWARD else "descending"), ("version", "descending"), *_ORDER[2:]]
+        order = pc.sort_indices(rows, sort_keys=keys)
+        return rows.take(order if limit is None else order[:limit])
+
+    def read(self, places: pa.Table) -> Iterator[EpisodeRecord]:
+        """Yield the episodes at these places, in their order.
+
+        Raises:
+            EpisodesUnreadable: a file is damaged.
+        """
+        file_before, rows = "", pa.table({})
+        for file, row in zip(places["file"].to_pylist(), places["row"].to_pylist(), strict=True):
+            if file != file_before:
+                file_before, rows = file, self._rows_of_file(file, None)
+            try:
+                yield EpisodeRecord.of_row(rows.slice(row, 1).to_pylist()[0])
+            except (msgspec.ValidationError, UnicodeDecodeError) as error:
+                raise EpisodesUnreadable(f"row {row} of {file} is no episode: {error}; see asyncrl.episodes.schema") from error
+
+    @cached_property
+    def _everywhere(self) -> pa.Table:
+        """Every row's place, and what it is chosen by; read once."""
+        columns = ["kind", "step", "version", "task_id", "source", "group_id", "sample_index", "reward", "stop_reason"]
+        with _readable(self.folder):
+            rows = self._dataset.to_table(columns=[*columns, _FILE])
+        return rows.append_column("row", pa.array(_rows_of(rows[_FILE]))).rename_columns([*columns, "file", "row"])
+
+    def _measured(self, rows: pa.Table, by: Measure) -> np.ndarray:
+        if by is Measure.REWARD:
+            return measure(rows, by)
+        numbers, starts = rows["row"].to_numpy(), _starts(rows["file"])
+        found = []
+        for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+            of_file = measure(self._rows_of_file(rows["file"][int(start)].as_py(), COLUMNS[by]), by)
+            found.append(of_file[numbers[start:end]])
+        return np.concatenate(found) if found else np.zeros(0)
+
+    def _rows_of_file(self, file: str, columns: Sequence[str] | None) -> pa.Table:
+        with _readable(Path(file)):
+            return pq.ParquetFile(file).read(columns=None if columns is None else list(columns))
+
+
+def no_such_episodes(reader: EpisodeReader, choice: Choice) -> RecipeError:
+    """Make the error of a choice that no episode fits; it says which would."""
+    kind = choice.kind or Kind.TRAIN
+    unit, other = ("training step", "evaluation") if kind is Kind.TRAIN else ("evaluation of version", "training")
+    steps = reader.steps(kind)
+    if not steps:
+        remedy = "show the others with --evaluation" if kind is Kind.TRAIN else "leave --evaluation out"
+        return RecipeError("", f"{reader.folder} holds no episodes of {kind.value}, only of {other}", remedy)
+    if choice.step is not None and choice.step not in steps:
+        return RecipeError("", f"no episodes of {unit} {choice.step} are kept", f"there are: {_ranges(steps)}")
+    column = "task_id" if choice.task is not None else "source"
+    there = reader.table(msgspec.structs.replace(choice, task=None, source=None), [column])[column]
+    found = pc.unique(there).drop_null().to_pylist()
+    wanted = choice.task if choice.task is not None else choice.source
+    some = ", ".join(short(value) for value in sorted(found)[:8])
+    more = f", and {len(found) - 8:,} more" if len(found) > 8 else ""
+    where = "" if choice.step is None else f" in {unit} {choice.step}"
+    return RecipeError("", f"no episodes with {column} {short(wanted)} are kept{where}", f"there are: {some}{more}")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return numbers as ``1 to 4, 6, 8 to 9``; of many ranges only the outermost."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    told = [str(first) if first == last else f"{first} to {last}" for first, last in ranges]
+    return ", ".join(told if len(told) <= 12 else [*told[:6], "...", *told[-6:]])
+
+
+def _starts(files: pa.ChunkedArray) -> np.ndarray:
+    """Return where the rows of each file begin; the rows of a file lie together."""
+    if not len(files):
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(np.diff(files.combine_chunks().dictionary_encode().indices.to_numpy(), prepend=-1))
+
+
+def _rows_of(files: pa.ChunkedArray) -> np.ndarray:
+    """Return the number of each row in its file."""
+    starts = _starts(files)
+    numbers: np.ndarray = np.arange(len(files)) - np.repeat(starts, np.diff(starts, append=len(files)))
+    return numbers
+
+
+@contextmanager
+def _readable(where: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise EpisodesUnreadable(f"cannot read the episodes in {where}: {error}; move the damaged file away") from error

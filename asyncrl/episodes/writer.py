@@ -1,0 +1,125 @@
+"""Writes kept episodes: rows become an Arrow table, and the table a Parquet file that appears whole or not at all."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from asyncrl.core.trajectory import Trajectory
+from asyncrl.episodes.files import unfinished_file
+from asyncrl.episodes.kept import FATES, KeptEpisode
+from asyncrl.episodes.schema import SCHEMA
+
+Decode = Callable[[list[int]], str]
+"""Makes text of token ids, with special tokens."""
+
+_REPEATING = ["kind", "environment", "source", "task_id", "stop_reason", "prompt", "fates.list.element"]
+"""Columns whose values repeat. All others would only cost time as a dictionary."""
+
+
+def table(episodes: Sequence[KeptEpisode], environment: str, decode: Decode) -> pa.Table:
+    """Make the table of ``episodes``, which were played in ``environment``."""
+    trajectories = [episode.trajectory for episode in episodes]
+    prompts = _Texts(decode)
+    columns: dict[str, Any] = {
+        "kind": [episode.kind for episode in episodes],
+        "step": [episode.step for episode in episodes],
+        "version": [episode.version for episode in episodes],
+        "environment": [environment] * len(episodes),
+        "source": [episode.source for episode in episodes],
+        "task_id": [each.task_id for each in trajectories],
+        "group_id": [each.group_id for each in trajectories],
+        "sample_index": [each.sample_index for each in trajectories],
+        "attempt": [each.attempt for each in trajectories],
+        "temperature": [each.sampling.temperature for each in trajectories],
+        "stop_reason": [each.stop_reason for each in trajectories],
+        "reward": [each.reward for each in trajectories],
+        "metrics": [list(each.metrics.items()) for each in trajectories],
+        "prompt": [prompts.of(each.token_ids[: each.prompt_length()]) for each in trajectories],
+        "turns": [list(_turns(each, decode)) for each in trajectories],
+        "began": [round(each.times.began * 1e6) for each in trajectories],
+        "queued_s": [each.times.queued_s for each in trajectories],
+        "reset_s": [each.times.reset_s for each in trajectories],
+        "scoring_s": [each.times.scoring_s for each in trajectories],
+        "token_ids": _lists([each.token_ids for each in trajectories], np.int32),
+        "versions": _lists([each.versions() for each in trajectories], np.int32),
+        "logprobs": _lists([each.logprobs for each in trajectories], np.float32),
+        "learner_logprobs": _lists([episode.learner_logprobs for episode in episodes], np.float32),
+        "advantages": _lists([episode.advantages for episode in episodes], np.float32),
+        "weights": _lists([episode.weights for episode in episodes], np.float32),
+        "fates": _lists([episode.fates for episode in episodes], np.int8, _fates),
+    }
+    arrays = [
+        column if isinstance(column, pa.Array) else pa.array(column, field.type)
+        for field, column in ((field, columns[field.name]) for field in SCHEMA)
+    ]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def write(episodes: pa.Table, path: Path) -> None:
+    """Write a table to ``path``, in place of the file that is there.
+
+    Raises:
+        OSError: the disk refuses; nothing is left of the attempt.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = unfinished_file(path)
+    try:
+        pq.write_table(episodes, unfinished, compression="zstd", use_dictionary=_REPEATING, write_statistics=False)
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _turns(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:
+    turns, token_ids = trajectory.turns, trajectory.token_ids
+    next_starts = [*(turn.start for turn in turns), len(token_ids)][1:]
+    for turn, next_start in zip(turns, next_starts, strict=True):
+        answer = token_ids[turn.end : next_start]
+        yield {
+            "start": turn.start,
+            "end": turn.end,
+            "text": decode(token_ids[turn.start : turn.end].tolist()),
+            "answer": decode(answer.tolist()) if len(answer) else "",
+            "reward": turn.reward,
+            "calls": [
+                {"tool": call.tool, "seconds": call.seconds, "outcome": call.outcome, "problem": call.problem}
+                for call in turn.calls
+            ],
+            "generating_s": turn.generating_s,
+            "environment_s": turn.environment_s,
+        }
+
+
+class _Texts:
+    """Decodes the same tokens once: the episodes of a group have one prompt."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._known: dict[bytes, str] = {}
+
+    def of(self, token_ids: np.ndarray) -> str:
+        """The text of ``token_ids`` (int32 [n])."""
+        key = token_ids.tobytes()
+        if key not in self._known:
+            self._known[key] = self._decode(token_ids.tolist())
+        return self._known[key]
+
+
+def _lists(
+    parts: Sequence[np.ndarray | None], dtype: type[np.generic], items: Callable[[np.ndarray], pa.Array] = pa.array
+) -> pa.Array:
+    """A list of each part's values, and null where there is none."""
+    lengths = [0 if part is None else len(part) for part in parts]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    values = np.concatenate([np.empty(0, dtype), *(part for part in parts if part is not None)]).astype(dtype, copy=False)
+    absent = pa.array([part is None for part in parts], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(offsets), items(values), mask=absent)
+
+
+def _fates(codes: np.ndarray) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(list(map(str, FATES)), pa.string()))

@@ -1,0 +1,246 @@
+"""Makes figures of numbers: lines, bands that add up to a whole, and bars, as coordinates for SVG.
+
+What always holds: both axes go from 0 to :data:`SIZE`, the y axis downwards, so that a figure takes any shape on the page; its
+numbers are written beside it by the page. A long series is thinned by means, so that a figure has a bounded size.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from asyncrl.run.metric_history import Series
+
+SIZE = 10_000
+COLOURS = 8
+"""How many colours the page has; a figure with more lines repeats them."""
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """A number on the y axis, at a height in percent."""
+
+    at: float
+    label: str
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One curve. ``points`` as ``x,y x,y``; ``last`` is its last value."""
+
+    name: str
+    colour: int
+    points: str
+    last: str
+    dashed: bool = False
+
+
+class Chart(msgspec.Struct, frozen=True):
+    """Curves over training steps.
+
+    Attributes:
+        first, last: the training steps at both ends.
+        low, high: the values at both ends of the y axis.
+    """
+
+    title: str
+    unit: str
+    meaning: str
+    lines: tuple[Line, ...]
+    ticks: tuple[Tick, ...]
+    first: int
+    last: int
+    low: float
+    high: float
+
+
+class Band(msgspec.Struct, frozen=True):
+    """One part of a whole over time.
+
+    Attributes:
+        strength: how strong its colour is, in [0, 1].
+        shares: its per mille at each of the timeline's steps.
+    """
+
+    name: str
+    colour: int
+    strength: float
+    waits: bool
+    points: str
+    shares: str
+    mean: float
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """Parts of a whole, one upon the other, over training steps."""
+
+    title: str
+    meaning: str
+    bands: tuple[Band, ...]
+    steps: str
+    first: int
+    last: int
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """One bar of a histogram, in percent of width and height."""
+
+    left: float
+    width: float
+    height: float
+    label: str
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """Bars side by side; ``first`` and ``last`` are the numbers at both ends."""
+
+    title: str
+    unit: str
+    bars: tuple[Bar, ...]
+    first: str
+    last: str
+    median: str
+
+
+def number(value: float) -> str:
+    """Return a number as people read it: ``0.0123``, ``12.3``, ``45.6k``, ``1.2M`` or ``3e-05``."""
+    value, size = value or 0.0, abs(value)  # no minus before 0
+    for least, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= least:
+            return f"{value / {'G': 1e9, 'M': 1e6, 'k': 1e3}[letter]:.3g}{letter}"
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if size >= 1000 else f"{value:.3g}"
+
+
+def chart(
+    title: str,
+    series: Sequence[tuple[str, Series, int, bool]],
+    span: tuple[int, int],
+    *,
+    unit: str = "",
+    meaning: str = "",
+    points: int = 300,
+) -> Chart:
+    """Draw curves over the training steps of ``span``.
+
+    Args:
+        series: name, values, number of the colour, and whether it is dashed; none of them empty.
+        points: how many points a curve has at most.
+    """
+    thinned = [(name, *_thinned(each.steps, each.values, points), colour, dashed) for name, each, colour, dashed in series]
+    low, high = _range(np.concatenate([values for _, _, values, _, _ in thinned]))
+    lines = tuple(
+        Line(
+            name, colour % COLOURS, _points(_across(steps, span), _up((values - low) / (high - low))), number(float(last)), dashed
+        )
+        for (name, steps, values, colour, dashed), last in zip(
+            thinned, (each.values[-1] for _, each, _, _ in series), strict=True
+        )
+    )
+    ticks = tuple(Tick(round((value - low) / (high - low) * 100, 2), number(value)) for value in _round_values(low, high))
+    return Chart(title, unit, meaning, lines, ticks, *span, low, high)
+
+
+def timeline(
+    title: str,
+    parts: Mapping[str, Series],
+    span: tuple[int, int],
+    *,
+    meaning: str = "",
+    waits: Sequence[str] = (),
+    ordered: bool = False,
+    points: int = 240,
+) -> Timeline:
+    """Draw parts of a whole one upon the other, at the steps that the first of them has. A part without a value there is 0.
+
+    Args:
+        parts: shares in [0, 1], by name, the lowest first.
+        waits: the parts that are no work, which are drawn in grey.
+        ordered: the names are a scale, so that the parts have one colour, the stronger the later.
+    """
+    first = next(iter(parts.values()))
+    at = {name: dict(zip(each.steps, each.values, strict=True)) for name, each in parts.items()}
+    thinned = {
+        name: _thinned(first.steps, [min(max(values.get(step, 0.0), 0.0), 1.0) for step in first.steps], points)
+        for name, values in at.items()
+    }
+    steps = next(iter(thinned.values()))[0]
+    bands: list[Band] = []
+    below = np.zeros(len(steps))
+    x = _across(steps, span)
+    working = 0
+    for name, (_, values) in thinned.items():
+        above = below + values
+        outline = _points(np.concatenate([x, x[::-1]]), _up(np.concatenate([above, below[::-1]])))
+        shares = ",".join(str(round(value * 1000)) for value in values)
+        colour, strength = (0, 0.15 + 0.8 * (len(bands) + 1) / len(thinned)) if ordered else (working % COLOURS, 0.75)
+        if name in waits:
+            strength = max(0.3, 1 - 0.3 * sum(band.waits for band in bands))
+        bands.append(Band(name, colour, strength, name in waits, outline, shares, float(np.mean(values))))
+        working += name not in waits
+        below = above
+    return Timeline(title, meaning, tuple(bands), ",".join(f"{step:.0f}" for step in steps), *span)
+
+
+def histogram(title: str, values: np.ndarray, *, unit: str, bins: int = 24) -> Histogram:
+    """Draw how often values lie where; a bin is a whole number wide. ``values`` are whole numbers, at least one."""
+    low, high = int(values.min()), int(values.max())
+    width = max(1, math.ceil((high - low + 1) / bins))
+    edges = np.arange(low, high + width + 1, width)
+    counts, _ = np.histogram(values, edges)
+    bars = tuple(
+        Bar(
+            round(place / len(counts) * 100, 3),
+            round(100 / len(counts), 3),
+            round(count / counts.max() * 100, 2),
+            f"{start:,} to {end - 1:,}: {count:,}" if width > 1 else f"{start:,}: {count:,}",
+        )
+        for place, (count, (start, end)) in enumerate(zip(counts.tolist(), pairwise(edges.tolist()), strict=True))
+    )
+    return Histogram(title, unit, bars, f"{low:,}", f"{high:,}", f"{float(np.median(values)):,.0f}")
+
+
+def _thinned(steps: Sequence[int], values: Sequence[float], points: int) -> tuple[np.ndarray, np.ndarray]:
+    x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
+    if len(x) <= points:
+        return x, y
+    parts = np.linspace(0, len(x), points + 1).astype(int)[:-1]
+    counts = np.diff(parts, append=len(x))
+    return np.add.reduceat(x, parts) / counts, np.add.reduceat(y, parts) / counts
+
+
+def _range(values: np.ndarray) -> tuple[float, float]:
+    """Both ends of an axis that shows all values; it begins at 0 where that costs little."""
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        spread = abs(low) * 0.1 or 1.0
+        return (low - spread, high + spread) if low else (0.0, 1.0)
+    if 0 <= low < 0.6 * high:
+        return 0.0, high * 1.04
+    if 0.6 * low < high <= 0:
+        return low * 1.04, 0.0
+    margin = (high - low) * 0.05
+    return low - margin, high + margin
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """Three to six round numbers between two numbers."""
+    rough = (high - low) / 4
+    magnitude = 10.0 ** math.floor(math.log10(rough))
+    step = min((factor * magnitude for factor in (1, 2, 2.5, 5, 10)), key=lambda each: abs(math.log(each / rough)))
+    first = math.ceil(low / step)
+    return [n * step for n in range(first, math.floor(high / step) + 1)]
+
+
+def _across(steps: np.ndarray, span: tuple[int, int]) -> np.ndarray:
+    return (steps - span[0]) / max(span[1] - span[0], 1) * SIZE
+
+
+def _up(shares: np.ndarray) -> np.ndarray:
+    return (1 - shares) * SIZE
+
+
+def _points(x: np.ndarray, y: np.ndarray) -> str:
+    places = [f"{a:.0f},{b:.0f}" for a, b in zip(x, np.clip(y, 0, SIZE), strict=True)]
+    return " ".join(places if len(places) > 1 else places * 2)  # a line of no length is drawn as a dot, a single point is not

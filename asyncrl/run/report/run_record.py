@@ -1,0 +1,99 @@
+"""Everything that a report tells about one run, read from its folder. No code of the user is imported, and nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.flatten import flatten
+from asyncrl.core.recipe.schema import TrackingConfig
+from asyncrl.episodes.reader import EpisodeReader
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.metric_history import Series, metric_history
+from asyncrl.run.summary import Summary
+
+
+class _Warnings(msgspec.Struct):
+    warnings: list[str] = []
+
+
+class RunRecord:
+    """One run.
+
+    Attributes:
+        recipe: every key of the resolved recipe, and its value as text.
+        summary: how it ended; None if it has not, or was killed.
+        warnings: what it was warned of.
+        metrics: every metric, by name.
+        episodes: reads the kept episodes; None if there are none.
+        missing: sentences on what could not be read, and why.
+
+    Raises:
+        RecipeError: there is no run in ``path``, or its recipe cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.folder = RunFolder.find(path)
+        self.name = self.folder.path.name
+        self.missing: list[str] = []
+        recipe = _recipe(self.folder.recipe)
+        self.recipe = {key: str(value) for key, value in flatten(recipe)}
+        self.summary, self.warnings = self._ended()
+        self.metrics = self._metrics(recipe)
+        self.episodes = self._episodes()
+
+    def series(self, name: str) -> Series | None:
+        """Return a metric, if it has a value."""
+        found = self.metrics.get(name)
+        return found if found is not None and found.steps else None
+
+    def _ended(self) -> tuple[Summary | None, list[str]]:
+        try:
+            content = self.folder.summary.read_bytes()
+            return msgspec.json.decode(content, type=Summary), msgspec.json.decode(content, type=_Warnings).warnings
+        except FileNotFoundError:
+            self.missing.append("It has no summary.json: it still runs, or it was killed.")
+        except (OSError, ValueError, RecursionError) as error:
+            self.missing.append(f"Its summary.json cannot be read: {error}.")
+        return None, []
+
+    def _metrics(self, recipe: dict[str, Any]) -> dict[str, Series]:
+        try:
+            found = metric_history(self.folder, _tracking(recipe))
+        except RecipeError as error:
+            self.missing.append(f"It is shown without metrics: {error}.")
+            return {}
+        if not found:
+            self.missing.append("It has tracked no metrics yet.")
+        return found
+
+    def _episodes(self) -> EpisodeReader | None:
+        try:
+            return EpisodeReader(self.folder.path / "trajectories")
+        except RecipeError as error:
+            self.missing.append(f"It is shown without episodes: {error}.")
+            return None
+
+
+def _tracking(recipe: Mapping[str, Any]) -> TrackingConfig:
+    """Take the keys that this version knows: the run may have been made by another."""
+    section = recipe.get("tracking", {})
+    return TrackingConfig(**{name: section[name] for name in ("uri", "experiment") if name in section})
+
+
+def _recipe(file: Path) -> dict[str, Any]:
+    """Read a resolved recipe as plain values. The schema is not asked, because it would import the user's classes."""
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+        if not isinstance(values, dict):
+            raise ValueError("it holds no mapping")
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
+        raise RecipeError("", f"cannot read {file}: {error}", "put back the recipe that the run wrote there") from error
+    return {str(key): value for key, value in values.items()}

@@ -1,0 +1,190 @@
+import json
+import os
+import pty
+import subprocess
+import sys
+import termios
+
+import pytest
+from made_episodes import PROMPT_TOKENS, row, turn, write
+
+from asyncrl.cli.main import main
+from asyncrl.cli.outcome import ExitCode
+from asyncrl.cli.pager import Place, actions_of
+from asyncrl.episodes.schema import Kind, TokenFate
+
+HOSTILE = "a\x1b[2J\x1b[31m</script>\u202eb\x00"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run that kept two training episodes and one of an evaluation, and of which nothing else is left."""
+    monkeypatch.setenv("COLUMNS", "120")
+    (tmp_path / "recipe.yaml").write_text("name: gone\nenvironment: {name: 'no_such_module:Gone'}\n")
+    slow = turn(
+        PROMPT_TOKENS,
+        text=HOSTILE,
+        answer="no answer",
+        reward=-0.5,
+        calls=[("search", 3.0, "timeout", "no answer within 3 s"), ("add", 0.1, "ok", "")],
+        seconds=1.5,
+    )
+    bad = row(4, turns=[slow], sampled_by=1, metrics=[("tool_errors", 1.0)], stop_reason="max_turns", task_id="train-bad")
+    bad["fates"] = [fate if fate == TokenFate.GIVEN else TokenFate.STALE.value for fate in bad["fates"]]
+    bad["fates"][-1] = TokenFate.TRAINED.value
+    write(tmp_path, [row(1, reward=1.0), bad], "train")
+    write(tmp_path, [row(2, kind=Kind.EVALUATION, task_id="held-out", version=2)], "evaluation")
+    return tmp_path
+
+
+def test_a_page_shows_everything_in_its_place(run, capsys):
+    assert main(["show", str(run), "--step", "4"]) == ExitCode.COMPLETED
+    shown = capsys.readouterr().out
+    expected = [
+        "Episode 1 of 1 · training step 4",
+        "train-bad of source generated, environment calculator",
+        "-0.5",
+        "tool_errors 1",
+        "max_turns",
+        "by version 1, at temperature 1; trained into 4, staleness 2 (at most 2)",
+        "5.0 s (queued 0.1 s, reset 0.2 s, generating 1.5 s, environment 3.2 s)",
+        "10: 6 given, 1 trained, 3 too stale",
+        "mean 0.01 nats",
+        "0.7",
+        "0.9",
+        "user: 3 + 4 = ?",
+        "Turn 1  4 tokens in 1.5 s  reward -0.5",
+        "-> search 3.0 s timeout: no answer within 3 s",
+        "-> add 0.1 s ok",
+        "Answer after 3.2 s",
+    ]
+    places = [shown.index(each) for each in expected]
+    assert places == sorted(places)
+
+
+def test_what_an_episode_holds_cannot_steer_the_terminal(run, capsys):
+    assert main(["show", str(run), "--task", "train-bad"]) == ExitCode.COMPLETED
+    shown = capsys.readouterr().out
+    assert "a␛[2J␛[31m</script>\\u202eb␀" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("sort", ["reward", "gap", "staleness", "length"])
+def test_sorted_and_limited_json_has_a_line_for_each(run, capsys, sort):
+    assert main(["show", str(run), "--sort", sort, "--limit", "1", "--json"]) == ExitCode.COMPLETED
+    (line,) = capsys.readouterr().out.splitlines()
+    row = json.loads(line)
+    assert row["task_id"] == ("train-1" if sort in ("length",) else row["task_id"])
+    assert len(row["token_ids"]) == len(row["fates"]) == len(row["weights"])
+
+
+def test_the_lowest_reward_comes_first(run, capsys):
+    assert main(["show", str(run), "--sort", "reward", "--json"]) == ExitCode.COMPLETED
+    rewards = [json.loads(line)["reward"] for line in capsys.readouterr().out.splitlines()]
+    assert rewards == [-0.5, 1.0]
+
+
+def test_evaluations_are_chosen_by_their_version(run, capsys):
+    assert main(["show", str(run), "--evaluation", "--step", "2"]) == ExitCode.COMPLETED
+    shown = capsys.readouterr().out
+    assert "evaluation of version 2" in shown
+    assert "sampled, not trained" in shown
+    assert "importance weight" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--step", "3"], "no episodes of training step 3 are kept; there are: 1, 4"),
+        (["--evaluation", "--step", "3"], "there are: 2"),
+        (["--task", "nobody"], "there are: 'train-1', 'train-bad'"),
+        (["--evaluation", "--sort", "gap"], "sort by reward, length or staleness"),
+    ],
+)
+def test_what_is_not_there_is_told_with_what_is(run, capsys, arguments, told):
+    assert main(["show", str(run), *arguments]) == ExitCode.REFUSED
+    assert told in capsys.readouterr().err
+
+
+def test_no_run_and_nothing_kept_are_told_apart(run, tmp_path, capsys):
+    assert main(["show", str(tmp_path / "nowhere")]) == ExitCode.REFUSED
+    assert "run folder" in capsys.readouterr().err
+    for file in (run / "trajectories").iterdir():
+        file.unlink()
+    assert main(["show", str(run)]) == ExitCode.REFUSED
+    assert "tracking.trajectories" in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_a_failure_that_names_it(run, capsys):
+    (run / "trajectories" / "broken.parquet").write_bytes(b"no parquet")
+    assert main(["show", str(run)]) == ExitCode.FAILED
+    assert "broken.parquet" in capsys.readouterr().err
+
+
+def test_neither_engines_nor_torch_are_imported(run):
+    script = f"""
+import sys
+from asyncrl.cli.main import main
+main(["show", {str(run)!r}])
+print(sorted({{"torch", "ray", "vllm", "transformers", "megatron", "mlflow"}} & set(sys.modules)))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_keys_turn_the_pages_of_a_terminal(run):
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    with subprocess.Popen(
+        [sys.executable, "-m", "asyncrl.cli.main", "show", str(run)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "TERM": "xterm", "LINES": "30", "COLUMNS": "100"},
+    ) as process:
+        screen = ""
+
+        def shows(expected):
+            nonlocal screen
+            while expected not in screen:
+                screen += os.read(ours, 65536).decode(errors="replace")
+            screen = screen.partition(expected)[2]
+
+        shows("training step 1")
+        shows("1 of 2")
+        os.write(ours, b"n")
+        shows("training step 4")
+        os.write(ours, b"p")
+        shows("training step 1")
+        os.write(ours, b"q")
+        assert process.wait(20) == ExitCode.COMPLETED
+    assert termios.tcgetattr(theirs) == before
+    os.close(theirs)
+    os.close(ours)
+
+
+@pytest.mark.parametrize(
+    ("keys", "actions"),
+    [
+        (b"n", ["next"]),
+        (b"\x1b[C", ["next"]),
+        (b"nnp", ["next", "next", "previous"]),
+        (b"\x1b[99~", []),
+        (b"x", []),
+        (b"", ["quit"]),
+    ],
+)
+def test_keys_that_came_at_once_are_all_heard(keys, actions):
+    assert actions_of(keys) == actions
+
+
+def test_a_place_stays_within_the_pages():
+    place = Place(2)
+    for action in ("previous", "next", "next"):
+        place.move(action, lines=10, height=4)
+    assert (place.page, place.top) == (1, 0)
+    for action, top in [("page down", 3), ("page down", 6), ("down", 6), ("up", 5), ("next", 5), ("page up", 2), ("page up", 0)]:
+        place.move(action, lines=10, height=4)
+        assert place.top == top, action
+    place.move("down", lines=3, height=4)
+    assert place.top == 0

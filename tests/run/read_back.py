@@ -1,0 +1,40 @@
+"""Reads a run that has ended as its user would: by ``asyncrl show`` and ``asyncrl report``."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from asyncrl.episodes.visible import visible
+
+
+def check_readable(folder: Path, elsewhere: Path) -> None:
+    """Every kept episode can be shown, and the report has the run's curves and the text of single tokens."""
+    shown = _asyncrl(elsewhere, "show", str(folder), "--sort", "length", "--json")
+    episodes = [json.loads(line) for line in shown.splitlines()]
+    assert episodes
+    assert [len(e["token_ids"]) for e in episodes] == sorted((len(e["token_ids"]) for e in episodes), reverse=True)
+    page = _asyncrl(elsewhere, "show", str(folder), "--sort", "length", "--limit", "1")
+    assert f"training step {episodes[0]['step']}" in page
+    assert "Turn 1" in page
+    assert "evaluation of version 0" in _asyncrl(elsewhere, "show", str(folder), "--evaluation", "--step", "0")
+
+    _asyncrl(elsewhere, "report", str(folder))
+    html = (folder / "report.html").read_text(encoding="utf-8")
+    for curve in ("reward/mean", "evaluation/reward", "loss/policy", "staleness", "learner", "generators"):
+        assert f'aria-label="{curve}"' in html
+    data = json.loads(html.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])
+    longest = max(data["episodes"], key=lambda e: e["length"])
+    text = "".join(data["texts"][number] for number in longest["texts"])
+    (of_it, *_) = (
+        e
+        for e in episodes
+        if len(e["token_ids"]) == longest["length"] and visible(e["prompt"]) == text[: len(visible(e["prompt"]))]
+    )
+    written = of_it["prompt"] + "".join(turn["text"] + turn["answer"] for turn in of_it["turns"])
+    assert text == visible(written) or "\ufffd" in written
+
+
+def _asyncrl(folder: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "asyncrl.cli.main", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True).stdout

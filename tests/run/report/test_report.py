@@ -1,0 +1,139 @@
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from reported import HOSTILE, STEPS, Checked, episode, make_run, page_of
+
+from asyncrl.cli.main import main
+from asyncrl.cli.outcome import ExitCode
+from asyncrl.episodes.visible import visible
+from asyncrl.run.summary import Status
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with everything that a report shows."""
+    return make_run(tmp_path_factory.mktemp("tracked"), tracked=True)
+
+
+@pytest.fixture(scope="module")
+def page(run):
+    return page_of(run)
+
+
+def test_it_is_well_formed_small_and_loads_nothing(page):
+    checked = Checked(page)
+    assert len(page.encode()) < 300_000
+    assert {"img", "link", "iframe", "object", "base"}.isdisjoint(checked.tags)
+    assert {"src", "srcset", "action", "style-src"}.isdisjoint(name for name, _ in checked.attributes)
+    assert all(value.startswith("#") for name, value in checked.attributes if name == "href")
+    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+    assert ("content", policy) in checked.attributes
+    assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|innerHTML|document\.write|eval\(", page)
+
+
+def test_what_runs_and_episodes_hold_is_text(page):
+    checked = Checked(page)
+    assert checked.tags["script"] == 2
+    assert not [name for name, _ in checked.attributes if name.startswith("on")]
+    shown = visible(HOSTILE)
+    assert f"all groups are alike {shown}" in checked.text
+    assert f"broken {shown}" in checked.text
+    assert f"search {shown}: timeout: {shown}"[:160] in checked.text
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    first = checked.data["episodes"][0]
+    assert first["title"].endswith(shown)
+    assert any(call == f"search {shown}, 3.00 s, timeout: {shown}" for call, good in first["turns"][0][4] if not good)
+
+
+def test_it_shows_the_metrics_that_have_values(page):
+    checked = Checked(page)
+    labels = [value for name, value in checked.attributes if name == "aria-label"]
+    assert labels.count("reward/mean") == 1
+    assert {"learner", "generators", "staleness", "share of trained tokens by staleness", "format"} <= set(labels)
+    assert "my/metric" not in labels
+    last = [value for name, value in checked.attributes if name == "data-last"]
+    assert {"60 %", "30 %", "10 %", "75 %", "25 %"} <= set(last)
+
+
+def test_the_picker_has_the_episodes_at_the_top_of_each_order(page):
+    episodes = Checked(page).data["episodes"]
+    assert len(episodes) == STEPS + 1
+    assert sum("evaluation" in each["title"] for each in episodes) == 1
+    for each in episodes:
+        sampled = sum(times for version, times in each["versions"] if version >= 0)
+        assert len(each["engine"]) == sampled
+        assert sum(times for _, times in each["fates"]) == len(each["texts"]) == each["length"]
+
+
+def test_several_runs_show_the_changed_keys_first(run, tmp_path):
+    other = make_run(tmp_path, "learner.lr=3e-5", status=Status.FAILED, reason="the disk is full")
+    text = Checked(page_of(run, other)).text
+    assert text.index("Changed recipe keys") < text.index("learner.lr") < text.index("Overview")
+    before = text[: text.index("Overview")]
+    assert "3e-05" in before
+    assert "learner.weight_decay" not in before
+    assert f"{other.path.name} failed:" in text
+    assert "It has tracked no metrics yet." in text
+
+
+def test_a_run_that_has_only_begun_is_reported_with_what_is_missing(tmp_path):
+    folder = make_run(tmp_path)
+    folder.summary.unlink()
+    for file in (folder.path / "trajectories").iterdir():
+        file.unlink()
+    text = Checked(page_of(folder)).text
+    assert "It has no summary.json: it still runs, or it was killed." in text
+    assert "It has tracked no metrics yet." in text
+    assert "tracking.trajectories" in text
+    assert "no value" not in text
+
+
+texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
+
+
+@given(text=texts, reward=st.floats(), weight=st.floats(width=32))
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_an_episode_holds_the_page_is_well_formed(tmp_path_factory, text, reward, weight):
+    hostile = episode(1, text, reward=reward)
+    hostile["weights"] = hostile["logprobs"] = [weight] * len(hostile["token_ids"])
+    checked = Checked(page_of(make_run(tmp_path_factory.mktemp("run"), rows=[hostile])))
+    assert checked.tags["script"] == 2
+    assert checked.data["episodes"][0]["title"] == visible(f"training step 1 · {text}")
+
+
+def test_a_long_run_keeps_the_page_small(tmp_path):
+    rows = [episode(step, "x" * 200) for step in range(1, 1501)]
+    page = page_of(make_run(tmp_path, rows=rows))
+    assert len(page.encode()) < 300_000
+    assert len(Checked(page).data["episodes"]) <= 6 * 8
+
+
+def test_the_command_writes_beside_the_run_or_where_it_is_told(tmp_path, capsys):
+    folder = make_run(tmp_path)
+    assert main(["report", str(folder.path)]) == ExitCode.COMPLETED
+    told = capsys.readouterr().out
+    assert f"Report: {folder.path / 'report.html'}" in told
+    assert "It has tracked no metrics yet." in told
+    assert main(["report", str(folder.path), "--output", str(tmp_path / "a.html")]) == ExitCode.COMPLETED
+    assert (tmp_path / "a.html").read_bytes() == (folder.path / "report.html").read_bytes()
+
+
+def test_the_command_refuses_what_is_no_run_and_names_a_damaged_file(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == ExitCode.REFUSED
+    folder = make_run(tmp_path)
+    assert main(["report", str(folder.path), "--output", str(tmp_path / "no" / "folder.html")]) == ExitCode.FAILED
+    assert "folder.html" in capsys.readouterr().err
+    (folder.path / "trajectories" / "broken.parquet").write_bytes(b"half")
+    assert main(["report", str(folder.path)]) == ExitCode.FAILED
+    assert "broken.parquet" in capsys.readouterr().err
+
+
+def test_metrics_that_are_gone_are_told(tmp_path):
+    folder = make_run(tmp_path)
+    folder.tracked_as.write_text("0123")
+    text = Checked(page_of(folder)).text
+    assert "which is gone" in text
+    assert not folder.database.exists()
