@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
-from asyncrl.core.text import short
+from asyncrl.core.text import short, writable
 from asyncrl.episodes.episode_record import EpisodeRecord
 from asyncrl.episodes.measures import COLUMNS, Measure, measure
 from asyncrl.episodes.schema import SCHEMA, Kind
@@ -69,10 +69,12 @@ class EpisodeReader:
     """Reads the Parquet files of a folder.
 
     Raises:
-        RecipeError: there are none.
+        RecipeError: there are none, or the folder's name is not UTF-8.
     """
 
     def __init__(self, folder: Path) -> None:
+        if writable(str(folder)) != str(folder):
+            raise RecipeError("", f"{str(folder)!r} is not UTF-8, so that Arrow cannot read it", "rename the folder")
         files = sorted(str(file) for file in folder.glob("*.parquet") if not file.name.startswith("."))
         if not files:
             raise RecipeError(
