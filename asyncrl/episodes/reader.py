@@ -7,6 +7,7 @@ million rows are read in seconds. Nothing is written, so the run may be live.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -157,11 +158,11 @@ class EpisodeReader:
         if by is Measure.REWARD:
             return measure(rows, by)
         numbers, starts = rows["row"].to_numpy(), _starts(rows["file"])
-        found = []
-        for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+        found = [np.zeros(0)]
+        for start, end in pairwise([*starts, len(rows)]):
             of_file = measure(self._rows_of_file(rows["file"][int(start)].as_py(), COLUMNS[by]), by)
             found.append(of_file[numbers[start:end]])
-        return np.concatenate(found) if found else np.zeros(0)
+        return np.concatenate(found)
 
     def _rows_of_file(self, file: str, columns: Sequence[str] | None) -> pa.Table:
         with _readable(Path(file)):
