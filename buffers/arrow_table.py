@@ -54,7 +54,7 @@ class ArrowTable:
     def heads(self) -> Iterator[RowHead]:
         """Yield the prompt and id of every row, in order."""
         for batch in self._batches:
-            prompts = batch.column(self._prompt_key).to_pylist()
+            prompts = batch.column(self._prompt_key).to_pylist(maps_as_pydicts="lossy")
             has_ids = self._id_key in batch.schema.names
             ids = batch.column(self._id_key).to_pylist() if has_ids else [None] * len(prompts)
             yield from map(RowHead, prompts, ids)
@@ -90,9 +90,9 @@ class ArrowTable:
                 raise RecipeError(place, problem, "leave that column out, or write it as text")
             fields.append(pa.field(field.name, plain))
         prompt = _plain_type(table.schema.field(self._prompt_key).type)
-        if not (_is_text(prompt) or types.is_null(prompt)):
-            problem = f"column {self._prompt_key!r} of {self._path} holds {prompt}, but a prompt must be text"
-            remedy = "name a column of text; if it holds chat messages, make a column with the text of what the user asks"
+        if not (_is_text(prompt) or types.is_null(prompt) or _is_list_of_objects(prompt)):
+            problem = f"column {self._prompt_key!r} of {self._path} holds {prompt}, but a prompt is text or chat messages"
+            remedy = "name a column of text, or of lists of messages that each have a role and a content"
             raise RecipeError(f"{place}.prompt_key", problem, remedy)
         return table.cast(pa.schema(fields))
 
@@ -128,3 +128,9 @@ def _plain_nested_type(found: pa.DataType) -> pa.DataType | None:
 
 def _is_text(found: pa.DataType | None) -> bool:
     return found is not None and (types.is_string(found) or types.is_large_string(found) or types.is_string_view(found))
+
+
+def _is_list_of_objects(found: pa.DataType | None) -> bool:
+    if found is None or not (types.is_list(found) or types.is_large_list(found)):
+        return False
+    return bool(types.is_struct(found.value_type) or types.is_map(found.value_type))

@@ -11,6 +11,7 @@ import msgspec
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.flatten import flatten
 from asyncrl.core.recipe.schema import FileTasks, Recipe
+from buffers.recorded_tasks import RecordedSource, recorded_sources
 from buffers.task_stream import TaskStream
 
 
@@ -24,15 +25,17 @@ class Identity(msgspec.Struct, frozen=True):
     Attributes:
         tasks: fingerprint of the task stream.
         recipe: the recipe keys that the buffer's behaviour depends on, and their values. Paths of task files are not among them.
+        sources: where the tasks came from, for those who look into the journal without having the tasks.
     """
 
     tasks: str
     recipe: dict[str, Any]
+    sources: tuple[RecordedSource, ...] = ()
 
     @classmethod
     def of(cls, recipe: Recipe, tasks: TaskStream) -> "Identity":
         """Return the identity of a run, which its journal is written with."""
-        return cls(tasks.fingerprint(), _keys_of(recipe))
+        return cls(tasks.fingerprint(), _keys_of(recipe), recorded_sources(tasks))
 
     def encoded(self) -> bytes:
         """Encode the identity as the journal's files hold it."""

@@ -18,6 +18,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from asyncrl.core.errors import AsyncRLError
@@ -261,15 +262,14 @@ class PayloadStore:
             PayloadGone: the whole folder is missing.
         """
         check_there(self._folder, refs)
-        reader = PayloadReader(self._folder)
         bad = []
-        for ref in refs:
-            try:
-                reader.read([ref])
-            except PayloadLost as error:
-                logger.warning("%s", error)
-                bad.append(ref)
-        reader.close()
+        with closing(PayloadReader(self._folder)) as reader:
+            for ref in refs:
+                try:
+                    reader.read([ref])
+                except PayloadLost as error:
+                    logger.warning("%s", error)
+                    bad.append(ref)
         return bad
 
     def set_aside(self, live: Iterable[PayloadRef]) -> int:

@@ -245,7 +245,7 @@ class ReplayBuffer:
         failures[kind] += 1
         if failures[kind] > self._limits.max_failures:
             raise BudgetExceeded(
-                f"{failures[kind]} failures ({kind}), more than buffer.max_failures={self._limits.max_failures}; "
+                f"{failures[kind]} failures ({kind.told}), more than buffer.max_failures={self._limits.max_failures}; "
                 f"the last one: {what}"
             )
 
@@ -255,15 +255,15 @@ class ReplayBuffer:
             self._complete(group)
             return
         if FailureKind.DATA not in group.broken_by:
-            self._wait_for_missing(group, FailureKind.INFRASTRUCTURE, last_failure)
+            self._wait_for_missing(group, FailureKind.INFRASTRUCTURE.told, last_failure)
             return
         group.attempt += 1
         if group.attempt < self._limits.max_attempts:
-            self._wait_for_missing(group, FailureKind.DATA, last_failure)
+            self._wait_for_missing(group, FailureKind.DATA.told, last_failure)
             return
         logger.warning("filtered after %d attempts: %s", group.attempt, last_failure)
         self._state.observed.filtered_tasks.append(group.task.id)
-        self.groups.end(group, GroupState.FILTERED, FailureKind.DATA, last_failure)
+        self.groups.end(group, GroupState.FILTERED, FailureKind.DATA.told, last_failure)
 
     def _wait_for_missing(self, group: Group, why: str, example: str) -> None:
         birth = group.oldest_finished() if group.records else group.birth
@@ -333,6 +333,7 @@ class ReplayBuffer:
             failures=dict(state.failures),
             filtered_tasks=tuple(observed.filtered_tasks),
             skipped_rows=dict(self._tasks.skipped),
+            source_shares=dict(self._tasks.shares),
             kept_from=state.forgotten,
             depth=self.depth,
             steps_trained=max([state.forgotten, *(version + 1 for version, kept in state.kept.items() if kept.trained)]),
@@ -374,4 +375,4 @@ _decoder = msgspec.msgpack.Decoder(BufferState)
 
 
 def _ticket(group: Group) -> Ticket:
-    return Ticket(group.id, group.task, tuple(group.open), group.attempt, group.version)
+    return Ticket(group.id, group.task, tuple(group.open), group.attempt, group.version, group.source)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
+from asyncrl.core.chat_prompt import chat_prompt, why_no_chat
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
@@ -78,7 +79,8 @@ class TaskRows:
         row = file.rows.row(position)
         task_id = TaskId(self._id(file, position, row.get(self._id_key)))
         data = {key: value for key, value in row.items() if key not in (self._prompt_key, self._id_key)}
-        return Task(id=task_id, prompt=row[self._prompt_key], data=data)
+        prompt = row[self._prompt_key]
+        return Task(id=task_id, prompt=prompt if isinstance(prompt, str) else chat_prompt(prompt), data=data)
 
     def _check(self, file: LabelledFile, taken: set[str]) -> Sequence[int]:
         """Return the positions of the good rows."""
@@ -111,7 +113,7 @@ def why_no_prompt(prompt: object) -> str:
     if isinstance(prompt, str):
         return ""
     if isinstance(prompt, list):
-        return "has a list as prompt, perhaps of chat messages; give the text of what the user asks"
+        return why_no_chat(prompt)
     return f"has prompt {short(prompt)}"
 
 

@@ -6,6 +6,7 @@ stream that is restored from its state goes on exactly as if it had never stoppe
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
@@ -85,14 +86,21 @@ class TaskStream:
         """Number of tasks drawn from each source."""
         return {order.source.name: order.position for order in self._orders}
 
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """The share of each source in the draws, as it was at the last draw. The shares add up to 1."""
+        whole = sum(self._shares)
+        return {source.name: share / whole for source, share in zip(self.sources, self._shares, strict=True)}
+
     def next(self) -> Drawn:
         """Draw the next task.
 
         Raises:
             CurriculumBroken: the curriculum returned no valid weights; nothing was drawn.
         """
-        shares = self._shares if self._curriculum is None else shares_of(self._curriculum.weights())
-        order = self._orders[self._mixer.draw(shares)]
+        if self._curriculum is not None:
+            self._shares = shares_of(self._curriculum.weights())
+        order = self._orders[self._mixer.draw(self._shares)]
         return Drawn(order.next(), order.source.name)
 
     def observe(self, source: str, rewards: Sequence[float]) -> None:
@@ -130,12 +138,17 @@ class TaskStream:
         for order, drawn in zip(self._orders, restored.drawn, strict=True):
             order.position = drawn
 
+    @cached_property
+    def digests(self) -> tuple[str, ...]:
+        """Digest of the content of each source."""
+        return tuple(_digest(source) for source in self.sources)
+
     def fingerprint(self) -> str:
         """Return a digest of the seed and of the sources' names and content.
 
         Streams with equal fingerprints draw the same tasks from equal states.
         """
-        content = [(order.source.name, len(order.source.tasks), _digest(order.source)) for order in self._orders]
+        content = [(source.name, len(source.tasks), digest) for source, digest in zip(self.sources, self.digests, strict=True)]
         return blake2b(msgspec.json.encode((self._seed, content)), digest_size=16).hexdigest()
 
 

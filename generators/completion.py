@@ -41,6 +41,8 @@ class EngineUse(msgspec.Struct, frozen=True):
         request_seconds: seconds that requests took, summed over all requests.
         cpu_seconds: processor time that the engine's process took, as of the last :meth:`Engine.load`.
         last_pause_seconds: seconds for which the last installation paused the engine.
+        prefill_seconds, decode_seconds: seconds of the engine's steps, as far as they computed prompts and sampled tokens; as
+            of the last :meth:`Engine.load`.
     """
 
     tokens_generated: int = 0
@@ -51,6 +53,8 @@ class EngineUse(msgspec.Struct, frozen=True):
     request_seconds: float = 0.0
     cpu_seconds: float = 0.0
     last_pause_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
 
 
 class Engine(Protocol):

@@ -25,12 +25,16 @@ class EngineLoad(msgspec.Struct, frozen=True):
         waiting: requests that wait for room in the batch or in the cache, preempted ones among them.
         cache_share: share of the key-value cache that running requests take, from 0 to 1.
         cpu_seconds: processor time that the engine's process has taken since it started, all its threads together.
+        prefill_seconds, decode_seconds: seconds of its steps so far, as far as they computed prompts and sampled tokens; see
+            :class:`generators.engine_steps.EngineSteps`.
     """
 
     running: int
     waiting: int
     cache_share: float
     cpu_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
 
 
 class Concurrency:
@@ -53,7 +57,7 @@ class Concurrency:
         if load.waiting > 0 and load.running < self._most and load.cache_share > FULL:
             if not self._falling:  # one decrease is enough until the episodes above the limit are over
                 self._falling = True
-                reason = f"{load.waiting} requests waited for key-value cache, of which {load.cache_share:.0%} was in use"
+                reason = f"{load.cache_share:.0%} of the key-value cache was in use, and {load.waiting} waited for room in it"
                 self._set(int(DECREASE * min(playing, self.limit)), reason)
         elif playing >= self.limit and load.waiting == 0 and load.cache_share <= FULL:
             self._set(self.limit + 1, "the key-value cache has room again")

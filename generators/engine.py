@@ -62,7 +62,8 @@ class VllmEngine:
         self._installing = asyncio.Lock()
         self._failure: str | None = None
         self._request_numbers = count()
-        self._cpu_seconds = self._cpu_seconds_when_ready = 0.0
+        self._load = EngineLoad(0, 0, 0.0)
+        self._cpu_seconds_when_ready = 0.0
         self._reset_counters()
 
     def _reset_counters(self) -> None:
@@ -212,7 +213,7 @@ class VllmEngine:
             load = EngineLoad(*await self._llm.engine_core.call_utility_async(REPORT_LOAD))
         except EngineDeadError as error:
             raise ProcessDied("the vLLM engine died; see its log") from error
-        self._cpu_seconds = load.cpu_seconds
+        self._load = load
         return load
 
     def use(self) -> EngineUse:
@@ -224,8 +225,10 @@ class VllmEngine:
             idle_seconds=self._occupancy.idle_seconds,
             paused_seconds=self._occupancy.paused_seconds,
             request_seconds=self._occupancy.request_seconds,
-            cpu_seconds=max(0.0, self._cpu_seconds - self._cpu_seconds_when_ready),
+            cpu_seconds=max(0.0, self._load.cpu_seconds - self._cpu_seconds_when_ready),
             last_pause_seconds=self._last_pause_seconds,
+            prefill_seconds=self._load.prefill_seconds,
+            decode_seconds=self._load.decode_seconds,
         )
 
     async def close(self) -> None:

@@ -3,6 +3,8 @@
 import time
 from typing import TYPE_CHECKING
 
+from generators.engine_steps import EngineSteps
+
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCoreProc
 
@@ -17,6 +19,8 @@ def register() -> None:
     setattr(EngineCoreProc, REPORT_LOAD, report_load)
 
 
-def report_load(core: "EngineCoreProc") -> tuple[int, int, float, float]:
+def report_load(core: "EngineCoreProc") -> tuple[int, int, float, float, float, float]:
     """The fields of a :class:`generators.concurrency.EngineLoad`."""
-    return *core.scheduler.get_request_counts(), core.scheduler.kv_cache_manager.usage, time.process_time()
+    steps = EngineSteps.of(core)
+    load = *core.scheduler.get_request_counts(), core.scheduler.kv_cache_manager.usage, time.process_time()
+    return *load, steps.prefill_seconds, steps.decode_seconds

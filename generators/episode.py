@@ -15,14 +15,16 @@ from numbers import Real
 import msgspec
 import numpy as np
 
+from asyncrl.core.error_counts import ErrorCounts
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import GroupId
 from asyncrl.core.messages import CallRecord
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
-from asyncrl.core.text import told, writable
+from asyncrl.core.text import writable
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory
-from asyncrl.envs.base import Environment, Fault, Observation, StepResult
+from asyncrl.core.users_error import UsersError
+from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from generators.chat import ChatFormat
 from generators.completion import Engine
 from generators.hosted import HostedEnvironment
@@ -88,12 +90,14 @@ class EpisodeTools(msgspec.Struct, frozen=True):
         chat: turns messages into token ids.
         reader: reads tool calls from sampled text.
         environment_factory: makes a new environment for each episode.
+        errors: counts the errors of the environments' code.
     """
 
     engine: Engine
     chat: ChatFormat
     reader: ToolCallReader
     environment_factory: Callable[[], Environment]
+    errors: ErrorCounts = msgspec.field(default_factory=ErrorCounts)
 
 
 async def run_episode(
@@ -113,7 +117,7 @@ async def run_episode(
         scope = asyncio.timeout(limits.episode_timeout_s)
         try:
             async with scope:
-                observation = await _reset(environment)
+                observation = await checked_reset(environment)
                 reset_s = time.perf_counter() - started
                 stop_reason = await _play(environment, observation, task, limits, tools, stream, metrics)
         except TimeoutError as error:
@@ -173,7 +177,9 @@ async def _play(
             full = len(completion.token_ids) < limits.max_turn_tokens
             return StopReason.CONTEXT_LENGTH if full else StopReason.TURN_LENGTH
         text = tools.chat.turn_text(completion.token_ids.tolist())
-        result = await _step(environment, tools.reader, text)
+        result = await checked_step(environment, tools.reader.read(text))
+        for raised in result.errors:
+            tools.errors.count(raised, f"task {task.id}")
         stream.answer_turn(result.reward, result.calls, time.perf_counter() - sampled)
         for metric, value in result.metrics.items():
             metrics[metric] = metrics.get(metric, 0.0) + value
@@ -193,7 +199,8 @@ async def _play(
     return StopReason.MAX_TURNS
 
 
-async def _reset(environment: HostedEnvironment) -> Observation:
+async def checked_reset(environment: HostedEnvironment) -> Observation:
+    """Begin the episode, and check what the environment returns; raises only ``EnvironmentBroken``."""
     observation = await environment.reset()
     with environment.blamed("reset"):
         if not isinstance(observation, Observation):
@@ -201,8 +208,9 @@ async def _reset(environment: HostedEnvironment) -> Observation:
     return observation
 
 
-async def _step(environment: HostedEnvironment, reader: ToolCallReader, text: str) -> StepResult:
-    result = await environment.step(reader.read(text))
+async def checked_step(environment: HostedEnvironment, action: Action) -> StepResult:
+    """Play one turn, and check what the environment returns; raises only ``EnvironmentBroken``."""
+    result = await environment.step(action)
     with environment.blamed("step"):
         if not isinstance(result, StepResult):
             raise TypeError(f"it must return a StepResult, not {result!r}")
@@ -213,6 +221,7 @@ async def _step(environment: HostedEnvironment, reader: ToolCallReader, text: st
             metrics={_metric_name(name): _number(name, value) for name, value in result.metrics.items()},
             fault=None if result.fault is None else Fault(result.fault),
             calls=tuple(_call(record) for record in result.calls),
+            errors=tuple(error for error in result.errors if isinstance(error, UsersError)),
         )
 
 
@@ -248,12 +257,28 @@ def _number(name: str, value: object) -> float:
 
 @asynccontextmanager
 async def _environment_of(task: Task, limits: EpisodeLimits, tools: EpisodeTools) -> AsyncIterator[HostedEnvironment]:
-    """Make a new environment, and close it at the end."""
+    """Make a new environment, and close it at the end. An error of its code is counted."""
     try:
-        environment = HostedEnvironment(tools.environment_factory(), task)
+        environment = make_hosted(tools.environment_factory, task)
+        try:
+            yield environment
+        finally:
+            await environment.close(limits.close_timeout_s)
+    except EnvironmentBroken as broken:
+        if broken.raised is not None:
+            tools.errors.count(broken.raised, f"task {task.id}")
+        raise
+
+
+def make_hosted(environment_factory: Callable[[], Environment], task: Task) -> HostedEnvironment:
+    """Make a new environment for one episode of ``task``.
+
+    Raises:
+        EnvironmentBroken: its constructor raised.
+    """
+    try:
+        return HostedEnvironment(environment_factory(), task)
     except BaseException as error:
-        raise EnvironmentBroken(f"task {task.id}: the environment could not be made: {told(error)}") from error
-    try:
-        yield environment
-    finally:
-        await environment.close(limits.close_timeout_s)
+        raised = UsersError.of(error)
+        problem = f"the environment could not be made: {raised.problem.removeprefix('raised ')}{raised.where}"
+        raise EnvironmentBroken(f"task {task.id}: {problem}", raised) from error

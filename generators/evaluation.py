@@ -1,6 +1,6 @@
-"""Evaluation on a worker's engine while training goes on: plays one episode of each held-out task.
+"""Evaluation on a worker's engine: plays the episodes of held-out tasks, also while training goes on.
 
-A task that breaks its environment gets no reward.
+An episode that breaks its environment gets no reward.
 """
 
 import asyncio
@@ -21,6 +21,19 @@ logger = logging.getLogger(__name__)
 _EVALUATION_GROUP = GroupId(-1)
 
 
+class HeldOutTask(msgspec.Struct, frozen=True):
+    """A task to be evaluated on.
+
+    Attributes:
+        source: name of its task source.
+        samples: how many episodes of it to play.
+    """
+
+    task: Task
+    source: str
+    samples: int = 1
+
+
 class EvaluationResult(msgspec.Struct, frozen=True):
     """One episode of a held-out task.
 
@@ -39,40 +52,63 @@ class EvaluationResult(msgspec.Struct, frozen=True):
         return cls(trajectory.task_id, trajectory.reward, trajectory.stop_reason, len(trajectory.turns))
 
 
-async def evaluate(
-    tasks: Sequence[Task], limits: EpisodeLimits, tools: EpisodeTools, *, at_once: int, attempts: int
-) -> list[Trajectory]:
-    """Play one episode of each task. The engine serves these episodes and all other requests at the same time.
+class BrokenEpisode(msgspec.Struct, frozen=True):
+    """An episode of a held-out task that has no reward, because it broke its environment; ``problem`` says how."""
 
-    A task that breaks its environment ``attempts`` times has no trajectory. It is never counted as a reward of 0.
+    task_id: TaskId
+    problem: str
+
+
+Evaluated = EvaluationResult | BrokenEpisode
+
+
+def require_results(evaluated: Sequence[Evaluated]) -> list[EvaluationResult]:
+    """Return the results of the episodes that have one.
+
+    Raises:
+        EnvironmentBroken: none has, although there were episodes.
+    """
+    results = [each for each in evaluated if isinstance(each, EvaluationResult)]
+    broken = [each.problem for each in evaluated if isinstance(each, BrokenEpisode)]
+    if broken and not results:
+        raise EnvironmentBroken(f"none of {len(broken)} evaluation episodes could be played; the first error: {broken[0]}")
+    return results
+
+
+async def evaluate(
+    tasks: Sequence[HeldOutTask], limits: EpisodeLimits, tools: EpisodeTools, *, at_once: int, attempts: int
+) -> list[Trajectory | BrokenEpisode]:
+    """Play the episodes of each task. The engine serves these episodes and all other requests at the same time.
+
+    An episode that breaks its environment ``attempts`` times has no trajectory. It is never counted as a reward of 0.
 
     Args:
         at_once: most episodes played at the same time.
-        attempts: how often a task may break its environment before it is left out.
+        attempts: how often an episode may break its environment before it is left out.
 
     Raises:
-        EnvironmentBroken: every task broke its environment.
         ComponentFailed: the engine died.
     """
     slots = asyncio.Semaphore(at_once)
     with first_error():
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(_evaluate(task, limits, tools, slots, attempts)) for task in tasks]
-    trajectories = [trajectory for episode in running if isinstance(trajectory := episode.result(), Trajectory)]
-    if tasks and not trajectories:
-        raise EnvironmentBroken(f"none of {len(tasks)} evaluation tasks could be run; the first error: {running[0].result()}")
-    return trajectories
+            running = [
+                group.create_task(_evaluate(each.task, sample_index, limits, tools, slots, attempts))
+                for each in tasks
+                for sample_index in range(each.samples)
+            ]
+    return [episode.result() for episode in running]
 
 
 async def _evaluate(
-    task: Task, limits: EpisodeLimits, tools: EpisodeTools, slots: asyncio.Semaphore, attempts: int
-) -> Trajectory | EnvironmentBroken:
+    task: Task, sample_index: int, limits: EpisodeLimits, tools: EpisodeTools, slots: asyncio.Semaphore, attempts: int
+) -> Trajectory | BrokenEpisode:
     failure: EnvironmentBroken
     for attempt in range(attempts):
         try:
             async with slots:
-                return await run_episode(task, EpisodeName(_EVALUATION_GROUP, 0, attempt), limits, tools)
+                return await run_episode(task, EpisodeName(_EVALUATION_GROUP, sample_index, attempt), limits, tools)
         except EnvironmentBroken as error:
             failure = error
-    logger.warning("an evaluation task is left out of the result: %s", failure)
-    return failure
+    logger.warning("an evaluation episode is left out of the result: %s", failure)
+    return BrokenEpisode(task.id, str(failure))

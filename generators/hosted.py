@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import DeadlineExceeded, EnvironmentBroken
 from asyncrl.core.task import Task
-from asyncrl.core.text import told
+from asyncrl.core.users_error import UsersError
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from asyncrl.envs.contained import Raised, contained, ended
 
@@ -85,9 +85,12 @@ class HostedEnvironment:
         return outcome
 
     def _broken(self, method: str, error: BaseException) -> EnvironmentBroken:
+        raised = UsersError.of(error, getattr(type(self._environment), method, None))
         if isinstance(error, EnvironmentBroken):
+            error.raised = error.raised or raised
             return error
-        broken = EnvironmentBroken(f"task {self._task.id}: {type(self._environment).__name__}.{method} raised {told(error)}")
+        name = f"{type(self._environment).__name__}.{raised.method or method}"
+        broken = EnvironmentBroken(f"task {self._task.id}: {name} {raised.problem}{raised.where}", raised)
         broken.__cause__ = error
         return broken
 

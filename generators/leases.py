@@ -43,12 +43,19 @@ class Leases:
         max_running: most episodes that may be played at once, until :meth:`limit` changes it.
         group_size: number of episodes in a group.
         room_made: called whenever an episode has ended or the limit has changed.
+        room_changes: called whenever the room is about to change.
         clock: returns the time in seconds; must never go back.
     """
 
     def __init__(
-        self, max_running: int, group_size: int, room_made: Callable[[], None], clock: Callable[[], float] = time.monotonic
+        self,
+        max_running: int,
+        group_size: int,
+        room_made: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        room_changes: Callable[[], None] = lambda: None,
     ) -> None:
+        self._room_changes = room_changes
         self._limit, self._group_size, self._room_made, self._clock = max_running, group_size, room_made, clock
         self._settled_at = clock()
         self._episode_seconds = self._held_back_seconds = 0.0
@@ -79,6 +86,7 @@ class Leases:
         return self._held_back_seconds
 
     def _settle(self) -> None:
+        self._room_changes()
         now = self._clock()
         elapsed, self._settled_at = now - self._settled_at, now
         self._episode_seconds += self.playing * elapsed

@@ -13,23 +13,27 @@ import asyncio
 import logging
 import time
 from asyncio import sleep  # imported by name: an environment may replace asyncio.sleep later
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from asyncrl.core.counters import snapshot
+from asyncrl.core.error_counts import CountedError, merged
 from asyncrl.core.errors import EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
-from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import TicketClient
-from asyncrl.core.trajectory import Trajectory, named_rewards
+from asyncrl.core.trajectory import StopReason, Trajectory, named_rewards
 from generators.completion import EngineUse
 from generators.concurrency import Concurrency
+from generators.engine_time import Doing, EngineTime, TimedEngine, TimeUse
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
-from generators.evaluation import EvaluationResult, evaluate
+from generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, evaluate
+from generators.finished_episodes import FinishedEpisodes
 from generators.first_error import first_error
 from generators.leases import Lease, Leases
 from generators.occupancy import Occupancy
@@ -42,9 +46,12 @@ RENEWALS_PER_LEASE = 4
 """Heartbeats that a worker sends in the time of one lease, so that one or two late ones do no harm."""
 ADAPT_S = 1.0
 """Seconds between two looks at the load of the engine."""
+EMPTY_TOKENS = 4
+"""The most tokens of an answer that may be without text: control tokens and white space, and the token that ends the turn."""
 
 
-KeepEvaluation = Callable[[PolicyVersion, Sequence[Trajectory]], Awaitable[None]]
+KeepEvaluation = Callable[[PolicyVersion, Sequence[Trajectory], Mapping[TaskId, str]], Awaitable[None]]
+"""Keeps the episodes of an evaluation of a policy version, given the source of each task."""
 
 
 class GeneratorStatistics(EngineUse, frozen=True):
@@ -60,6 +67,9 @@ class GeneratorStatistics(EngineUse, frozen=True):
         front_end_cpu_seconds: processor time that the worker's own process took, the engine's process not included.
         episode_limit: how many episodes may be played at once at the moment.
         scoring: counters of the scores that a reward model gave to the episodes.
+        time: seconds since the worker was made, split by what it did.
+        finished: what the episodes that were handed in reported.
+        errors: errors of the environments' code, by place.
         blocked_by: a sentence about each place in the code that blocked the episodes' event loop for a second or
             longer.
     """
@@ -72,13 +82,16 @@ class GeneratorStatistics(EngineUse, frozen=True):
     front_end_cpu_seconds: float = 0.0
     episode_limit: int = 0
     scoring: ScoringUse = ScoringUse()
+    time: TimeUse = TimeUse()
+    finished: FinishedEpisodes = msgspec.field(default_factory=FinishedEpisodes)
+    errors: tuple[CountedError, ...] = ()
     blocked_by: tuple[str, ...] = ()
 
     def __add__(self, successor: "GeneratorStatistics") -> "GeneratorStatistics":
         """Add the counters of the successor. What is not a counter is taken from the successor."""
         sums = {name: getattr(self, name) + getattr(successor, name) for name in self.__struct_fields__}
         latest = {name: getattr(successor, name) for name in ("last_pause_seconds", "episode_limit", "blocked_by")}
-        return GeneratorStatistics(**sums | latest)
+        return GeneratorStatistics(**sums | latest | {"errors": merged(self.errors + successor.errors)})
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -120,6 +133,7 @@ class GeneratorWorker:
     Args:
         worker_id: the name under which the buffer knows the worker.
         tools: what episodes are played with. The engine must have been started and warmed up.
+        ticket_client: the way to the buffer; None for a worker that only evaluates.
         scoring: rewards finished episodes; if None, the environment's rewards are used.
         keep: keeps the episodes of an evaluation of a policy version; if None, they are not kept.
     """
@@ -129,23 +143,36 @@ class GeneratorWorker:
         worker_id: WorkerId,
         settings: WorkerSettings,
         tools: EpisodeTools,
-        ticket_client: TicketClient,
+        ticket_client: TicketClient | None,
         scoring: Scoring | None = None,
         keep: KeepEvaluation | None = None,
     ) -> None:
-        self._id, self._settings, self._tools, self._keep = worker_id, settings, tools, keep
-        self._engine, self._ticket_client, self._scoring = tools.engine, ticket_client, scoring
+        self._id, self._settings, self._keep = worker_id, settings, keep
+        self._time = EngineTime(lambda: self._leases.room, time.monotonic)
+        self._tools = self._timed(tools, Doing.REQUEST)
+        self._evaluation_tools = self._timed(tools, Doing.EVALUATION_REQUEST)
+        self._engine, self._tickets, self._scoring = tools.engine, ticket_client, scoring
         self._slots = asyncio.Semaphore(settings.max_running)
         self._installing = 0
         self._asked_as: PolicyVersion | None = None
         self._changed = asyncio.Event()
         self._serving: asyncio.Task[None]
         self._cut_off: asyncio.Future[str]
-        self._leases = Leases(settings.max_running, settings.group_size, self._changed.set)
+        self._leases = Leases(settings.max_running, settings.group_size, self._changed.set, room_changes=self._time.settle)
         self._concurrency = Concurrency(settings.max_running, self._limit)
         self._finished_episodes = self._tool_output_cut = 0
+        self._finished = FinishedEpisodes()
         self._evaluations = Occupancy(time.monotonic)
         self._cpu_seconds_when_made = time.process_time()
+
+    def _timed(self, tools: EpisodeTools, what: Doing) -> EpisodeTools:
+        return msgspec.structs.replace(tools, engine=TimedEngine(tools.engine, self._time, what))
+
+    @property
+    def _ticket_client(self) -> TicketClient:
+        if self._tickets is None:
+            raise RuntimeError(f"{self._id} only evaluates: it has no buffer to ask for tickets")
+        return self._tickets
 
     async def run(self, stop: asyncio.Event) -> None:
         """Generate until ``stop`` is set; then cancel all running episodes.
@@ -188,8 +215,8 @@ class GeneratorWorker:
     async def _adapt(self) -> None:
         """Hold as many episodes as the engine can bear."""
         while True:
-            await sleep(ADAPT_S)
             self._concurrency.observe(await self._engine.load(), self._leases.playing)
+            await sleep(ADAPT_S)
 
     def _limit(self, episodes: int, reason: str) -> None:
         logger.info("%d episodes at once from here on, of at most %d: %s", episodes, self._settings.max_running, reason)
@@ -240,12 +267,14 @@ class GeneratorWorker:
             async with self._slots:
                 queued_s = time.perf_counter() - accepted
                 name = EpisodeName(ticket.group_id, index, ticket.attempt)
-                trajectory = await run_episode(ticket.task, name, limits, self._tools, queued_s)
+                with self._time.doing(Doing.EPISODE):
+                    trajectory = await run_episode(ticket.task, name, limits, self._tools, queued_s)
             self._finished_episodes += 1
             self._tool_output_cut += int(trajectory.metrics.get(TOOL_OUTPUT_CUT, 0))
             self._leases.played(lease, index)
             if self._scoring is not None:
-                trajectory = await self._scoring.reward(ticket.task, trajectory)
+                with self._time.doing(Doing.SCORE):
+                    trajectory = await self._scoring.reward(ticket.task, trajectory)
             self._check_rewards(ticket.task, trajectory)
         except (EnvironmentBroken, ScoringFailed) as failure:
             logger.warning("group %d sample %d failed: %s", ticket.group_id, index, failure)
@@ -255,6 +284,8 @@ class GeneratorWorker:
             kind = failure.kind if isinstance(failure, ScoringFailed) else FailureKind.DATA
             await self._ticket_client.fail(ticket.group_id, index, kind, str(failure))
         else:
+            seconds, empty = time.perf_counter() - accepted, self._is_empty_answer(trajectory)
+            self._finished.add(trajectory, ticket.source, seconds, empty_answer=empty)
             await self._ticket_client.commit(trajectory)
         self._leases.settled(lease, index)
 
@@ -265,32 +296,44 @@ class GeneratorWorker:
             remedy = "have the environment report every reward that algorithm.advantage.rewards names"
             raise EnvironmentBroken(f"task {task.id}: {error}; {remedy}") from error
 
+    def _is_empty_answer(self, trajectory: Trajectory) -> bool:
+        """Whether the episode ended with an answer that has no text."""
+        if trajectory.stop_reason is not StopReason.ENVIRONMENT_DONE:
+            return False
+        turn = trajectory.turns[-1]
+        if turn.end - turn.start > EMPTY_TOKENS:
+            return False
+        return not self._tools.chat.turn_text(trajectory.token_ids[turn.start : turn.end].tolist()).strip()
+
     async def install(self, publication: Publication) -> int:
         """Load published weights while episodes run; see :meth:`generators.completion.Engine.install`."""
         self._installing += 1
         try:
-            return await self._engine.install(publication)
+            with self._time.installing(lambda: self._engine.use().paused_seconds):
+                return await self._engine.install(publication)
         finally:
             self._installing -= 1
             self._changed.set()
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float, version: PolicyVersion) -> list[EvaluationResult]:
-        """Play one episode of each held-out task; see :func:`generators.evaluation.evaluate`. ``version`` is being evaluated."""
+    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
+        """Play the episodes of held-out tasks; see :func:`generators.evaluation.evaluate`. ``version`` is being evaluated."""
         settings = self._settings
         self._evaluations.enter()
         try:
-            trajectories = await evaluate(
-                tasks,
-                msgspec.structs.replace(settings.limits, temperature=temperature),
-                self._tools,
-                at_once=settings.max_running,
-                attempts=settings.evaluation_attempts,
-            )
+            with self._time.doing(Doing.EVALUATION):
+                episodes = await evaluate(
+                    tasks,
+                    msgspec.structs.replace(settings.limits, temperature=temperature),
+                    self._evaluation_tools,
+                    at_once=settings.max_running,
+                    attempts=settings.evaluation_attempts,
+                )
         finally:
             self._evaluations.leave()
         if self._keep is not None:
-            await self._keep(version, trajectories)
-        return [EvaluationResult.of(trajectory) for trajectory in trajectories]
+            sources = {each.task.id: each.source for each in tasks}
+            await self._keep(version, [each for each in episodes if isinstance(each, Trajectory)], sources)
+        return [each if isinstance(each, BrokenEpisode) else EvaluationResult.of(each) for each in episodes]
 
     def statistics(self) -> GeneratorStatistics:
         """Return the counters since the engine was ready."""
@@ -304,4 +347,7 @@ class GeneratorWorker:
             front_end_cpu_seconds=time.process_time() - self._cpu_seconds_when_made,
             episode_limit=self._concurrency.limit,
             scoring=self._scoring.use if self._scoring is not None else ScoringUse(),
+            time=self._time.use(),
+            finished=snapshot(self._finished),
+            errors=self._tools.errors.counted,
         )

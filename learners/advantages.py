@@ -28,6 +28,7 @@ from asyncrl.core.recipe.algorithm import (
     RemaxAdvantage,
     RlooAdvantage,
 )
+from asyncrl.core.recipe.custom import CustomAdvantage
 from asyncrl.core.spread import has_spread, reaches
 from learners.segments import Segments
 
@@ -52,8 +53,8 @@ def advantages(returns: Returns, config: Advantage) -> Tensor:
 
     Raises:
         ValueError: for kind gae, which needs a critic's values (see :mod:`.token_credit`), gdpo, which needs several
-            rewards (see :func:`decoupled_advantages`), and remax, which needs a greedy episode (see
-            :func:`against_greedy`).
+            rewards (see :func:`decoupled_advantages`), remax, which needs a greedy episode (see
+            :func:`against_greedy`), and custom (see :mod:`.custom.calls`).
     """
     groups = _Groups(returns)
     match config:
@@ -79,6 +80,8 @@ def advantages(returns: Returns, config: Advantage) -> Tensor:
             raise ValueError("advantages of kind gdpo need several rewards")
         case RemaxAdvantage():
             raise ValueError("advantages of kind remax need a greedy episode's reward")
+        case CustomAdvantage():
+            raise ValueError("advantages of kind custom are computed by a function of the user's own")
     return result.float()
 
 

@@ -14,15 +14,21 @@ from asyncrl.core.recipe.algorithm import (
     SequenceMeanTokenSum,
     TokenMean,
 )
+from asyncrl.core.recipe.custom import CustomAggregation
+from learners.custom.calls import RowShares, call_aggregation, loaded
+from learners.custom.inputs import AggregationInputs
 
 
-def row_shares(loss_tokens: Tensor, config: Aggregation) -> Tensor:
+def row_shares(loss_tokens: Tensor, weights: Tensor, config: Aggregation) -> Tensor:
     """float64 [rows], the factor that multiplies each row's loss terms.
 
     Args:
         loss_tokens: int64 [rows], the number of tokens of each row that may enter the loss, for the whole batch.
+        weights: float64 [rows], the sampler's weights, which multiply the terms besides.
     """
     match config:
+        case CustomAggregation():
+            return _custom(loss_tokens, weights, config).shares
         case SequenceMeanTokenMean():
             return 1.0 / loss_tokens.clamp(min=1).double()
         case TokenMean() | SequenceMeanTokenSum() | ConstantAggregation():
@@ -42,9 +48,18 @@ def denominator(loss_tokens: Tensor, weights: Tensor, config: Aggregation) -> fl
     """
     rows = float(weights[loss_tokens > 0].sum())
     match config:
+        case CustomAggregation():
+            return _custom(loss_tokens, weights, config).denominator
         case TokenMean():
             return float((weights * loss_tokens).sum())
         case SequenceMeanTokenSum() | SequenceMeanTokenMean():
             return rows
         case ConstantAggregation(tokens=tokens):
             return rows * tokens
+
+
+def _custom(loss_tokens: Tensor, weights: Tensor, config: CustomAggregation) -> RowShares:
+    """Have a function of the user's own aggregate, unless no token may enter the loss."""
+    if not int(loss_tokens.sum()):
+        return RowShares(torch.ones_like(loss_tokens, dtype=torch.float64), 0.0)
+    return call_aggregation(loaded(config), AggregationInputs(loss_tokens=loss_tokens, weights=weights))

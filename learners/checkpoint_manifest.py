@@ -63,6 +63,7 @@ class CheckpointShape(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         adapters: description of the adapters that are trained instead of the policy's weights.
         frozen_weights: a checksum, the sum of the bits of the policy's weights, if they are not trained; 0 if they are.
+        reference_weights: the same sum of the weights of a reference policy that the recipe names; 0 if it names none.
     """
 
     layers: int
@@ -82,6 +83,7 @@ class CheckpointShape(msgspec.Struct, frozen=True, kw_only=True):
     critic: bool = False
     adapters: str = "none"
     frozen_weights: int = 0
+    reference_weights: int = 0
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -181,6 +183,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         differing = [f"{name} {theirs[name]} (this run: {ours[name]})" for name in theirs if theirs[name] != ours[name]]
         if differing:
             raise CheckpointMismatch(
-                f"checkpoint {folder} is of another model: {', '.join(differing)}; resume with the model, learner.dtype "
-                "and learner.lora it was saved with, or start a new run"
+                f"checkpoint {folder} is of another model: {', '.join(differing)}; resume with the model, learner.dtype, "
+                "learner.lora and algorithm.kl.reference it was saved with, or start a new run"
             )

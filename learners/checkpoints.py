@@ -30,6 +30,11 @@ def newest(folder: Path) -> tuple[PolicyVersion, Path] | None:
     return max(_checkpoints(folder), default=None)
 
 
+def versions(folder: Path) -> list[PolicyVersion]:
+    """The versions of the checkpoints in ``folder``, in no order."""
+    return [version for version, _ in _checkpoints(folder)]
+
+
 def prune(folder: Path, keep: int) -> None:
     """Remove all checkpoints except the ``keep`` newest, and finish any removal that was interrupted earlier.
 

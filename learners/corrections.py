@@ -21,6 +21,9 @@ from asyncrl.core.recipe.algorithm import (
     RejectSecondMoment,
     TruncateBound,
 )
+from asyncrl.core.recipe.custom import CustomWeight
+from learners.custom.calls import call_weight, loaded
+from learners.custom.inputs import WeightInputs
 from learners.kl import divergence
 from learners.loss_tokens import LossTokens
 from learners.segments import Segments
@@ -100,13 +103,27 @@ def _anchor(logp_theta: Tensor, logp_proximal: Tensor, tokens: LossTokens, ancho
             return logp_proximal
 
 
-def _importance(log_ratio: Tensor, tokens: LossTokens, level: str) -> Tensor:
+def _importance(log_ratio: Tensor, tokens: LossTokens, level: str | CustomWeight) -> Tensor:
+    if isinstance(level, CustomWeight):
+        return call_weight(loaded(level), _inputs(log_ratio, tokens))
     if level == "none":
         return torch.ones_like(log_ratio)
     segments = units(tokens, level)
     if segments is not None:
         log_ratio = segments.means(log_ratio, tokens.mask)[segments.index]
     return log_ratio.exp()
+
+
+def _inputs(log_ratio: Tensor, tokens: LossTokens) -> WeightInputs:
+    return WeightInputs(
+        log_ratio=log_ratio,
+        logp_behaviour=tokens.logp_behaviour,
+        advantages=tokens.advantages,
+        staleness=tokens.staleness,
+        mask=tokens.mask,
+        rows=tokens.rows,
+        turns=tokens.turns,
+    )
 
 
 def _rejected(log_ratio: Tensor, to_theta: Tensor, tokens: LossTokens, criterion: Rejection) -> Tensor:

@@ -34,6 +34,7 @@ from learners.overlong import overlong_penalties
 from learners.preparation import MiniBatch, Preparation
 from learners.rank import RankSpec
 from learners.schedule import learning_rate
+from learners.step_clock import PartSeconds
 from learners.tally import Tally
 from learners.token_records import TokenRecords
 from learners.value_loss import value_loss
@@ -52,12 +53,21 @@ class StepReport(msgspec.Struct, frozen=True):
             values.
         weights_moved: whether the policy's weights can have changed: at least one optimizer step had a gradient and a
             learning rate above 0. The same on all ranks.
+        seconds: what the rank spent the training step on; None on all ranks but the one that reports.
         news: what the user should be told; empty, or a sentence.
     """
 
     readings: list[Reading]
     weights_moved: bool
+    seconds: PartSeconds | None = None
     news: str = ""
+
+    def after_fetching(self, seconds: float) -> "StepReport":
+        """Return the report with the ``seconds`` that the rank spent on fetching its rows as part of the data."""
+        if self.seconds is None:
+            return self
+        spent = msgspec.structs.replace(self.seconds, data=self.seconds.data + seconds)
+        return msgspec.structs.replace(self, seconds=spent)
 
 
 class Learner:
@@ -146,6 +156,7 @@ class Learner:
             ComponentFailed: if another rank has died.
         """
         started, flops_before = time.perf_counter(), self._trainer.flops
+        self._trainer.clock.begin()
         algorithm = self._algorithm
         if not any(row.loss_tokens for row in batch.rows):
             raise ValueError(f"no token of the {len(batch.rows)} rows in the batch of version {batch.version} may enter the loss")
@@ -198,7 +209,8 @@ class Learner:
             if critic_norms:
                 readings.append(Reading(metrics.CRITIC_GRAD_NORM, fmean(critic_norms)))
         moved = not self._only_critic(batch.version) and rate > 0 and fmean(norms) > 0
-        return StepReport(readings, weights_moved=moved)
+        spent = self._trainer.clock.end()
+        return StepReport(readings, weights_moved=moved, seconds=spent if self._rank.is_reporter else None)
 
     def shards(self) -> Iterator[Shard]:
         """Yield the rectangles of Hugging Face tensors that this rank publishes, with the weights as they are now.

@@ -19,7 +19,10 @@ from asyncrl.core.recipe.algorithm import (
     ReinforceLoss,
     SapoLoss,
 )
+from asyncrl.core.recipe.custom import CustomLoss
 from learners.corrections import Corrected, correct
+from learners.custom.calls import call_loss, loaded
+from learners.custom.inputs import LossInputs
 from learners.kl import OVERFLOW_GUARD, divergence, straight_through
 from learners.loss_tokens import LossTokens
 
@@ -139,6 +142,23 @@ def _surrogate(
             return Surrogate(log_ratio.exp() * advantages - penalty, torch.zeros_like(tokens.mask))
         case ReinforceLoss():
             return Surrogate(advantages * logp, torch.zeros_like(tokens.mask))
+        case CustomLoss():
+            custom = call_loss(loaded(config), _inputs(log_ratio, logp, tokens, kept))
+            return Surrogate(-custom.losses, custom.clipped)
+
+
+def _inputs(log_ratio: Tensor, logp: Tensor, tokens: LossTokens, kept: Tensor) -> LossInputs:
+    return LossInputs(
+        logp=logp,
+        log_ratio=log_ratio,
+        logp_behaviour=tokens.logp_behaviour,
+        logp_reference=tokens.logp_reference,
+        advantages=tokens.advantages,
+        staleness=tokens.staleness,
+        mask=kept,
+        rows=tokens.rows,
+        turns=tokens.turns,
+    )
 
 
 def _held(ratio: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:

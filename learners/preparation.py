@@ -134,7 +134,8 @@ class Preparation:
     def _packed(
         self, batch: Batch, rows: Mapping[RowName, Trajectory], advantages: Mapping[RowName, Sequence[float]]
     ) -> list[MicroBatch]:
-        shares = (_weights(batch) * row_shares(_loss_tokens(batch), self._algorithm.aggregation)).tolist()
+        weights = _weights(batch)
+        shares = (weights * row_shares(_loss_tokens(batch), weights, self._algorithm.aggregation)).tolist()
         packed = []
         for micro_batch in self._planned(batch):
             records = [batch.rows[row] for row in micro_batch]
@@ -247,7 +248,7 @@ class Preparation:
             for part in packed:
                 proximal = _proximal(part)
                 parts.append((correct(proximal, proximal, part, correction).weight, part))
-            mean = mean_weight(parts, correction.weight, self._trainer.added_over_data)
+            mean = mean_weight(parts, correction.weight_level, self._trainer.added_over_data)
             packed = [msgspec.structs.replace(part, mean_weight=mean) for part in packed]
         return packed
 

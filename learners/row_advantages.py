@@ -6,6 +6,7 @@ from torch import Tensor
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.recipe.algorithm import (
+    Advantage,
     AlgorithmConfig,
     EpisodeCredit,
     GdpoAdvantage,
@@ -13,8 +14,10 @@ from asyncrl.core.recipe.algorithm import (
     RemaxAdvantage,
     TurnCredit,
 )
+from asyncrl.core.recipe.custom import CustomAdvantage
 from learners.advantages import Returns, advantages, against_greedy, decoupled_advantages
 from learners.credit import turn_groups, turn_places, turn_returns
+from learners.custom.calls import call_advantage, loaded
 from learners.overlong import overlong_penalties
 
 
@@ -69,7 +72,11 @@ def _of_episodes(batch: Batch, config: AlgorithmConfig) -> list[float]:
     rewards = torch.tensor([row.reward for row in batch.rows], dtype=torch.float64)
     if isinstance(config.advantage, RemaxAdvantage):
         return against_greedy(rewards, _greedy_rewards(batch)).tolist()
-    return advantages(Returns(rewards, group, tokens), config.advantage).tolist()
+    return _advantages(Returns(rewards, group, tokens), config.advantage).tolist()
+
+
+def _advantages(returns: Returns, config: Advantage) -> Tensor:
+    return call_advantage(loaded(config), returns) if isinstance(config, CustomAdvantage) else advantages(returns, config)
 
 
 def _greedy_rewards(batch: Batch) -> Tensor:
@@ -104,4 +111,4 @@ def _of_turns(batch: Batch, config: AlgorithmConfig, discount: float) -> list[li
         turn_groups(torch.tensor(_groups(batch))[row], turn_places(row)),
         torch.ones(len(row), dtype=torch.int64),
     )
-    return [part.tolist() for part in advantages(returns, config.advantage).split(counts)]
+    return [part.tolist() for part in _advantages(returns, config.advantage).split(counts)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 
+from asyncrl.cli.arguments import count, writable_file
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, RecipeError
 
@@ -55,14 +55,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     loop.add_argument("--workload", metavar="NAME", help="short, tools, turns, slow or all")
     loop.add_argument("--model", metavar="SIZE", help="with --workload: 1m, 6m or all (default all)")
     loop.add_argument("--peer", metavar="NAME", help="with --workload: measure `trl` as well; first run `make bench-peers`")
-    loop.add_argument("--repetitions", metavar="N", type=_count, help="with --workload: runs of each side (default 3)")
-    loop.add_argument("--steps", metavar="N", type=_count, help="with --workload: training steps that are measured")
+    loop.add_argument("--repetitions", metavar="N", type=count, help="with --workload: runs of each side (default 3)")
+    loop.add_argument("--steps", metavar="N", type=count, help="with --workload: training steps that are measured")
     loop.add_argument("--override", metavar="KEY=VALUE", action="append", default=[], help="change asyncrl's recipe")
     buffer = _add(kinds, "buffer", "the replay buffer as a service", _BUFFER, run_buffer)
-    buffer.add_argument("--tokens", metavar="N", type=_count, default=2048, help="tokens of a trajectory (default 2048)")
+    buffer.add_argument("--tokens", metavar="N", type=count, default=2048, help="tokens of a trajectory (default 2048)")
     pool = _add(kinds, "pool", "a simulated pool of engines", _POOL, run_pool)
-    pool.add_argument("--engines", metavar="N", type=_count, default=1024, help="engines in the pool (default 1024)")
-    pool.add_argument("--hours", metavar="N", type=_count, default=24, help="hours of simulated time (default 24)")
+    pool.add_argument("--engines", metavar="N", type=count, default=1024, help="engines in the pool (default 1024)")
+    pool.add_argument("--hours", metavar="N", type=count, default=24, help="hours of simulated time (default 24)")
     _add(kinds, "staleness", "effect of each value of buffer.on_stale", _STALENESS, run_staleness)
     _add(kinds, "learner", "the learner beside a plain PyTorch loop", _LEARNER, run_learner)
     _add(kinds, "learning", "whether the quickstart learns", _LEARNING, run_learning)
@@ -76,7 +76,7 @@ def _add(
     run: Callable[[argparse.Namespace, Console], ExitCode],
 ) -> argparse.ArgumentParser:
     parser = kinds.add_parser(name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", type=_writable_file, required=True, help="where to write the result")
+    parser.add_argument("--json", metavar="FILE", type=writable_file, required=True, help="where to write the result")
     parser.set_defaults(run=run)
     return parser
 
@@ -166,16 +166,3 @@ def run_learning(arguments: argparse.Namespace, console: Console) -> ExitCode:
         return ExitCode.REFUSED
     console.print(learning.markdown(result), markup=False, highlight=False, soft_wrap=True)
     return ExitCode.FAILED if any(run.failure for run in result.runs) else ExitCode.COMPLETED
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
-    return int(text)
-
-
-def _writable_file(text: str) -> Path:
-    path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} must be a file in a folder that exists")
-    return path

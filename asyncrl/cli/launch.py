@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
 
+from asyncrl.cli.console import error_console
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import RecipeError
 
@@ -56,6 +58,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("--dry-run", action="store_true", help="show the resolved recipe and the plan, and start nothing")
     parser.add_argument("--resume", metavar="RUN", type=Path, help="go on with the run in this folder, with its own recipe")
+    parser.add_argument(
+        "--from",
+        dest="start",
+        metavar="FOLDER",
+        type=Path,
+        help="where relative paths of a resumed run's recipe begin, if its project has moved; else where it was launched",
+    )
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -63,6 +72,66 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Compose the recipe, check it, and launch it unless this is a dry run."""
     if (arguments.recipe is None) == (arguments.resume is None):
         arguments.parser.error("give either a RECIPE, or --resume RUN without one: a resumed run has its own recipe")
+    if arguments.resume is None:
+        if arguments.start is not None:
+            arguments.parser.error("--from goes with --resume: the paths of a new run begin in the current folder")
+        return _run(arguments, console, None)
+    from asyncrl.run.folder import RunFolder
+    from asyncrl.run.launch_directory import in_launch_directory
+
+    try:
+        found = RunFolder.find(arguments.resume)
+        with in_launch_directory(found, arguments.start):
+            return _run(arguments, console, found.path)
+    except RecipeError as error:
+        return show_refusal(error)
+
+
+def _run(arguments: argparse.Namespace, console: Console, resume: Path | None) -> ExitCode:
+    """Do :func:`run` for a new run, or for the run in the folder ``resume``."""
+    try:
+        accepted = accept(arguments.recipe, arguments.overrides, resume)
+        if arguments.dry_run:
+            _show(accepted.recipe, accepted.plan, console)
+            return ExitCode.COMPLETED
+        folder = accepted.make_folder()
+    except RecipeError as error:
+        if resume is not None:
+            raise
+        return show_refusal(error)
+    return start(accepted, folder, console)
+
+
+class Accepted(NamedTuple):
+    """A run that may be started.
+
+    Attributes:
+        resumed: the folder of a run that is resumed; None for a new run.
+        reached: how far a run that is resumed had come.
+    """
+
+    recipe: Recipe
+    plan: Plan
+    resumed: RunFolder | None
+    reached: Reached | None
+
+    def make_folder(self) -> RunFolder:
+        """Return the run's folder; that of a new run is made now.
+
+        Raises:
+            RecipeError: it cannot be made.
+        """
+        from asyncrl.run.folder import RunFolder
+
+        return self.resumed or RunFolder.create(self.recipe)
+
+
+def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) -> Accepted:
+    """Check the recipe, or the run to resume, without starting or changing anything.
+
+    Raises:
+        RecipeError: it cannot be run.
+    """
     # Only Hydra and the environment's own module are imported here; Ray and the engines wait until the recipe is accepted.
     from asyncrl.run.compose import compose_for
     from asyncrl.run.folder import RunFolder
@@ -70,26 +139,28 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.run.plan import make_plan
     from asyncrl.run.resuming import check_resumable
 
-    try:
-        found = RunFolder.find(arguments.resume) if arguments.resume else None
-        machine = Machine.here()
-        recipe, choices = compose_for(machine, str(found.recipe) if found else arguments.recipe, arguments.overrides)
-        plan = make_plan(recipe, machine, choices)
-        reached = check_resumable(recipe, found) if found else None
-        if arguments.dry_run:
-            _show(recipe, plan, console)
-            return ExitCode.COMPLETED
-        folder = found or RunFolder.create(recipe)
-    except RecipeError as error:
-        return show_refusal(error)
+    found = RunFolder.find(resume) if resume else None
+    machine = Machine.here()
+    composed, choices = compose_for(machine, str(found.recipe) if found else str(recipe), overrides)
+    plan = make_plan(composed, machine, choices, _say)
+    return Accepted(composed, plan, found, check_resumable(composed, found) if found else None)
 
+
+def start(accepted: Accepted, folder: RunFolder, console: Console) -> ExitCode:
+    """Run to the end, and show what was chosen before and how it ended after."""
+    plan, reached = accepted.plan, accepted.reached
     if plan.choices:
         chosen = ", ".join(f"{choice.key} {choice.value}" for choice in plan.choices)
         console.print(Text(f"Chosen for this machine (--dry-run says why): {chosen}", "dim"), soft_wrap=True)
     for remark in plan.remarks:
         console.print(Text(f"Note: {remark}", "yellow"), soft_wrap=True)
     run = partial(_launch, reached=reached)
-    return run_to_end(run, recipe, folder, console, before=reached.summary if reached else None)
+    return run_to_end(run, accepted.recipe, folder, console, before=reached.summary if reached else None)
+
+
+def _say(text: str) -> None:
+    """Show a line before there is a live view. Standard output is left to the recipe and the plan of a dry run."""
+    error_console().print(Text(text, "dim"))
 
 
 def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None) -> Summary:

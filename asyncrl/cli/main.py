@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import asyncrl
-from asyncrl.cli import bench, buffer, launch, report, show
+from asyncrl.cli import bench, buffer, evaluate, launch, logs, report, show
 from asyncrl.cli.console import PatientConsole, not_shown, show_what_can_be_shown
 from asyncrl.cli.outcome import ExitCode, show_system_failure
 from asyncrl.run.stopping import interrupting
@@ -30,8 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"asyncrl {asyncrl.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     launch.add_command(commands)
+    evaluate.add_command(commands)
     bench.add_command(commands)
     buffer.add_command(commands)
+    logs.add_command(commands)
     show.add_command(commands)
     report.add_command(commands)
     arguments, left = parser.parse_known_args(argv)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -46,7 +47,7 @@ def show_refusal(error: RecipeError) -> ExitCode:
     console = error_console()
     console.print(Text("Refused, nothing was started:", "bold red"))
     for problem in (str(error), *getattr(error, "__notes__", ())):
-        console.print(Text(f"  {problem}"))
+        console.print(Text(indent(problem, "  ")))
     return ExitCode.REFUSED
 
 
@@ -80,7 +81,7 @@ def run_to_end(run: Run, recipe: Recipe, folder: RunFolder, console: Console, *,
         log = folder.logs / "driver.log"
         try:
             stack.enter_context(folder.driven())
-            stack.enter_context(_logging_to(log))
+            stack.enter_context(logging_to(log))
         except RecipeError as error:
             return show_refusal(error)
         if before is not None:
@@ -128,7 +129,7 @@ class _LogFile(logging.FileHandler):
 
 
 @contextmanager
-def _logging_to(file: Path) -> Iterator[None]:
+def logging_to(file: Path) -> Iterator[None]:
     """Send all logging and warnings of this process to a file, since the terminal belongs to the live view.
 
     Raises:

@@ -88,7 +88,9 @@ def _value(value_type: inspect.Type, key: str) -> str:
     is_list = isinstance(value_type, inspect.VarTupleType)
     what = "a list of sections" if is_list else "a section"
     if kinds[0].tag_field:
-        return f"{what} of kind " + " or ".join(f"`{kind.tag}`" for kind in kinds)
+        alternatives = value_type.types if isinstance(value_type, inspect.UnionType) else ()
+        plain = [describe(one) for one in alternatives if not isinstance(one, inspect.StructType | inspect.NoneType)]
+        return " or ".join([*plain, f"{what} of kind " + " or ".join(f"`{kind.tag}`" for kind in kinds)])
     or_null = " or null" if isinstance(value_type, inspect.UnionType) and value_type.includes_none else ""
     # A heading's anchor is its text without punctuation.
     return f"{what}{or_null}, see [{key}{'[]' if is_list else ''}](#{key.replace('.', '')})"

@@ -118,6 +118,7 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
             a lost worker counts once however many groups it had.
         filtered_tasks: tasks that were given up because they break their environment.
         skipped_rows: malformed rows of each task source.
+        source_shares: the share of each task source in the draws, as it was at the last draw; a curriculum may change it.
         paused: why the run is paused; empty if it is not.
         kept_from: the learner cannot go back to before this version, because batches of earlier versions are not kept.
         depth: the pipeline depth.
@@ -138,6 +139,7 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
     failures: Mapping[FailureKind, int]
     filtered_tasks: tuple[TaskId, ...]
     skipped_rows: Mapping[str, int]
+    source_shares: Mapping[str, float] = {}
     paused: str = ""
     kept_from: PolicyVersion = PolicyVersion(0)
     depth: int = 0

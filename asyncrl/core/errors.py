@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 from asyncrl.core.text import writable
+from asyncrl.core.users_error import UsersError
 
 
 class AsyncRLError(Exception):
@@ -59,7 +60,15 @@ class WeightMismatch(AsyncRLError):
 
 
 class EnvironmentBroken(AsyncRLError):
-    """An environment raised an error where it must not: the attempt fails, and no reward is recorded."""
+    """An environment raised an error where it must not: the attempt fails, and no reward is recorded.
+
+    Args:
+        raised: the error of the user's code and its place; None if it is not known or no code raised.
+    """
+
+    def __init__(self, problem: str, raised: UsersError | None = None) -> None:
+        self.problem, self.raised = problem, raised
+        super().__init__(problem)
 
 
 class ComponentFailed(AsyncRLError):
@@ -85,6 +94,11 @@ class FailureKind(StrEnum):
     """An engine or host failed; the task is issued again and nothing counts against it."""
     DATA = "data"
     """This task breaks its environment; after ``max_attempts`` it is filtered and named."""
+
+    @property
+    def told(self) -> str:
+        """What failed, in the words that a user reads."""
+        return "broken environment or score" if self is FailureKind.DATA else "lost engine, host or service"
 
 
 class ScoringFailed(AsyncRLError):

@@ -47,10 +47,18 @@ class CallRecord(msgspec.Struct, frozen=True, array_like=True):
     problem: str = ""
 
 
-class Message(msgspec.Struct, frozen=True):
-    """One chat message that the environment or the user wrote. The policy's own turns stay token ids and are never rebuilt."""
+PromptRole = Literal["system", "user", "assistant"]
 
-    role: Literal["system", "user", "tool"]
+
+class Message(msgspec.Struct, frozen=True):
+    """One chat message that the policy did not write. The policy's own turns stay token ids and are never rebuilt.
+
+    Attributes:
+        role: ``assistant`` is for messages of a prompt, such as examples: their tokens are given like all others of the prompt,
+            and never trained.
+    """
+
+    role: PromptRole | Literal["tool"]
     content: str
 
 

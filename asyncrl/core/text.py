@@ -12,6 +12,11 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def counted(count: int, thing: str) -> str:
+    """Return a number of things, e.g. ``1 version`` or ``4 versions``."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
 def writable(text: str) -> str:
     r"""Return ``text`` with each lone half of a surrogate pair spelt out (``\udcff``), since UTF-8 has no bytes for it.
 
@@ -25,29 +30,30 @@ def text_of(error: BaseException) -> str:
     try:
         return str.__str__(str(error))  # str(error) may be of a subclass that the user wrote
     except BaseException as worse:  # noqa: BLE001 - __str__ is the user's code, too
-        return f"(no text: its __str__ raised {_class_name(worse)})"
+        return f"(no text: its __str__ raised {class_name(worse)})"
 
 
 def told(error: BaseException) -> str:
     """Return the class name and text of an error that the user's code raised. A very long text loses its middle."""
-    return f"{_class_name(error)}: {_without_middle(text_of(error))}"
+    return f"{class_name(error)}: {without_middle(text_of(error))}"
 
 
 def traceback_of(error: BaseException) -> str:
     """Return the traceback of an error that the user's code raised. If it is very long, it loses its middle, and so does the
     text of each error in it."""
     try:
-        return _without_middle("".join(_without_middle(part, TOLD_CHARACTERS // 4) for part in traceback.format_exception(error)))
+        return without_middle("".join(without_middle(part, TOLD_CHARACTERS // 4) for part in traceback.format_exception(error)))
     except BaseException as worse:  # noqa: BLE001 - an exception's class and text are the user's code, too
-        return f"(no traceback: writing it raised {_class_name(worse)})"
+        return f"(no traceback: writing it raised {class_name(worse)})"
 
 
-def _class_name(error: BaseException) -> str:
+def class_name(error: BaseException) -> str:
     """Return the name of the error's class. The metaclass is not asked for it, because that may raise, too."""
     name: str = type.__dict__["__name__"].__get__(type(error))
     return name
 
 
-def _without_middle(text: str, limit: int = TOLD_CHARACTERS) -> str:
+def without_middle(text: str, limit: int = TOLD_CHARACTERS) -> str:
+    """Return ``text`` cut in its middle if it has more than ``limit`` characters."""
     lost, half = len(text) - limit, limit // 2
     return f"{text[:half]} [{lost:,} characters cut] {text[-half:]}" if lost > 0 else text

@@ -19,6 +19,7 @@ class Ticket(msgspec.Struct, frozen=True):
         samples: sample indexes of the episodes to generate, ascending.
         attempt: 0 the first time, one more after each time the task broke its environment.
         version: the published version when the ticket was issued; no token of its episodes is sampled by an older one.
+        source: the task source that the task was drawn from.
     """
 
     group_id: GroupId
@@ -26,6 +27,7 @@ class Ticket(msgspec.Struct, frozen=True):
     samples: tuple[int, ...]
     attempt: int
     version: PolicyVersion
+    source: str = ""
 
 
 class TicketClient(Protocol):

@@ -9,6 +9,7 @@ import msgspec
 
 from asyncrl.core.messages import CallRecord, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
+from asyncrl.core.users_error import UsersError
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -46,6 +47,7 @@ class StepResult(msgspec.Struct, frozen=True):
         metrics: numbers to be tracked, summed over the episode.
         fault: what went wrong through no fault of the environment.
         calls: records of the turn's tool calls, in order; shown to the user and counted by tool.
+        errors: errors of the environment's own code that did not break it, such as those of tools; shown to the user and counted.
     """
 
     observation: Observation
@@ -54,6 +56,7 @@ class StepResult(msgspec.Struct, frozen=True):
     metrics: dict[str, float] = {}
     fault: Fault | None = None
     calls: tuple[CallRecord, ...] = ()
+    errors: tuple[UsersError, ...] = ()
 
 
 class Environment(ABC):

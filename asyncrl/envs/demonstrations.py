@@ -27,9 +27,9 @@ class Demonstration(msgspec.Struct, frozen=True):
 def demonstrate(task: Task) -> Demonstration:
     """Solve ``task`` of :class:`~asyncrl.envs.calculator.Calculator` with one call for each operation, from left to right."""
     name = Calculator.calculator.__name__
-    steps = calculate_steps(task.prompt)
+    steps = calculate_steps(task.question)
     calls = tuple((ToolCall(name, {"expression": operation}), str(value)) for operation, value in steps)
-    return Demonstration(task.prompt, calls, answer=str(steps[-1][1]))
+    return Demonstration(task.question, calls, answer=str(steps[-1][1]))
 
 
 def demonstrate_mistake(task: Task) -> Demonstration:
@@ -38,11 +38,11 @@ def demonstrate_mistake(task: Task) -> Demonstration:
     If the whole expression is one operation, the calculator accepts it, and the demonstration has no mistake.
     """
     ideal = demonstrate(task)
-    call = ToolCall(Calculator.calculator.__name__, {"expression": task.prompt})
+    call = ToolCall(Calculator.calculator.__name__, {"expression": task.question})
     try:
-        calculate(task.prompt)
+        calculate(task.question)
     except ToolError as error:
-        return Demonstration(task.prompt, ((call, error_text(error)), *ideal.calls), ideal.answer)
+        return Demonstration(task.question, ((call, error_text(error)), *ideal.calls), ideal.answer)
     return ideal
 
 
@@ -56,5 +56,5 @@ def demonstrate_impatience(task: Task, impatience: float, generator: random.Rand
     for index, (call, _) in enumerate(ideal.calls):
         value_so_far, plus, _ = call.arguments["expression"].partition("+")
         if plus and generator.random() < impatience:
-            return Demonstration(task.prompt, ideal.calls[:index], value_so_far)
+            return Demonstration(task.question, ideal.calls[:index], value_so_far)
     return ideal

@@ -20,7 +20,7 @@ breaks the episode (the model is told about it, and the step has a fault), while
 """
 
 import inspect
-import logging
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,17 +29,17 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from asyncrl.core.chat_prompt import opening
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
-from asyncrl.core.text import text_of, told, traceback_of
+from asyncrl.core.text import short, text_of, told
 from asyncrl.core.trajectory import FINAL_REWARD
+from asyncrl.core.users_error import UsersError, WrongResult
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from asyncrl.envs.contained import Overdue, Raised, contained_within
 from asyncrl.envs.signature import Parameters
 from asyncrl.envs.threads import run_in_daemon_thread
-
-logger = logging.getLogger(__name__)
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _MARK = "__asyncrl_tool__"
@@ -72,12 +72,12 @@ class Tool:
         self.name = name
         self.parameters = Parameters(method, name)
         self.spec = ToolSpec(name, inspect.getdoc(method) or "", self.parameters.schema)
-        self._method = method
+        self.method = method
 
     async def __call__(self, environment: Environment, arguments: Mapping[str, Any]) -> str:
         """Run the tool on ``environment`` with ``arguments`` that :attr:`parameters` has converted."""
-        bound = partial(self._method, environment, **arguments)
-        if inspect.iscoroutinefunction(self._method):
+        bound = partial(self.method, environment, **arguments)
+        if inspect.iscoroutinefunction(self.method):
             result = await bound()
         else:
             result = await run_in_daemon_thread(bound, name=f"tool-{self.name}")
@@ -94,6 +94,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
     text: str
     record: CallRecord
+    error: UsersError | None = None
 
 
 _FAULTS = {
@@ -140,20 +141,19 @@ class ToolEnvironment(Environment):
     async def reset(self, task: Task) -> Observation:
         """Begin an episode, and return the system prompt, the task's prompt and the tools."""
         self.task = task
-        system = (Message("system", self.system_prompt),) if self.system_prompt else ()
-        return Observation((*system, Message("user", task.prompt)), tuple(tool.spec for tool in self.tools.values()))
+        return Observation(opening(self.system_prompt, task.prompt), tuple(tool.spec for tool in self.tools.values()))
 
     async def step(self, action: Action) -> StepResult:
         """Run the calls of the turn in order; without calls, reward the answer. The first fault is reported."""
         if not action.calls:
             reward = self.reward(self.task, action.content)
             value = await reward if inspect.isawaitable(reward) else reward
-            named = {name: float(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
-            total = sum(named.values()) if isinstance(value, Mapping) else float(value)
+            named, total = self._rewards(value)
             counts = _count([])
             if taken := sorted(named.keys() & {FINAL_REWARD, *counts}):
-                raise ValueError(f"reward() returns a reward named {taken[0]!r}, which every episode already has; rename it")
-            return StepResult(Observation(()), float(total), done=True, metrics=counts | named)
+                problem = f"returned a reward named {taken[0]!r}, which every episode already has; rename it"
+                raise WrongResult(type(self).reward, problem)
+            return StepResult(Observation(()), total, done=True, metrics=counts | named)
         answers = [await self._run(call) for call in action.calls]
         records = tuple(answer.record for answer in answers)
         return StepResult(
@@ -163,7 +163,20 @@ class ToolEnvironment(Environment):
             metrics=_count(records),
             fault=next((_FAULTS[record.outcome] for record in records if record.outcome in _FAULTS), None),
             calls=records,
+            errors=tuple(answer.error for answer in answers if answer.error is not None),
         )
+
+    def _rewards(self, value: object) -> tuple[dict[str, float], float]:
+        """Return the named rewards, if there are any, and their sum or the only reward."""
+        try:
+            named = {name: float(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
+            total = float(sum(named.values())) if isinstance(value, Mapping) else float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            total = math.nan
+        if not math.isfinite(total):
+            expected = "it must return a finite number, or a dictionary of finite numbers by name"
+            raise WrongResult(type(self).reward, f"returned {short(value)}; {expected}")
+        return named, total
 
     async def _run(self, call: ToolCall | MalformedCall) -> _Answer:
         if isinstance(call, MalformedCall):
@@ -181,22 +194,22 @@ class ToolEnvironment(Environment):
         seconds = time.perf_counter() - began
         if not isinstance(result, Raised):
             return _Answer(result, CallRecord(call.name, seconds, CallOutcome.OK))
-        problem = self._problem(call.name, name, result.error)
+        problem, expected = self._problem(call.name, result.error)
         outcome = CallOutcome.TIMEOUT if isinstance(result.error, Overdue) else CallOutcome.ERROR
-        return _Answer(error_text(problem), CallRecord(call.name, seconds, outcome, problem))
+        raised = None if expected else UsersError.of(result.error, tool.method)
+        return _Answer(error_text(problem), CallRecord(call.name, seconds, outcome, problem), raised)
 
-    def _problem(self, called: str, name: str, error: BaseException) -> str:
+    def _problem(self, called: str, error: BaseException) -> tuple[str, bool]:
+        """Return what the model is told about an error of a tool, and whether such an error was to be expected."""
         match error:
             case EnvironmentBroken():
                 raise error
             case ToolError():
-                return text_of(error)
+                return text_of(error), True
             case Overdue():
-                return f"{called} took longer than {self.tool_timeout_s:g} s"
+                return f"{called} took longer than {self.tool_timeout_s:g} s", True
             case _:
-                problem = told(error)
-                logger.warning("%s raised %s\n%s", name, problem, traceback_of(error))
-                return problem
+                return told(error), False
 
     def _malformed(self, called: str, problem: str) -> _Answer:
         return _Answer(error_text(problem), CallRecord(called, 0.0, CallOutcome.MALFORMED, problem))

@@ -126,8 +126,7 @@ class Checkpointer:
         for totals in self._folder.checkpoints.glob("version-*.json"):
             if not totals.with_suffix("").is_dir():
                 totals.unlink()
-        kept = [path.name.removeprefix("version-") for path in self._folder.checkpoints.glob("version-*") if path.is_dir()]
-        return PolicyVersion(min(map(int, kept)))
+        return min(checkpoints.versions(self._folder.checkpoints))
 
     def _not_written(self, error: CheckpointNotWritten) -> None:
         """Go on without this checkpoint: the buffer keeps what was trained since the last one."""

@@ -27,13 +27,12 @@ from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.actors.buffer import RemoteBuffer
-from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.actors.learner import RemoteLearner
 from asyncrl.run.actors.reward_model import RemoteRewardModel
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.generator_handle import GeneratorHandle
+from asyncrl.run.generator_handle import GeneratorHandle, make_generator
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.payload import this_node
 from asyncrl.run.stopping import sigterm_blocked
@@ -76,12 +75,7 @@ class Cluster:
             )
 
         def generator(number: int) -> GeneratorHandle:
-            worker = WorkerId(f"generator-{number}")
-            log, gpus = logs / f"{worker}.log", generators.tensor_parallel if on_gpu else 0
-            actor = RemoteGenerator.options(num_cpus=0, num_gpus=gpus, max_concurrency=1000).remote(
-                recipe, model_path, buffer, self._reward_model, number, folder.trajectories, log
-            )
-            return GeneratorHandle(worker, actor, recipe.deadlines, log)
+            return make_generator(recipe, model_path, number, folder, buffer, self._reward_model)
 
         async def report_lost(worker: WorkerId) -> None:
             await self.buffer.lost(worker)
@@ -192,8 +186,12 @@ class Cluster:
         shutil.rmtree(new, ignore_errors=True)
         saving = [r.save_pretrained.remote(new) for r in self._learners]
         await self._all(saving, "learner rank to export the model", self._deadlines.step, "see its log")
-        shutil.rmtree(model, ignore_errors=True)
+        old = model.with_name(f".{model.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            model.rename(old)
         new.rename(model)
+        shutil.rmtree(old, ignore_errors=True)
 
     async def close(self, seconds: float) -> None:
         """Stop the actors in an orderly way within ``seconds``; what does not answer is killed with the cluster."""

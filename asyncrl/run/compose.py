@@ -36,6 +36,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.automatic import Choice, choose
 from asyncrl.run.config_yaml import write_config
 from asyncrl.run.machine import Machine
+from asyncrl.run.model_sources import with_pinned_models
 
 SHIPPED_FOLDER = Path(shipped.__file__).resolve().parent
 _NOT_A_HYDRA_APPLICATION = "take it out: Hydra only composes the recipe; run folders, with their logs, are made in run_dir"
@@ -49,7 +50,9 @@ def compose(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
     return compose_for(Machine.here(), recipe, overrides)[0]
 
 
-def compose_for(machine: Machine, recipe: str, overrides: Sequence[str] = ()) -> tuple[Recipe, tuple[Choice, ...]]:
+def compose_for(
+    machine: Machine, recipe: str, overrides: Sequence[str] = (), model_path: str | None = None
+) -> tuple[Recipe, tuple[Choice, ...]]:
     """Compose the recipe at a path, or the shipped recipe of that name, for a machine; also return what was chosen.
 
     Args:
@@ -57,6 +60,7 @@ def compose_for(machine: Machine, recipe: str, overrides: Sequence[str] = ()) ->
         recipe: path of a ``.yaml`` file, or a name that :func:`shipped_recipes` lists.
         overrides: in Hydra's grammar. ``learner.lr=1e-4`` sets a key (in the YAML or not), ``~tracking.uri`` takes one out,
             ``group=option`` chooses from a config group.
+        model_path: takes the place of the recipe's ``model.path``.
 
     Raises:
         RecipeError: the recipe is not valid; further problems are in the error's notes.
@@ -70,11 +74,13 @@ def compose_for(machine: Machine, recipe: str, overrides: Sequence[str] = ()) ->
         mapping = OmegaConf.to_container(config, resolve=True)
         _refuse_missing_values(mapping)  # an interpolation may give one, e.g. of an environment variable
     assert isinstance(mapping, dict)
+    if model_path is not None and isinstance(mapping.setdefault("model", {}), dict):
+        mapping["model"]["path"] = model_path
     choices: tuple[Choice, ...] = ()
 
     def chosen(undecided: Recipe, automatic: Set[str]) -> Recipe:
         nonlocal choices
-        decided, choices = choose(undecided, automatic, machine)
+        decided, choices = choose(with_pinned_models(undecided), automatic, machine)
         return decided
 
     return decode_recipe({str(key): value for key, value in mapping.items()}, chosen), choices

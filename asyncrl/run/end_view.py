@@ -19,6 +19,8 @@ from asyncrl.run.summary import Status, Summary
 from asyncrl.run.tracking import tracking_uri
 from asyncrl.run.units import duration, percent, quantity
 
+ERRORS_SHOWN = 5
+"""How many errors of the user's code are listed; the summary has them all."""
 _STYLE = {Status.COMPLETED: "bold green", Status.INTERRUPTED: "bold yellow", Status.FAILED: "bold red"}
 
 
@@ -29,7 +31,11 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
         lines.append(Text.assemble((summary.status.capitalize(), _STYLE[summary.status]), f": {summary.reason}"))
     if summary.steps:
         lines.append(_table(summary, recipe.name))
+        lines += [Text.assemble(("Warning", "bold yellow"), f": {warning}") for warning in summary.warnings]
         lines.append(_place("Metrics", f"{_command('mlflow')} ui --backend-store-uri {tracking_uri(recipe.tracking, folder)}"))
+    lines += [Text(f"Error in your code: {error}", "yellow") for error in summary.errors[:ERRORS_SHOWN]]
+    if (more := len(summary.errors) - ERRORS_SHOWN) > 0:
+        lines.append(Text(f"{more} other errors in your code: see {folder.summary}", "yellow"))
     failed = summary.status is Status.FAILED
     lines.append(_place("Logs", str(folder.logs)) if failed else _place("Run folder", str(folder.path)))
     if summary.status is not Status.COMPLETED and journal_of(folder.path).is_dir():
@@ -40,7 +46,10 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
 def _command(name: str) -> str:
     """Return the command as the user can type it here, even if its virtual environment is not active."""
     beside = Path(sys.executable).with_name(name)
-    return name if shutil.which(name) or not beside.is_file() else shlex.quote(os.path.relpath(beside))
+    if shutil.which(name) or not beside.is_file():
+        return name
+    # A run that is resumed works in the folder that it was launched in, and the user's shell need not be there.
+    return shlex.quote(os.path.relpath(beside) if os.environ.get("PWD") == os.getcwd() else str(beside))
 
 
 def _place(what: str, where: str) -> Text:

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import ceil
 from pathlib import Path
 
-from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectories, NoTrajectories, SampledTrajectories
 from asyncrl.core.trajectory import Trajectory
@@ -52,7 +52,7 @@ class EvaluatedEpisodes:
 
         self._decode = decode
 
-    async def keep(self, version: PolicyVersion, trajectories: Sequence[Trajectory]) -> None:
+    async def keep(self, version: PolicyVersion, trajectories: Sequence[Trajectory], sources: Mapping[TaskId, str]) -> None:
         """Write a share of the evaluation of ``version``. If that fails, the log says why, and the evaluation goes on."""
         kept = trajectories[: self._most]
         if not kept:
@@ -63,7 +63,9 @@ class EvaluatedEpisodes:
         path = evaluation_file(self._folder, version, player)
 
         def work() -> None:
-            episodes = [untrained(each, Kind.EVALUATION, step=None, version=version, source=None) for each in kept]
+            episodes = [
+                untrained(each, Kind.EVALUATION, step=None, version=version, source=sources[each.task_id]) for each in kept
+            ]
             write(table(episodes, self._environment, self._decode()), path)
 
         try:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.task import Task
 from asyncrl.episodes.files import forget_evaluation
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.recorder import Recorder
+from generators.evaluation import HeldOutTask, require_results
 
 
 class Evaluator:
@@ -21,7 +21,7 @@ class Evaluator:
     def __init__(
         self,
         generators: GeneratorPool,
-        tasks: Sequence[Task],
+        tasks: Sequence[HeldOutTask],
         temperature: float,
         recorder: Recorder,
         checkpointer: Checkpointer,
@@ -32,7 +32,12 @@ class Evaluator:
         self._recorder, self._checkpointer = recorder, checkpointer
 
     async def evaluate(self, version: PolicyVersion) -> None:
-        """Evaluate on all held-out tasks. While training goes on, episodes may also use the next version or two."""
+        """Evaluate on all held-out tasks. While training goes on, episodes may also use the next version or two.
+
+        Raises:
+            EnvironmentBroken: every task broke its environment.
+        """
         forget_evaluation(self._trajectories, version)  # of its first time, if the run was resumed
-        self._recorder.evaluation(version, await self._generators.evaluate(self._tasks, self._temperature, version))
+        evaluated = await self._generators.evaluate(self._tasks, self._temperature, version)
+        self._recorder.evaluation(version, require_results(evaluated))
         self._checkpointer.note()

@@ -2,17 +2,20 @@
 
     runs/quickstart-20260901T120000Z/
         recipe.yaml     the resolved recipe, every key
+        launched-in     the folder that the command was run in
         summary.json    how the run ended
-        mlflow.db       metrics, unless the recipe names another tracking server
         mlflow-run      the id of the run in MLflow
         artifacts/      what MLflow keeps as files
         trajectories/   episodes that were kept, as Parquet files: docs/trajectories.md
+        tensorboard/, wandb/  files of other trackers, if the recipe asks for them
         logs/           one file a process
         buffer/         the replay buffer's journal and the trajectories it holds
         checkpoints/    what the learner is resumed from
         model/          the trained model, a Hugging Face folder
         resumes         a line for each time that the run was resumed
         driver.lock     the lock of the process that drives the run
+
+Beside the folder lies ``mlflow.db``, with the metrics of all runs there, unless the recipe names another place for them.
 
 A folder belongs to exactly one run: that run makes it, atomically, and uses it again when it is resumed. One
 process at a time drives a run: it holds the folder's lock, which the system releases however that process ends.
@@ -42,7 +45,7 @@ class RunFolder:
         self.path = path.resolve()
         self.recipe = self.path / "recipe.yaml"
         self.summary = self.path / "summary.json"
-        self.database = self.path / "mlflow.db"
+        self.database = self.path.parent / "mlflow.db"
         self.tracked_as = self.path / "mlflow-run"
         self.artifacts = self.path / "artifacts"
         self.trajectories = self.path / "trajectories"
@@ -52,6 +55,7 @@ class RunFolder:
         self.run_id_before: str | None = None
         """:attr:`run_id` of the driver before this one, known once :meth:`driven`."""
         self._lock = self.path / "driver.lock"
+        self._launched_in = self.path / "launched-in"
         self._resumes = self.path / "resumes"
 
     @classmethod
@@ -63,10 +67,11 @@ class RunFolder:
         """
         claimed: Path | None = None
         try:
-            claimed = _claim(Path(recipe.run_dir), f"{recipe.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+            claimed = claim(Path(recipe.run_dir), f"{recipe.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
             folder = cls(claimed)
             folder.logs.mkdir()
             folder.recipe.write_text(resolved_yaml(recipe), encoding="utf-8")
+            folder._launched_in.write_bytes(os.fsencode(Path.cwd()))
         except OSError as error:
             if claimed is not None:
                 shutil.rmtree(claimed, ignore_errors=True)  # a half-made run folder is of no use
@@ -133,6 +138,14 @@ class RunFolder:
         remedy = "make the folder writable for yourself, on a file system that has locks"
         return RecipeError("", f"cannot lock {str(self._lock)!r}: {error.strerror}", remedy)
 
+    @property
+    def launched_in(self) -> Path | None:
+        """The folder that the run was launched in; None if that is not recorded."""
+        try:
+            return Path(os.fsdecode(self._launched_in.read_bytes()))
+        except OSError:
+            return None
+
     def count_resume(self) -> None:
         """Note that the run is resumed now, however that ends. Call it while the run is :meth:`driven`.
 
@@ -162,7 +175,7 @@ def _process_in(lock: bytes) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _claim(parent: Path, name: str) -> Path:
+def claim(parent: Path, name: str) -> Path:
     """Make the first of ``name``, ``name-2``, ``name-3``... that is not there yet; ``mkdir`` lets only one process win each."""
     parent.mkdir(parents=True, exist_ok=True)
     for number in count(1):

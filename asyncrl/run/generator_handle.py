@@ -10,10 +10,11 @@ import ray
 from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import DeadlinesConfig
-from asyncrl.core.task import Task
+from asyncrl.core.recipe.schema import DeadlinesConfig, Recipe
+from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
-from generators.evaluation import EvaluationResult
+from asyncrl.run.folder import RunFolder
+from generators.evaluation import Evaluated, HeldOutTask
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
 
 T = TypeVar("T")
@@ -68,8 +69,8 @@ class GeneratorHandle:
         asked = self._actor.install.remote(publication)
         return await self._while_it_answers(self._ask(asked, what, self._deadlines.publish, "raise deadlines.publish"))
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float, version: PolicyVersion) -> list[EvaluationResult]:
-        """Play one episode of each task; ``version`` is being evaluated."""
+    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
+        """Play the episodes of some tasks; ``version`` is being evaluated."""
         asked = self._actor.evaluate.remote(tasks, temperature, version)
         evaluating = self._ask(asked, "evaluate", self._deadlines.evaluation, "raise deadlines.evaluation")
         return await self._while_it_answers(evaluating)
@@ -93,3 +94,26 @@ class GeneratorHandle:
     async def _ask(self, answer: "ray.ObjectRef[T]", what: str, seconds: float, remedy: str = "it may be overloaded") -> T:
         remedy = f"see {self._log}; {remedy}"
         return await ask(answer, of=f"{self.worker} to {what}", by="the driver", seconds=seconds, remedy=remedy)
+
+
+def make_generator(
+    recipe: Recipe,
+    model_path: str,
+    number: int,
+    folder: RunFolder,
+    buffer: Any | None = None,
+    reward_model: Any | None = None,
+) -> GeneratorHandle:
+    """Make the process of generator ``number``, which writes its log and the episodes of evaluations to ``folder``.
+
+    Args:
+        model_path: the Hugging Face folder that has the weights of version 0.
+        buffer: the actor of the run's buffer; None for a generator that only evaluates.
+        reward_model: the actor of the run's reward model, if it has one.
+    """
+    worker = WorkerId(f"generator-{number}")
+    log, on_gpu = folder.logs / f"{worker}.log", ray.cluster_resources().get("GPU", 0) > 0
+    actor = RemoteGenerator.options(
+        num_cpus=0, num_gpus=recipe.generators.tensor_parallel if on_gpu else 0, max_concurrency=1000
+    ).remote(recipe, model_path, buffer, reward_model, number, folder.trajectories, log)
+    return GeneratorHandle(worker, actor, recipe.deadlines, log)

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import TypeVar
 
+from asyncrl.core.error_counts import CountedError
 from asyncrl.core.errors import (
     AsyncRLError,
     BudgetExceeded,
@@ -32,10 +33,10 @@ from asyncrl.core.errors import (
 )
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.task import Task
+from asyncrl.core.users_error import UsersError
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_slot import GeneratorSlot
-from generators.evaluation import EvaluationResult
+from generators.evaluation import Evaluated, HeldOutTask
 from generators.first_error import first_error
 from generators.worker import GeneratorStatistics
 
@@ -49,6 +50,9 @@ this many times in a row: that is not an accident any more."""
 BLOCKED_IN_A_SLOT = 3
 """The run ends if the event loops of this many generators in one slot are blocked: once may be due to the task or the
 policy, this often it is due to the environment."""
+
+ERRORS_SHOWN = 10
+"""How many errors of the environments' code are shown with their tracebacks; all are logged and counted."""
 
 
 class GeneratorPool:
@@ -77,6 +81,7 @@ class GeneratorPool:
         self._changed = asyncio.Event()
         self._last_death = "none was ever up"
         self._blocking: set[str] = set()
+        self._told_errors: set[tuple[str, str, int, str]] = set()
 
     async def start(self) -> None:
         """Bring all up side by side."""
@@ -187,13 +192,13 @@ class GeneratorPool:
             self._newest = publication
         self._check_alive()
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float, version: PolicyVersion) -> list[EvaluationResult]:
-        """Play one episode of each task, divided over the generators; if one dies, its tasks are given out again.
+    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
+        """Play the episodes of all tasks, divided over the generators; if one dies, its tasks are given out again.
 
         Raises:
             ComponentFailed: no generator is left, or all that were asked died, several times in a row.
         """
-        results: list[EvaluationResult] = []
+        results: list[Evaluated] = []
         waiting, in_vain = list(tasks), 0
         while waiting:
             slots = (await self._living())[: len(waiting)]
@@ -209,8 +214,8 @@ class GeneratorPool:
         return results
 
     async def _evaluate(
-        self, slots: Sequence[GeneratorSlot], shares: Sequence[Sequence[Task]], temperature: float, version: PolicyVersion
-    ) -> list[list[EvaluationResult] | None]:
+        self, slots: Sequence[GeneratorSlot], shares: Sequence[Sequence[HeldOutTask]], temperature: float, version: PolicyVersion
+    ) -> list[list[Evaluated] | None]:
         share_of = {slot.generator: share for slot, share in zip(slots, shares, strict=True)}
         return await self._of_each(slots, lambda generator: generator.evaluate(share_of[generator], temperature, version))
 
@@ -241,6 +246,7 @@ class GeneratorPool:
             if answer is not None and slot.up and slot.generator is generator:
                 slot.counted(answer)
                 self._tell_blocked(generator.worker, answer)
+                self._tell_errors(answer.errors)
         return [slot.counters for slot in self._slots]
 
     def _tell_blocked(self, worker: WorkerId, statistics: GeneratorStatistics) -> None:
@@ -248,6 +254,14 @@ class GeneratorPool:
             if sentence not in self._blocking:
                 self._blocking.add(sentence)
                 self._note(f"{worker}: {sentence}")
+
+    def _tell_errors(self, errors: Sequence[CountedError]) -> None:
+        """Show the first error of each kind and place with its traceback."""
+        for error in errors:
+            place = (error.method, error.file, error.line, error.kind)
+            if place not in self._told_errors and len(self._told_errors) < ERRORS_SHOWN:
+                self._told_errors.add(place)
+                self._note(f"{error.example}: {UsersError.__str__(error)}\n{error.traceback}".rstrip())
 
     async def close(self, seconds: float) -> None:
         """Stop all in an orderly way within ``seconds``; what does not answer is left to be killed."""

@@ -36,7 +36,13 @@ class GeneratorSlot:
             self._dead, self.death = self.generator, death
             self.blocked += blocked
         self.up = False
-        self._past, self._latest = self.counters, GeneratorStatistics()
+        self._past = self.counters
+        # The gauges of the dead stay until its successor is heard of.
+        self._latest = GeneratorStatistics(
+            last_pause_seconds=self._past.last_pause_seconds,
+            episode_limit=self._past.episode_limit,
+            blocked_by=self._past.blocked_by,
+        )
 
     @property
     def counters(self) -> GeneratorStatistics:

@@ -1,17 +1,20 @@
-"""Reads the replay buffer of a run, live or dead, from its journal. Changes nothing."""
+"""Reads the replay buffer of a run, live or dead, from its journal. Changes nothing, and needs no task files."""
 
 import time
 from pathlib import Path
+
+import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import AppendOnlyJournal
 from asyncrl.run.buffer_folder import journal_of
 from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.tasks import make_task_stream
+from asyncrl.run.launch_directory import in_launch_directory
+from asyncrl.run.tasks import make_task_stream, recorded_task_stream
 from buffers.identity import Identity
 from buffers.inspection import BufferReport, inspect
-from buffers.journal_files import read_journal
+from buffers.journal_files import Recovery, read_journal
 from buffers.recovery import rebuild
 from buffers.replay_buffer import ReplayBuffer
 
@@ -31,12 +34,15 @@ def inspect_run(run: Path) -> BufferReport:
     journal = journal_of(folder.path)
     try:
         found = read_journal(journal)
-    except FileNotFoundError as error:
+    except FileNotFoundError:
+        found = Recovery(None, [])
+    if found.identity is None:
         problem = f"{folder.path} has no journal in {journal.relative_to(folder.path)}"
-        raise RecipeError(
-            "", problem, "wait until the run has started its buffer, or, if it failed before that, see its logs"
-        ) from error
-    tasks = make_task_stream(recipe)
-    buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
-    rebuild(buffer, Identity.of(recipe, tasks), journal, found)
+        raise RecipeError("", problem, "wait until the run has started its buffer, or, if it failed before that, see its logs")
+    recorded = msgspec.json.decode(found.identity, type=Identity)
+    with in_launch_directory(folder):  # where the recipe's curriculum and sampler are, if it has its own
+        # Journals of earlier versions do not record their tasks.
+        tasks = recorded_task_stream(recipe, recorded.sources) if recorded.sources else make_task_stream(recipe)
+        buffer = ReplayBuffer(recipe.batch, recipe.buffer, tasks, steps=recipe.steps, seed=recipe.seed)
+        rebuild(buffer, Identity.of(recipe, tasks), journal, found)
     return inspect(buffer.statistics(), tasks.drawn, time.time())

@@ -29,13 +29,14 @@ from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.model import resolve_model
+from asyncrl.run.model_sources import with_local_reference
 from asyncrl.run.processes import adopt_orphans, end_descendants, kill_everything
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.resuming import Reached
 from asyncrl.run.stopping import Heard, StopRequests, hearing, stopped_by, wait_hearing
 from asyncrl.run.summary import Status, Summary
-from asyncrl.run.tasks import load_tasks
+from asyncrl.run.tasks import load_held_out_tasks
 from asyncrl.run.totals import SavedTotals, Totals, summarize
 from asyncrl.run.tracking import Tracker
 from asyncrl.run.train_pump import train_pump
@@ -74,7 +75,7 @@ def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached |
     adopt_orphans()
     tracker.start()
     running = partial(_run, recipe, folder, view, totals, tracker)
-    status, reason = asyncio.run(_supervise(running, folder.run_id, view, recipe.deadlines.shutdown))
+    status, reason = asyncio.run(supervise(running, folder.run_id, view, recipe.deadlines.shutdown))
     summary = summarize(totals, status, reason, recipe.buffer)
     if reached is not None:
         summary = summary.going_on_from(reached.summary, totals.seconds)
@@ -89,7 +90,7 @@ def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached |
     return summary, totals.now()
 
 
-async def _supervise(
+async def supervise(
     run: Callable[[asyncio.Event], Coroutine[None, None, None]], run_id: str, view: LiveView, shutdown_s: float
 ) -> tuple[Status, str]:
     """Do ``run``; return how it ended and why. Once it sets its event it is ending, and interrupts change neither."""
@@ -135,10 +136,10 @@ async def _run(
         SharedMemory.remove_left_behind(folder.run_id_before)
         remove_payload_in_memory(folder.run_id_before)
     if (without_effect := inert(recipe)) is not None:
-        logger.warning("%s", without_effect)
         view.note(without_effect)
     await wait_for_room(folder.path, ROOM_BYTES, view.note)
     model_path = await resolve_model(recipe, view)
+    recipe = await with_local_reference(recipe)
     async with _cluster(recipe, folder, view, str(model_path), totals, ending) as cluster:
         journaled = isinstance(recipe.buffer.journal, AppendOnlyJournal)
         config, buffer, generators = recipe.checkpoint if journaled else None, cluster.buffer, cluster.generators
@@ -150,7 +151,7 @@ async def _run(
         forget_steps_after(folder.trajectories, begin)
         folder.summary.unlink(missing_ok=True)  # it tells how the run ended before
         recorder = Recorder(recipe, generators, buffer, tracker, view, totals)
-        tasks, temperature = load_tasks(recipe, "evaluation"), recipe.evaluation.temperature
+        tasks, temperature = load_held_out_tasks(recipe), recipe.evaluation.temperature
         evaluator = Evaluator(generators, tasks, temperature, recorder, checkpointer, folder.trajectories)
         publisher = Publisher(cluster, generators, buffer, totals, published_version)
         if begin >= published_version:
@@ -189,10 +190,7 @@ async def _cluster(
     ray_started = starting_ray()
     cluster: Cluster | None = None
     try:
-        remedy = "see Ray's own logs; raise deadlines.start, or unset RAY_ADDRESS"
-        async with deadline(recipe.deadlines.start, waiter="the driver", owner="Ray to start", remedy=remedy):
-            await wait_hearing(ray_started)
-            await ray_started
+        await ray_up(ray_started, recipe.deadlines.start)
         async with ending_with(own_daemons()):
             view.phase(f"Starting {recipe.generators.count} generators and the learner")
             cluster = Cluster(recipe, folder, model_path, view.note)
@@ -217,13 +215,26 @@ async def _end(
         except (AsyncRLError, TimeoutError) as error:
             logger.warning("the summary has the counters of the last training step; newer ones are missing: %s", error)
         await cluster.close(shutdown_s / 5)
+    await end_processes(shutdown_s / 5, end_by)
+    SharedMemory.remove_left_behind(run_id)
+    remove_payload_in_memory(run_id)
+
+
+async def ray_up(ray_started: "asyncio.Future[None]", seconds: float) -> None:
+    """Wait at most ``seconds`` until Ray, which :func:`starting_ray` is starting, is up."""
+    remedy = "see Ray's own logs; raise deadlines.start, or unset RAY_ADDRESS"
+    async with deadline(seconds, waiter="the driver", owner="Ray to start", remedy=remedy):
+        await wait_hearing(ray_started)
+        await ray_started
+
+
+async def end_processes(ray_s: float, end_by: float) -> None:
+    """Stop Ray, waiting at most ``ray_s``, and every process that this one started, by ``end_by`` of the monotonic clock."""
     stopping_ray = asyncio.ensure_future(run_in_daemon_thread(stop_ray, "stop Ray"))
-    await wait_hearing(stopping_ray, shutdown_s / 5)
+    await wait_hearing(stopping_ray, ray_s)
     left = max(0.5, end_by - time.monotonic() - 1.0)
     for name in await asyncio.to_thread(end_descendants, left):
         logger.warning("%s did not stop and was killed", name)
-    SharedMemory.remove_left_behind(run_id)
-    remove_payload_in_memory(run_id)
 
 
 def _reason(error: BaseException) -> str:

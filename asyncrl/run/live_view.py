@@ -3,9 +3,10 @@
 On a terminal: one block at the bottom that is redrawn in place, with everything that should stay (phases that ended,
 notes) printed above it. Anywhere else (a file, a pipe, a CI log): plain lines, one for each phase and one every few
 seconds of training. Leaving the view restores the terminal, however the run ended. All methods may be called from any
-thread.
+thread. Phases and notes are also logged.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from threading import RLock
@@ -24,10 +25,12 @@ from rich.text import Text
 from asyncrl.run.progress import RunProgress
 from asyncrl.run.units import duration, percent, quantity
 
+logger = logging.getLogger(__name__)
+
 SECONDS_A_LINE = 15.0
 """Time between two lines of training progress where the output is not a terminal."""
-WARMUP_A_LINE = 0.25
-"""Share of the warm-up between two lines of its progress where the output is not a terminal."""
+PHASE_A_LINE = 0.25
+"""A phase that tells how far it is has a line each time this share of it is done, where the output is not a terminal."""
 REDRAWS_A_SECOND = 4
 REWARDS_SHOWN = 40
 MAX_WIDTH = 100
@@ -45,12 +48,12 @@ class LiveView:
         self._lock = RLock()
         self._began = self._phase_began = clock()
         self._phase = ""
-        self._warmup: tuple[float, str] | None = None
+        self._advanced: tuple[float, str] | None = None
         self._progress: RunProgress | None = None
         self._rewards: tuple[float, ...] = ()
         self._spinner = Spinner("dots", style="cyan")
         self._next_line = 0.0
-        self._warmup_lines = 0
+        self._phase_lines = 0
         self._live = (
             Live(console=console, get_renderable=self._draw, refresh_per_second=REDRAWS_A_SECOND, transient=True)
             if console.is_terminal
@@ -73,16 +76,17 @@ class LiveView:
         """Show that a new phase begins, e.g. ``Starting 2 generators``, and that the one before is done."""
         with self._lock:
             self._end_phase()
+            logger.info("%s", text)
             self._phase, self._phase_began = text, self._clock()
             if self._live is None:
                 self._line(text)
 
-    def warmup(self, fraction: float, text: str) -> None:
-        """Show how far the tiny model's warm-up is, in [0, 1], with a text such as ``31 % of tool calls succeed``."""
+    def advance(self, fraction: float, text: str) -> None:
+        """Show how far the present phase is, in [0, 1], with a text such as ``31 % of tool calls succeed``."""
         with self._lock:
-            self._warmup = (fraction, text)
-            if self._live is None and fraction >= self._warmup_lines * WARMUP_A_LINE:
-                self._warmup_lines = int(fraction / WARMUP_A_LINE) + 1
+            self._advanced = (fraction, text)
+            if self._live is None and fraction >= self._phase_lines * PHASE_A_LINE:
+                self._phase_lines = int(fraction / PHASE_A_LINE) + 1
                 self._line(f"{self._phase}: {percent(fraction)}, {text}")
 
     def update(self, progress: RunProgress) -> None:
@@ -96,6 +100,7 @@ class LiveView:
 
     def note(self, text: str) -> None:
         """Show a line that stays, e.g. an evaluation's result or a warning."""
+        logger.info("%s", text)
         with self._lock:
             self._line(text)
 
@@ -108,7 +113,7 @@ class LiveView:
         if self._phase and self._live is not None:
             took = duration(self._clock() - self._phase_began)
             self._console.print(Text.assemble(mark, self._phase, (f"  {took}", "dim")))
-        self._phase, self._warmup, self._warmup_lines = "", None, 0
+        self._phase, self._advanced, self._phase_lines = "", None, 0
 
     def _line(self, text: str) -> None:
         """Print a line that stays; not wrapped where the output is not a terminal, so that it can be searched for."""
@@ -133,9 +138,9 @@ class LiveView:
         )
 
     def _below_phase(self) -> list[RenderableType]:
-        warmup, progress = self._warmup, self._progress
-        if warmup is not None:
-            return [_bar(*warmup)]
+        advanced, progress = self._advanced, self._progress
+        if advanced is not None:
+            return [_bar(*advanced)]
         if progress is None:
             return []
         return [*_dashboard(progress, self._rewards, min(self._console.width, MAX_WIDTH) - PANEL_WIDTH)]
@@ -173,7 +178,7 @@ def _dashboard(progress: RunProgress, rewards: Sequence[float], width: int) -> S
         f"version {progress.version}",
         f"delivered in {_milliseconds(progress.publish_seconds)}, paused for {_milliseconds(progress.pause_seconds)}",
     )
-    done = f"step {progress.step} of {progress.steps}, {duration(progress.eta_s)} to go"
+    done = f"training step {progress.step} of {progress.steps}, {duration(progress.eta_s)} to go"
     return _bar(progress.step / progress.steps, done), Text(), table, Text(progress.bottleneck, "dim")
 
 

@@ -79,6 +79,12 @@ PIPELINE_DEPTH = Metric(
 )
 RUNNING = Metric("buffer/running_groups", "groups", Reduction.SUM, "groups being generated")
 COMMITTED = Metric("buffer/committed_groups", "groups", Reduction.SUM, "groups waiting to be trained")
+FILTERED = Metric(
+    "buffer/filtered_groups",
+    "share",
+    Reduction.MEAN,
+    "share of the groups since the last step that were complete and that a filter left out of training",
+)
 PAYLOAD = Metric("buffer/payload_bytes", "bytes", Reduction.SUM, "encoded trajectories held")
 PUBLISH_WRITE = Metric("publish/write_seconds", "s", Reduction.MAX, "time to write the last published version")
 PUBLISH_INSTALL = Metric(

@@ -1,7 +1,6 @@
 """The sizes of a model that a plan needs, read from its ``config.json`` without loading anything else."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -10,6 +9,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import expert_layers
 from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_routing
 from asyncrl.core.recipe.schema import GeneratorsConfig, LearnerConfig, LoraConfig, ModelConfig
+from asyncrl.run.hub import model_file
 
 TINY = "tiny"
 """The ``model.path`` of the model that is made on this machine."""
@@ -120,12 +120,12 @@ def read_shape(path: str) -> ModelShape:
     """
     if path == TINY:
         return TINY_SHAPE
-    config = Path(path) / "config.json"
+    config = model_file(path, "config.json", "model.path")
     try:
         read = json.loads(config.read_bytes())
         shape, kind = msgspec.convert(read, ModelShape), msgspec.convert(read, _Kind)
     except FileNotFoundError as error:
-        remedy = f"name a Hugging Face folder that holds config.json, or {TINY}"
+        remedy = f"name a Hugging Face folder that holds config.json, or a model of the hub as organisation/name, or {TINY}"
         raise RecipeError("model.path", f"there is no {config}", remedy) from error
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise RecipeError("model.path", f"cannot read {config}: {error}", "name a folder with a Qwen or Llama model") from error

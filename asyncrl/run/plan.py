@@ -1,20 +1,25 @@
 """Plans what a run will consist of, before it starts: processes, batch arithmetic, memory.
 
-Making a plan also checks what the recipe alone cannot show: that its model, tasks, environment and tool parser exist.
+Making a plan also checks what the recipe alone cannot show: that its model, tasks, environment and tool parser exist, and that
+the environment can play a task of each source.
 The memory is an estimate, good enough to tell a run that fits from one that does not.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from asyncrl.core.recipe.conflicts import conflicts
 from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.reward import ModelReward, RewardConfig
 from asyncrl.core.recipe.schema import GeneratedTasks, LearnerConfig, ModelConfig, Recipe
 from asyncrl.envs.load import load_environment
 from asyncrl.run.automatic import Choice
+from asyncrl.run.further_trackers import check_further_trackers
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, check_sizes, read_shape
+from asyncrl.run.preflight import play_first_tasks
+from asyncrl.run.reference_folder import check_reference
 from asyncrl.run.reward_folder import read_reward_shape
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.units import memory, quantity
@@ -35,6 +40,9 @@ LEARNER_BYTES = 600 << 20
 CHECKED_TASKS = 20_000
 """If an environment makes its tasks, the plan makes and checks at most this many, so that it is ready at once."""
 TRAJECTORY_BYTES_A_TOKEN = 9
+
+_Splits = tuple[tuple[Split, Sequence[TaskSource]], ...]
+"""Each split with its sources."""
 
 
 class Processes(msgspec.Struct, frozen=True):
@@ -99,26 +107,40 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(process.count * process.each_bytes for process in self.processes)
 
 
-def make_plan(recipe: Recipe, machine: Machine | None = None, choices: Sequence[Choice] = ()) -> Plan:
+def make_plan(
+    recipe: Recipe,
+    machine: Machine | None = None,
+    choices: Sequence[Choice] = (),
+    note: Callable[[str], None] = lambda text: None,
+) -> Plan:
     """Plan a run of ``recipe`` on a machine, by default this one.
 
     Args:
         choices: those of the recipe's values that were chosen for the machine.
+        note: shows the user a line while the environment takes long to play a task.
 
     Raises:
         RecipeError: the model, the tasks, the environment, the tool parser or a class that the recipe names is missing,
-            or they do not fit together.
+            they do not fit together, or the environment breaks when a task is played.
     """
+    check_further_trackers(recipe.tracking)
     load_environment(recipe.environment)
+    customs = _try_customs(recipe)
     make_sampler(recipe.buffer, {})  # checks the class and its options; the weights of the sources do not matter
     shape = read_shape(recipe.model.path)
     check_sizes(shape, recipe.model, recipe.learner, recipe.generators)
+    check_reference(recipe, shape)
     outstanding = (recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step
     greedy = recipe.algorithm.greedy_sample is not None
     episodes = recipe.batch.groups_per_step * (recipe.batch.group_size - greedy)
+    splits: _Splits = (
+        ("train", make_task_stream(recipe, CHECKED_TASKS).sources),
+        ("evaluation", load_sources(recipe, "evaluation", CHECKED_TASKS)),
+    )
+    played = play_first_tasks(recipe, splits, note)
     plan = Plan(
         processes=_processes(recipe, shape, outstanding),
-        sources=tuple(_find_tasks(recipe)),
+        sources=tuple(_describe(recipe, splits)),
         parameters=shape.parameters,
         episodes_per_step=episodes,
         episodes_in_all=episodes * recipe.steps,
@@ -130,15 +152,20 @@ def make_plan(recipe: Recipe, machine: Machine | None = None, choices: Sequence[
         remarks=(),
     )
     check_tool_parser(recipe.model.tool_parser)  # last: it may take seconds
-    return msgspec.structs.replace(plan, remarks=_remarks(recipe, shape, plan))
+    return msgspec.structs.replace(plan, remarks=(*played, *conflicts(recipe), *customs, *_remarks(recipe, shape, plan)))
 
 
-def _find_tasks(recipe: Recipe) -> Iterator[Source]:
-    """Find the sources of tasks. Files are read whole; if the environment makes tasks, only the first are made."""
-    splits: tuple[tuple[Split, Sequence[TaskSource]], ...] = (
-        ("train", make_task_stream(recipe, CHECKED_TASKS).sources),
-        ("evaluation", load_sources(recipe, "evaluation", CHECKED_TASKS)),
-    )
+def _try_customs(recipe: Recipe) -> list[str]:
+    """Try the functions of the user's own on a made batch; returns remarks on them."""
+    if not recipe.customs:
+        return []
+    from learners.custom.check import check_customs  # takes seconds: it needs torch
+
+    return check_customs(recipe)
+
+
+def _describe(recipe: Recipe, splits: _Splits) -> Iterator[Source]:
+    """Describe the sources of tasks. Files were read whole; if the environment makes tasks, only the first were made."""
     for split, sources in splits:
         for source in sources:
             tasks = len(source.tasks)

@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.core.recipe.schema import BufferConfig, Recipe
+from asyncrl.core.text import counted
 from asyncrl.run.plan import Plan
 from asyncrl.run.units import memory, quantity
 
@@ -63,6 +64,12 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
     table.add_row(
         "a training step trains on",
         f"{plan.episodes_per_step} episodes: {batch.groups_per_step} groups of {batch.group_size}{greedy}",
+    )
+    algorithm = recipe.algorithm
+    parts = f"minibatches {algorithm.minibatches} x epochs {algorithm.epochs}"
+    table.add_row(
+        "and takes",
+        f"{counted(algorithm.optimizer_steps, 'optimizer step')} ({parts}), then publishes one policy version",
     )
     table.add_row("the run trains on", f"{quantity(plan.episodes_in_all)} episodes in {recipe.steps} training steps")
     table.add_row(

@@ -3,11 +3,12 @@
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
-from asyncrl.core.buffer_statistics import BufferStatistics
+from asyncrl.core.buffer_statistics import BufferStatistics, GroupState, LedgerCounts
+from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading, combine
 from asyncrl.core.recipe.schema import Recipe
@@ -15,6 +16,7 @@ from asyncrl.core.recipe.section import AUTO
 from asyncrl.core.spread import has_spread
 from asyncrl.run import metrics
 from asyncrl.run.bottleneck import find_bottleneck
+from asyncrl.run.episode_metrics import EpisodeMetrics, finished_between
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.machine import busy_cores
@@ -22,11 +24,15 @@ from asyncrl.run.pacing import Pacing
 from asyncrl.run.progress import RunProgress
 from asyncrl.run.publisher import PublishTimes
 from asyncrl.run.shares import Shares, StepTimes, grown
+from asyncrl.run.summary import NO_GROUPS
+from asyncrl.run.time_shares import generator_readings, learner_readings
 from asyncrl.run.totals import Totals
 from asyncrl.run.tracking import Tracker
+from asyncrl.run.warnings import RunWarning, StepSigns, WarningSigns
 from generators.evaluation import EvaluationResult
+from generators.finished_episodes import FinishedEpisodes
 from generators.worker import GeneratorStatistics
-from learners.metrics import TOKENS_COMPUTED
+from learners.metrics import EFFECTIVE_SAMPLE_SIZE, GRAD_NORM, TOKENS_COMPUTED
 
 BOTTLENECK_STEPS = 20
 """How many of the last training steps are searched for the bottleneck."""
@@ -57,10 +63,13 @@ class Recorder:
         self._shares: deque[Shares] = deque(maxlen=BOTTLENECK_STEPS)
         self._pacing: Pacing | None = None
         self._published_before = PolicyVersion(0)
+        self._ledger = NO_GROUPS
+        self._episode_metrics, self._warning_signs = EpisodeMetrics(), WarningSigns(recipe)
 
     async def begin(self) -> None:
         """Start measuring."""
         self._generators, buffer = await self._pool.statistics(), await self._buffer.statistics()
+        self._ledger = buffer.ledger
         self._published_before = buffer.version
         if self._recipe.buffer.pipeline_depth == AUTO:
             self._pacing = Pacing(buffer.depth, self._recipe.buffer.largest_depth)
@@ -86,6 +95,8 @@ class Recorder:
         usual = self._published_before < step < self._recipe.steps - buffer.depth
         if usual or not self._shares:
             self._shares.append(shares)
+        finished = finished_between(before, generators)
+        complete, filtered = self._filters(buffer.ledger)
         bottleneck = find_bottleneck(Shares.mean(self._shares), self._recipe, buffer.depth, len(self._shares))
         trained = batch.trained().rows
         tokens = sum(row.length for row in trained)
@@ -107,6 +118,10 @@ class Recorder:
             Reading(metrics.PIPELINE_DEPTH, buffer.depth),
             *(Reading(metrics.VERSIONS_SAMPLED, len(g.tokens_by_version)) for g in generators),
             *_scoring_readings(before, generators),
+            *self._episode_metrics.readings(finished, batch, buffer.source_shares),
+            *_filter_readings(complete, filtered),
+            *learner_readings(times, seconds),
+            *generator_readings(before, generators, seconds),
             Reading(metrics.TOOL_OUTPUT_CUT, grown(before, generators, "tool_output_cut")),
             Reading(metrics.PUBLISH_PAUSE, max(g.last_pause_seconds for g in generators)),
         ]
@@ -117,11 +132,27 @@ class Recorder:
         self._totals.step(step, batch, readings, times.training + times.writing, now, generators, buffer)
         self._totals.bottleneck = bottleneck
         self._tracker.log(step, values)
+        for notice in self._episode_metrics.notices():
+            self._view.note(notice)
+        self._warn(self._warning_signs.step(step, _signs(values, complete, filtered, finished)))
         self._tracker.log_trained(step)
         sampled = sum(count for row in trained for _, count in row.sampled)
         self._view.update(self._progress(step, buffer.version, values, shares, sampled, bottleneck.sentence))
         if usual:
             await self._pace(shares.both_wait)
+
+    def _filters(self, ledger: LedgerCounts) -> tuple[int, int]:
+        """How many groups were complete since the step before, and how many of them filters left out."""
+        before, self._ledger = self._ledger, ledger
+        filtered = _left_out(ledger) - _left_out(before)
+        kept = ledger.committed + ledger.taken + ledger.trained - before.committed - before.taken - before.trained
+        return max(0, filtered + kept), max(0, filtered)
+
+    def _warn(self, warnings: Iterable[RunWarning]) -> None:
+        """Show the warnings that the run has not shown yet."""
+        for warning in warnings:
+            if self._totals.warn(warning.key, warning.sentence):
+                self._view.note(f"Warning: {warning.sentence}")
 
     async def _pace(self, both_wait: float) -> None:
         """Change the pipeline depth where the recipe leaves it open and the last steps ask for it."""
@@ -136,6 +167,8 @@ class Recorder:
         turns = statistics.fmean(result.turns for result in results)
         self._evaluation = reward
         self._totals.evaluation(reward)
+        first = self._totals.first_evaluation
+        self._warn(self._warning_signs.evaluation(first, [result.reward for result in results]))
         values = combine([Reading(metrics.EVALUATION_REWARD, reward), Reading(metrics.EVALUATION_TURNS, turns)])
         self._tracker.log(version, values)
         self._tracker.log_evaluated(version)
@@ -202,6 +235,27 @@ def _cpu_readings(before: Sequence[GeneratorStatistics], after: Sequence[Generat
         Reading(metrics.ENGINE_CPU, grown(before, after, "cpu_seconds") / thousands, thousands),
         Reading(metrics.FRONT_END_CPU, grown(before, after, "front_end_cpu_seconds") / thousands, thousands),
     ]
+
+
+def _signs(values: Mapping[str, float], complete: int, filtered: int, finished: FinishedEpisodes) -> StepSigns:
+    return StepSigns(
+        reward=values[metrics.REWARD.name],
+        zero_variance=values[metrics.ZERO_VARIANCE.name],
+        grad_norm=values.get(GRAD_NORM.name),
+        sample_size=values.get(EFFECTIVE_SAMPLE_SIZE.name),
+        filtered=filtered,
+        complete=complete,
+        finished=finished,
+    )
+
+
+def _filter_readings(complete: int, filtered: int) -> list[Reading]:
+    return [Reading(metrics.FILTERED, filtered / complete, complete)] if complete else []
+
+
+def _left_out(ledger: LedgerCounts) -> int:
+    """How many groups filters left out. Others are filtered because their task breaks its environment."""
+    return ledger.filtered - ledger.reasons.get(f"{GroupState.FILTERED}: {FailureKind.DATA}", 0)
 
 
 def _buffer_readings(buffer: BufferStatistics) -> list[Reading]:

@@ -12,6 +12,7 @@ import msgspec
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, FailureKind, ScoringFailed
+from asyncrl.core.messages import Message
 from asyncrl.core.recipe.reward import RemoteReward
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Trajectory
@@ -43,7 +44,7 @@ class EpisodeToScore(msgspec.Struct, frozen=True):
     """
 
     task_id: str
-    prompt: str
+    prompt: str | tuple[Message, ...]
     data: dict[str, Any]
     text: str
     turns: tuple[str, ...]

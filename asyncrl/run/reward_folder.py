@@ -9,6 +9,7 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import ModelConfig
+from asyncrl.run.hub import model_file
 from asyncrl.run.model_shape import TINY, ModelShape
 
 PLACE = "reward.path"
@@ -62,22 +63,23 @@ def read_reward_shape(reward: ModelReward, policy: ModelConfig) -> ModelShape:
         problem = f"its {shape.max_position_embeddings} positions cannot hold an episode of model.max_context"
         raise RecipeError(PLACE, f"{problem} {policy.max_context} tokens", "lower that, or name another model")
     if policy.path != TINY:
-        check_vocabulary(reward, Path(policy.path))
+        check_vocabulary(reward, model_file(policy.path, "tokenizer.json", "model.path").parent)
     return shape
 
 
 def check_vocabulary(reward: ModelReward, policy: Path) -> None:
     """Raise a ``RecipeError`` if the reward model lacks a token of the policy in ``policy``, or gives it another id."""
-    known = _vocabulary(Path(reward.path), PLACE)
+    known = vocabulary(Path(reward.path), PLACE)
     other = "name a reward model with the policy's tokenizer, or serve it and use reward.kind remote, which gets text"
-    for token, number in _vocabulary(policy, "model.path").items():
+    for token, number in vocabulary(policy, "model.path").items():
         if known.get(token) != number:
             has = f"id {known[token]}" if token in known else "no id"
             problem = f"token {token!r} has id {number} for the policy, and {has} in the tokenizer of {reward.path}"
             raise RecipeError(PLACE, problem, other)
 
 
-def _vocabulary(folder: Path, place: str) -> dict[str, int]:
+def vocabulary(folder: Path, place: str) -> dict[str, int]:
+    """Read the tokens of a folder's ``tokenizer.json`` and their numbers; a ``RecipeError`` at ``place`` says why it cannot."""
     path = folder / "tokenizer.json"
     try:
         read: Any = json.loads(path.read_bytes())

@@ -6,6 +6,7 @@ from statistics import fmean
 import msgspec
 
 from generators.worker import GeneratorStatistics
+from learners.step_clock import PartSeconds
 
 
 class StepTimes(msgspec.Struct, frozen=True):
@@ -16,12 +17,16 @@ class StepTimes(msgspec.Struct, frozen=True):
         training: training the batch.
         delivering: waiting until every engine has the version before.
         writing: writing the new version's weights.
+        checkpointing: waiting for checkpoints.
+        parts: the parts of ``training``, by the rank that reports.
     """
 
     waiting: float = 0.0
     training: float = 0.0
     delivering: float = 0.0
     writing: float = 0.0
+    checkpointing: float = 0.0
+    parts: PartSeconds = PartSeconds()
 
 
 class Shares(msgspec.Struct, frozen=True):

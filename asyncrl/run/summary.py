@@ -1,13 +1,17 @@
 """The summary of how a run ended: ``summary.json`` for programs; :mod:`asyncrl.run.end_view` shows it to people."""
 
-import os
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
 from asyncrl.core.buffer_statistics import LedgerCounts
+from asyncrl.core.error_counts import CountedError
 from asyncrl.run.bottleneck import Bottleneck
+from asyncrl.run.whole_file import write_whole
+
+NO_GROUPS = LedgerCounts(issued=0, running=0, committed=0, taken=0, trained=0, filtered=0, expired=0, failed=0, reasons={})
+"""The ledger of a run that has not issued any group."""
 
 
 class Status(StrEnum):
@@ -61,6 +65,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         wall_s: seconds from start to end, startup and shutdown included.
         trajectories_per_s: episodes trained over the training time.
         bottleneck: what held the run up in its last training steps; None before the first.
+        warnings: what was seen in training that a person should look at, a sentence each; see :mod:`asyncrl.run.warnings`.
+        errors: errors of the environments' own code, by place.
         resumes: how often the run was resumed, failed attempts included. The time in between is not part of ``wall_s``.
     """
 
@@ -75,10 +81,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     idle: IdleShares = IdleShares()
     bottleneck: Bottleneck | None = None
     versions_published: int = 0
-    ledger: LedgerCounts = LedgerCounts(
-        issued=0, running=0, committed=0, taken=0, trained=0, filtered=0, expired=0, failed=0, reasons={}
-    )
+    ledger: LedgerCounts = NO_GROUPS
+    errors: tuple[CountedError, ...] = ()
     resumes: int = 0
+    warnings: tuple[str, ...] = ()
 
     def going_on_from(self, before: "Summary", seconds: float = 0.0) -> "Summary":
         """Return the summary of a resumed run, which reports no less than the run had reached before.
@@ -98,18 +104,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
                 reason=self.reason,
                 versions_published=max(self.versions_published, before.versions_published),
                 ledger=self.ledger if self.ledger.issued >= before.ledger.issued else before.ledger,
+                errors=self.errors or before.errors,
             )
         return msgspec.structs.replace(known, wall_s=max(self.wall_s, before.wall_s + seconds), resumes=before.resumes + 1)
 
     def write(self, path: Path) -> None:
         """Write as JSON. A reader finds either the whole file or none."""
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-            draft.replace(path)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     def recorded(self, path: Path) -> "Summary":
         """Write the summary, and return it. If that fails, the one returned is not of a completed run, and says why."""

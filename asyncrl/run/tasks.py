@@ -5,16 +5,19 @@ from typing import Any, Literal
 
 import msgspec
 
+from asyncrl.core.chat_prompt import why_no_chat
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.plug_in import users_code
 from asyncrl.core.recipe.schema import FileTasks, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.load import make_tasks
-from buffers.curriculum import load_curriculum
+from buffers.curriculum import Curriculum, load_curriculum
+from buffers.recorded_tasks import RecordedSource, recorded_stream
 from buffers.task_files import read_sources
 from buffers.task_rows import TOO_DEEP, is_too_deep
 from buffers.task_stream import TaskSource, TaskStream
+from generators.evaluation import HeldOutTask
 
 _PLAIN = "use texts, 64-bit numbers, booleans, None, and a few levels of lists and dictionaries with text keys"
 
@@ -37,9 +40,13 @@ def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) 
     return [TaskSource("generated", tasks)]
 
 
-def load_tasks(recipe: Recipe, split: Split) -> Sequence[Task]:
-    """Load all tasks of one split, in the order of their sources. Raises what :func:`load_sources` raises."""
-    return [source.tasks[index] for source in load_sources(recipe, split) for index in range(len(source.tasks))]
+def load_held_out_tasks(recipe: Recipe, samples: int = 1) -> list[HeldOutTask]:
+    """Return all tasks for evaluation, in the order of their sources, with ``samples`` episodes of each.
+
+    Raises what :func:`load_sources` raises.
+    """
+    sources = load_sources(recipe, "evaluation")
+    return [HeldOutTask(source.tasks[index], source.name, samples) for source in sources for index in range(len(source.tasks))]
 
 
 def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStream:
@@ -49,9 +56,21 @@ def make_task_stream(recipe: Recipe, make_at_most: int | None = None) -> TaskStr
         RecipeError: as :func:`load_sources`, or the curriculum cannot be loaded.
     """
     sources = load_sources(recipe, "train", make_at_most)
+    return TaskStream(sources, recipe.seed, _curriculum(recipe, [source.name for source in sources]))
+
+
+def recorded_task_stream(recipe: Recipe, sources: Sequence[RecordedSource]) -> TaskStream:
+    """Return the stream of training tasks as a journal records it, without the tasks.
+
+    Raises:
+        RecipeError: the curriculum cannot be loaded.
+    """
+    return recorded_stream(sources, recipe.seed, _curriculum(recipe, [source.name for source in sources]))
+
+
+def _curriculum(recipe: Recipe, sources: Sequence[str]) -> Curriculum | None:
     spec = recipe.tasks.curriculum if isinstance(recipe.tasks, FileTasks) else None
-    curriculum = None if spec is None else load_curriculum(spec, [source.name for source in sources])
-    return TaskStream(sources, recipe.seed, curriculum)
+    return None if spec is None else load_curriculum(spec, sources)
 
 
 def _check_made(tasks: Sequence[Task], maker: str, place: str) -> None:
@@ -59,8 +78,11 @@ def _check_made(tasks: Sequence[Task], maker: str, place: str) -> None:
     if not isinstance(tasks, Sequence) or not tasks:
         raise RecipeError(place, f"{maker} returned {short(tasks)}", "return a list of at least one Task")
     for index, task in enumerate(tasks):
-        if not isinstance(task, Task) or not isinstance(task.id, str) or not isinstance(task.prompt, str):
-            raise RecipeError(place, f"{maker} returned {short(task)} at {index}", "return Tasks whose id and prompt are text")
+        if not isinstance(task, Task) or not isinstance(task.id, str) or not isinstance(task.prompt, str | tuple):
+            remedy = "return Tasks whose id and prompt are text; a prompt may also be a tuple of Messages"
+            raise RecipeError(place, f"{maker} returned {short(task)} at {index}", remedy)
+        if isinstance(task.prompt, tuple) and (why := why_no_chat(task.prompt)):
+            raise RecipeError(place, f"{maker} returned task {short(task.id)}, which {why}", "correct its prompt")
         if type(task) is not Task:
             raise RecipeError(place, f"{maker} returned a {type(task).__name__}", "return Tasks themselves, all else in data")
         if why := _altered(task):
@@ -75,7 +97,10 @@ def _altered(task: Task) -> str:
         return f"data is {short(task.data)}"
     if is_too_deep(task.data):
         return f"data is {TOO_DEEP}"
-    parts = {"id": task.id, "prompt": task.prompt} | {f"data[{key!r}]": {key: value} for key, value in task.data.items()}
+    prompt: dict[str, Any] = {"prompt": task.prompt}
+    if isinstance(task.prompt, tuple):
+        prompt = {f"message {number} of its prompt": one.content for number, one in enumerate(task.prompt, start=1)}
+    parts = {"id": task.id, **prompt} | {f"data[{key!r}]": {key: value} for key, value in task.data.items()}
     for name, part in parts.items():
         try:
             arrived: Any = msgspec.msgpack.decode(

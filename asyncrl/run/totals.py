@@ -11,6 +11,7 @@ import msgspec
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_statistics import BufferStatistics
+from asyncrl.core.error_counts import CountedError, merged
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading
 from asyncrl.core.recipe.schema import BufferConfig
@@ -34,6 +35,8 @@ class SavedTotals(msgspec.Struct, kw_only=True):
         staleness_sum, staleness_tokens: their quotient is the mean staleness of trained tokens.
         staleness_max: the largest staleness of a trained token.
         evaluations: mean reward of each evaluation, in order.
+        warnings: the sentence of each warning, by its key.
+        errors: errors of the environments' own code, by place.
     """
 
     steps: int = 0
@@ -50,6 +53,8 @@ class SavedTotals(msgspec.Struct, kw_only=True):
     staleness_tokens: float = 0.0
     staleness_max: int = 0
     evaluations: list[float] = []
+    warnings: dict[str, str] = {}
+    errors: tuple[CountedError, ...] = ()
 
     @property
     def trajectories_per_s(self) -> float:
@@ -87,6 +92,7 @@ class Totals:
         self._generators_before: Sequence[GeneratorStatistics] = ()
         self._generators: Sequence[GeneratorStatistics] = ()
         self._tokens_at_end = 0
+        self._errors: tuple[CountedError, ...] = ()
         self.versions_published = 0
         """How many versions every engine acknowledged, without version 0."""
         self.buffer: BufferStatistics | None = None
@@ -120,6 +126,7 @@ class Totals:
         counts.tokens_trained += sum(row.loss_tokens for row in batch.rows)
         counts.learner_busy += learner_busy
         self._generators, self.buffer, self._step_ended = generators, buffer, now
+        self._errors = tuple(error for each in generators for error in each.errors)
         for reading in readings:
             if reading.metric.name == "staleness/mean":
                 counts.staleness_sum += reading.value * reading.weight
@@ -130,10 +137,23 @@ class Totals:
     def ended(self, generators: Sequence[GeneratorStatistics], buffer: BufferStatistics) -> None:
         """Note the end of the run: tokens generated after the last step count, but not in rates and idle shares."""
         self._tokens_at_end, self.buffer = sum(g.tokens_generated for g in generators), buffer
+        self._errors = tuple(error for each in generators for error in each.errors)
 
     def evaluation(self, reward: float) -> None:
         """Add the mean reward of one evaluation."""
         self._counts.evaluations = [*self._counts.evaluations, reward]
+
+    @property
+    def first_evaluation(self) -> float:
+        """Mean reward of the run's first evaluation, which must have been added."""
+        return self._counts.evaluations[0]
+
+    def warn(self, key: str, sentence: str) -> bool:
+        """Add a warning, and return whether it is new: whether none with its ``key`` was added before."""
+        if key in self._counts.warnings:
+            return False
+        self._counts.warnings = {**self._counts.warnings, key: sentence}
+        return True
 
     def published(self) -> None:
         """Count one version that every engine has acknowledged."""
@@ -151,6 +171,7 @@ class Totals:
             self._counts,
             wall=self._base.wall + self.seconds,
             training=self._base.training + self._step_ended - self._began,
+            errors=merged(self._base.errors + self._errors),
             engine_wall=self._base.engine_wall + grown(before, after, "wall_seconds"),
             engine_idle=self._base.engine_idle + grown(before, after, "idle_seconds"),
             completion_tokens=self._base.completion_tokens + int(grown(before, after, "tokens_generated")),
@@ -176,5 +197,7 @@ def summarize(totals: Totals, status: Status, reason: str, limits: BufferConfig)
         idle=IdleShares(now.idle_generators, now.idle_learner),
         bottleneck=totals.bottleneck,
         versions_published=totals.versions_published,
+        warnings=tuple(now.warnings.values()),
+        errors=now.errors,
     )
     return summary if totals.buffer is None else msgspec.structs.replace(summary, ledger=totals.buffer.ledger)

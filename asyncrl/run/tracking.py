@@ -7,6 +7,7 @@ dropped silently.
 """
 
 import contextlib
+import fcntl
 import logging
 import os
 import queue
@@ -15,7 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from operator import methodcaller
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -25,6 +28,7 @@ from asyncrl.core.recipe.schema import Recipe, TrackingConfig
 from asyncrl.run.compose import resolved_yaml
 from asyncrl.run.disk import POLL_S, ROOM_BYTES, free_bytes
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.further_trackers import FurtherTracker, make_further_trackers
 from asyncrl.run.metrics import REWARD
 from asyncrl.run.paced_traces import PacedTraces
 from asyncrl.run.summary import Status
@@ -34,6 +38,12 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BUSY_S = 60.0
+"""How long a call waits while other runs write to the same SQLite database."""
+_LOCKED = "database is locked"
 
 QUEUE_LENGTH = 10_000
 """How many records may wait. It takes hours of training to fill the queue, so then the tracking server is gone."""
@@ -77,6 +87,7 @@ class Tracker:
         self.uri = tracking_uri(recipe.tracking, folder)
         self._records: queue.Queue[_Values | _Trained | _Evaluated | _End] = queue.Queue(QUEUE_LENGTH)
         self._failure: Exception | None = None
+        self._further: Sequence[tuple[str, FurtherTracker]] = ()
         self._tracked_step = -1
         """The last step tracked before the run was resumed: steps up to it that are done again are not tracked again."""
         # A daemon thread, so that a server that never answers cannot keep the process alive after finish() has given up.
@@ -124,9 +135,11 @@ class Tracker:
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            remedy = "check tracking.uri, or leave it empty to track in the run folder"
+            if isinstance(self._failure, TrackingFailed):
+                raise self._failure
+            remedy = "check tracking.uri, or leave it empty to track beside the run folder"
             if not self._recipe.tracking.uri:
-                remedy = f"put {self._folder.database} back, or remove it to begin the metrics anew, and resume"
+                remedy = f"put {self._folder.database} back, or remove it to begin the metrics of all its runs anew, and resume"
             raise TrackingFailed(f"MLflow at {self.uri}: {self._failure}; {remedy}") from self._failure
 
     def _work(self) -> None:
@@ -134,15 +147,18 @@ class Tracker:
             from mlflow import MlflowClient
 
             known = self._is_known()  # before the client makes a database where there is none
-            client = MlflowClient(self.uri)
+            with _only_one_makes(self.uri):
+                client = MlflowClient(self.uri)
             run_id = self._go_on(client) if known else self._new_run(client)
             traces = PacedTraces(self._recipe, self._folder.trajectories, Traces(client, run_id), self._with_room)
+            self._further = make_further_trackers(self._recipe, self._folder, run_id)
             for record in self._batches():
                 match record:
                     case _End(status=status):
                         if status is Status.COMPLETED:
                             traces.completed()
                         self._with_room(partial(client.set_terminated, run_id, _MLFLOW_STATUS[status]))
+                        self._with_further(methodcaller("end", status))
                     case _Trained(step=step):
                         traces.trained(step)
                     case _Evaluated(version=version):
@@ -150,29 +166,50 @@ class Tracker:
                     case _:
                         new = [values for values in record if self._is_new(values)]
                         self._with_room(partial(_log_values, client, run_id, new))
+                        self._with_further(partial(_log_further, records=new))
         except Exception as error:
             # Whatever MLflow, its database or its HTTP client raise belongs to the tracker's owner, not to this thread.
             logger.exception("tracking failed")
             self._failure = error
 
-    def _with_room(self, write: Callable[[], None]) -> None:
-        """Call ``write``, again and again while it fails because the run folder's disk is full."""
+    def _with_further(self, write: Callable[[FurtherTracker], None]) -> None:
+        """Call ``write`` with each tracker beside MLflow."""
+        for name, tracker in self._further:
+            try:
+                self._with_room(partial(write, tracker))
+            except Exception as error:
+                remedy = f"correct that, or take {name} out of tracking.also in {self._folder.recipe}, and resume"
+                raise TrackingFailed(f"{name}: {error}; {remedy}") from error
+
+    def _keep_text(self, client: "MlflowClient", run_id: str, name: str, text: str) -> None:
+        """Keep a text in the run's folder, and where MLflow looks for it."""
+        self._with_room(partial(client.log_text, run_id, text, name))
+        if sqlite_file(self.uri) is None:
+            self._with_room(partial(_write_text, self._folder.artifacts / name, text))
+
+    def _with_room(self, write: Callable[[], T]) -> T:
+        """Call ``write``, again and again while it fails because the disk is full or other runs write to the same database."""
         failed = 0
+        locked = False
         while True:
             room_before = free_bytes(self._folder.path) >= ROOM_BYTES
             try:
-                write()
+                result = write()
                 break
             except Exception as error:
+                locked = _LOCKED in str(error)
                 # There may be room again by the time we look.
-                if self._recipe.tracking.uri or (room_before and free_bytes(self._folder.path) >= ROOM_BYTES):
+                if not locked and (self._recipe.tracking.uri or (room_before and free_bytes(self._folder.path) >= ROOM_BYTES)):
                     raise
                 if not failed:
-                    logger.warning("tracking waits for room on the disk: %s", str(error).partition("\n")[0])
+                    what = f"other users of {self.uri}" if locked else "room on the disk"
+                    logger.warning("tracking waits for %s: %s", what, str(error).partition("\n")[0])
                 failed += 1
                 time.sleep(POLL_S)
         if failed:
-            logger.warning("the disk has room again: tracking goes on, after %d failed attempts", failed)
+            again = "the database is free" if locked else "the disk has room"
+            logger.warning("%s again: tracking goes on, after %d failed attempts", again, failed)
+        return result
 
     def _is_new(self, record: _Values) -> bool:
         return record.step > self._tracked_step or REWARD.name not in record.values
@@ -190,20 +227,30 @@ class Tracker:
         """Go on with the MLflow run that a resumed run had, and return its id."""
         run_id = self._folder.tracked_as.read_text(encoding="utf-8")
         self._with_room(partial(client.update_run, run_id, status="RUNNING"))
+        self._own_artifacts(run_id)
         self._tracked_step = max((m.step for m in client.get_metric_history(run_id, REWARD.name)), default=-1)
         return run_id
 
     def _new_run(self, client: "MlflowClient") -> str:
         from mlflow.entities import Param
 
-        run = client.create_run(self._experiment(client), run_name=self._folder.path.name)
+        experiment = self._with_room(partial(self._experiment, client))
+        run = self._with_room(partial(client.create_run, experiment, run_name=self._folder.path.name))
         parameters = [Param(name, str(value)) for name, value in flatten(msgspec.to_builtins(self._recipe))]
         run_id: str = run.info.run_id
+        self._own_artifacts(run_id)
         for chunk in _chunks(parameters, PARAMETERS_A_CALL):
-            client.log_batch(run_id, params=chunk)
-        client.log_text(run_id, resolved_yaml(self._recipe), "recipe.yaml")
+            self._with_room(partial(client.log_batch, run_id, params=chunk))
+        self._keep_text(client, run_id, "recipe.yaml", resolved_yaml(self._recipe))
         self._folder.tracked_as.write_text(run_id, encoding="utf-8")
         return run_id
+
+    def _own_artifacts(self, run_id: str) -> None:
+        """Have MLflow keep the run's artifacts in the run's folder, of which it knows nothing; a server decides for itself."""
+        file = sqlite_file(self.uri)
+        if file is not None:
+            change = ("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (self._folder.artifacts.as_uri(), run_id))
+            self._with_room(partial(_change, file, *change))
 
     def _experiment(self, client: "MlflowClient") -> str:
         from mlflow.exceptions import MlflowException
@@ -211,8 +258,8 @@ class Tracker:
         name = self._recipe.tracking.experiment
         if found := client.get_experiment_by_name(name):
             return found.experiment_id
-        # A server decides where its artifacts go; for the file in the run folder, we decide.
-        location = None if self._recipe.tracking.uri else self._folder.artifacts.as_uri()
+        # A server decides where artifacts go; for the file beside the run folders, we decide.
+        location = None if self._recipe.tracking.uri else self._folder.database.with_name("mlflow-artifacts").as_uri()
         try:
             return client.create_experiment(name, artifact_location=location)
         except MlflowException:
@@ -240,12 +287,47 @@ class Tracker:
 
 
 def tracking_uri(config: TrackingConfig, folder: RunFolder) -> str:
-    """Where the run is tracked: ``tracking.uri``, or a SQLite file in the run folder."""
+    """Where the run is tracked: ``tracking.uri``, or a SQLite file beside the run folder, which all runs there share."""
     return config.uri or f"sqlite:///{folder.database}"
 
 
+def sqlite_file(uri: str) -> Path | None:
+    """The file of a SQLite database; None if the URI is that of something else."""
+    scheme, separator, path = uri.partition(":///")
+    return Path(path.partition("?")[0]).absolute() if separator and scheme in ("sqlite", "sqlite+pysqlite") else None
+
+
+@contextlib.contextmanager
+def _only_one_makes(uri: str) -> Iterator[None]:
+    """Let one process at a time make the tables of a SQLite database, which MLflow does not see to."""
+    file = sqlite_file(uri)
+    if file is None:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_name(f".{file.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _change(file: Path, statement: str, values: tuple[str, ...]) -> None:
+    with contextlib.closing(sqlite3.connect(file, timeout=BUSY_S)) as database, database:
+        database.execute(statement, values)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _log_further(tracker: FurtherTracker, records: Sequence[_Values]) -> None:
+    for record in records:
+        tracker.log(record.step, record.time_ms / 1000, record.values)
+    tracker.flush()
+
+
 def check_database(folder: RunFolder) -> None:
-    """Check that the tracking database in the folder of a run that is resumed, if there is one, can take more metrics.
+    """Check that the tracking database of a run that is resumed, if there is one, can take more metrics.
 
     Changes nothing, except that SQLite finishes what a killed run had begun to write.
 
@@ -254,19 +336,20 @@ def check_database(folder: RunFolder) -> None:
     """
     if not folder.database.is_file():
         return
+    remedy = "repair it or put it back; or move it away to begin the metrics of all its runs anew; then resume"
     try:
-        with contextlib.closing(sqlite3.connect(f"{folder.database.as_uri()}?mode=rw", uri=True)) as database:
+        with contextlib.closing(sqlite3.connect(f"{folder.database.as_uri()}?mode=rw", uri=True, timeout=BUSY_S)) as database:
             (problem,) = database.execute("PRAGMA quick_check(1)").fetchone()
             if problem == "ok" and folder.tracked_as.is_file():
                 run_id = folder.tracked_as.read_text(encoding="utf-8")
                 if not database.execute("SELECT 1 FROM runs WHERE run_uuid = ?", (run_id,)).fetchone():
                     problem = f"it has no run {run_id!r}, which {folder.tracked_as.name} names"
+                    remedy = f"put it back; or remove {folder.tracked_as} to begin the metrics of this run anew; then resume"
     except (sqlite3.Error, OSError, ValueError) as error:
         problem = str(error)
     if problem == "ok" and not os.access(folder.database, os.W_OK):
         problem = "it is read-only"
     if problem != "ok":
-        remedy = "repair it or put it back; or move it away to begin the metrics anew; then resume"
         raise RecipeError("", f"the MLflow database {folder.database} cannot be used: {problem}", remedy)
 
 

@@ -22,6 +22,7 @@ from asyncrl.run.publisher import Publisher, PublishTimes
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.shares import StepTimes
 from learners.learner import StepReport
+from learners.step_clock import PartSeconds
 
 
 class Ranks(Protocol):
@@ -55,6 +56,7 @@ async def train_pump(
     async with asyncio.TaskGroup() as background:
         delivering: asyncio.Task[PublishTimes] | None = None
         evaluating: asyncio.Task[None] | None = None
+        checkpointing = 0.0
         for step in range(begin + 1, steps + 1):
             version = PolicyVersion(step)
             await checkpointer.room()
@@ -64,8 +66,10 @@ async def train_pump(
             reports = await ranks.train(batch)
             done = clock()
             await buffer.trained(batch.version)
+            noted = clock()
             await checkpointer.finish()  # the one begun a step ago, which was written while this step trained
             ready = clock()
+            checkpointing += ready - noted
             publish_times = await delivering if delivering is not None else None
             delivered = clock()
             write_seconds = 0.0
@@ -74,9 +78,12 @@ async def train_pump(
                 publication, write_seconds = await publisher.write(version, must_differ=moved)
                 delivering = background.create_task(publisher.deliver(publication, write_seconds))
             readings = [reading for report in reports for reading in report.readings]
-            times = StepTimes(taken - asked, done - taken, delivered - ready, write_seconds)
+            parts = next((report.seconds for report in reports if report.seconds is not None), PartSeconds())
+            times = StepTimes(taken - asked, done - taken, delivered - ready, write_seconds, checkpointing, parts)
             await recorder.step(step, batch, readings, times, publish_times)
+            recorded = clock()
             await checkpointer.begin(version)
+            checkpointing = clock() - recorded  # recording has ended the step, so this belongs to the next one
             due = step % evaluate_every == 0 and step < steps and (evaluating is None or evaluating.done())
             if due and delivering is not None:
                 evaluating = background.create_task(_evaluate_delivered(delivering, evaluator, version))

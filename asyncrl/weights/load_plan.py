@@ -85,13 +85,23 @@ class LoadPlan:
             shapes: the shape of each tensor of the checkpoint.
             tied: layers whose parameters all belong to a layer before them.
         """
+        try:
+            return cls._recorded(model, shapes, tied)
+        except _NoPlan as reason:
+            logger.info("no load plan, so weights are loaded while the engine is paused: %s", reason)
+            return None
+
+    @classmethod
+    def _recorded(cls, model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]], tied: list[torch.nn.Module]) -> "LoadPlan":
         layers = [layer for layer in model.modules() if layer._parameters and layer not in tied]
         owners = {parameter: layer for layer in layers for parameter in layer._parameters.values() if parameter is not None}
         tied_to = {layer: owners[next(layer.parameters(recurse=False))] for layer in tied}
-        if not all(map(_packs_by_itself, [*layers, *tied])) or _held_elsewhere(model, owners):
-            return None
+        if not all(map(_packs_by_itself, [*layers, *tied])):
+            raise _NoPlan("a layer does not pack its weights by itself")
+        if _held_elsewhere(model, owners):
+            raise _NoPlan("something else than its layer holds a parameter")
         if any(_names(layer) != _names(owner) for layer, owner in tied_to.items()):
-            return None
+            raise _NoPlan("a tied layer has other parameters than the layer before it")
         templates = {layer: _templates(layer) for layer in layers}
         in_use = {layer: dict(layer._parameters) for layer in model.modules()}
         sources = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
@@ -101,9 +111,8 @@ class LoadPlan:
                 layer._parameters.update(tensors)  # type: ignore[arg-type]
             with recorder, torch.no_grad():
                 model.load_weights(sources.items())  # type: ignore[operator]
-        except Exception as error:  # noqa: BLE001 - whatever a loader cannot do without data, vLLM's own way still works
-            logger.info("no load plan, so weights are loaded while the engine is paused: %s: %s", type(error).__name__, error)
-            return None
+        except Exception as error:
+            raise _NoPlan(f"{type(error).__name__}: {error}") from error
         finally:
             for layer, parameters in in_use.items():
                 layer._parameters.clear()
@@ -114,7 +123,9 @@ class LoadPlan:
             for layer, tensors in templates.items()
             for name, tensor in tensors.items()
         )
-        return cls(steps, templates, tied_to) if complete else None
+        if not complete:
+            raise _NoPlan("its loaders do not fill every parameter exactly once")
+        return cls(steps, templates, tied_to)
 
     @torch.no_grad()
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> list[PreparedLayer]:
@@ -130,6 +141,10 @@ class LoadPlan:
             of_owner = [tied for tied, owner in self._tied.items() if owner is layer]
             prepared += [_packed(each, made) for each in [layer, *of_owner]]
         return prepared
+
+
+class _NoPlan(Exception):
+    """There can be no plan for a model; says why."""
 
 
 def _names(layer: torch.nn.Module) -> list[str]:

@@ -27,11 +27,14 @@ from asyncrl.weights.checkpoint import Checkpoint
 from asyncrl.weights.fingerprint import fingerprint
 from asyncrl.weights.load_plan import LoadPlan, PreparedLayer
 from asyncrl.weights.parent_watch import die_with_parent
+from asyncrl.weights.rounding_log import explain_rounding
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import Transport
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCoreProc
+
+logger = logging.getLogger(__name__)
 
 
 def register() -> None:
@@ -42,6 +45,7 @@ def register() -> None:
     setattr(EngineCoreProc, INSTALL, install_publication)
     if VLLM_BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(VLLM_BACKEND, PublicationTransfer)
+    explain_rounding()
     die_with_parent()
 
 
@@ -64,6 +68,10 @@ def prepare_publication(core: "EngineCoreProc", publication: bytes) -> "Future[N
             # torch's number when torch is first asked for it there.
             if torch.get_num_threads() == threads:
                 core.collective_rpc("prepare_publication", args=(publication,))
+            else:
+                logger.info(
+                    "a thread has %d OpenMP threads instead of %d: the engine pauses longer", torch.get_num_threads(), threads
+                )
         except BaseException as error:  # noqa: BLE001 - passed to whoever waits
             done.set_exception(error)
         else:

@@ -165,24 +165,55 @@ def load(folder: Path, state: LearnerState) -> Progress:
         CheckpointMismatch: on all ranks, if the checkpoint is of another model.
     """
 
-    def checked() -> Manifest:
-        manifest = Manifest.read(folder)
-        manifest.require(state.shape, folder)
-        manifest.require_name(folder)
-        manifest.check(folder, manifest.files[dist.get_rank() :: dist.get_world_size()])
-        return manifest
-
-    manifest = _agreed(checked)[0]
-    index, common = _read_untrusted(folder, manifest)
+    manifest = _checked(folder, state.shape)
     wanted = _sharded(state, is_loading=True)
     same_layout = manifest.layout == state.spec.layout
     if same_layout:
         wanted["random"] = _random_streams(state.spec)
+    loaded = _read(folder, manifest, wanted)
+    for name, network in zip(_PREFIXES, state.networks, strict=False):
+        for number, chunk in enumerate(network.chunks):
+            _set_tensors(chunk, loaded[f"{name}chunk_{number}"])
+        for number, optimizer in enumerate(network.optimizer.chained_optimizers):
+            optimizer_state.load_state(optimizer, loaded[f"{name}optimizer_{number}"])
+    if same_layout:
+        _set_random_streams(loaded["random"])
+    return manifest.progress
+
+
+def load_policy(folder: Path, chunks: Sequence[PolicyModel], shape: CheckpointShape) -> Progress:
+    """Load only the policy's weights of the checkpoint in ``folder``, into chunks without an optimizer. Collective.
+
+    Returns and raises what :func:`load` returns and raises.
+    """
+    manifest = _checked(folder, shape)
+    loaded = _read(folder, manifest, {f"chunk_{number}": _tensors(chunk, "") for number, chunk in enumerate(chunks)})
+    for number, chunk in enumerate(chunks):
+        _set_tensors(chunk, loaded[f"chunk_{number}"])
+    return manifest.progress
+
+
+def _checked(folder: Path, shape: CheckpointShape) -> Manifest:
+    """Read every file of the checkpoint and check that it is what was written, and of a model of this shape. Collective."""
+
+    def checked() -> Manifest:
+        manifest = Manifest.read(folder)
+        manifest.require(shape, folder)
+        manifest.require_name(folder)
+        manifest.check(folder, manifest.files[dist.get_rank() :: dist.get_world_size()])
+        return manifest
+
+    return _agreed(checked)[0]
+
+
+def _read(folder: Path, manifest: Manifest, wanted: ShardedStateDict) -> StateDict:
+    """Read the tensors and objects that ``wanted`` describes. Collective."""
+    index, common = _read_untrusted(folder, manifest)
     try:
         with warnings.catch_warnings():
             # torch warns about calls that Megatron makes.
             warnings.simplefilter("ignore", FutureWarning)
-            loaded = dist_checkpointing.load(
+            loaded: StateDict = dist_checkpointing.load(
                 wanted,
                 str(folder),
                 sharded_strategy=checkpoint_reader.CheckedLoad(index),
@@ -190,16 +221,13 @@ def load(folder: Path, state: LearnerState) -> Progress:
             )
     except (CheckpointingException, CheckpointException) as error:
         raise CheckpointDamaged(folder, str(error)) from error
-    for name, network in zip(_PREFIXES, state.networks, strict=False):
-        for number, chunk in enumerate(network.chunks):
-            tensors = checkpoint_reader.without_extra_state(loaded[f"{name}chunk_{number}"])
-            # If a chunk has adapters, the checkpoint holds only those of it.
-            chunk.load_state_dict(tensors, strict=not lora.trained_state(chunk))
-        for number, optimizer in enumerate(network.optimizer.chained_optimizers):
-            optimizer_state.load_state(optimizer, loaded[f"{name}optimizer_{number}"])
-    if same_layout:
-        _set_random_streams(loaded["random"])
-    return manifest.progress
+    return loaded
+
+
+def _set_tensors(chunk: PolicyModel, loaded: StateDict) -> None:
+    """Give a chunk the tensors that were loaded for it."""
+    # If a chunk has adapters, the checkpoint holds only those of it.
+    chunk.load_state_dict(checkpoint_reader.without_extra_state(loaded), strict=not lora.trained_state(chunk))
 
 
 def _read_untrusted(folder: Path, manifest: Manifest) -> tuple[Metadata, StateDict]:

@@ -22,6 +22,7 @@ from learners.megatron.model import PolicyModel, distribute
 from learners.megatron.pipeline import communication
 from learners.micro_batch import MicroBatch
 from learners.prefixes import tokens_before
+from learners.step_clock import Part, StepClock
 
 
 class TrainingDiverged(AsyncRLError):
@@ -42,10 +43,19 @@ class Network:
         shapes: sizes of the whole network's matrix products.
         learner: the parallel layout and the optimizer's settings.
         temperature: temperature at which tokens are sampled.
+        clock: measures the passes and the optimizer.
     """
 
-    def __init__(self, chunks: Sequence[PolicyModel], shapes: ProductShapes, learner: LearnerConfig, temperature: float) -> None:
+    def __init__(
+        self,
+        chunks: Sequence[PolicyModel],
+        shapes: ProductShapes,
+        learner: LearnerConfig,
+        temperature: float,
+        clock: StepClock,
+    ) -> None:
         self.chunks, self._shapes, self._learner, self._temperature = chunks, shapes, learner, temperature
+        self._clock = clock
         self.flops = 0
         self._wrapped, self.optimizer = distribute(chunks, learner)
         self._device = parallel.device()
@@ -60,10 +70,11 @@ class Network:
             micro_batches: the micro-batches of this data-parallel slice.
             loss: computes the loss of a micro-batch, given the network's output for it.
         """
-        for chunk in self._wrapped:
-            chunk.zero_grad_buffer()
-        self.optimizer.zero_grad()
-        self._pass(micro_batches, loss, forward_only=False)
+        with self._clock.part(Part.BACKWARD):
+            for chunk in self._wrapped:
+                chunk.zero_grad_buffer()
+            self.optimizer.zero_grad()
+            self._pass(micro_batches, loss, forward_only=False)
 
     @torch.no_grad()
     def forward_only(self, micro_batches: Sequence[MicroBatch], see: Callable[[MicroBatch, Any], None]) -> None:
@@ -75,7 +86,8 @@ class Network:
             see(batch, output)
             return nothing
 
-        self._pass(micro_batches, of_output, forward_only=True)
+        with self._clock.part(Part.FORWARD):
+            self._pass(micro_batches, of_output, forward_only=True)
 
     def step(self, learning_rate: float, version: int, loss: str) -> float:
         """Update the weights with the accumulated gradient, and return its norm before clipping, which is the same on
@@ -113,7 +125,10 @@ class Network:
         def forward_step(
             batches: Iterator[MicroBatch], model: torch.nn.Module
         ) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, None]]]:
-            batch = next(batches).to(self._device)
+            with self._clock.part(Part.FORWARD):
+                return forward(next(batches).to(self._device), model)
+
+        def forward(batch: MicroBatch, model: torch.nn.Module) -> tuple[Any, Callable[[Any], tuple[Tensor, Tensor, None]]]:
             part = part_of(
                 batch.token_ids,
                 batch.lengths,
@@ -128,11 +143,12 @@ class Network:
 
             def of_part(last: Any) -> tuple[Tensor, Tensor, None]:
                 # Each context-parallel rank computes the loss of whole rows, but the gradient of only its own tokens.
-                if isinstance(last, Predictions):
-                    whole: Any = Predictions(*(part.whole(values, context) for values in last))
-                else:
-                    whole = part.whole(last, context)
-                return of_output(batch, whole), no_tokens, None
+                with self._clock.part(Part.FORWARD):
+                    if isinstance(last, Predictions):
+                        whole: Any = Predictions(*(part.whole(values, context) for values in last))
+                    else:
+                        whole = part.whole(last, context)
+                    return of_output(batch, whole), no_tokens, None
 
             return output, of_part
 

@@ -128,7 +128,8 @@ def _check_equal(parameters: dict[str, torch.nn.Parameter], group: dist.ProcessG
     differing = (lowest != highest).nonzero().flatten().tolist()
     if differing:
         raise ReplicasDiffer(
-            f"{names[differing[0]]} and {len(differing) - 1} more parameters differ between data-parallel ranks at the start; "
+            f"{len(differing)} parameters, the first {names[differing[0]]}, differ at the start between ranks that must hold "
+            "the same; "
             "start all ranks from the same model folder and seed"
         )
 

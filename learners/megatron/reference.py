@@ -1,5 +1,5 @@
-"""The reference policy: a copy of the weights the run began with, kept in host memory and swapped into the model for a
-forward pass.
+"""The reference policy: a copy of the weights the run began with, or of another model's, kept in host memory and swapped
+into the model for a forward pass.
 
 A second model would occupy accelerator memory all the time for one forward pass per batch. Swapping copies the weights
 twice per batch between host and accelerator, needs no memory beyond the one copy, and runs the reference by the very
@@ -18,10 +18,11 @@ class ReferenceWeights:
 
     Args:
         parameters: the parameters of this rank's part of the model, which the optimizer writes to.
+        bits: the sum of the bits of the whole model's weights, if it is known.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self._parameters = parameters
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], *, bits: int = 0) -> None:
+        self._parameters, self.bits = parameters, bits
         self._held = [parameter.detach().to("cpu", copy=True) for parameter in parameters]
 
     @contextmanager

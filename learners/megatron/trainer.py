@@ -1,7 +1,7 @@
 """One rank's networks and optimizers, and the optimizer steps that train them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from learners.megatron.reference import ReferenceWeights
 from learners.megatron.value_model import ValueModel
 from learners.micro_batch import MicroBatch
 from learners.rank import RankSpec
+from learners.step_clock import Part, StepClock
 from learners.tally import Tally, add_to, summed
 
 MicroBatchLoss = Callable[[MicroBatch, Any], tuple[Tensor, Tally]]
@@ -54,6 +55,7 @@ class Trainer:
     Attributes:
         peak_flops: dense bfloat16 operations per second of this rank's device; None if not known, or if the recipe's
             data type is not bfloat16.
+        clock: measures what a training step is spent on.
 
     Args:
         algorithm: says whether there is a critic, and whether a reference is kept.
@@ -85,29 +87,35 @@ class Trainer:
         check_fp8(config.transformer)
         parallel.initialise(spec, deadlines, seed)
         self._device = parallel.device()
+        self.clock = StepClock(self._device)
         self.peak_flops: float | None = None
         if self._device.type == "cuda" and learner.dtype == "bfloat16":
             self.peak_flops = peak_flops(torch.cuda.get_device_name(self._device))
         critic = algorithm.advantage if isinstance(algorithm.advantage, GaeAdvantage) else None
         with self._waiting("building the model"), cuda_means_cpu():
             self._chunks = build(config, learner.virtual_pipeline)
+            named = "" if isinstance(algorithm.kl, NoKl) else algorithm.kl.reference
+            other = self._loaded_reference(Path(named)) if named else None
             with hugging_face.HuggingFaceTensors(model_path) as tensors:
                 placement.load(self._chunks, spec, tensors)
             self._lora = None if learner.lora is None else LowRank(self._chunks, spec, learner.lora, seed)
             for chunk in self._chunks:
                 parallel.check_replicas_equal(chunk)
-            shape = self._shape(config, with_critic=critic is not None)
+            shape = self._shape(config, with_critic=critic is not None, reference_weights=0 if other is None else other.bits)
             shapes = product_shapes(config)
             if self._lora is not None:
                 shapes = msgspec.structs.replace(shapes, adapters=self._lora.weights)
-            self._policy = Network(self._chunks, shapes, learner, temperature)
+            self._policy = Network(self._chunks, shapes, learner, temperature, self.clock)
             self._critic = None if critic is None else self._new_critic(learner, critic, temperature)
         trained = [self._policy] if self._critic is None else [self._policy, self._critic]
         self._state = checkpoint.LearnerState(trained, shape, spec)
-        self._reference: LowRank | ReferenceWeights | None = None
+        self._references: list[LowRank | ReferenceWeights] = []
         if not isinstance(algorithm.kl, NoKl):
-            # With adapters, the frozen weights without them are the reference.
-            self._reference = self._lora or ReferenceWeights([each for chunk in self._chunks for each in chunk.parameters()])
+            # With adapters, the frozen weights without them are the reference, or those of a named one in their place.
+            self._references = [each for each in (self._lora, other) if each is not None]
+            if not self._references:
+                parameters = [each for chunk in self._chunks for each in chunk.parameters()]
+                self._references = [ReferenceWeights(parameters)]
 
     def step(self, micro_batches: Sequence[MicroBatch], loss: MicroBatchLoss, learning_rate: float, version: int) -> TrainedStep:
         """Take one optimizer step over this data-parallel slice's micro-batches, equally many on every slice.
@@ -141,14 +149,16 @@ class Trainer:
         return self._outputs(self._policy, micro_batches, lambda predictions: predictions.logp)
 
     def reference_log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
-        """As :meth:`log_probabilities`, but under the reference: the weights that this trainer was constructed with.
+        """As :meth:`log_probabilities`, but under the reference policy.
 
         Raises:
             RuntimeError: if the recipe needs no reference, so that none was kept.
         """
-        if self._reference is None:
+        if not self._references:
             raise RuntimeError("there is no reference policy; algorithm.kl of kind none keeps none")
-        with self._reference.in_place():
+        with ExitStack() as places:
+            for reference in self._references:
+                places.enter_context(reference.in_place())
             return self.log_probabilities(micro_batches)
 
     @property
@@ -221,10 +231,17 @@ class Trainer:
         waiting."""
         return parallel.named_wait(self._spec, activity, self._seconds)
 
-    def _shape(self, config: PolicyConfig, *, with_critic: bool) -> CheckpointShape:
+    def _loaded_reference(self, path: Path) -> ReferenceWeights:
+        """Load the weights of a reference policy, which the policy's own weights are to replace in the model."""
+        with hugging_face.HuggingFaceTensors(path) as tensors:
+            placement.load(self._chunks, self._spec, tensors)
+        parameters = [each for chunk in self._chunks for each in chunk.parameters()]
+        return ReferenceWeights(parameters, bits=lora.bit_sum(self._chunks, self._spec))
+
+    def _shape(self, config: PolicyConfig, *, with_critic: bool, reference_weights: int) -> CheckpointShape:
         """What a model must have in common with this one to load its checkpoint: sizes, and the frozen weights, which a
         checkpoint does not hold."""
-        shape = checkpoint.shape_of(config, with_critic)
+        shape = msgspec.structs.replace(checkpoint.shape_of(config, with_critic), reference_weights=reference_weights)
         if self._lora is None:
             return shape
         return msgspec.structs.replace(
@@ -239,7 +256,7 @@ class Trainer:
             parallel.check_replicas_equal(chunk)
         learner = msgspec.structs.replace(learner, lr=advantage.critic_lr)
         shapes = msgspec.structs.replace(product_shapes(config), outputs=1)
-        return Network(chunks, shapes, learner, temperature)
+        return Network(chunks, shapes, learner, temperature, self.clock)
 
     def _asked_critic(self) -> Network:
         if self._critic is None:
@@ -264,7 +281,9 @@ class Trainer:
 
         with self._waiting(f"training version {version}"), cuda_means_cpu():
             network.accumulate(micro_batches, share)
-            return TrainedStep(network.step(learning_rate, version, name), self._reduced(tally))
+            with self.clock.part(Part.OPTIMIZER):
+                grad_norm = network.step(learning_rate, version, name)
+            return TrainedStep(grad_norm, self._reduced(tally))
 
     def _outputs(
         self, network: Network, micro_batches: Sequence[MicroBatch], wanted: Callable[[Any], Tensor]

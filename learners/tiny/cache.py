@@ -9,10 +9,9 @@ import contextlib
 import errno
 import hashlib
 import os
-import random
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,20 +19,12 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.recipe import schema
-from asyncrl.core.task import Task
 from asyncrl.envs import calculator, demonstrations, signature, tools
-from asyncrl.envs.demonstrations import Demonstration, demonstrate, demonstrate_impatience, demonstrate_mistake
-from asyncrl.envs.load import make_tasks
-from learners.tiny.conversations import Example, encode, render
-from learners.tiny.tokenizer import fit_tokenizer
-from learners.tiny.warmup import CONTEXT_LENGTH, Material, Measurement, WarmUp, warm_up
+from learners.tiny.settings import WarmUp
 
 COMPLETE = "complete.json"
 CACHE_VARIABLE = "ASYNCRL_CACHE"
 
-_TOKENIZER_TASKS = 300
-_SHOWN = (demonstrate, demonstrate_mistake)
-"""The kinds of demonstrations that the tokenizer is fitted to."""
 _DEFAULT_WARM_UP = WarmUp()
 
 
@@ -77,46 +68,15 @@ def ensure_tiny_model(
         root.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=".making-", dir=root))
         try:
-            _make(made, environment, seed, settings, progress)
+            # Imported late: torch and transformers take seconds to import, and a model in the cache needs neither.
+            from learners.tiny.making import make
+
+            make(made, environment, seed, settings, lambda fraction, text: progress(TinyProgress(fraction, text)))
+            (made / COMPLETE).write_bytes(msgspec.json.format(msgspec.json.encode(_digests(made))))
             _publish(made, entry)
         finally:
             shutil.rmtree(made, ignore_errors=True)
     return entry
-
-
-def _make(
-    folder: Path, environment: schema.EnvironmentConfig, seed: int, settings: WarmUp, progress: Callable[[TinyProgress], None]
-) -> None:
-    progress(TinyProgress(0.0, "fitting the tokenizer"))
-    training = make_tasks(environment, "train", settings.training_tasks, seed)
-    held_out = make_tasks(environment, "evaluation", settings.held_out_tasks, seed)
-    tokenizer = fit_tokenizer(render([show(task) for task in training[:_TOKENIZER_TASKS] for show in _SHOWN]), CONTEXT_LENGTH)
-    generator = random.Random(seed)
-
-    def rows(tasks: Sequence[Task], show: Callable[[Task], Demonstration]) -> list[list[Example]]:
-        return [encode([show(task) for task in kind], tokenizer) for kind in _by_operations(tasks)]
-
-    def report(measured: Measurement) -> None:
-        text = f"step {measured.step}: {measured.success:.0%} of held-out tasks solved"
-        progress(TinyProgress(measured.step / settings.steps, text))
-
-    material = Material(
-        train=rows(training, lambda task: demonstrate_impatience(task, settings.impatience, generator)),
-        held_out=rows(held_out, demonstrate),
-        spared=rows([task for task in held_out if "+" not in task.prompt], demonstrate),
-    )
-    model = warm_up(tokenizer, material, settings, seed, report)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / COMPLETE).write_bytes(msgspec.json.format(msgspec.json.encode(_digests(folder))))
-
-
-def _by_operations(tasks: Sequence[Task]) -> list[list[Task]]:
-    """Group the tasks by their number of operations, fewest first."""
-    kinds: dict[int, list[Task]] = {}
-    for task in tasks:
-        kinds.setdefault(len(demonstrate(task).calls), []).append(task)
-    return [kinds[operations] for operations in sorted(kinds)]
 
 
 def _key(environment: schema.EnvironmentConfig, seed: int, settings: WarmUp) -> str:

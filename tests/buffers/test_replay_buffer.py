@@ -315,8 +315,8 @@ def test_a_failed_group_comes_first_again_with_what_it_has():
     buffer.fail(first.group_id, 2, INFRASTRUCTURE, "engine died")
     counts = buffer.statistics().ledger
     assert (counts.failed, counts.trajectories.failed, counts.trajectories.committed) == (1, 2, 1)
-    assert counts.reasons == {"failed: infrastructure": 1}
-    assert counts.examples == {"failed: infrastructure": f"task {first.task.id}: engine died"}
+    assert counts.reasons == {f"failed: {INFRASTRUCTURE.told}": 1}
+    assert counts.examples == {f"failed: {INFRASTRUCTURE.told}": f"task {first.task.id}: engine died"}
     again, *_ = buffer.lease("v", 2, 0.0)
     assert (again.group_id, again.samples, again.task, again.attempt) == (first.group_id, (0, 2), first.task, 0)
     finish(buffer, again)
@@ -356,7 +356,9 @@ def test_too_many_failures_stop_the_run_with_the_reason():
     one, two = buffer.lease("w", 2, 0.0)
     buffer.fail(one.group_id, 0, INFRASTRUCTURE, "engine died")
     buffer.fail(one.group_id, 1, INFRASTRUCTURE, "engine died")  # of the same group: one failure
-    with pytest.raises(BudgetExceeded, match=r"2 failures \(infrastructure\), more than buffer.max_failures=1.*engine died"):
+    with pytest.raises(
+        BudgetExceeded, match=r"2 failures \(lost engine, host or service\), more than buffer.max_failures=1.*engine died"
+    ):
         buffer.fail(two.group_id, 0, INFRASTRUCTURE, "engine died")
     buffer.restart()
     assert buffer.statistics().failures == {INFRASTRUCTURE: 0, DATA: 0}
@@ -421,7 +423,7 @@ def test_an_episode_without_sampled_tokens_is_a_failed_attempt():
     buffer = make_buffer(groups_per_step=1)
     (ticket, *_) = buffer.lease("w", 1, 0.0)
     finish(buffer, ticket, versions=())
-    assert buffer.statistics().ledger.reasons == {"failed: data": 1}
+    assert buffer.statistics().ledger.reasons == {"failed: broken environment or score": 1}
     assert len(buffer.drain_freed()) == 2
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.messages import Message
 from asyncrl.core.recipe.schema import TaskFile
 from asyncrl.core.task import Task
 from buffers.task_files import read_sources
@@ -178,6 +179,30 @@ def test_ids_of_several_sources_begin_with_their_names_and_are_unique(tmp_path):
     assert [(source.name, source.weight) for source in sources] == [("math/train.jsonl", 2.0), ("code/train.jsonl", 2.0)]
 
 
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+EXAMPLES = [*CHAT, {"role": "assistant", "content": "2"}, {"role": "user", "content": "2+2?"}]
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_parquet, save_to_disk])
+def test_chat_messages_are_prompts_in_every_format(tmp_path, write):
+    rows = [{"prompt": CHAT, "id": "a", "answer": 2}, {"prompt": EXAMPLES, "id": "b", "answer": 4}]
+    tasks = tasks_of(read(write(tmp_path / "chat.jsonl" if write is write_jsonl else tmp_path / "chat", rows)))
+    assert [task.prompt for task in tasks] == [tuple(Message(**one) for one in row["prompt"]) for row in rows]
+    assert [task.question for task in tasks] == ["1+1?", "2+2?"]
+    assert [task.data for task in tasks] == [{"answer": 2}, {"answer": 4}]
+    # The prompt is the same after its way through ticket and journal.
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(tasks), type=list[Task]) == tasks
+
+
+def test_keys_that_a_table_fills_with_nulls_are_no_mistake_and_others_are(tmp_path):
+    messages = [{"role": "user", "content": "a", "name": None}]
+    (task,) = tasks_of(read(write_parquet(tmp_path / "a.parquet", [{"prompt": messages}])))
+    assert task.prompt == (Message("user", "a"),)
+    named = [{"prompt": messages}, {"prompt": [{"role": "user", "content": "a", "name": "Ann"}]}]
+    error = refusal(write_parquet(tmp_path / "b.parquet", named))
+    assert f"{tmp_path / 'b.parquet'} row 1 (from 0) has a prompt whose message 1 has 'name', which would not" in str(error)
+
+
 MALFORMED = {
     '{"prompt": ': "is not a JSON object",
     "[1]": "is not a JSON object (Expected `object`, got `array`)",
@@ -192,7 +217,14 @@ MALFORMED = {
     "{}": "has no 'prompt', only an empty object",
     '{"prompt": 3}': "has prompt 3",
     '{"prompt": null}': "has prompt None",
-    '{"prompt": [{"role": "user", "content": "a"}]}': "chat messages; give the text",
+    '{"prompt": []}': "has an empty list as prompt",
+    '{"prompt": ["a"]}': "has a prompt whose message 1 is 'a'; write it as {role: user, content: TEXT}",
+    '{"prompt": [{"role": "user"}]}': "whose message 1 has no 'content', only 'role'",
+    '{"prompt": [{"role": "tool", "content": "a"}]}': "message 1 has role 'tool'; a prompt's roles are system, user, assistant",
+    '{"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}': "give one text, and no parts or images",
+    '{"prompt": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}': "message 2 has role 'system', which",
+    '{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}': "ends with a message of role",
+    '{"prompt": [{"role": "user", "content": "a", "tool_calls": [1]}]}': "has 'tool_calls', which would not reach the model",
     '{"prompt": "a", "id": "good"}': "repeats the id 'good'",
     '{"prompt": "a", "id": 1.5}': "has id 1.5",
     '{"prompt": "a", "id": true}': "has id True",
@@ -328,8 +360,8 @@ def test_columns_that_json_has_no_word_for_are_refused(tmp_path, column, held):
     ("table", "told"),
     [
         (pa.table({"question": ["a"], "n": [1]}), "has no column 'prompt'; name one of ['question', 'n']"),
-        (pa.table({"prompt": [1]}), "holds int64, but a prompt must be text"),
-        (pa.table({"prompt": [[{"role": "user", "content": "a"}]]}), "chat messages"),
+        (pa.table({"prompt": [1]}), "holds int64, but a prompt is text or chat messages"),
+        (pa.table({"prompt": [["a"]]}), "but a prompt is text or chat messages"),
     ],
 )
 def test_a_table_without_prompts_is_refused(tmp_path, table, told):

@@ -1,3 +1,7 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import msgspec
 import pytest
 from made_buffers import recovered
@@ -27,6 +31,12 @@ def launched(tmp_path, *overrides):
 def run(tmp_path):
     """A run that trained its first step on the shorter of its groups, and is still being driven."""
     recipe, folder = launched(tmp_path)
+    journal = drive(recipe, folder)
+    yield folder.path
+    journal.close()
+
+
+def drive(recipe, folder):
     where = BufferFolder.of(recipe.buffer, folder.path, folder.run_id)
     taken = recovered(recipe, make_task_stream(recipe), where.journal, {})
     taken.begin()
@@ -48,8 +58,7 @@ def run(tmp_path):
     do(commands.Take(PolicyVersion(0), 2))
     do(commands.Trained(PolicyVersion(0)))
     do(commands.Advance(PolicyVersion(1)))
-    yield folder.path
-    journal.close()
+    return journal
 
 
 def test_as_json_it_says_what_is_held_and_what_was_trained(run, capsys):
@@ -97,3 +106,63 @@ def test_a_run_that_has_not_begun_its_journal_is_told(tmp_path, capsys):
     _, folder = launched(tmp_path)
     assert main(["buffer", str(folder.path)]) == ExitCode.REFUSED
     assert "has no journal in buffer/journal" in capsys.readouterr().err
+
+
+FAVOURITES = """
+class Favourites:
+    def __init__(self, sources):
+        pass
+
+    def weights(self):
+        return [0.0, 1.0]
+
+    def observe(self, source, rewards):
+        pass
+
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        pass
+"""
+
+
+def launched_with_files(*overrides):
+    """A run on task files, launched in the current folder."""
+    for name in ("a", "b", "c"):
+        Path(f"{name}.jsonl").write_text("".join(f'{{"prompt": "{name}{row}"}}\n' for row in range(5)))
+    files = ["~tasks", "+tasks.kind=files", "+tasks.train=[{path: a.jsonl}, {path: b.jsonl, weight: 3}]"]
+    files.append("+tasks.evaluation=[{path: c.jsonl}]")
+    recipe = compose("quickstart", ["run_dir=runs", *files, *SMALL[1:], *overrides])
+    return recipe, RunFolder.create(recipe)
+
+
+def test_it_works_from_any_folder_without_the_task_files(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe, folder = launched_with_files()
+    journal = drive(recipe, folder)
+    assert main(["buffer", str(folder.path), "--json"]) == ExitCode.COMPLETED
+    shown = msgspec.json.decode(capsys.readouterr().out, type=BufferReport)
+    assert [(source.name, source.drawn) for source in shown.sources] == [("a.jsonl", 1), ("b.jsonl", 3)]
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.jsonl").unlink()
+    monkeypatch.chdir("/")
+    assert main(["buffer", str(folder.path), "--json"]) == ExitCode.COMPLETED
+    again = msgspec.json.decode(capsys.readouterr().out, type=BufferReport)
+    assert (again.ledger, again.sources, again.lengths) == (shown.ledger, shown.sources, shown.lengths)
+    journal.close()
+
+
+def test_a_curriculum_of_ones_own_is_found_where_the_run_was_launched(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "favourites_of_mine.py").write_text(FAVOURITES)
+    recipe, folder = launched_with_files("+tasks.curriculum.name=favourites_of_mine:Favourites")
+    journal = drive(recipe, folder)
+    (tmp_path / "a.jsonl").unlink()
+    command = [sys.executable, "-m", "asyncrl.cli.main", "buffer", str(folder.path), "--json"]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    report = msgspec.json.decode(done.stdout, type=BufferReport)
+    assert [(source.name, source.drawn) for source in report.sources] == [("a.jsonl", 0), ("b.jsonl", 4)]
+    journal.close()

@@ -34,7 +34,13 @@ def decode(algorithm: dict[str, Any], **sections: Any) -> Any:
         ({"loss": {"kind": "gmpo"}, "credit": {"kind": "turn"}}, "credit.kind", "gspo"),
         ({"advantage": {"kind": "opo"}, "credit": {"kind": "turn"}}, "credit.kind", "grpo, rloo or gpg"),
         ({"advantage": {"kind": "reinforce_plus_plus"}, "credit": {"kind": "turn"}}, "credit.kind", "episode"),
-        ({"advantage": {"kind": "pass_at_k", "k": 9}}, "advantage.k", "at most 8"),
+        ({"advantage": {"kind": "pass_at_k", "k": 9}}, "advantage.k", "at most 7"),
+        ({"advantage": {"kind": "pass_at_k", "k": 8}}, "advantage.k", "batch.group_size to at least 9"),
+        (
+            {"loss": {"kind": "custom", "name": "a:b"}, "correction": {"trust_region_decay": 0.9}},
+            "correction.trust_region_decay",
+            "by tokens.staleness",
+        ),
         ({"loss": {"kind": "clip_cov", "low": 5}}, "loss.low", "below 5"),
         ({"loss": {"kind": "ppo_clip", "dual_clip": 1.28}}, "loss.dual_clip", "3"),
         (
@@ -93,7 +99,7 @@ def test_a_combination_without_sense_is_refused_with_the_remedy(algorithm: dict[
         {"correction": {"anchor": "proximal_log_linear", "weight": "segment", "trust_region_decay": 0.9}},
         {"loss": {"kind": "reinforce"}, "correction": DECOUPLED, "aggregation": {"kind": "constant", "tokens": 256}},
         {"loss": {"kind": "gspo"}, "credit": {"kind": "turn", "discount": 0.9}, "advantage": {"kind": "rloo"}},
-        {"advantage": {"kind": "pass_at_k", "k": 8}, "loss": {"kind": "ppo_clip", "dual_clip": 3}},
+        {"advantage": {"kind": "pass_at_k", "k": 7}, "loss": {"kind": "ppo_clip", "dual_clip": 3}},
         {"minibatches": 16, "epochs": 4},
         {"advantage": {"kind": "max_rl", "success": 0.5}, "kl": {"kind": "in_loss"}},
         {"advantage": {"kind": "best_of_group"}, "overlong": {"limit": 100, "ramp": 10}},

@@ -135,20 +135,21 @@ async def test_whatever_a_tool_raises_is_told_to_the_model(name: str, what: str)
     assert current.cancelling() == 0
 
 
-async def test_the_log_of_a_tool_that_failed_is_as_short_as_what_the_model_reads(caplog: pytest.LogCaptureFixture):
+async def test_what_is_told_of_a_tool_that_failed_is_short_and_names_its_line():
     class Chatty(Hostile):
         @tool
         async def dump(self) -> str:
             raise ValueError("x" * 1_000_000) from OSError("y" * 1_000_000)
 
-    await turn(Chatty(), ToolCall("dump", {}))
-    (record,) = caplog.records
-    shown = logging.Formatter().format(record)
-    assert len(shown) < 2.1 * TOLD_CHARACTERS
-    assert shown.startswith("tool dump of Chatty raised ValueError: xxx")
-    assert "characters cut] xxx" in shown
-    assert "Traceback (most recent call last)" in shown
-    assert 'raise ValueError("x" * 1_000_000)' in shown
+    result = await turn(Chatty(), ToolCall("dump", {}))
+    (error,) = result.errors
+    assert (error.method, error.file, error.kind) == ("dump", __file__, "ValueError")
+    assert str(error).startswith(f"dump() of test_hostile_tools.py:{error.line} raised ValueError: xxx")
+    assert "characters cut] xxx" in error.problem
+    assert len(error.problem) + len(error.traceback) < 2.1 * TOLD_CHARACTERS
+    assert "Traceback (most recent call last)" in error.traceback
+    assert 'raise ValueError("x" * 1_000_000)' in error.traceback
+    assert "asyncrl" not in error.traceback
 
 
 async def test_an_iterator_that_ends_in_a_plain_tool_is_an_error_at_once():

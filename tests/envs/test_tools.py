@@ -79,6 +79,20 @@ async def test_reset_gives_prompts_and_only_marked_methods_as_tools():
     assert names == {"add", "thread_name", "move", "refuse", "crash", "lose_the_world", "hang", "block"}
 
 
+async def test_a_prompt_of_chat_messages_follows_the_system_prompt_and_joins_its_own():
+    chat = (Message("user", "1+1?"), Message("assistant", "2"), Message("user", "2+2?"))
+    observation = await Toolbox().reset(Task(id=TaskId("t"), prompt=chat))
+    assert observation.messages == (Message("system", "Use the tools."), *chat)
+    own = (Message("system", "Be brief."), *chat)
+    observation = await Toolbox().reset(Task(id=TaskId("t"), prompt=own))
+    assert observation.messages == (Message("system", "Use the tools.\n\nBe brief."), *chat)
+
+    class Silent(Toolbox):
+        system_prompt = ""
+
+    assert (await Silent().reset(Task(id=TaskId("t"), prompt=own))).messages == own
+
+
 def test_schema_is_the_signature():
     spec = Toolbox.tools["add"].spec
     assert spec.description == "Add two numbers."

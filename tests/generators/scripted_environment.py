@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from asyncrl.core.chat_prompt import opening
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import MalformedCall, Message
 from asyncrl.core.task import Task
@@ -28,7 +29,7 @@ class Scripted(Environment):
     async def reset(self, task: Task) -> Observation:
         self.data = task.data
         await self._act("reset")
-        return Observation((Message("user", task.prompt),))
+        return Observation(opening("", task.prompt))
 
     async def step(self, action: Action) -> StepResult:
         self.actions.append(action)

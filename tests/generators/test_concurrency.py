@@ -117,9 +117,9 @@ def test_the_limit_falls_once_for_the_same_episodes_and_comes_back_step_by_step(
     concurrency.observe(full, 8)
     concurrency.observe(full, 8)
     concurrency.observe(full, 8)  # those above the limit are not over yet
-    assert said == [(7, "3 requests waited for key-value cache, of which 97% was in use")]
+    assert said == [(7, "97% of the key-value cache was in use, and 3 waited for room in it")]
     concurrency.observe(full, 7)
-    assert said[1:] == [(6, "3 requests waited for key-value cache, of which 97% was in use")]
+    assert said[1:] == [(6, "97% of the key-value cache was in use, and 3 waited for room in it")]
     concurrency.observe(calm, 5)  # not all of the limit is used: nothing shows that it is too small
     assert concurrency.limit == 6
     for limit in (7, 8):

@@ -10,6 +10,7 @@ from scripted_environment import Scripted, task
 
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken
 from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.messages import Message
 from asyncrl.core.recipe.schema import EnvironmentConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan, decode, encode
@@ -65,6 +66,20 @@ async def test_a_row_holds_exactly_what_the_engine_saw_and_sampled() -> None:
         assert np.array_equal(trajectory.logprobs[sampled], pseudo_logprobs(row[sampled]))
     assert not trajectory.logprobs[~trajectory.loss_mask].any()
     assert [action.content for action in stage.environments[0].actions] == ["one", "two"]
+
+
+async def test_assistant_messages_of_a_prompt_are_given_and_not_trained() -> None:
+    chat = (Message("user", "1+1?"), Message("assistant", "2<|im_end|>"), Message("user", "2+2?"))
+    stage = Stage(lambda row: "4")
+    trajectory = await stage.run(replace(task(), prompt=chat))
+    row, (turn,) = trajectory.token_ids.tolist(), trajectory.turns
+    prompt = "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|><|im_end|>\n"
+    prompt += "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+    assert stage.engine.chat.decode(row) == f"{prompt}4<|im_end|>"
+    assert np.flatnonzero(trajectory.loss_mask).tolist() == list(range(turn.start, turn.end))
+    assert stage.engine.chat.decode(row[turn.start :]) == "4<|im_end|>"
+    end_of_turn = stage.engine.chat.end_of_turn
+    assert row.count(end_of_turn) == 4, "the one that the message holds as text ends nothing"
 
 
 async def test_a_tool_that_echoes_control_tokens_forges_no_turn() -> None:

@@ -118,7 +118,12 @@ async def test_whatever_an_environment_raises_fails_the_attempt(method: str, wha
     environment = Hostile(method, raises=what)
     with pytest.raises(EnvironmentBroken) as broken:
         await play(environment)
-    assert str(broken.value) == f"task t: Hostile.{method} raised {what}"
+    raised = broken.value.raised
+    assert raised is not None
+    assert str(broken.value) == f"task t: Hostile.{method} raised {what} ({__file__}:{raised.line})"
+    assert (raised.method, raised.problem) == (method, f"raised {what}")
+    assert "generators/hosted.py" not in raised.traceback
+    assert "raise RAISED[self._raises]()" in raised.traceback
     assert environment.calls.count("close") == 1
     current = asyncio.current_task()
     assert current is not None
@@ -134,7 +139,7 @@ async def test_whatever_making_an_environment_raises_fails_the_attempt(what: str
     tools = EpisodeTools(engine, engine.chat, ToolCallReader(engine.chat.tokenizer, "hermes"), make)
     with pytest.raises(EnvironmentBroken) as broken:
         await run_episode(task(), EpisodeName(GroupId(7), 2, 1), LIMITS, tools)
-    assert str(broken.value) == f"task t: the environment could not be made: {what}"
+    assert str(broken.value).startswith(f"task t: the environment could not be made: {what} ({__file__}:")
 
 
 async def test_a_very_long_error_is_told_without_its_middle() -> None:
@@ -142,7 +147,7 @@ async def test_a_very_long_error_is_told_without_its_middle() -> None:
         async def step(self, action: Action) -> StepResult:
             raise ValueError("begin" + "x" * 10_000_000 + "end")
 
-    with pytest.raises(EnvironmentBroken, match=r"raised ValueError: beginx+ \[9,996,008 characters cut\] x+end$") as broken:
+    with pytest.raises(EnvironmentBroken, match=r"raised ValueError: beginx+ \[9,996,008 characters cut\] x+end \(") as broken:
         await play(Verbose())
     assert len(str(broken.value)) < 5_000
 

@@ -216,6 +216,8 @@ async def test_the_load_of_an_engine(engine: VllmEngine) -> None:
     idle = await engine.load()
     assert (idle.running, idle.waiting, idle.cache_share) == (0, 0, 0.0)
     assert idle.cpu_seconds > load.cpu_seconds > engine.use().cpu_seconds > 0
+    assert idle.decode_seconds > load.decode_seconds >= 0 < idle.prefill_seconds
+    assert (engine.use().prefill_seconds, engine.use().decode_seconds) == (idle.prefill_seconds, idle.decode_seconds)
 
 
 async def test_what_cannot_be_made_ready_leaves_the_engine_as_it_was(engine: VllmEngine, model, writer) -> None:

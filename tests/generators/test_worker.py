@@ -1,7 +1,8 @@
 import asyncio
 import contextlib
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +12,7 @@ from fake_engine import FakeEngine
 from scripted_environment import Scripted, task
 
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
-from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
+from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, GdpoAdvantage, RemaxAdvantage
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, EnvironmentConfig, GeneratorsConfig, ModelConfig, Recipe
@@ -21,9 +22,10 @@ from asyncrl.core.trajectory import StopReason, Trajectory
 from asyncrl.envs.base import Action, Observation, StepResult
 from generators import hosted, worker
 from generators.episode import EpisodeTools
+from generators.evaluation import BrokenEpisode, EvaluationResult, HeldOutTask, require_results
 from generators.scoring import Scoring
 from generators.tool_calls import ToolCallReader
-from generators.worker import GeneratorWorker, WorkerSettings
+from generators.worker import GeneratorWorker, KeepEvaluation, WorkerSettings
 
 RECIPE = Recipe(
     name="r",
@@ -102,6 +104,10 @@ class Odd(Scripted):
         return await super().reset(msgspec.structs.replace(task, data=self._own))
 
 
+def held(task: Task, samples: int = 1) -> HeldOutTask:
+    return HeldOutTask(task, "held-out", samples)
+
+
 class Shop:
     def __init__(
         self,
@@ -110,18 +116,15 @@ class Shop:
         size: int = 4,
         scoring: Scoring | None = None,
         recipe: Recipe = RECIPE,
+        keep: KeepEvaluation | None = None,
     ) -> None:
         self.engine, self.ticket_client = FakeEngine(script), FakeTicketClient(tasks, size)
         self.environments: list[Scripted] = []
         reader = ToolCallReader(self.engine.chat.tokenizer, recipe.model.tool_parser)
         tools = EpisodeTools(self.engine, self.engine.chat, reader, lambda: self.environment())
-        self.worker = GeneratorWorker(WorkerId("w"), WorkerSettings.of(recipe), tools, self.ticket_client, scoring, self.keep)
-        self.kept: list[tuple[PolicyVersion, Sequence[Trajectory]]] = []
+        self.worker = GeneratorWorker(WorkerId("w"), WorkerSettings.of(recipe), tools, self.ticket_client, scoring, keep)
         self.environment: Callable[[], Scripted] = lambda: Scripted(self.environments)
         self.stop = asyncio.Event()
-
-    async def keep(self, version: PolicyVersion, trajectories: Sequence[Trajectory]) -> None:
-        self.kept.append((version, trajectories))
 
     @property
     def held(self) -> tuple[GroupId, ...]:
@@ -275,7 +278,8 @@ async def test_an_episode_that_is_cancelled_from_within_is_given_back() -> None:
     async with shop.open():
         await shop.ticket_client.until(lambda: len(shop.ticket_client.failures) == 4)
     assert shop.held == ()
-    assert shop.ticket_client.failures[0, 2] == (FailureKind.DATA, "task t: Cancelling.step raised CancelledError: ")
+    kind, reason = shop.ticket_client.failures[0, 2]
+    assert (kind, reason.partition(" (")[0]) == (FailureKind.DATA, "task t: Cancelling.step raised CancelledError: ")
 
 
 async def test_stopping_does_not_wait_for_an_environment_that_ignores_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,26 +462,33 @@ async def test_a_worker_that_waited_under_an_old_version_gets_tickets_at_the_new
     assert {span.version for row in shop.ticket_client.groups[0] for span in row.version_spans} == {-1, 1}
 
 
-async def test_evaluation_runs_beside_training() -> None:
-    shop = Shop([task("train")])
+async def test_evaluation_runs_beside_training_and_keeps_its_episodes() -> None:
+    kept: list[tuple[int, list[tuple[str, int, str]]]] = []
+
+    async def keep(version: PolicyVersion, trajectories: Sequence[Trajectory], sources: Mapping[TaskId, str]) -> None:
+        kept.append((version, [(each.task_id, each.sample_index, sources[each.task_id]) for each in trajectories]))
+
+    shop = Shop([task("train")], keep=keep)
     async with shop.open():
-        held_out = [task(f"e{i}", rewards=[0.5, 0.25]) for i in range(20)]
+        held_out = [held(task(f"e{i}", rewards=[0.5, 0.25]), samples=1 + i % 2) for i in range(20)]
         results = await shop.worker.evaluate(held_out, 0.0, PolicyVersion(3))
         await shop.ticket_client.until(lambda: 0 in shop.ticket_client.groups)
-    assert [result.task_id for result in results] == [t.id for t in held_out]
-    assert {(r.reward, r.turns, r.stop_reason) for r in results} == {(0.75, 2, StopReason.ENVIRONMENT_DONE)}
-    ((version, kept),) = shop.kept
-    assert version == 3
-    assert [(one.task_id, one.reward, one.group_id) for one in kept] == [(t.id, 0.75, -1) for t in held_out]
+    played = [(each.task.id, sample, "held-out") for each in held_out for sample in range(each.samples)]
+    assert [result.task_id for result in results] == [task_id for task_id, _, _ in played]
+    assert set(results) == {EvaluationResult(t.task.id, 0.75, StopReason.ENVIRONMENT_DONE, turns=2) for t in held_out}
+    assert kept == [(3, played)]
 
 
-async def test_an_evaluation_task_that_breaks_has_no_reward() -> None:
+async def test_an_evaluation_episode_that_breaks_has_no_reward() -> None:
     shop = Shop([])
-    results = await shop.worker.evaluate([task("bad", breaks="reset"), task("good")], 1.0, PolicyVersion(0))
-    assert [result.task_id for result in results] == ["good"]
+    tasks = [held(task("bad", breaks="reset")), held(task("good"))]
+    broken, good = await shop.worker.evaluate(tasks, 1.0, PolicyVersion(0))
+    assert isinstance(broken, BrokenEpisode)
+    assert broken.problem.startswith("task bad: ")
+    assert require_results([broken, good]) == [good]
     assert len(shop.environments) == RECIPE.buffer.max_attempts + 1
-    with pytest.raises(EnvironmentBroken, match="none of 1 evaluation tasks could be run"):
-        await shop.worker.evaluate([task("bad", breaks="reset")], 1.0, PolicyVersion(0))
+    with pytest.raises(EnvironmentBroken, match="none of 2 evaluation episodes could be played; the first error: task bad: "):
+        require_results([broken, broken])
 
 
 async def test_the_first_sample_of_each_group_is_greedy_if_the_advantage_compares_with_it() -> None:
@@ -545,3 +556,34 @@ async def test_episodes_that_wait_for_their_scores_take_no_room() -> None:
         assert shop.ticket_client.groups == {}
         judge.open.set()
         await shop.ticket_client.until(lambda: sum(map(len, shop.ticket_client.groups.values())) == 24)
+
+
+async def test_finished_episodes_are_counted_by_the_source_of_their_task() -> None:
+    shop = Shop([], lambda row: "" if "silent" in row else "spoken")
+    tickets = shop.ticket_client.tickets
+    tickets.append(Ticket(GroupId(0), task("silent", metrics={"correct": 0.5}), (0, 1, 2, 3), 0, PolicyVersion(0), "easy.jsonl"))
+    tickets.append(Ticket(GroupId(1), task("spoken", rewards=[0.0, 3.0]), (0, 1), 0, PolicyVersion(0), "hard.jsonl"))
+    tickets.append(Ticket(GroupId(2), task("t", breaks="step"), (0, 1), 0, PolicyVersion(0), "broken.jsonl"))
+    async with shop.open():
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.finished(0) + shop.ticket_client.finished(1)) == 6)
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.failures) == 2)
+    finished = shop.worker.statistics().finished
+    easy, hard = finished.sources["easy.jsonl"], finished.sources["hard.jsonl"]
+    assert (easy.episodes, easy.reward, easy.turns, easy.empty_answers) == (4, 4.0, 4, 4)
+    assert (hard.episodes, hard.reward, hard.turns, hard.empty_answers) == (2, 6.0, 4, 0)
+    assert (easy.metrics["correct"].total, easy.stopped) == (2.0, {StopReason.ENVIRONMENT_DONE: 4})
+    assert finished.sources.keys() == {"easy.jsonl", "hard.jsonl"}, "what broke its environment has finished nothing"
+    assert finished.episode.count == finished.queue.count == 6
+
+
+async def test_a_worker_s_time_adds_up() -> None:
+    made, shop = time.monotonic(), Shop([task("t")], recipe=RECIPE)
+    made_until = time.monotonic()
+    async with shop.open():
+        await shop.ticket_client.until(lambda: len(shop.ticket_client.finished(0)) == 4)
+        await shop.worker.evaluate([task("e")], 0.0)
+        before = time.monotonic()
+        use = shop.worker.statistics().time
+        assert before - made_until <= use.seconds <= time.monotonic() - made
+    assert min(use.sampling, use.evaluating, use.tools, use.tickets) > 0
+    assert use.scoring == use.paused == 0

@@ -41,7 +41,7 @@ LLAMA3_ROPE = {
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
 
 
-def make_model(folder: Path, architecture: str = "qwen3", **overrides: Any) -> Path:
+def make_model(folder: Path, architecture: str = "qwen3", seed: int = 0, **overrides: Any) -> Path:
     """A random model of 4 layers, saved as Hugging Face does."""
     config_class, model_class, special = {
         "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": False}),
@@ -49,7 +49,7 @@ def make_model(folder: Path, architecture: str = "qwen3", **overrides: Any) -> P
         "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {"head_dim": 16} | EXPERTS),
         "llama": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE}),
     }[architecture]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     size: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,

@@ -40,7 +40,7 @@ def counts(rows):
 
 
 def shared(rows, kind):
-    shares = row_shares(counts(rows), kind).tolist()
+    shares = row_shares(counts(rows), ones(rows), kind).tolist()
     return [msgspec.structs.replace(row, share=share) for row, share in zip(rows, shares, strict=True)]
 
 
@@ -102,7 +102,9 @@ def test_each_kind_is_what_its_name_says(rows):
 def test_rejected_tokens_stay_in_the_denominator():
     assert denominator(torch.tensor([3, 0, 2]), torch.ones(3, dtype=torch.float64), TokenMean()) == 5
     assert denominator(torch.tensor([3, 0, 2]), torch.ones(3, dtype=torch.float64), SequenceMeanTokenMean()) == 2
-    assert row_shares(torch.tensor([3, 0, 2]), SequenceMeanTokenMean()).tolist() == pytest.approx([1 / 3, 1, 1 / 2])
+    assert row_shares(torch.tensor([3, 0, 2]), torch.ones(3), SequenceMeanTokenMean()).tolist() == pytest.approx(
+        [1 / 3, 1, 1 / 2]
+    )
 
 
 def test_a_row_counts_below_the_line_as_much_as_above_it():

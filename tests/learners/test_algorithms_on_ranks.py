@@ -5,6 +5,7 @@ import pytest
 import rank_side
 from learner_samples import make_batch, make_model, make_recipe, untimed
 from loss_samples import decoupled, decoupled_ppo
+from own_functions import OWN
 from ranks import run_ranks
 
 from asyncrl.core.metrics import combine
@@ -70,6 +71,7 @@ ALGORITHMS = {
         aggregation=SequenceMeanTokenMean(),
         correction=decoupled(bound=LOOSE, reject=(RejectDivergence(level="token", upper=2.0),)),
     ),
+    "own_functions": OWN,
 }
 
 

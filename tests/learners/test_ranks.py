@@ -280,7 +280,7 @@ def test_missing_rows_and_empty_batches_are_refused(folder):
 def test_replicas_that_differ_at_the_start_are_refused(folder):
     first, second = run_ranks(rank_side.differing_replicas, make_recipe(folder, data=2), data=2)
     assert first == second
-    assert first.startswith("bias and 0 more parameters differ")
+    assert first.startswith("1 parameters, the first bias, differ")
 
 
 def test_the_supervisor_ends_what_gloo_aborts():

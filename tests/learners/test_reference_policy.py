@@ -40,16 +40,9 @@ def train(folder, algorithm, batches=BATCHES, **options):
     return readings, assemble([shards for _, shards in results])
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, alpha=8.0)], ids=["all_weights", "adapters"])
-def test_the_weights_the_run_began_with_are_at_no_distance_and_later_ones_at_the_distance_of_hugging_faces(
-    folder, tmp_path, lora
-):
-    (first, second), _ = train(folder, IN_LOSS, lora=lora)
-    assert first["kl/reference_k3"] == 0.0
-    ((reports, _, _),) = run(rank_side.train, folder, IN_LOSS, *BATCHES[0], 1, tmp_path / "after", lora=lora)
-    assert reports[0].readings
-    batch, rows = BATCHES[1]
-    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (folder, tmp_path / "after")]
+def estimates_of(reference, policy, batch, rows):
+    """Schulman's third estimate of the divergence of each trained token, by Hugging Face's models in float64."""
+    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (reference, policy)]
     estimates = []
     for record in batch.rows:
         row = rows[record.group_id, record.sample_index]
@@ -58,8 +51,55 @@ def test_the_weights_the_run_began_with_are_at_no_distance_and_later_ones_at_the
         with torch.no_grad():
             before, now = (torch.log_softmax(model(ids[None]).logits[0] / 0.8, -1)[places - 1, ids[places]] for model in models)
         estimates += ((before - now).exp() - 1 - (before - now)).tolist()
+    return estimates
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, alpha=8.0)], ids=["all_weights", "adapters"])
+def test_the_weights_the_run_began_with_are_at_no_distance_and_later_ones_at_the_distance_of_hugging_faces(
+    folder, tmp_path, lora
+):
+    (first, second), _ = train(folder, IN_LOSS, lora=lora)
+    assert first["kl/reference_k3"] == 0.0
+    ((reports, _, _),) = run(rank_side.train, folder, IN_LOSS, *BATCHES[0], 1, tmp_path / "after", lora=lora)
+    assert reports[0].readings
+    estimates = estimates_of(folder, tmp_path / "after", *BATCHES[1])
     assert second["kl/reference_k3"] == pytest.approx(np.mean(estimates), rel=1e-3)
     assert second["kl/coefficient"] == 0.5
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """A model of the same sizes, with other weights."""
+    return make_model(tmp_path_factory.mktemp("other"), seed=1)
+
+
+def named(reference, **options):
+    return decoupled_ppo(kl=KlInLoss(coefficient=0.5, reference=str(reference)), **options)
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, alpha=8.0)], ids=["all_weights", "adapters"])
+def test_a_named_reference_is_measured_from_and_leaves_the_policy_as_it_was(folder, other, lora):
+    (first, _), _ = train(folder, named(other), lora=lora)
+    batch, rows = BATCHES[0]
+    assert first["kl/reference_k3"] == pytest.approx(np.mean(estimates_of(other, folder, batch, rows)), rel=1e-3)
+    assert first["kl/reference_k3"] > 0.01
+    own, trained = train(folder, named(folder), lora=lora)
+    default, expected = train(folder, IN_LOSS, lora=lora)
+    assert own == default
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(trained[name], tensor)
+
+
+def test_a_resume_keeps_the_named_reference_and_refuses_another(folder, other, tmp_path):
+    target, after = tmp_path / "version-000007", [make_batch(7)]
+    trained = run(rank_side.train_and_save, folder, named(other), BATCHES, target, after)
+    again = run(rank_side.load_and_train, folder, named(other), target, after)
+    (told,) = (untimed(combine(result[1][0].readings)) for result in trained)
+    assert [untimed(combine(result[2][0].readings)) for result in again] == [told]
+    ((outcome,),) = run(rank_side.loads, folder, named(folder), [target])
+    assert outcome[0] == "CheckpointMismatch"
+    assert "reference_weights" in outcome[1]
+    assert "algorithm.kl.reference it was saved with" in outcome[1]
 
 
 @pytest.mark.parametrize("algorithm", [IN_LOSS, IN_REWARD], ids=["in_loss", "in_reward"])

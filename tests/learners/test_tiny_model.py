@@ -1,5 +1,7 @@
 """Making the tiny model: measured success is real success, a short warm-up works, and the cache holds whole models only."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,9 +17,10 @@ from asyncrl.envs.demonstrations import demonstrate
 from learners.tiny import TinyProgress, ensure_tiny_model
 from learners.tiny.cache import CACHE_VARIABLE, COMPLETE, default_cache_root
 from learners.tiny.conversations import Example, encode, pad, render
+from learners.tiny.settings import WarmUp
 from learners.tiny.success import spoken_logits
 from learners.tiny.tokenizer import fit_tokenizer
-from learners.tiny.warmup import Material, Measurement, WarmUp, WarmUpFailed, new_model, warm_up
+from learners.tiny.warmup import Material, Measurement, WarmUpFailed, new_model, warm_up
 
 SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, threads=1, training_tasks=60, held_out_tasks=30)
 
@@ -155,3 +158,9 @@ def follows_greedily(model: Qwen3ForCausalLM, row: Example) -> bool:
             return False
         written.append(token)
     return True
+
+
+def test_a_model_in_the_cache_is_found_without_torch() -> None:
+    """Importing torch and transformers would cost every launch several seconds."""
+    code = "import sys, learners.tiny; sys.exit(bool({'torch', 'transformers', 'tokenizers'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 from asyncrl.core.errors import ProcessDied
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
-from generators.evaluation import EvaluationResult
+from generators.evaluation import Evaluated, EvaluationResult, HeldOutTask
 from generators.worker import GeneratorStatistics
 
 T = TypeVar("T")
@@ -61,10 +60,10 @@ class FakeGenerator:
         self._say(f"loaded {publication.version}")
         return publication.fingerprint + self.corrupts
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float, version: PolicyVersion) -> list[EvaluationResult]:
+    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
         await self._while_alive(self.may_evaluate.wait())
         loaded = float(self.loaded[-1] if self.loaded else 0)
-        return [EvaluationResult(task.id, loaded, StopReason.ENVIRONMENT_DONE, turns=1) for task in tasks]
+        return [EvaluationResult(each.task.id, loaded, StopReason.ENVIRONMENT_DONE, turns=1) for each in tasks]
 
     async def statistics(self) -> GeneratorStatistics:
         await self._while_alive(asyncio.sleep(0))

@@ -15,11 +15,12 @@ from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.task import Task
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.generator_slot import GeneratorSlot
+from generators.evaluation import HeldOutTask
 from generators.event_loop import EventLoopThread
 from generators.scoring import ScoringUse
 from generators.worker import GeneratorStatistics
 
-TASKS = [Task(id=TaskId(f"e{i}"), prompt="p", data={}) for i in range(7)]
+TASKS = [HeldOutTask(Task(id=TaskId(f"e{i}"), prompt="p", data={}), "held-out") for i in range(7)]
 
 
 class Shop:
@@ -266,7 +267,7 @@ async def test_a_generator_that_does_not_answer_in_time_is_replaced(call: str) -
         results = await shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0))
         counters = await shop.pool.statistics()
         await shop.until(lambda: "generator-2 runs" in shop.log)
-    assert sorted(result.task_id for result in results) == [task.id for task in TASKS]
+    assert sorted(result.task_id for result in results) == [each.task.id for each in TASKS]
     assert len(counters) == 2
     assert f"generator-0: the driver waited 120 s for generator-0 to {call}" in shop.notes[0]
 
@@ -298,7 +299,7 @@ async def test_the_tasks_of_a_dead_generator_are_evaluated_by_the_others() -> No
             fake.may_evaluate.set()
         async with asyncio.timeout(10):
             results = await evaluating
-    assert sorted(result.task_id for result in results) == [task.id for task in TASKS]
+    assert sorted(result.task_id for result in results) == [each.task.id for each in TASKS]
 
 
 async def test_a_generator_that_dies_in_the_first_evaluation_is_replaced() -> None:
@@ -308,7 +309,7 @@ async def test_a_generator_that_dies_in_the_first_evaluation_is_replaced() -> No
     evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0)))
     await shop.settle()
     shop.made[0].die()
-    assert {result.task_id for result in await evaluating} == {task.id for task in TASKS}
+    assert {result.task_id for result in await evaluating} == {each.task.id for each in TASKS}
     assert "generator-0 lost" in shop.log
     assert "generator-1 up" in shop.log
 
@@ -591,6 +592,7 @@ def test_no_counter_is_lost_with_a_generator() -> None:
     )
     slot.counted(counted)
     slot.vacate("it died")
+    assert slot.counters.last_pause_seconds == 3.0
     slot.counted(counted)
     counters = slot.counters
     assert (counters.tokens_generated, counters.finished_episodes, counters.tool_output_cut) == (6, 6, 6)

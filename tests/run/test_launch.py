@@ -13,7 +13,10 @@ from read_back import check_readable
 from safetensors import safe_open
 from whole_run import Run, small_model
 
+from asyncrl.cli.metrics_page import is_declared
+from asyncrl.run.evaluation_summary import EvaluationSummary
 from asyncrl.run.summary import Status
+from asyncrl.run.time_shares import GENERATORS, LEARNER
 
 STEPS = 4
 
@@ -57,6 +60,9 @@ def test_a_small_run_from_start_to_end(model: Path, tmp_path: Path):
         assert name in metrics
     assert metrics["mismatch/logprob_gap_mean_abs"] < 0.2, "engine and learner disagree about the same weights"
     assert metrics["generators/versions_sampled"] >= 1
+    assert [name for name in metrics if not is_declared(name)] == [], "docs/metrics.md lists every metric"
+    _check_where_time_went(run.folder)
+    _check_warnings(run)
     assert run.left_behind() == []
     _check_kept(run)
     check_readable(run.folder, elsewhere=tmp_path)
@@ -97,14 +103,42 @@ def _check_kept(run: Run) -> None:
 
 
 def _tracked(folder: Path) -> dict[str, float]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
-    (experiment,) = client.search_experiments(filter_string="name = 'asyncrl'")
-    (run,) = client.search_runs([experiment.experiment_id])
+    _, run = _mlflow_run(folder)
     assert run.info.status == "FINISHED"
     assert run.data.params["steps"] == str(STEPS)
     return run.data.metrics
+
+
+def _mlflow_run(folder: Path):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder.parent / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name = 'asyncrl'")
+    (run,) = client.search_runs([experiment.experiment_id])
+    return client, run
+
+
+def _history(folder: Path, name: str) -> list[float]:
+    client, run = _mlflow_run(folder)
+    return [each.value for each in client.get_metric_history(run.info.run_id, name)]
+
+
+def _check_where_time_went(folder: Path) -> None:
+    """The parts of each side add up to every step, and both sides did what they are there for."""
+    for side, parts, most in (("learner", LEARNER, ("forward", "backward")), ("generators", GENERATORS, ("prefill", "decode"))):
+        spent = {part: _history(folder, f"time/{side}/{part}") for part in parts}
+        for of_step in zip(*spent.values(), strict=True):
+            assert sum(of_step) == pytest.approx(1.0, abs=0.02)
+        assert min(sum(spent[part]) for part in most) > 0
+
+
+def _check_warnings(run: Run) -> None:
+    """The model is hardly warmed up: it goes on until a limit cuts it, and is hardly ever right."""
+    (cut,) = [warning for warning in run.summary.warnings if "were cut by a limit" in warning]
+    assert "sampling.max_turn_tokens = 16" in cut
+    assert run.output.count(cut) == 2, "it is told when it is seen, and at the end"
+    equal = any(warning.startswith("the rewards of every group were equal") for warning in run.summary.warnings)
+    assert equal == (_history(run.folder, "reward/zero_variance_groups") == [1.0] * STEPS)
 
 
 def test_ctrl_c_ends_everything_in_time(model: Path, tmp_path: Path):
@@ -115,6 +149,19 @@ def test_ctrl_c_ends_everything_in_time(model: Path, tmp_path: Path):
     assert run.end(60) == 130
     assert time.monotonic() - interrupted < 15
     assert (run.summary.status, run.summary.reason) == (Status.INTERRUPTED, "stopped by SIGINT")
+    assert run.left_behind() == []
+
+
+def test_ctrl_c_ends_an_evaluation_in_time(model: Path, tmp_path: Path):
+    small = (f"run_dir={tmp_path}", "tasks.evaluation=8", "generators.count=1")
+    run = Run(tmp_path, str(model), "quickstart", *small, command="evaluate")
+    run.wait_for(lambda: any("EngineCore" in " ".join(p.cmdline()) for p in run.descendants()), 300, "the engine to come up")
+    run.process.send_signal(signal.SIGINT)
+    interrupted = time.monotonic()
+    assert run.end(60) == 130, run.output
+    assert time.monotonic() - interrupted < 15
+    summary = EvaluationSummary.read(run.folder / "evaluation.json")
+    assert (summary.status, summary.reason, summary.models) == (Status.INTERRUPTED, "stopped by SIGINT", ())
     assert run.left_behind() == []
 
 

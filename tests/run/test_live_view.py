@@ -87,9 +87,9 @@ def test_plain_warm_up_is_a_few_lines(pipe, recipe):
     with LiveView(pipe, recipe.name, Clock()) as view:
         view.phase("Making the tiny model")
         for hundredth in range(101):
-            view.warmup(hundredth / 100, "31 % of calls succeed")
+            view.advance(hundredth / 100, "31 % of calls succeed")
         view.phase("Starting")
-        view.warmup(0.0, "again")
+        view.advance(0.0, "again")
     lines = written(pipe).splitlines()
     assert [line.split(": ")[1].split(",")[0] for line in lines[1:6]] == ["0 %", "25 %", "50 %", "75 %", "100 %"]
     assert len(lines) == 1 + 5 + 1 + 1
@@ -102,7 +102,7 @@ def test_the_dashboard_shows_both_sides_and_staleness_against_its_bound(terminal
     shown = written(terminal)
     for told in (
         "asyncrl quickstart",
-        "step 12 of 60, 2 min 05 s to go",
+        "training step 12 of 60, 2 min 05 s to go",
         "0.512",
         "evaluation 0.610",
         "12,345 tokens/s",
@@ -147,7 +147,7 @@ def test_the_warm_up_bar_goes_with_its_phase(terminal, recipe, next_phase):
     def fail() -> None:
         with LiveView(terminal, recipe.name, Clock()) as view:
             view.phase("Making the tiny model")
-            view.warmup(0.4, "31 % of calls succeed")
+            view.advance(0.4, "31 % of calls succeed")
             if next_phase:
                 view.phase(next_phase)
             raise RuntimeError("leaves what was shown last")

@@ -304,7 +304,7 @@ def test_every_source_of_tasks_is_read_and_counted(tmp_path):
 
 MANY_TASKS = """
 from asyncrl.core.task import Task
-from asyncrl.envs.base import Environment
+from asyncrl.envs.base import Environment, Observation, StepResult
 
 class Many(Environment):
     @classmethod
@@ -312,8 +312,8 @@ class Many(Environment):
         assert count <= 20_000, count
         return [Task(id=str(number), prompt="p") for number in range(count)]
 
-    async def reset(self, task): ...
-    async def step(self, action): ...
+    async def reset(self, task): return Observation(())
+    async def step(self, action): return StepResult(Observation(()), 0.0, True)
 """
 
 
@@ -381,7 +381,7 @@ MADE = {
     "[Task(id='1', prompt='a', data={1: 2})]": "data[1] cannot be sent to the environment: Expected `str`, got `int`",
     "[Task(id='1', prompt='a', data=[3])]": "returned task '1', whose data is [3]",
     "[Task(id='1', prompt='a', data={'x': reduce(lambda x, _: [x], range(960), 0)})]": "'1', whose data is nested more than 100",
-    "[Task(id='1', prompt='a', data={'x': reduce(lambda x, _: [x], range(100), 0)})]": "nested more than 100 levels deep; make",
+    "[Task(id='1', prompt='a', data={'x': reduce(lambda x, _: [x], range(100), 0)})]": "nested more than 100 levels deep; use",
     "[Task(id='1', prompt='\\ud800')]": "prompt cannot be sent to the environment: 'utf-8' codec can't encode",
     "[Task(id='1', prompt='a', data={FailureKind.DATA: 2})]": "key would reach the environment as 'data'",
     "[type('Unshowable', (), {'__repr__': lambda self: 1 / 0})()]": "returned what cannot be looked at: ZeroDivisionError",
@@ -420,7 +420,7 @@ def test_the_view_tells_processes_memory_and_arithmetic():
         "1.0 GiB free of 2.0 GiB here",
         "groups of",
         "never over 4",
-        "Note: about",
+        "Note: the run needs about",
         "generated",
         "3,000",
     ):

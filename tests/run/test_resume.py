@@ -65,7 +65,7 @@ def _check_whole(run: Run, folder: Path, steps: int, *, resumes: int) -> None:
 def _tracked_steps(folder: Path) -> Counter[int]:
     from mlflow import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    client = MlflowClient(f"sqlite:///{folder.parent / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name = 'asyncrl'")
     (run,) = client.search_runs([experiment.experiment_id])
     return Counter(point.step for point in client.get_metric_history(run.info.run_id, "reward/mean"))

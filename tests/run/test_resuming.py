@@ -50,8 +50,8 @@ SMALL = ["steps=20", "tasks.train=200", "batch.groups_per_step=2", "batch.group_
 class Run:
     """A run that was killed: ``steps`` steps trained, checkpoints of ``versions``, one finished group, one cut short."""
 
-    def __init__(self, parent, steps=7, versions=(4, 6)):
-        self.recipe = compose("quickstart", [f"run_dir={parent}", *SMALL])
+    def __init__(self, parent, steps=7, versions=(4, 6), overrides=()):
+        self.recipe = compose("quickstart", [f"run_dir={parent}", *SMALL, *overrides])
         self.folder = RunFolder.create(self.recipe)
         where = BufferFolder.of(self.recipe.buffer, self.folder.path, self.folder.run_id)
         self.journal, self.payload = where.journal, where.shard(0)
@@ -263,17 +263,20 @@ def tracked(run):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda whole: b"no database " * 1000, "file is not a database"),
-        (lambda whole: whole[: len(whole) // 2], "malformed"),
-        (lambda whole: b"", "no such table: runs"),
-        (lambda whole: whole.replace(b"0123", b"4567"), "it has no run '0123', which mlflow-run names"),
+        (lambda whole: b"no database " * 1000, "file is not a database.*; repair it or put it back; or move it away"),
+        (lambda whole: whole[: len(whole) // 2], "malformed.*; repair it or put it back; or move it away"),
+        (lambda whole: b"", "no such table: runs.*; repair it or put it back; or move it away"),
+        (
+            lambda whole: whole.replace(b"0123", b"4567"),
+            "it has no run '0123', which mlflow-run names; put it back; or remove .*mlflow-run to begin the metrics of this",
+        ),
     ],
     ids=["garbage", "truncated", "empty", "another"],
 )
 def test_a_damaged_mlflow_database_is_told_before_anything_starts(run, tracked, damage, told):
     whole = tracked.read_bytes()
     tracked.write_bytes(damage(whole))
-    run.refused(f"MLflow database {tracked} cannot be used: .*{told}.*; repair it or put it back; or move it away")
+    run.refused(f"MLflow database {tracked} cannot be used: .*{told}")
     tracked.write_bytes(whole)
     run.reached()
     tracked.unlink()
@@ -299,3 +302,25 @@ def test_the_command_line_says_so_and_starts_nothing(run, tmp_path, capsys):
     assert told.startswith("Refused, nothing was started:")
     assert "journal is gone or holds nothing" in told
     assert run.files() == before
+
+
+def test_it_is_resumed_from_anywhere_and_after_its_project_has_moved(tmp_path, monkeypatch):
+    project, moved = tmp_path / "project", tmp_path / "moved"
+    project.mkdir()
+    (project / "world_of_mine.py").write_text("from asyncrl.envs.calculator import Calculator\nclass World(Calculator): ...\n")
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    run = Run(tmp_path / "runs", overrides=["environment.name=world_of_mine:World"])
+
+    def resumed(*arguments):
+        command = [sys.executable, "-m", "asyncrl.cli.main", "launch", "--resume", str(run.folder.path), "--dry-run", *arguments]
+        return subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60)
+
+    assert resumed().returncode == ExitCode.COMPLETED
+    project.rename(moved)
+    gone = resumed()
+    assert gone.returncode == ExitCode.REFUSED
+    assert "there is no module 'world_of_mine'" in gone.stderr
+    assert f"relative paths of its recipe begin in / ({project}, where the run was launched, is gone)" in gone.stderr
+    assert resumed("--from", str(moved)).returncode == ExitCode.COMPLETED
+    assert "is not a folder" in resumed("--from", str(project)).stderr

@@ -21,6 +21,7 @@ SUMMARY = Summary(
     trajectories_per_s=36.1,
     idle=IdleShares(0.03, 0.22),
     versions_published=60,
+    warnings=("the rewards of every group were equal",),
     ledger=LedgerCounts(
         issued=1000, running=10, committed=6, taken=4, trained=960, filtered=12, expired=5, failed=3, reasons={"failed: data": 3}
     ),
@@ -68,12 +69,15 @@ def test_the_file_has_these_keys_and_no_others(tmp_path):
         "bottleneck",
         "versions_published",
         "ledger",
+        "errors",
         "resumes",
+        "warnings",
     ]
     assert read["status"] == "completed"
     assert read["eval"] == {"first": 0.41, "last": 0.95}
     assert read["staleness"] == {"mean": 1.1, "max": 3, "bound": 4}
     assert read["tokens"] == {"generated": 1_240_000, "trained": 1_100_000}
+    assert read["warnings"] == ["the rewards of every group were equal"]
     assert read["idle"] == {"generators": 0.03, "learner": 0.22}
     ledger = read["ledger"]
     states = ["running", "committed", "taken", "trained", "filtered", "expired", "failed"]
@@ -126,6 +130,7 @@ def test_a_completed_run_ends_with_its_folder(folder):
     text = "\n".join(lines)
     for told in ("60 in 4 min 12 s", "0.410 at first, 0.950 at last", "at most 3 of 4", "1.24 M generated", "960 trained"):
         assert told in text
+    assert "Warning: the rewards of every group were equal" in lines
     assert f"sqlite:///{folder[1].database}" in lines[-2]
     assert lines[-1] == f"Run folder: {folder[1].path}"
 

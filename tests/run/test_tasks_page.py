@@ -12,7 +12,7 @@ import pytest
 from asyncrl.core.recipe.schema import AccuracyWindowFilter, ZeroVarianceFilter
 from asyncrl.run.compose import compose
 from asyncrl.run.plan import Source, make_plan
-from asyncrl.run.tasks import load_tasks, make_task_stream
+from asyncrl.run.tasks import load_held_out_tasks, make_task_stream
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
 
@@ -49,7 +49,7 @@ def test_its_sources_are_found_and_counted(recipe):
         Source("train", "word-problems:train", 40, 0),
         Source("evaluation", "word-problems:test", 5, 0),
     )
-    assert [task.prompt for task in load_tasks(recipe, "evaluation")] == [f"{i} apples" for i in range(5)]
+    assert [each.task.prompt for each in load_held_out_tasks(recipe)] == [f"{i} apples" for i in range(5)]
 
 
 def test_its_curriculum_moves_to_what_is_sometimes_solved_and_goes_on_after_a_resume(recipe):

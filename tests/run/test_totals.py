@@ -71,3 +71,15 @@ def test_what_was_trained_had_been_generated_even_if_whoever_counted_was_killed(
     assert trained > 3
     assert summarize(totals, Status.COMPLETED, "", BufferConfig()).tokens.generated == trained
     assert summarize(totals, Status.COMPLETED, "", BufferConfig(max_reuse=2)).tokens.generated == -(-trained // 2)
+
+
+def test_a_warning_is_told_once_also_by_a_run_that_is_resumed():
+    first = Totals()
+    assert first.warn("no_variance", "all rewards are equal")
+    assert not first.warn("no_variance", "all rewards are equal again")
+    second = Totals()
+    second.resume(msgspec.json.decode(msgspec.json.encode(first.now()), type=SavedTotals), published=1)
+    assert not second.warn("no_variance", "all rewards are equal still")
+    assert second.warn("empty_answers", "nothing is said")
+    assert summarize(second, Status.COMPLETED, "", BufferConfig()).warnings == ("all rewards are equal", "nothing is said")
+    assert first.now().warnings == {"no_variance": "all rewards are equal"}

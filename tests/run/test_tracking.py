@@ -1,15 +1,16 @@
 import logging
 import resource
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from made_trajectories import trajectory, words
 
-from asyncrl.core.errors import DeadlineExceeded
+from asyncrl.core.errors import DeadlineExceeded, RecipeError
 from asyncrl.episodes.files import evaluation_file, training_file
 from asyncrl.episodes.kept import untrained
 from asyncrl.episodes.schema import Kind
@@ -18,6 +19,7 @@ from asyncrl.run import tracking
 from asyncrl.run.compose import compose, resolved_yaml
 from asyncrl.run.disk import ROOM_BYTES
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.further_trackers import check_further_trackers
 from asyncrl.run.summary import Status
 from asyncrl.run.tracking import Tracker, TrackingFailed
 
@@ -59,7 +61,6 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, capfd):
     assert run.data.params["algorithm.correction.anchor"] == "behaviour"
     history = client.get_metric_history(run.info.run_id, "reward/mean")
     assert [(point.step, point.value) for point in history] == [(step, step / 300) for step in range(1, 301)]
-    assert [file.read_text() for file in folder.artifacts.rglob("recipe.yaml")] == [resolved_yaml(recipe)]
     first = traces_of(client, run, "train")
     assert [trace.info.tags["step"] for trace in first] == ["100"], "the next one's time had not come"
     (trace,) = traces_of(client, run, "evaluation")
@@ -80,6 +81,9 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, capfd):
     assert texts["turn 2"] == ("t5", "t6 t7")
     assert texts["unreadable call"][1] == {"outcome": "malformed", "problem": "no JSON"}
     assert texts["evaluation task-0"][1]["metrics"] == {"tool_calls": 2.0}
+    assert run.info.artifact_uri == folder.artifacts.as_uri()
+    assert (folder.artifacts / "recipe.yaml").read_text() == resolved_yaml(recipe)
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["mlflow.db", folder.path.name]
 
     # Resumed from an earlier step: the steps done again are not tracked twice, evaluations and later steps are.
     again = Tracker(recipe, folder)
@@ -104,8 +108,8 @@ def traces_of(client, run, kind):
     return client.search_traces(locations=[run.info.experiment_id], run_id=run.info.run_id, filter_string=f"tags.kind = '{kind}'")
 
 
-def track(folder, step, told=""):
-    """Track in a process of its own, as each resume does: MLflow keeps databases open for as long as its process lives."""
+def tracking_process(folder, steps):
+    """Track in a process of its own, as each run does: MLflow keeps databases open for as long as its process lives."""
     program = f"""if True:
         import logging, pathlib, sys
         from asyncrl.run.compose import compose
@@ -117,13 +121,96 @@ def track(folder, step, told=""):
         folder = RunFolder.find(pathlib.Path({str(folder.path)!r}))
         tracker = Tracker(compose(str(folder.recipe), []), folder)
         tracker.start()
-        tracker.log({step}, {{"reward/mean": 0.5}})
+        for step in {list(steps)}:
+            tracker.log(step, {{f"metric/{{name}}": 0.5 * name for name in range(20)}} | {{"reward/mean": 0.5}})
         tracker.finish(Status.COMPLETED, seconds=120)
     """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180)
-    assert (done.returncode == 0) == ("TrackingFailed" not in done.stderr)
-    assert told in done.stderr
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def track(folder, step, told=""):
+    done = tracking_process(folder, [step])
+    _, said = done.communicate(timeout=180)
+    assert (done.returncode == 0) == ("TrackingFailed" not in said)
+    assert told in said
     return done.returncode
+
+
+def test_runs_that_begin_and_write_at_once_share_a_database(tmp_path):
+    """They all make it, and none may find half a database, or one that is locked for good."""
+    folders = [make(tmp_path)[1] for _ in range(2)]
+    processes = [tracking_process(folder, range(1, 101)) for folder in folders]
+    said = [process.communicate(timeout=240)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    for folder in folders:
+        run = client.get_run(folder.tracked_as.read_text())
+        assert (run.info.status, run.info.run_name) == ("FINISHED", folder.path.name)
+        history = client.get_metric_history(run.info.run_id, "metric/7")
+        assert [(point.step, point.value) for point in history] == [(step, 3.5) for step in range(1, 101)]
+
+
+def test_a_database_that_another_process_holds_is_waited_for(tmp_path, monkeypatch, caplog):
+    def write_without_waiting(*_):
+        with closing(sqlite3.connect(folder.database, timeout=0)) as mine, mine:
+            mine.execute("UPDATE runs SET name = name")
+
+    recipe, folder = make(tmp_path)
+    monkeypatch.setattr(tracking, "POLL_S", 0.01)
+    tracker = Tracker(recipe, folder)
+    tracker.start()
+    wait_for(folder.tracked_as.is_file, "the run to be made")
+    monkeypatch.setattr(tracking, "_log_values", write_without_waiting)
+    with closing(sqlite3.connect(folder.database)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        tracker.log(1, {"reward/mean": 1.0})
+        wait_for(lambda: "tracking waits for other users of sqlite" in caplog.text, "the lock to be noticed")
+        other.rollback()
+    tracker.finish(Status.COMPLETED, seconds=60)
+    assert "the database is free again" in caplog.text
+
+
+def test_a_missing_package_of_a_tracker_is_told_with_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(RecipeError, match=r'wandb cannot be imported .*; install it with `pip install "asyncrl\[wandb\]"`'):
+        check_further_trackers(compose("quickstart", ["tracking.also=[wandb]"]).tracking)
+
+
+def test_further_trackers_get_each_new_record_once_and_their_errors_reach_the_owner(tmp_path, monkeypatch):
+    class Noted:
+        def __init__(self):
+            self.calls = []
+
+        def log(self, step, time_s, values):
+            if values.get("bad"):
+                raise OSError("no such project")
+            self.calls.append((step, values))
+
+        def flush(self):
+            self.calls.append("flush")
+
+        def end(self, status):
+            self.calls.append(status)
+
+    noted = Noted()
+    monkeypatch.setattr(tracking, "make_further_trackers", lambda *_: [("wandb", noted)])
+    recipe, folder = make(tmp_path)
+    tracker = Tracker(recipe, folder)
+    tracker.start()
+    tracker.log(1, {"reward/mean": 1.0})
+    tracker.finish(Status.COMPLETED, seconds=120)
+    assert noted.calls == [(1, {"reward/mean": 1.0}), "flush", Status.COMPLETED]
+
+    again = Tracker(recipe, folder)
+    again.start()
+    again.log(1, {"reward/mean": 1.0})
+    again.log(2, {"bad": 1.0})
+    with pytest.raises(TrackingFailed, match=r"wandb: no such project; correct that, or take wandb out of tracking\.also"):
+        again.finish(Status.COMPLETED, seconds=60)
+    assert noted.calls[3:] == []
 
 
 def test_a_resumed_run_whose_database_is_gone_is_tracked_anew(tmp_path):
@@ -144,7 +231,7 @@ def test_a_damaged_database_is_told_with_a_remedy_that_helps(tmp_path):
     _, folder = make(tmp_path)
     folder.tracked_as.write_text("0123456789abcdef0123456789abcdef")
     folder.database.write_bytes(b"no database " * 1000)
-    assert track(folder, 2, f"put {folder.database} back, or remove it to begin the metrics anew, and resume") != 0
+    assert track(folder, 2, f"put {folder.database} back, or remove it to begin the metrics of all its runs anew") != 0
     folder.database.unlink()
     assert track(folder, 2) == 0
 

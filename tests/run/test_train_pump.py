@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import virtual_time
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion, TaskId
-from asyncrl.core.metrics import Reading
+from asyncrl.core.metrics import Reading, combine
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
@@ -18,12 +19,15 @@ from asyncrl.run.compose import compose
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.publisher import Publisher, PublishTimes
 from asyncrl.run.shares import StepTimes
+from asyncrl.run.time_shares import learner_readings
 from asyncrl.run.totals import Totals
 from asyncrl.run.train_pump import train_pump
-from generators.evaluation import EvaluationResult
+from generators.evaluation import Evaluated, EvaluationResult, HeldOutTask
 from learners.learner import StepReport
+from learners.step_clock import PartSeconds
 
 TAKE_S, TRAIN_S, WRITE_S, INSTALL_S, CHECKPOINT_S = 1.0, 10.0, 2.0, 7.0, 6.0
+PARTS = PartSeconds(data=1.0, forward=3.0, backward=4.0, optimizer=2.0)
 
 
 class World:
@@ -33,11 +37,12 @@ class World:
     def __init__(self, recipe: Recipe, *, published: int = 0) -> None:
         self.recipe, self.totals = recipe, Totals()
         self.events: list[tuple[float, str]] = []
-        self.recorded: list[tuple[int, float, PublishTimes | None]] = []
+        self.recorded: list[tuple[int, StepTimes, PublishTimes | None]] = []
+        self.step_ended: list[float] = []
         self.evaluated: list[int] = []
         self.moving = True
         self.same_weights = False
-        self.evaluation_s = 5.0
+        self.evaluation_s, self.install_s, self.checkpoint_s = 5.0, INSTALL_S, CHECKPOINT_S
         self.now = asyncio.get_running_loop().time
         self.publisher = Publisher(self, self, self, self.totals, PolicyVersion(published), self.now)
 
@@ -60,7 +65,8 @@ class World:
 
     async def train(self, batch: Batch) -> list[StepReport]:
         await self._for(TRAIN_S, f"train {batch.version}")
-        return [StepReport([], weights_moved=self.moving), StepReport([], weights_moved=self.moving)]
+        mute, reporter = StepReport([], weights_moved=self.moving), StepReport([], weights_moved=self.moving, seconds=PARTS)
+        return [mute, reporter]
 
     async def trained(self, version: PolicyVersion) -> None:
         self.say(f"trained {version}")
@@ -71,12 +77,12 @@ class World:
         return Publication(version=version, files=(), shards=(), fingerprint=fingerprint)
 
     async def install(self, publication: Publication) -> None:
-        await self._for(INSTALL_S, f"install {publication.version}")
+        await self._for(self.install_s, f"install {publication.version}")
 
     async def advance(self, version: PolicyVersion) -> None:
         self.say(f"published {version}")
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float, version: PolicyVersion) -> list[EvaluationResult]:
+    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
         await self._for(self.evaluation_s, "evaluation")
         return []
 
@@ -86,7 +92,7 @@ class World:
 
     async def begin(self, version: PolicyVersion) -> None:
         self.say(f"begin checkpoint {version}")
-        self._checkpoint = asyncio.create_task(asyncio.sleep(CHECKPOINT_S))
+        self._checkpoint = asyncio.create_task(asyncio.sleep(self.checkpoint_s))
 
     async def finish(self) -> None:
         if (writing := getattr(self, "_checkpoint", None)) is not None:
@@ -102,6 +108,7 @@ class World:
         self, step: int, batch: Batch, readings: Sequence[Reading], times: StepTimes, publish: PublishTimes | None
     ) -> None:
         self.recorded.append((step, times, publish))
+        self.step_ended.append(self.now())
 
     def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> None:
         self.evaluated.append(version)
@@ -235,3 +242,15 @@ def test_what_fails_beside_a_step_ends_the_pump_at_once():
         return world.now()
 
     assert virtual_time.run(main()) == TAKE_S + TRAIN_S + WRITE_S + 0.5
+
+
+@pytest.mark.parametrize("slow", [{}, {"checkpoint_s": 30.0}, {"install_s": 30.0}])
+def test_what_the_learner_spends_its_time_on_adds_up_to_the_time_between_two_steps(slow):
+    world = play(5, **slow)
+    for (_, times, _), (began, ended) in zip(world.recorded[1:], pairwise(world.step_ended), strict=True):
+        found = combine(learner_readings(times, ended - began))
+        assert sum(found.values()) == pytest.approx(1.0, abs=0.02)
+        assert found["time/learner/other"] == pytest.approx(0.0, abs=0.02), "every second of the pump has a name"
+        assert found["time/learner/backward"] == pytest.approx(PARTS.backward / (ended - began))
+    longest = {"checkpoint_s": "checkpoint", "install_s": "publish"}.get(next(iter(slow), ""))
+    assert longest is None or found[f"time/learner/{longest}"] > 0.4

@@ -11,7 +11,7 @@ import psutil
 
 from asyncrl.run.summary import Summary
 from learners.tiny import ensure_tiny_model
-from learners.tiny.warmup import WarmUp
+from learners.tiny.settings import WarmUp
 
 SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, training_tasks=60, held_out_tasks=30)
 
@@ -22,14 +22,14 @@ def small_model(cache: Path) -> Path:
 
 
 class Run:
-    """One process that drives a run."""
+    """One process that drives a run, or an evaluation."""
 
-    def __init__(self, parent: Path, *arguments: str) -> None:
+    def __init__(self, parent: Path, *arguments: str, command: str = "launch") -> None:
         self._parent = parent
         self._output = parent / f"output-{len(list(parent.glob('output-*')))}.txt"
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "asyncrl.cli.main", "launch", *arguments], stdout=output, stderr=subprocess.STDOUT
+                [sys.executable, "-m", "asyncrl.cli.main", command, *arguments], stdout=output, stderr=subprocess.STDOUT
             )
         self._seen: dict[int, psutil.Process] = {}
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from asyncrl.core.recipe.custom import CustomAdvantage, CustomAggregation, CustomLoss, CustomWeight
 from asyncrl.core.recipe.section import Count, NonNegative, Positive, Section
 
 Share = Annotated[float, Meta(gt=0, lt=1)]
@@ -132,6 +133,7 @@ Advantage = (
     | BestOfGroupAdvantage
     | GaeAdvantage
     | GdpoAdvantage
+    | CustomAdvantage
 )
 
 
@@ -265,7 +267,18 @@ class ReinforceLoss(Section, frozen=True, tag_field="kind", tag="reinforce"):
     """The log-probability times the advantage, without ratio or clip (Williams 1992)."""
 
 
-Loss = PpoClipLoss | GspoLoss | CispoLoss | SapoLoss | GmpoLoss | DivergenceMaskLoss | ClipCovLoss | KlCovLoss | ReinforceLoss
+Loss = (
+    PpoClipLoss
+    | GspoLoss
+    | CispoLoss
+    | SapoLoss
+    | GmpoLoss
+    | DivergenceMaskLoss
+    | ClipCovLoss
+    | KlCovLoss
+    | ReinforceLoss
+    | CustomLoss
+)
 
 
 class TokenMean(Section, frozen=True, tag_field="kind", tag="token_mean"):
@@ -291,7 +304,7 @@ class ConstantAggregation(Section, frozen=True, tag_field="kind", tag="constant"
     tokens: Count
 
 
-Aggregation = TokenMean | SequenceMeanTokenSum | SequenceMeanTokenMean | ConstantAggregation
+Aggregation = TokenMean | SequenceMeanTokenSum | SequenceMeanTokenMean | ConstantAggregation | CustomAggregation
 
 
 class TruncateBound(Section, frozen=True, tag_field="kind", tag="truncate"):
@@ -402,17 +415,23 @@ class CorrectionConfig(Section, frozen=True):
             the sampling and the current policy (Li et al. 2025, arXiv:2512.06547); for a fresh token it is the sampling policy.
         weight: importance weight of anchor over behaviour probability, of each ``token``, ``segment`` (turn) or ``sequence``
             (row). The latter two are geometric means over tokens, since a product's variance grows exponentially with length.
-            Anchor ``behaviour`` needs ``none``; with the other anchors ``token`` is usual.
+            Anchor ``behaviour`` needs ``none``; with the other anchors ``token`` is usual. A section of kind ``custom`` names a
+            function of your own.
         bound: keeps the weight's variance finite.
         reject: criteria; whatever any of them rejects stays out of the loss.
         trust_region_decay: the loss's clip range is multiplied by this once for each version of a token's staleness.
     """
 
     anchor: Literal["behaviour", "proximal_recomputed", "proximal_log_linear"] = "behaviour"
-    weight: Literal["none", "token", "segment", "sequence"] = "none"
+    weight: Literal["none", "token", "segment", "sequence"] | CustomWeight = "none"
     bound: TruncateBound | MaskBound | NormalizedBound = TruncateBound()
     reject: tuple[Rejection, ...] = ()
     trust_region_decay: UpToOne = 1.0
+
+    @property
+    def weight_level(self) -> str:
+        """What has one weight: a ``token``, a ``segment`` (turn) or a ``sequence`` (row); ``none`` without weights."""
+        return self.weight if isinstance(self.weight, str) else "token"
 
     @property
     def looks_at_whole_batch(self) -> bool:
@@ -440,15 +459,17 @@ KlControl = FixedKl | AdaptiveKl
 
 
 class NoKl(Section, frozen=True, tag_field="kind", tag="none"):
-    """Nothing holds the policy near the weights the run began with."""
+    """Nothing holds the policy near a reference policy."""
 
 
 class KlInLoss(Section, frozen=True, tag_field="kind", tag="in_loss"):
-    """A multiple of the divergence from the weights the run began with is added to the loss (Shao et al. 2024,
+    """A multiple of the divergence from the reference policy is added to the loss (Shao et al. 2024,
     arXiv:2402.03300).
 
     Attributes:
         coefficient: coefficient of the divergence; its first value, if it is adaptive.
+        reference: the reference policy, any model of the policy's architecture and tokens: a Hugging Face folder, or an id on the
+            hub; empty means the weights the run began with.
         estimator: estimator of each token's divergence.
         straight_through: descend the divergence itself, whatever the estimator's own gradient is (Tang and Munos 2025,
             arXiv:2506.09477); false is GRPO as published.
@@ -456,22 +477,25 @@ class KlInLoss(Section, frozen=True, tag_field="kind", tag="in_loss"):
     """
 
     coefficient: Positive = 1e-3
+    reference: str = ""
     estimator: Literal["k1", "abs", "k2", "k3"] = "k3"
     straight_through: bool = True
     control: KlControl = FixedKl()
 
 
 class KlInReward(Section, frozen=True, tag_field="kind", tag="in_reward"):
-    """A multiple of the divergence from the weights the run began with is subtracted from the reward, before advantages are
-    computed (Ouyang et al. 2022, arXiv:2203.02155).
+    """A multiple of the divergence from the reference policy is subtracted from the reward, before advantages are computed
+    (Ouyang et al. 2022, arXiv:2203.02155).
 
     Attributes:
         coefficient: coefficient of the divergence; its first value, if it is adaptive.
+        reference: the reference policy, as for kind ``in_loss``.
         estimator: estimator of each token's divergence; only ``k1`` and ``k3`` are unbiased.
         control: whether the coefficient changes.
     """
 
     coefficient: Positive = 1e-3
+    reference: str = ""
     estimator: Literal["k1", "abs", "k2", "k3"] = "k1"
     control: KlControl = FixedKl()
 
@@ -501,7 +525,7 @@ class AlgorithmConfig(Section, frozen=True):
         aggregation: how the tokens' terms become one number; always over the whole batch.
         correction: how the loss corrects for tokens that an older policy sampled.
         entropy_bonus: coefficient of the policy's entropy, which is added to what is maximised.
-        kl: what holds the policy near the weights the run began with.
+        kl: what holds the policy near a reference policy.
         overlong: how much reward long episodes lose; null for none.
         minibatches: optimizer steps in which a batch is trained once, each on whole groups. All but the first are off-policy.
         epochs: how often a batch is trained, each time in ``minibatches`` optimizer steps.

@@ -27,6 +27,7 @@ from asyncrl.core.recipe.algorithm import (
     SapoLoss,
     TurnCredit,
 )
+from asyncrl.core.recipe.custom import CustomLoss
 from asyncrl.core.recipe.schema import Recipe
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
@@ -45,7 +46,7 @@ def _stale_tokens_need_a_correction(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _the_behaviour_anchor_is_the_correction(recipe: Recipe) -> Iterator[RecipeError]:
     correction = recipe.algorithm.correction
-    if correction.anchor == "behaviour" and correction.weight != "none":
+    if correction.anchor == "behaviour" and isinstance(correction.weight, str) and correction.weight != "none":
         yield RecipeError(
             "algorithm.correction.weight",
             f"{correction.weight} weighs anchor over behaviour probability, which with anchor behaviour is always 1",
@@ -86,12 +87,13 @@ def _an_anchor_needs_a_ratio(recipe: Recipe) -> Iterator[RecipeError]:
 
 def _a_decaying_trust_region_is_a_clip_range(recipe: Recipe) -> Iterator[RecipeError]:
     loss = recipe.algorithm.loss
-    if recipe.algorithm.correction.trust_region_decay < 1 and isinstance(loss, ReinforceLoss | SapoLoss | KlCovLoss):
+    if recipe.algorithm.correction.trust_region_decay < 1 and isinstance(loss, ReinforceLoss | SapoLoss | KlCovLoss | CustomLoss):
         kind = type(loss).__struct_config__.tag
+        own = ", and have your function narrow its own range by tokens.staleness" if isinstance(loss, CustomLoss) else ""
         yield RecipeError(
             "algorithm.correction.trust_region_decay",
             f"algorithm.loss of kind {kind} has no clip range to narrow",
-            "set it to 1, or algorithm.loss.kind to ppo_clip",
+            f"set it to 1{own}, or algorithm.loss.kind to ppo_clip",
         )
 
 
@@ -228,11 +230,12 @@ def _a_greedy_baseline_is_there_and_like_the_rest(recipe: Recipe) -> Iterator[Re
 
 def _a_try_fits_the_group(recipe: Recipe) -> Iterator[RecipeError]:
     advantage, size = recipe.algorithm.advantage, recipe.batch.group_size
-    if isinstance(advantage, PassAtKAdvantage) and advantage.k > size:
+    if isinstance(advantage, PassAtKAdvantage) and advantage.k >= size:
+        # With k the group's size, the only set is the whole group, which has nothing to be compared with.
         yield RecipeError(
             "algorithm.advantage.k",
-            f"{advantage.k} episodes cannot be chosen from a group of batch.group_size {size}",
-            f"set it to at most {size}, or batch.group_size to at least {advantage.k}",
+            f"a group of batch.group_size {size} has no two sets of {advantage.k} episodes to compare, so nothing is trained",
+            f"set it to at most {size - 1}, or batch.group_size to at least {advantage.k + 1}",
         )
 
 

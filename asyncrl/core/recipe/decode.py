@@ -100,7 +100,7 @@ class _SectionReader:
                 return [self._value(item, None, hint, entry, f"{place}[{index}]") for index, entry in enumerate(value)]
             case inspect.UnionType(includes_none=True) if value is None:
                 return None
-            case inspect.UnionType() | inspect.StructType() if sections := _sections(value_type):
+            case inspect.UnionType() | inspect.StructType() if sections := _sections_for(value_type, value):
                 if sections[0].tag_field:
                     return self._tagged(sections, default, value, place)
                 return self.section(sections[0], value, place)
@@ -176,6 +176,13 @@ def _sections(value_type: inspect.Type) -> list[inspect.StructType]:
     """Return the section types that a value of this type can have."""
     types = value_type.types if isinstance(value_type, inspect.UnionType) else (value_type,)
     return [alternative for alternative in types if isinstance(alternative, inspect.StructType)]
+
+
+def _sections_for(value_type: inspect.Type, value: Any) -> list[inspect.StructType]:
+    """Return the section types that this value may be meant for; none if it is a plain value and the type allows plain values."""
+    types = value_type.types if isinstance(value_type, inspect.UnionType) else (value_type,)
+    has_plain = any(not isinstance(alternative, inspect.StructType | inspect.NoneType) for alternative in types)
+    return _sections(value_type) if isinstance(value, Mapping) or not has_plain else []
 
 
 def _all_keys(value_type: inspect.Type, place: str = "") -> Iterator[str]:

@@ -21,6 +21,7 @@ from asyncrl.core.recipe.algorithm import (
     ReinforceLoss,
     SapoLoss,
 )
+from asyncrl.core.recipe.custom import CustomLoss
 from asyncrl.core.recipe.schema import Recipe
 
 _KEYS_OF_THE_RATIO: Mapping[type[Loss], tuple[str, ...]] = {
@@ -33,6 +34,7 @@ _KEYS_OF_THE_RATIO: Mapping[type[Loss], tuple[str, ...]] = {
     ClipCovLoss: ("clip_low", "clip_high"),
     KlCovLoss: ("share", "coefficient"),
     ReinforceLoss: (),
+    CustomLoss: (),
 }
 """Keys of each loss that only act where a ratio is not 1."""
 

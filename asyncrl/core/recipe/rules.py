@@ -12,6 +12,7 @@ from asyncrl.core.recipe.algorithm_rules import ALGORITHM_RULES
 from asyncrl.core.recipe.buffer_rules import BUFFER_RULES
 from asyncrl.core.recipe.reward_rules import REWARD_RULES
 from asyncrl.core.recipe.schema import FileTasks, Recipe
+from asyncrl.core.text import counted
 
 Rule = Callable[[Recipe], Iterator[RecipeError]]
 
@@ -27,7 +28,8 @@ def _the_pace_keeps_the_bound(recipe: Recipe) -> Iterator[RecipeError]:
     if depth > bound:
         yield RecipeError(
             "buffer.pipeline_depth",
-            f"generating {depth} training steps ahead ages tokens by up to {depth} versions, over buffer.max_staleness {bound}",
+            f"with {counted(depth, 'training step')} generated ahead, tokens are up to {counted(depth, 'version')} old when they "
+            f"are trained, over buffer.max_staleness {bound}",
             f"set it to at most {bound}, or buffer.max_staleness to at least {depth}",
         )
 

@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
+from asyncrl.core.recipe.custom import Custom, CustomSchedule, LinearSchedule
 from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
 from asyncrl.core.recipe.section import AUTO, AUTOMATIC, Count, FileName, NonNegative, Positive, Seconds, Section, Text
 from asyncrl.core.recipe.trajectories import SampledTrajectories, TrajectoriesConfig
@@ -15,7 +16,8 @@ class ModelConfig(Section, frozen=True):
     """The model that is trained.
 
     Attributes:
-        path: a Hugging Face folder (Qwen2, Qwen3, Qwen3-MoE, Llama), or ``tiny`` for a model made and warmed up on this machine.
+        path: a Hugging Face folder (Qwen2, Qwen3, Qwen3-MoE, Llama); an id on the hub such as ``Qwen/Qwen3-0.6B``, with
+            ``@revision`` if it is not to be the newest; or ``tiny`` for a model made and warmed up on this machine.
         max_context: the most tokens of an episode, prompt and all turns together.
         tool_parser: name of the vLLM tool-call parser that reads the model's own format.
     """
@@ -295,6 +297,7 @@ class LearnerConfig(Section, frozen=True):
         lr: peak learning rate of Adam.
         warmup_steps: training steps over which the learning rate rises linearly to ``lr``.
         min_lr_ratio: the learning rate decays linearly to this share of ``lr`` at the last training step; 1 keeps it constant.
+        schedule: how the learning rate follows from the training step.
         weight_decay: decoupled weight decay.
         clip_grad: the largest gradient norm; a gradient with a larger norm is scaled down to it.
         dtype: type of the parameters in the forward pass; bfloat16 keeps fp32 master weights.
@@ -319,6 +322,7 @@ class LearnerConfig(Section, frozen=True):
     lr: Positive = 1e-6
     warmup_steps: NonNegative = 0
     min_lr_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    schedule: LinearSchedule | CustomSchedule = LinearSchedule()
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0
     clip_grad: Positive = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -354,10 +358,12 @@ class EvaluationConfig(Section, frozen=True):
     Attributes:
         every: training steps between evaluations; the first and the last version are always evaluated.
         temperature: the temperature of sampling; 0 is greedy.
+        passing_reward: the least reward with which an episode passes, for the pass@k of ``asyncrl evaluate``.
     """
 
     every: Count = 20
     temperature: Annotated[float, Meta(ge=0)] = 0.0
+    passing_reward: float = 1.0
 
 
 class CheckpointConfig(Section, frozen=True):
@@ -376,15 +382,18 @@ class TrackingConfig(Section, frozen=True):
     """Where the run is tracked (MLflow).
 
     Attributes:
-        uri: tracking URI; empty means a SQLite file in the run folder.
+        uri: MLflow's tracking URI; empty means ``mlflow.db`` in ``run_dir``, which all runs there share.
         experiment: MLflow experiment name.
         trajectories: which episodes are kept in ``RUN/trajectories``; docs/trajectories.md describes the files. Some of them are
             logged as MLflow traces, too.
+        also: trackers beside MLflow: ``tensorboard``, ``wandb`` (Weights & Biases). Each needs its package, e.g.
+            ``pip install "asyncrl[tensorboard]"``.
     """
 
     uri: str = ""
     experiment: Text = "asyncrl"
     trajectories: TrajectoriesConfig = SampledTrajectories()
+    also: tuple[Literal["tensorboard", "wandb"], ...] = ()
 
 
 class DeadlinesConfig(Section, frozen=True):
@@ -418,8 +427,9 @@ class Recipe(Section, frozen=True):
 
     Attributes:
         name: name of the run; the name of its folder begins with it.
-        steps: training steps, each of one batch and one published version. A resumed run may be given more; a decaying learning
-            rate then follows the new length.
+        steps: training steps, each of one batch and one published version, in ``algorithm.minibatches`` times
+            ``algorithm.epochs`` optimizer steps. A resumed run may be given more; a decaying learning rate then follows the new
+            length.
         model: the model that is trained.
         environment: the environment in which its episodes are played.
         tasks: the tasks that it is trained and evaluated on.
@@ -456,3 +466,16 @@ class Recipe(Section, frozen=True):
     deadlines: DeadlinesConfig = DeadlinesConfig()
     seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     run_dir: Text = "runs"
+
+    @property
+    def customs(self) -> tuple[Custom, ...]:
+        """The sections that name functions of the user's own."""
+        algorithm = self.algorithm
+        sections = (
+            algorithm.advantage,
+            algorithm.loss,
+            algorithm.aggregation,
+            algorithm.correction.weight,
+            self.learner.schedule,
+        )
+        return tuple(section for section in sections if isinstance(section, Custom))

@@ -17,7 +17,6 @@ import ray
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.task import Task
 from asyncrl.envs.load import load_environment
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.buffer_client import BufferClient
@@ -29,7 +28,7 @@ from asyncrl.run.ticket_client import RemoteTicketClient
 from generators.chat import ChatFormat
 from generators.engine import VllmEngine
 from generators.episode import EpisodeTools
-from generators.evaluation import EvaluationResult
+from generators.evaluation import Evaluated, HeldOutTask
 from generators.event_loop import EventLoopThread
 from generators.tool_calls import ToolCallReader
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker, WorkerSettings
@@ -38,13 +37,18 @@ logger = logging.getLogger(__name__)
 
 
 class GeneratorActor:
-    """Generator ``number`` of the run. A generator that replaces a dead one has a new number."""
+    """Generator ``number`` of the run. A generator that replaces a dead one has a new number.
+
+    Args:
+        buffer: the actor of the run's buffer; None for a generator that only evaluates.
+        trajectories: the folder where it writes the episodes of evaluations.
+    """
 
     def __init__(
         self,
         recipe: Recipe,
         model_path: str,
-        buffer: Any,
+        buffer: Any | None,
         reward_model: Any | None,
         number: int,
         trajectories: Path,
@@ -74,7 +78,8 @@ class GeneratorActor:
         recipe = self._recipe
         environment_factory = load_environment(recipe.environment)
         chat = ChatFormat.load(self._model_path)  # before the engine, which takes longer: it may refuse the template
-        self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
+        if self._buffer is not None:
+            self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
         self._engine = await VllmEngine.start(
             recipe.generators,
             self._model_path,
@@ -83,9 +88,11 @@ class GeneratorActor:
             seed=recipe.seed + self._number,
             start_s=recipe.deadlines.start,
         )
-        self._buffer_client = await BufferClient.connect(self._buffer, self._id, logger.warning)
-        ticket_client = RemoteTicketClient(self._buffer_client, self._id, self._sink, recipe.algorithm.reward_names)
-        scoring = make_scoring(recipe.reward, recipe.deadlines.reward, self._reward_model, chat.decode, self._id)
+        ticket_client, scoring = None, None
+        if self._sink is not None:
+            self._buffer_client = await BufferClient.connect(self._buffer, self._id, logger.warning)
+            ticket_client = RemoteTicketClient(self._buffer_client, self._id, self._sink, recipe.algorithm.reward_names)
+            scoring = make_scoring(recipe.reward, recipe.deadlines.reward, self._reward_model, chat.decode, self._id)
         reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser)
         tools = EpisodeTools(self._engine, chat, reader, environment_factory)
         kept = EvaluatedEpisodes(recipe, Path(self._model_path), self._trajectories, self._id)
@@ -102,8 +109,8 @@ class GeneratorActor:
         loop, worker = self._started()
         return await loop.call(lambda: worker.install(publication))
 
-    async def evaluate(self, tasks: Sequence[Task], temperature: float, version: PolicyVersion) -> list[EvaluationResult]:
-        """Play one episode of each task, beside training."""
+    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
+        """Play the episodes of some tasks, also beside training."""
         loop, worker = self._started()
         return await loop.call(lambda: worker.evaluate(tasks, temperature, version))
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +83,15 @@ class LearnerActor:
 
     def train(self, batch: Batch) -> StepReport:
         """Train ``batch``, as the learner's part of one training step; a collective call."""
-        learner = self._started()
+        learner, began = self._started(), time.perf_counter()
         assert self._kept is not None
         needed = learner.rows_needed(batch)
         chosen = self._kept.chosen(batch, needed)
         fetched = list(dict.fromkeys([*needed, *chosen]))
         rows = {key: decode(data) for key, data in zip(fetched, self._fetch(batch, fetched), strict=True)}
+        seconds = time.perf_counter() - began
         records = TokenRecords(chosen)
-        report = learner.step(batch, rows, records)
+        report = learner.step(batch, rows, records).after_fetching(seconds)
         self._kept.write(batch, rows, chosen, records)
         return msgspec.structs.replace(report, news=self._kept.news())
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from asyncrl.core.standard_streams import standard_stream
+from asyncrl.run.actors.bounded_log import BoundedLog
 
 
 def route_output(log_file: Path) -> None:
@@ -23,3 +24,4 @@ def route_output(log_file: Path) -> None:
     sys.stdout, sys.stderr = standard_stream(1), standard_stream(2)
     message = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(stream=standard_stream(2), level=logging.INFO, format=message, force=True)
+    BoundedLog(log_file).watch()

@@ -1,0 +1,1 @@
+"""What asyncrl offers to Python programs and notebooks; ``import asyncrl`` has all of it."""

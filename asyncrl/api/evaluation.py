@@ -1,0 +1,115 @@
+"""Evaluations of models, done from Python and read from their folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.api.driven import drive
+from asyncrl.api.errors import NotThere, RunFailed, RunInterrupted
+from asyncrl.api.messages import EvaluateRequest
+from asyncrl.api.run import PathLike, Run, read_trajectories
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from asyncrl.run.evaluation_summary import EvaluationSummary
+
+
+def evaluate(
+    models: PathLike | Run | Sequence[PathLike | Run],
+    recipe: PathLike | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    samples: int | None = None,
+    versions: Sequence[int] = (),
+) -> Evaluation:
+    """Play the held-out tasks of a recipe with one or several models, as ``asyncrl evaluate`` does; see docs/evaluate.md.
+
+    Args:
+        models: Hugging Face folders, runs or their folders, or ``tiny``.
+        recipe: path or name of the recipe; None for that of the first run among the models.
+        overrides: changes of the recipe, e.g. ``["evaluation.temperature=1"]``.
+        samples: episodes of each task; by default 8, or 1 if ``evaluation.temperature`` is 0.
+        versions: policy versions of each run; by default its newest.
+
+    Raises:
+        RecipeError: a model, a version or the recipe was refused; nothing was started.
+        RunFailed: the evaluation failed.
+        RunInterrupted: a signal to the evaluation's own process stopped it.
+        ComponentFailed: that process could not begin.
+    """
+    from asyncrl.run.evaluation_request import EvaluationRequest
+    from asyncrl.run.summary import Status
+
+    several = [models] if isinstance(models, str | os.PathLike | Run) else models
+    asked = EvaluationRequest(
+        models=tuple(str(model.path) if isinstance(model, Run) else os.fspath(model) for model in several),
+        recipe=None if recipe is None else os.fspath(recipe),
+        overrides=tuple(overrides),
+        samples=samples,
+        versions=tuple(versions),
+    )
+    evaluation = Evaluation(drive(EvaluateRequest(asked)))
+    try:
+        summary = evaluation.summary
+    except NotThere as error:
+        raise RunFailed(evaluation.path, "the process that evaluated was killed") from error
+    match summary.status:
+        case Status.COMPLETED:
+            return evaluation
+        case Status.INTERRUPTED:
+            raise RunInterrupted(evaluation.path, summary.reason)
+        case Status.FAILED:
+            raise RunFailed(evaluation.path, summary.reason)
+
+
+class Evaluation:
+    """An evaluation of models, read from its folder.
+
+    Args:
+        path: the folder, as ``asyncrl evaluate`` names it at its end.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = Path(path).resolve()
+
+    def __repr__(self) -> str:
+        return f"asyncrl.Evaluation({str(self.path)!r})"
+
+    @cached_property
+    def summary(self) -> EvaluationSummary:
+        """The scores of each model, as in ``evaluation.json``.
+
+        Raises:
+            NotThere: the evaluation has not ended, or was killed.
+        """
+        from asyncrl.run.evaluation_folder import EvaluationFolder
+        from asyncrl.run.evaluation_summary import EvaluationSummary
+
+        try:
+            return EvaluationSummary.read(EvaluationFolder(self.path).scores)
+        except (OSError, ValueError, RecursionError) as error:
+            raise NotThere(f"{self.path} has no scores ({error}): the evaluation has not ended, or was killed") from error
+
+    def trajectories(self, model: str | None = None) -> pa.Table:
+        """Return the episodes of one model, or of all, with the model's name in the first column, ``model``.
+
+        Raises:
+            NotThere: there is no such model, or no episodes of it are there.
+        """
+        import pyarrow as pa
+
+        from asyncrl.run.folder import RunFolder
+
+        found = [each for each in self.summary.models if model in (None, each.model)]
+        if not found:
+            names = ", ".join(each.model for each in self.summary.models) or "none"
+            raise NotThere(f"{self.path} has no model {model!r}; it has {names}")
+        tables = [(each.model, read_trajectories(RunFolder(self.path / Path(each.folder).name).trajectories)) for each in found]
+        return pa.concat_tables(
+            [table.add_column(0, "model", pa.array([name] * len(table), pa.string())) for name, table in tables]
+        )

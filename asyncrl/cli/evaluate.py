@@ -1,0 +1,138 @@
+"""``asyncrl evaluate``: plays held-out tasks with models, and scores them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from asyncrl.cli.arguments import count, writable_file
+from asyncrl.cli.outcome import ExitCode, logging_to, show_refusal
+from asyncrl.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from asyncrl.run.evaluation_folder import EvaluationFolder
+    from asyncrl.run.evaluation_plan import EvaluationPlan
+    from asyncrl.run.evaluation_request import EvaluationRequest
+
+logger = logging.getLogger(__name__)
+
+_DESCRIPTION = """\
+Play the held-out tasks of a recipe with one or several models, and tell
+mean@k and pass@k with confidence intervals. Only engines and environments are
+started. Scores and all episodes are kept in one folder,
+runs/evaluation-NAME-TIME.
+
+A MODEL is a Hugging Face folder, the folder of a run, or `tiny`. RECIPE is
+the path of a .yaml file or the name of a shipped recipe; without one, the
+recipe of the first run among the models is used."""
+
+_EXAMPLES = """\
+examples:
+  asyncrl evaluate runs/NAME-TIME               a run's newest version
+  asyncrl evaluate runs/NAME-TIME --version 0,20,80
+  asyncrl evaluate my-model recipe.yaml evaluation.temperature=1 --samples 8
+  asyncrl evaluate base-model runs/ONE runs/OTHER recipe.yaml --json scores.json
+
+See docs/evaluate.md."""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command ``evaluate``."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="score models on held-out tasks",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        usage="asyncrl evaluate [-h] [--samples N] [--version N[,N...]] [--json FILE] MODEL [MODEL ...] [RECIPE] [KEY=VALUE ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", metavar="MODEL, RECIPE, KEY=VALUE", nargs="+", help="in any order; see above")
+    parser.add_argument(
+        "--samples", metavar="N", type=count, help="episodes of each task (default 8, or 1 if evaluation.temperature is 0)"
+    )
+    parser.add_argument("--version", metavar="N[,N...]", type=_versions, default=(), help="policy versions of each run")
+    parser.add_argument("--json", metavar="FILE", type=writable_file, help="also write the scores there")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Plan the evaluation, and do it."""
+    try:
+        request = sort_words(arguments.overrides, arguments.samples, arguments.version)
+        plan, folder = prepare(request)
+    except RecipeError as error:
+        return show_refusal(error)
+    return evaluate_to_end(plan, folder, console, arguments.json)
+
+
+def sort_words(words: list[str], samples: int | None, versions: tuple[int, ...]) -> EvaluationRequest:
+    """Tell models, recipe and overrides apart.
+
+    Raises:
+        RecipeError: two recipes are named.
+    """
+    from asyncrl.run.compose import shipped_recipes
+    from asyncrl.run.evaluation_request import EvaluationRequest
+
+    models, recipes, overrides = [], [], []
+    for word in words:
+        if Path(word).is_dir():
+            models.append(word)
+        elif "=" in word or word[0] in "~+":
+            overrides.append(word)
+        elif word.endswith((".yaml", ".yml")) or word in shipped_recipes():
+            recipes.append(word)
+        else:
+            models.append(word)
+    if len(recipes) > 1:
+        raise RecipeError("", f"two recipes are named, {recipes[0]} and {recipes[1]}", "all models are evaluated by one")
+    return EvaluationRequest(
+        models=tuple(models),
+        recipe=recipes[0] if recipes else None,
+        overrides=tuple(overrides),
+        samples=samples,
+        versions=versions,
+    )
+
+
+def prepare(request: EvaluationRequest) -> tuple[EvaluationPlan, EvaluationFolder]:
+    """Plan an evaluation and make its folder.
+
+    Raises:
+        RecipeError: it cannot be done as asked; nothing was started.
+    """
+    from asyncrl.run.evaluation_folder import EvaluationFolder
+    from asyncrl.run.evaluation_plan import plan_evaluation
+
+    plan = plan_evaluation(request)
+    return plan, EvaluationFolder.create(plan.recipe)
+
+
+def evaluate_to_end(plan: EvaluationPlan, folder: EvaluationFolder, console: Console, json: Path | None = None) -> ExitCode:
+    """Evaluate under the live view and show the scores."""
+    from asyncrl.run.evaluation import evaluate
+    from asyncrl.run.evaluation_view import evaluation_view
+    from asyncrl.run.live_view import LiveView
+
+    for remark in plan.remarks:
+        console.print(Text(f"Note: {remark}", "yellow"), soft_wrap=True)
+    with logging_to(folder.logs / "driver.log"), LiveView(console, plan.recipe.name) as view:
+        summary = evaluate(plan, folder, view)
+    if json is not None:
+        summary = summary.recorded(json)
+    for part in evaluation_view(summary, folder.path):
+        console.print(part, soft_wrap=isinstance(part, Text))
+    return ExitCode[summary.status.name]
+
+
+def _versions(text: str) -> tuple[int, ...]:
+    numbers = text.split(",")
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} must be policy versions, e.g. 20 or 0,20,80")
+    return tuple(map(int, numbers))

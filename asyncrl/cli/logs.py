@@ -1,0 +1,55 @@
+"""``asyncrl logs``: shows the logs of all processes of a run, merged by time."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from asyncrl.cli.console import error_console
+from asyncrl.cli.outcome import ExitCode
+from asyncrl.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_DESCRIPTION = """\
+Show the logs of all processes of a run, merged by time, each line with the
+name of its process. Works for a live run and for one that has ended."""
+
+_STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "bold red"}
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Make ``logs`` known."""
+    parser = commands.add_parser(
+        "logs", help="show a run's logs", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    parser.add_argument("--errors", action="store_true", help="only warnings and errors, with their tracebacks")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Show the records one after the other."""
+    from asyncrl.run.folder import RunFolder
+    from asyncrl.run.logs import follow_logs, read_logs
+
+    try:
+        folder = RunFolder.find(arguments.folder)
+        width = max((len(path.stem) for path in folder.logs.glob("*.log")), default=0)
+        for record in follow_logs(folder) if arguments.follow else read_logs(folder):
+            if arguments.errors and record.level < logging.WARNING:
+                continue
+            shown = "\n".join(f"{record.process:<{width}}  {line}" for line in record.lines)
+            console.out(shown, style=_STYLES.get(record.level), highlight=False)
+            if console.quiet:  # the reader has gone
+                break
+    except RecipeError as error:
+        error_console().print(Text(str(error)))
+        return ExitCode.REFUSED
+    return ExitCode.COMPLETED

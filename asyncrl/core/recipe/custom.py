@@ -1,0 +1,80 @@
+"""Functions of the user's own that a recipe names in place of built-in mathematics: what each computes, and where it is named.
+
+Signatures, what must hold for a function, and examples: docs/own-algorithms.md.
+"""
+
+from typing import Any, ClassVar
+
+from asyncrl.core.recipe.section import Section, Text
+
+
+class CustomAdvantage(Section, frozen=True, tag_field="kind", tag="custom"):
+    """A function of your own computes the advantages of all episodes, or turns, of the batch: docs/own-algorithms.md.
+
+    Attributes:
+        name: ``module:function``.
+        options: keyword arguments of the function.
+    """
+
+    place: ClassVar[str] = "algorithm.advantage"
+    name: Text
+    options: dict[str, Any] = {}
+
+
+class CustomLoss(Section, frozen=True, tag_field="kind", tag="custom"):
+    """A function of your own computes the loss of each token: docs/own-algorithms.md.
+
+    Attributes:
+        name: ``module:function``.
+        options: keyword arguments of the function.
+    """
+
+    place: ClassVar[str] = "algorithm.loss"
+    name: Text
+    options: dict[str, Any] = {}
+
+
+class CustomAggregation(Section, frozen=True, tag_field="kind", tag="custom"):
+    """A function of your own computes each row's share and the denominator of the loss: docs/own-algorithms.md.
+
+    Attributes:
+        name: ``module:function``.
+        options: keyword arguments of the function.
+    """
+
+    place: ClassVar[str] = "algorithm.aggregation"
+    name: Text
+    options: dict[str, Any] = {}
+
+
+class CustomWeight(Section, frozen=True, tag_field="kind", tag="custom"):
+    """A function of your own computes the importance weight of each token: docs/own-algorithms.md.
+
+    Attributes:
+        name: ``module:function``.
+        options: keyword arguments of the function.
+    """
+
+    place: ClassVar[str] = "algorithm.correction.weight"
+    name: Text
+    options: dict[str, Any] = {}
+
+
+class LinearSchedule(Section, frozen=True, tag_field="kind", tag="linear"):
+    """A linear rise over ``learner.warmup_steps``, then a linear fall to ``learner.min_lr_ratio``."""
+
+
+class CustomSchedule(Section, frozen=True, tag_field="kind", tag="custom"):
+    """A function of your own computes the learning rate of each training step: docs/own-algorithms.md.
+
+    Attributes:
+        name: ``module:function``.
+        options: keyword arguments of the function.
+    """
+
+    place: ClassVar[str] = "learner.schedule"
+    name: Text
+    options: dict[str, Any] = {}
+
+
+Custom = CustomAdvantage | CustomLoss | CustomAggregation | CustomWeight | CustomSchedule

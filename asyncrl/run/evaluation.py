@@ -1,0 +1,186 @@
+"""One evaluation of models from plan to scores: engines and environments, without a learner or a buffer.
+
+What always holds: whatever happens, every process is ended, and ``evaluation.json`` has the scores of the models that were
+evaluated to the end. Signals are taken as in :mod:`asyncrl.run.launch`.
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.run.cluster import starting_ray
+from asyncrl.run.disk import ROOM_BYTES, wait_for_room
+from asyncrl.run.evaluated_model import EvaluatedModel, Weights
+from asyncrl.run.evaluation_folder import EvaluationFolder
+from asyncrl.run.evaluation_plan import EvaluationPlan, PlannedModel
+from asyncrl.run.evaluation_summary import EvaluationSummary, ModelScores, Played, difference_to, scores_by_source
+from asyncrl.run.export import export_checkpoint
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.generator_handle import GeneratorHandle, make_generator
+from asyncrl.run.generator_pool import GeneratorPool
+from asyncrl.run.launch import end_processes, ray_up, supervise
+from asyncrl.run.live_view import LiveView
+from asyncrl.run.model import resolve_model
+from asyncrl.run.processes import adopt_orphans
+from asyncrl.run.stopping import wait_hearing
+from asyncrl.run.watch import ending_with, own_daemons
+from generators.evaluation import Evaluated, EvaluationResult, HeldOutTask, require_results
+from generators.first_error import first_error
+
+logger = logging.getLogger(__name__)
+
+PORTIONS_AT_ONCE = 4
+"""Portions of the episodes that are played at the same time: while the last episodes of one end, others keep the engines busy."""
+_VERSION = PolicyVersion(0)
+"""The policy version of an engine that was given no other weights than it began with."""
+
+
+def evaluate(plan: EvaluationPlan, folder: EvaluationFolder, view: LiveView) -> EvaluationSummary:
+    """Evaluate the models of ``plan`` one after the other, and write ``evaluation.json``.
+
+    Errors end up in the summary instead of being raised.
+    """
+    adopt_orphans()
+    scored: list[ModelScores] = []
+    running = partial(_run, plan, folder, view, scored)
+    status, reason = asyncio.run(supervise(running, folder.run_id, view, plan.recipe.deadlines.shutdown))
+    summary = EvaluationSummary(
+        status=status,
+        reason=reason,
+        recipe=plan.recipe.name,
+        environment=plan.recipe.environment.name,
+        samples=plan.samples,
+        temperature=plan.recipe.evaluation.temperature,
+        passing_reward=plan.recipe.evaluation.passing_reward,
+        models=tuple(scored),
+    )
+    return summary.recorded(folder.scores)
+
+
+async def _run(
+    plan: EvaluationPlan, folder: EvaluationFolder, view: LiveView, scored: list[ModelScores], ending: asyncio.Event
+) -> None:
+    await wait_for_room(folder.path, ROOM_BYTES, view.note)
+    view.phase("Starting Ray")
+    shutdown_s, ray_started = plan.recipe.deadlines.shutdown, starting_ray()
+    try:
+        await ray_up(ray_started, plan.recipe.deadlines.start)
+        first: Played | None = None
+        async with ending_with(own_daemons()):
+            for number, planned in enumerate(plan.models, 1):
+                here = folder.of_model(number, planned.model.name, planned.recipe)
+                async with _weights(planned, folder, view) as weights, _generators(planned, weights, here, view) as pool:
+                    played = await _play(pool, plan, planned.model, view)
+                scored.append(_scores(plan, planned.model, here, played, first))
+                view.note(f"{planned.model.name}: mean reward {scored[-1].scores.mean.value:.3f}")
+                first = first or played
+    finally:
+        ending.set()
+        end_by = time.monotonic() + shutdown_s * 4 / 5
+        await wait_hearing(ray_started, shutdown_s / 5)
+        await end_processes(shutdown_s / 5, end_by)
+
+
+@asynccontextmanager
+async def _weights(planned: PlannedModel, folder: EvaluationFolder, view: LiveView) -> AsyncIterator[Path]:
+    """Give the Hugging Face folder of a model; one that is made of a checkpoint is removed afterwards."""
+    model, trained_by = planned.model, planned.trained_by
+    match model.weights:
+        case Weights.FOLDER:
+            yield model.path
+        case Weights.CHECKPOINT:
+            assert trained_by is not None
+            base = await resolve_model(trained_by, view)
+            view.phase(f"Exporting {model.name}")
+            try:
+                await export_checkpoint(model.path, trained_by, base, folder.weights)
+                yield folder.weights
+            finally:
+                await asyncio.to_thread(shutil.rmtree, folder.weights, ignore_errors=True)
+        case _:
+            yield await resolve_model(planned.recipe if trained_by is None else trained_by, view)
+
+
+@asynccontextmanager
+async def _generators(planned: PlannedModel, weights: Path, here: RunFolder, view: LiveView) -> AsyncIterator[GeneratorPool]:
+    """Start the generators of a model, and end them afterwards."""
+    recipe, made = planned.recipe, list[GeneratorHandle]()
+
+    def make(number: int) -> GeneratorHandle:
+        made.append(make_generator(recipe, str(weights), number, here))
+        return made[-1]
+
+    async def report_lost(worker: WorkerId) -> None:
+        # Nobody counts on a generator's leases here. This never waits, so the pool has only one successor made at a time.
+        logger.warning("%s is gone", worker)
+
+    count = recipe.generators.count
+    view.phase(f"Starting {count} engine{'s' * (count > 1)} with {planned.model.name}")
+    pool = GeneratorPool(count, make, report_lost, view.note)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close(recipe.deadlines.shutdown / 5)
+        for generator in made:
+            generator.kill()  # its GPUs are for the next model
+
+
+async def _play(pool: GeneratorPool, plan: EvaluationPlan, model: EvaluatedModel, view: LiveView) -> Played:
+    """Play all episodes, in portions that keep the engines full, each within the deadline of an evaluation."""
+    recipe, total = plan.recipe, len(plan.tasks) * plan.samples
+    portions, at_once = portion_out(plan.tasks, recipe.generators.count, recipe.generators.max_running)
+    view.phase(f"Playing {total:,} episodes with {model.name}")
+    began = time.monotonic()
+    evaluated: list[Evaluated] = []
+
+    async def play() -> None:
+        for portion in portions:
+            evaluated.extend(await pool.evaluate(portion, recipe.evaluation.temperature, _VERSION))
+            rewards = [each.reward for each in evaluated if isinstance(each, EvaluationResult)]
+            so_far = f", mean reward {fmean(rewards):.3f}" if rewards else ""
+            view.advance(len(evaluated) / total, f"{len(evaluated):,} of {total:,} episodes{so_far}")
+
+    with first_error():
+        async with asyncio.TaskGroup() as playing:
+            for _ in range(at_once):
+                playing.create_task(play())
+    results = require_results(evaluated)
+    return Played(results, total - len(results), time.monotonic() - began)
+
+
+def portion_out(tasks: Sequence[HeldOutTask], engines: int, room: int) -> tuple[Iterator[Sequence[HeldOutTask]], int]:
+    """Divide tasks into portions for ``engines`` that have room for as many episodes each; also return how many to play at once.
+
+    A portion has equally many tasks for each engine, whole ones: the samples of a task share its prompt in an engine's cache.
+    """
+    samples = max(task.samples for task in tasks)
+    each = max(1, room // (PORTIONS_AT_ONCE * samples))
+    at_once = min(PORTIONS_AT_ONCE, max(1, room // (each * samples)))
+    size = each * engines
+    return (tasks[start : start + size] for start in range(0, len(tasks), size)), at_once
+
+
+def _scores(plan: EvaluationPlan, model: EvaluatedModel, here: RunFolder, played: Played, first: Played | None) -> ModelScores:
+    passing = plan.recipe.evaluation.passing_reward
+    scores, by_source = scores_by_source(played, plan.sources, plan.samples, passing)
+    return ModelScores(
+        model=model.name,
+        path=str(model.path),
+        version=model.version,
+        folder=str(here.path),
+        scores=scores,
+        sources=by_source,
+        difference=None if first is None else difference_to(first, played, plan.sources),
+        missing=played.missing,
+        turns=played.turns(),
+        stopped=played.stopped(),
+        seconds=played.seconds,
+    )

@@ -1,0 +1,160 @@
+"""What an evaluation of models will consist of, known and checked before anything starts.
+
+What always holds: all models play the same tasks with the same limits and the same sampling. Their recipes differ in
+``model.path``, and in what is chosen for the size of a model.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.ids import TaskId
+from asyncrl.core.recipe.schema import NoJournal, Recipe
+from asyncrl.core.recipe.trajectories import AllTrajectories
+from asyncrl.envs.load import load_environment
+from asyncrl.run.compose import compose, compose_for
+from asyncrl.run.evaluated_model import EvaluatedModel, Weights, find_model
+from asyncrl.run.evaluation_request import EvaluationRequest
+from asyncrl.run.machine import Machine
+from asyncrl.run.model_shape import TINY
+from asyncrl.run.tasks import load_held_out_tasks
+from generators.evaluation import HeldOutTask
+from generators.tool_parsers import check_tool_parser
+
+SAMPLES = 8
+"""Episodes of each task, unless something else is asked for or sampling is greedy."""
+
+
+class PlannedModel(msgspec.Struct, frozen=True):
+    """A model and what it is evaluated by.
+
+    Attributes:
+        recipe: the recipe of its evaluation.
+        trained_by: the recipe of the run whose version it is; None for a model of no run.
+    """
+
+    model: EvaluatedModel
+    recipe: Recipe
+    trained_by: Recipe | None
+
+
+class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What an evaluation will consist of.
+
+    Attributes:
+        models: the models, with different names.
+        tasks: the held-out tasks, in the order of their sources.
+        samples: episodes of each task.
+        remarks: what is allowed but probably not meant.
+    """
+
+    models: tuple[PlannedModel, ...]
+    tasks: Sequence[HeldOutTask]
+    samples: int
+    remarks: tuple[str, ...]
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the first model's evaluation."""
+        return self.models[0].recipe
+
+    @property
+    def sources(self) -> dict[str, list[TaskId]]:
+        """The ids of the tasks of each source."""
+        found: dict[str, list[TaskId]] = {}
+        for each in self.tasks:
+            found.setdefault(each.source, []).append(each.task.id)
+        return found
+
+
+def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
+    """Find the models, compose the recipe for each, and read the tasks.
+
+    Raises:
+        RecipeError: a model, a version, the recipe, its environment, its tasks or its tool parser is not there, or they do not go
+            together.
+    """
+    models = _named_apart(tuple(_find_models(request)))
+    recipe = request.recipe or _recipe_of_a_run(models)
+    machine = Machine.here()
+    planned = tuple(_plan_model(model, recipe, request.overrides, machine) for model in models)
+    first = planned[0].recipe
+    load_environment(first.environment)
+    greedy = first.evaluation.temperature == 0
+    samples = request.samples or (1 if greedy else SAMPLES)
+    tasks = load_held_out_tasks(first, samples)
+    check_tool_parser(first.model.tool_parser)  # last: it may take seconds
+    remarks = [
+        f"evaluation.temperature is 0, so the {samples} samples of a task differ only where its environment or the engine's "
+        "rounding does; set evaluation.temperature=1 to sample"
+        for _ in range(greedy and samples > 1)
+    ]
+    return EvaluationPlan(models=planned, tasks=tasks, samples=samples, remarks=tuple(remarks))
+
+
+def _find_models(request: EvaluationRequest) -> Iterator[EvaluatedModel]:
+    if not request.models:
+        raise RecipeError("", "no model is named", "name a Hugging Face folder, the folder of a run, or `tiny`")
+    runs = [(Path(word) / "recipe.yaml").is_file() for word in request.models]
+    if request.versions and not any(runs):
+        find_model(request.models[0], request.versions[0])  # says that only runs have versions
+    for word, is_run in zip(request.models, runs, strict=True):
+        for version in (request.versions if is_run else ()) or (None,):
+            yield find_model(word, version)
+
+
+def _named_apart(models: Sequence[EvaluatedModel]) -> tuple[EvaluatedModel, ...]:
+    """Return the models, those of equal names with their whole paths."""
+    names = [model.name for model in models]
+    apart = [model if names.count(model.name) == 1 else msgspec.structs.replace(model, name=str(model.path)) for model in models]
+    for index, model in enumerate(apart):
+        if model in apart[:index]:
+            raise RecipeError("", f"the model {model.name!r} is named twice", "name it once")
+    return tuple(apart)
+
+
+def _recipe_of_a_run(models: Sequence[EvaluatedModel]) -> str:
+    for model in models:
+        if model.run is not None:
+            return str(model.run / "recipe.yaml")
+    raise RecipeError("", "no recipe is named, and none of the models is of a run", "name the recipe after the models")
+
+
+def _plan_model(model: EvaluatedModel, recipe: str, overrides: Sequence[str], machine: Machine) -> PlannedModel:
+    trained_by = None if model.run is None else compose(str(model.run / "recipe.yaml"))
+    match model.weights:
+        case Weights.TINY:
+            path = TINY
+        case Weights.FOLDER:
+            path = str(model.path)
+        case _:
+            assert trained_by is not None
+            path = trained_by.model.path
+    composed, _ = compose_for(machine, recipe, overrides, path)
+    _check_context(composed)
+    # Nothing is trained, so there is nothing to resume; and all episodes are kept, whatever is kept in training.
+    tracking = msgspec.structs.replace(composed.tracking, trajectories=AllTrajectories())
+    buffer = msgspec.structs.replace(composed.buffer, journal=NoJournal())
+    return PlannedModel(model, msgspec.structs.replace(composed, tracking=tracking, buffer=buffer), trained_by)
+
+
+class _Positions(msgspec.Struct):
+    """The number of positions in a ``config.json``; where it is not told, the engine knows."""
+
+    max_position_embeddings: int | None = None
+
+
+def _check_context(recipe: Recipe) -> None:
+    """Refuse a ``model.max_context`` that the model does not have. All else is checked by the engine, which knows more models."""
+    if recipe.model.path == TINY:
+        return
+    config = Path(recipe.model.path) / "config.json"
+    try:
+        positions = msgspec.json.decode(config.read_bytes(), type=_Positions).max_position_embeddings
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecipeError("model.path", f"cannot read {config}: {error}", "name a folder with a model") from error
+    if positions is not None and recipe.model.max_context > positions:
+        problem = f"{recipe.model.max_context} is more than the {positions} positions of {recipe.model.path}"
+        raise RecipeError("model.max_context", problem, f"set it to at most {positions}")

@@ -1,0 +1,175 @@
+"""Splits the time of a worker and its engine by what they did, so that the parts add up to the whole.
+
+While requests run, the time belongs to them: to sampling, or to evaluating, in proportion to their number. While none runs, it
+belongs to what the episodes and the free places wait for, in proportion to their number: tools, scores, an evaluation's
+environments, tickets. What always holds: at any moment the parts add up to the time since creation.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+
+import msgspec
+
+from asyncrl.core.counters import added
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication
+from generators.completion import Completion, Engine, EngineUse
+from generators.concurrency import EngineLoad
+
+
+class TimeUse(msgspec.Struct, frozen=True):
+    """Seconds of one worker, by what it did. The parts add up to the time that it has been there.
+
+    Attributes:
+        sampling: requests of training episodes ran.
+        evaluating: requests of an evaluation ran, or only its environments.
+        tools: no request ran, and training episodes were in their environments: in tools, in ``reset`` or between turns.
+        scoring: no request ran, and finished episodes waited for a reward model.
+        tickets: no request ran, and there was room for episodes but no ticket.
+        paused: the engine was paused to exchange weights; or no request ran, and no ticket may be asked for while weights are
+            installed.
+        nothing: none of these.
+    """
+
+    sampling: float = 0.0
+    evaluating: float = 0.0
+    tools: float = 0.0
+    scoring: float = 0.0
+    tickets: float = 0.0
+    paused: float = 0.0
+    nothing: float = 0.0
+
+    def __add__(self, other: "TimeUse") -> "TimeUse":
+        return added(self, other)
+
+    @property
+    def seconds(self) -> float:
+        """The whole time."""
+        return float(sum(msgspec.structs.astuple(self)))
+
+
+class Doing(IntEnum):
+    """What several episodes, requests or calls may be doing at a time."""
+
+    EPISODE = 0
+    """A training episode is being played."""
+    REQUEST = 1
+    """A request of a training episode runs."""
+    SCORE = 2
+    """A finished episode waits for its score."""
+    EVALUATION = 3
+    """An evaluation is being played."""
+    EVALUATION_REQUEST = 4
+    """A request of an evaluation runs."""
+    INSTALLATION = 5
+    """Weights are being installed."""
+
+
+class EngineTime:
+    """The time of one worker, split as :class:`TimeUse` says.
+
+    Args:
+        room: number of episodes that could begin if there were tickets. Call :meth:`settle` before it changes.
+        clock: returns the time in seconds; must never go back.
+    """
+
+    def __init__(self, room: Callable[[], int], clock: Callable[[], float]) -> None:
+        self._room, self._clock = room, clock
+        self._settled_at = clock()
+        self._now = [0] * len(Doing)
+        self._parts = dict.fromkeys(TimeUse.__struct_fields__, 0.0)
+
+    @contextmanager
+    def doing(self, what: Doing) -> Iterator[None]:
+        """Note that one more is doing ``what``, while the context lasts."""
+        self.settle()
+        self._now[what] += 1
+        try:
+            yield
+        finally:
+            self.settle()
+            self._now[what] -= 1
+
+    @contextmanager
+    def installing(self, paused_seconds: Callable[[], float]) -> Iterator[None]:
+        """Note that weights are installed while the context lasts. The engine says only afterwards for how long that paused it.
+
+        The pause is taken from what the time of the installation was counted as until then, in proportion.
+
+        Args:
+            paused_seconds: seconds for which the engine has been paused so far.
+        """
+        with self.doing(Doing.INSTALLATION):
+            before, paused_before = dict(self._parts), paused_seconds()
+            try:
+                yield
+            finally:
+                self.settle()
+                took = sum(self._parts.values()) - sum(before.values())
+                paused = min(paused_seconds() - paused_before, took)
+                if paused > 0:
+                    for part, was in before.items():
+                        self._parts[part] -= (self._parts[part] - was) * paused / took
+                    self._parts["paused"] += paused
+
+    def use(self) -> TimeUse:
+        """Return the parts so far."""
+        self.settle()
+        return TimeUse(**self._parts)
+
+    def settle(self) -> None:
+        """Count the time since the last call, in which nothing changed."""
+        now = self._clock()
+        elapsed, self._settled_at = now - self._settled_at, now
+        if elapsed <= 0:
+            return
+        doing, parts = self._now, self._parts
+        requests, evaluation_requests = doing[Doing.REQUEST], doing[Doing.EVALUATION_REQUEST]
+        if running := requests + evaluation_requests:
+            parts["sampling"] += elapsed * requests / running
+            parts["evaluating"] += elapsed * evaluation_requests / running
+            return
+        waiting = {
+            "tools": doing[Doing.EPISODE],
+            "scoring": doing[Doing.SCORE],
+            "evaluating": doing[Doing.EVALUATION],
+            "paused" if doing[Doing.INSTALLATION] else "tickets": max(0, self._room()),
+        }
+        whole = sum(waiting.values())
+        if not whole:
+            parts["nothing"] += elapsed
+            return
+        for part, number in waiting.items():
+            parts[part] += elapsed * number / whole
+
+
+class TimedEngine:
+    """An engine whose requests are counted as ``what``; in everything else it is the engine itself."""
+
+    def __init__(self, engine: Engine, time: EngineTime, what: Doing) -> None:
+        self._engine, self._time, self._what = engine, time, what
+
+    @property
+    def version(self) -> PolicyVersion:
+        """See :attr:`Engine.version`."""
+        return self._engine.version
+
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int) -> Completion:
+        """See :meth:`Engine.generate`."""
+        with self._time.doing(self._what):
+            return await self._engine.generate(
+                token_ids, max_tokens=max_tokens, temperature=temperature, stop_token_id=stop_token_id
+            )
+
+    async def install(self, publication: Publication) -> int:
+        """See :meth:`Engine.install`."""
+        return await self._engine.install(publication)
+
+    async def load(self) -> EngineLoad:
+        """See :meth:`Engine.load`."""
+        return await self._engine.load()
+
+    def use(self) -> EngineUse:
+        """See :meth:`Engine.use`."""
+        return self._engine.use()

@@ -1,0 +1,67 @@
+"""Plays one episode of a task by a script instead of a model: reset, an empty answer, close.
+
+It calls and checks the environment as a real episode does, but does without an engine and a tokenizer. No tool is called, because
+tools may change things outside the run.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.messages import Message, ToolSpec
+from asyncrl.core.task import Task
+from asyncrl.envs.base import Action, Environment, Observation
+from generators.episode import EpisodeLimits, checked_reset, checked_step, make_hosted
+
+
+async def rehearse(
+    task: Task, environment_factory: Callable[[], Environment], limits: EpisodeLimits, at: Callable[[str], None]
+) -> None:
+    """Play ``task`` with an empty answer, within the deadlines of a real episode.
+
+    Args:
+        at: told the method that is called next.
+
+    Raises:
+        EnvironmentBroken: a method raised, returned something invalid, or took too long.
+    """
+    at("the constructor")
+    environment = make_hosted(environment_factory, task)
+    method = "reset"
+    try:
+        async with asyncio.timeout(limits.episode_timeout_s):
+            at("reset()")
+            observation = await checked_reset(environment)
+            with environment.blamed("reset"):
+                _check_shown(observation)
+            method = "step"
+            at("step() with an empty answer")
+            await checked_step(environment, Action("", ()))
+    except TimeoutError as error:
+        limit = f"environment.episode_timeout_s = {limits.episode_timeout_s:g} s"
+        raise EnvironmentBroken(f"task {task.id}: {method}() took longer than {limit}") from error
+    finally:
+        at("close()")
+        await environment.close(limits.close_timeout_s)
+
+
+def _check_shown(observation: Observation) -> None:
+    """Check what the model is shown at the start: messages of text, and tools whose parameters are a JSON schema.
+
+    Raises:
+        TypeError: something cannot be shown.
+    """
+    for message in observation.messages:
+        if not isinstance(message, Message) or not isinstance(message.content, str):
+            raise TypeError(f"its observation has the message {message!r}, which must be a Message whose content is text")
+    for tool in observation.tools:
+        if not isinstance(tool, ToolSpec):
+            raise TypeError(f"its observation has the tool {tool!r}, which must be a ToolSpec")
+        try:
+            schema = msgspec.json.decode(msgspec.json.encode(tool.parameters))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise TypeError(f"the parameters of its tool {tool.name!r} are not a JSON schema: {error}") from error
+        if not isinstance(schema, dict) or schema.get("type") != "object":
+            raise TypeError(f"the parameters of its tool {tool.name!r} are not a JSON schema of type object")

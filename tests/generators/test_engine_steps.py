@@ -1,0 +1,47 @@
+"""The time of an engine's steps is divided between prompts and sampled tokens; vLLM's parts are given as it makes them."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from generators.engine_steps import EngineSteps, prompt_tokens
+
+
+def scheduled(new: dict[str, int], going_on: dict[str, tuple[int, int]], resumed: frozenset[str] = frozenset()):
+    """What vLLM's scheduler returns: tokens of new requests, and tokens and sampled tokens of those that go on."""
+    tokens = new | {name: count for name, (count, _) in going_on.items()}
+    cached = SimpleNamespace(
+        req_ids=list(going_on), num_output_tokens=[sampled for _, sampled in going_on.values()], resumed_req_ids=resumed
+    )
+    return SimpleNamespace(
+        num_scheduled_tokens=tokens,
+        total_num_scheduled_tokens=sum(tokens.values()),
+        scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
+        scheduled_cached_reqs=cached,
+    )
+
+
+def test_tokens_of_prompts_are_those_of_requests_that_sampled_nothing_yet_or_lost_their_cache():
+    going_on = {"decodes": (1, 7), "in pieces": (30, 0), "again": (50, 9)}
+    assert prompt_tokens(scheduled({"new": 20}, going_on, frozenset({"again"}))) == 20 + 30 + 50
+    assert prompt_tokens(scheduled({}, {"a": (1, 1), "b": (1, 30)})) == 0
+
+
+def test_a_step_s_time_is_divided_by_its_tokens(monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    monkeypatch.setattr("generators.engine_steps.time.monotonic", lambda: now[0])
+    plan = [scheduled({"a": 30}, {"b": (1, 3), "c": (9, 4)}), scheduled({}, {"a": (1, 1)}), scheduled({}, {})]
+
+    def step() -> str:
+        core.scheduler.schedule(throttled=False)
+        now[0] += 4.0
+        return "outputs"
+
+    core = SimpleNamespace(scheduler=SimpleNamespace(schedule=lambda throttled: plan.pop(0)), step_fn=step)
+    steps = EngineSteps.of(core)
+    assert EngineSteps.of(core) is steps
+    assert core.step_fn() == "outputs"
+    assert (steps.prefill_seconds, steps.decode_seconds) == (3.0, 1.0)
+    core.step_fn()
+    core.step_fn()  # it computed no token
+    assert (steps.prefill_seconds, steps.decode_seconds) == (3.0, 5.0)

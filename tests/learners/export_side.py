@@ -1,0 +1,15 @@
+"""What a process does that exports a checkpoint."""
+
+from pathlib import Path
+
+from asyncrl.core.recipe.schema import Recipe
+from learners.rank import RankSpec
+
+
+def export(spec: RankSpec, recipe: Recipe, model_path: Path, source: Path, folder: Path) -> int:
+    from learners.megatron import cpu_compat
+
+    cpu_compat.install()
+    from learners.megatron.export import export_checkpoint
+
+    return export_checkpoint(source, recipe, model_path, folder, spec.threads)

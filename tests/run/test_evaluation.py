@@ -1,0 +1,159 @@
+"""An evaluation of models: how it is planned and divided, and what becomes of its scores."""
+
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.ids import TaskId
+from asyncrl.core.recipe.schema import NoJournal
+from asyncrl.core.recipe.trajectories import AllTrajectories
+from asyncrl.core.task import Task
+from asyncrl.core.trajectory import StopReason
+from asyncrl.run.compose import compose
+from asyncrl.run.evaluation import PORTIONS_AT_ONCE, portion_out
+from asyncrl.run.evaluation_plan import plan_evaluation
+from asyncrl.run.evaluation_request import EvaluationRequest
+from asyncrl.run.evaluation_summary import EvaluationSummary, ModelScores, Played, difference_to, scores_by_source
+from asyncrl.run.evaluation_view import evaluation_view
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.summary import Status
+from generators.evaluation import EvaluationResult, HeldOutTask
+
+
+@given(tasks=st.integers(1, 300), samples=st.integers(1, 100), engines=st.integers(1, 5), room=st.integers(1, 256))
+def test_portions_hold_every_task_once_and_fill_the_engines_without_flooding_them(tasks, samples, engines, room):
+    held_out = [HeldOutTask(Task(id=TaskId(str(i)), prompt=""), "s", samples) for i in range(tasks)]
+    portions, at_once = portion_out(held_out, engines, room)
+    portions = list(portions)
+    assert list(chain(*portions)) == held_out
+    assert 1 <= at_once <= PORTIONS_AT_ONCE
+    for_an_engine = at_once * len(portions[0]) * samples / engines
+    assert for_an_engine <= max(room, samples), "an engine has more only where a single task is more"
+    if len(portions) > at_once and room >= PORTIONS_AT_ONCE * samples:
+        assert for_an_engine > room / 2
+
+
+def request(
+    *models: str, recipe: str | None = "quickstart", overrides: tuple[str, ...] = (), **asked: object
+) -> EvaluationRequest:
+    return EvaluationRequest(models=models, recipe=recipe, overrides=("tasks.evaluation=5", *overrides), **asked)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}", "tasks.evaluation=7"]))
+    (folder.checkpoints / "version-000020").mkdir(parents=True)
+    return folder
+
+
+def test_greedy_sampling_plays_each_task_once_and_other_sampling_eight_times():
+    greedy, warm = plan_evaluation(request("tiny")), plan_evaluation(request("tiny", overrides=("evaluation.temperature=1",)))
+    assert [each.samples for each in greedy.tasks] == [1] * 5
+    assert [each.samples for each in warm.tasks] == [8] * 5
+    assert (greedy.remarks, warm.remarks) == ((), ())
+    (remark,) = plan_evaluation(request("tiny", samples=3)).remarks
+    assert "the 3 samples of a task differ only where" in remark
+
+
+def test_all_episodes_are_kept_and_nothing_could_be_resumed():
+    recipe = plan_evaluation(request("tiny", overrides=("tracking.trajectories={keep: none}",))).recipe
+    assert (recipe.tracking.trajectories, recipe.buffer.journal) == (AllTrajectories(), NoJournal())
+    assert recipe.model.path == "tiny"
+
+
+def test_without_a_recipe_it_is_that_of_the_run(run):
+    plan = plan_evaluation(EvaluationRequest(models=("tiny", str(run.path)), versions=(0, 20)))
+    assert [each.model.name for each in plan.models] == ["tiny", f"{run.path.name} version 0", f"{run.path.name} version 20"]
+    assert len(plan.tasks) == 7
+    assert [each.trained_by is None for each in plan.models] == [True, False, False]
+    with pytest.raises(RecipeError, match="no recipe is named, and none of the models is of a run"):
+        plan_evaluation(EvaluationRequest(models=("tiny",)))
+
+
+def test_a_model_is_evaluated_once_and_models_of_one_name_are_told_apart(run, tmp_path):
+    with pytest.raises(RecipeError, match="is named twice"):
+        plan_evaluation(request(str(run.path), str(run.path)))
+    folders = [tmp_path / place / "model" for place in ("a", "b")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text('{"max_position_embeddings": 256}')
+    plan = plan_evaluation(request(*map(str, folders)))
+    assert [each.model.name for each in plan.models] == [str(folder) for folder in folders]
+    with pytest.raises(RecipeError, match=r"model.max_context: 512 is more than the 256 positions of .*; set it to at most 256"):
+        plan_evaluation(request(str(folders[0]), overrides=("model.max_context=512",)))
+
+
+def played(rewards: dict[str, list[float]], missing: int = 0) -> Played:
+    results = [
+        EvaluationResult(TaskId(task), reward, StopReason.ENVIRONMENT_DONE if reward else StopReason.MAX_TURNS, turns=2)
+        for task, several in rewards.items()
+        for reward in several
+    ]
+    return Played(results, missing, seconds=1.0)
+
+
+SOURCES = {"easy": [TaskId("a"), TaskId("b")], "hard": [TaskId("c"), TaskId("d")]}
+
+
+def model_scores(name: str, own: Played, first: Played | None) -> ModelScores:
+    scores, sources = scores_by_source(own, SOURCES, 2, 1.0)
+    return ModelScores(
+        model=name,
+        path=f"/models/{name}",
+        version=None,
+        folder=f"/runs/evaluation/1-{name}",
+        scores=scores,
+        sources=sources,
+        difference=None if first is None else difference_to(first, own, SOURCES),
+        missing=own.missing,
+        turns=own.turns(),
+        stopped=own.stopped(),
+        seconds=1.0,
+    )
+
+
+def test_scores_by_source_and_the_difference_over_tasks_that_both_played(tmp_path):
+    base = played({"a": [1.0, 0.0], "b": [0.0, 0.0], "c": [0.0, 0.0]}, missing=2)
+    better = played({"a": [1.0, 1.0], "b": [1.0, 0.0], "c": [0.0, 0.0], "d": [1.0, 1.0]})
+    summary = EvaluationSummary(
+        status=Status.COMPLETED,
+        recipe="r",
+        environment="e",
+        samples=2,
+        temperature=1.0,
+        passing_reward=1.0,
+        models=(model_scores("base", base, None), model_scores("better", better, base)),
+    )
+    first, second = summary.models
+    assert (first.scores.tasks, first.scores.episodes, first.missing) == (3, 6, 2)
+    assert (first.sources["easy"].mean.value, first.sources["hard"].mean.value) == (0.25, 0.0)
+    assert (first.sources["easy"].passed[1].value, first.sources["easy"].passed[2].value) == (0.25, 0.5)
+    assert second.difference is not None
+    assert second.difference.value == pytest.approx((0.5 + 0.5 + 0.0) / 3), "task d was played by one of them"
+    path = tmp_path / "evaluation.json"
+    assert summary.recorded(path) is summary
+    assert EvaluationSummary.read(path) == summary
+    console = Console(width=200)
+    with console.capture() as captured:
+        for part in evaluation_view(summary, tmp_path):
+            console.print(part)
+    shown = captured.get()
+    for told in ("r: 4 tasks, 2 episodes of each", "mean@2", "pass@2", "to the first", "+0.333", "easy: 2 tasks", "[0.00, 0.50]"):
+        assert told in shown
+    assert "pass@1" not in shown, "it is the mean"
+    assert "base: 2 episodes broke their environment and are in no score; see /runs/evaluation/1-base/logs" in shown
+    assert "base: many episodes were cut off: 83 % by max_turns" in shown
+
+
+def test_scores_that_cannot_be_written_are_a_failure(tmp_path):
+    summary = EvaluationSummary(
+        status=Status.COMPLETED, recipe="r", environment="e", samples=1, temperature=0.0, passing_reward=1.0
+    )
+    told = summary.recorded(tmp_path / "gone" / "evaluation.json")
+    assert told.status is Status.FAILED
+    assert told.reason.endswith("could not be written: No such file or directory; make room there")

@@ -1,0 +1,52 @@
+"""Names that users choose become safe parts of metric names, and few."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from mlflow.utils.validation import _validate_metric_name
+
+from asyncrl.run.metric_names import LONGEST, FrequentNames, safe_name
+from generators.finished_episodes import OTHER, ReportedMetric
+
+
+@given(st.text())
+def test_every_name_becomes_one_that_mlflow_takes(name):
+    safe = safe_name(name)
+    _validate_metric_name(f"tool/{safe}/seconds_p50")
+    _validate_metric_name(f"environment/{safe}")
+    assert 0 < len(safe) <= LONGEST
+    assert safe_name(safe) == safe
+
+
+def test_names_that_would_become_alike_are_told_apart():
+    names = ["a b", "a_b", "a/b", "a\nb", "", "..", "x" * 61, "x" * 62, "Straße"]
+    assert len({safe_name(name) for name in names}) == len(names)
+    assert safe_name("a_b") == "a_b"
+    assert safe_name("gsm8k/train.jsonl:hard").startswith("gsm8k_train.jsonl_hard-")
+
+
+def reports(**counts: int) -> dict[str, ReportedMetric]:
+    return {name: ReportedMetric(count, 2.0 * count) for name, count in counts.items()}
+
+
+def episodes(reported: ReportedMetric) -> int:
+    return reported.episodes
+
+
+def test_the_most_frequent_names_have_curves_and_all_others_one():
+    names = FrequentNames(2)
+    assert names.fold(reports(a=3, b=1, c=0), episodes) == reports(a=3, b=1)
+    assert not names.folded
+    assert names.fold(reports(a=3, b=1, c=1), episodes) == reports(a=3, b=1) | {OTHER: ReportedMetric(1, 2.0)}
+    assert names.folded
+    folded = names.fold(reports(b=1, c=8, d=1), episodes)
+    assert folded == reports(c=8) | {OTHER: ReportedMetric(2, 4.0)}, "over the whole run, c is now more frequent than b"
+
+
+def test_ten_thousand_names_are_few_curves_and_nothing_is_lost():
+    names = FrequentNames(50)
+    common = reports(accuracy=100, format=100)
+    for step in range(10):
+        folded = names.fold(common | reports(**{f"task_{step}_{i}": 1 for i in range(1000)}), episodes)
+        assert len(folded) <= 51
+        assert {"accuracy", "format", OTHER} <= folded.keys()
+        assert sum(each.episodes for each in folded.values()) == 1200

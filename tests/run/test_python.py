@@ -1,0 +1,112 @@
+"""What is raised to a Python program: by refusals, by runs that end early, and by runs that lack what is asked of them."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import asyncrl
+from asyncrl.api.run import _ended
+from asyncrl.run.compose import compose
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.summary import Status, Summary
+
+LIGHT = """
+import sys
+before = set(sys.modules)
+import asyncrl
+for name in asyncrl.__all__:
+    getattr(asyncrl, name)
+print(sorted({"torch", "ray", "vllm", "transformers", "megatron", "mlflow", "hydra", "numpy", "pyarrow"} & set(sys.modules)))
+"""
+
+
+def test_import_is_light_and_everything_offered_is_there():
+    shown = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert shown == "[]\n"
+    assert set(asyncrl.__all__) <= set(dir(asyncrl))
+    with pytest.raises(AttributeError, match="module 'asyncrl' has no attribute 'lunch'"):
+        asyncrl.lunch  # noqa: B018
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+
+
+def test_a_refused_recipe_is_raised_with_everything_that_is_wrong(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(asyncrl.RecipeError) as refused:
+        asyncrl.launch("quickstart", ["learner.lrr=1", "steps=0"])
+    assert (refused.value.place, refused.value.problem) == ("steps", "0 does not fit")
+    assert refused.value.__notes__ == ["learner.lrr: unknown key; did you mean `learner.lr`?"]
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr().err == ""
+
+
+def test_an_environment_that_is_importable_here_is_importable_there(tmp_path, monkeypatch):
+    (tmp_path / "beside_the_notebook.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(asyncrl.RecipeError, match="ZeroDivisionError"):
+        asyncrl.evaluate("tiny", "quickstart", ["environment.name=beside_the_notebook:Environment"])
+
+
+INTERRUPTED = """
+import asyncrl, sys
+
+try:
+    asyncrl.launch("quickstart", ["environment.name=slow_environment:Slow"])
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_an_interrupt_reaches_the_driver_and_is_raised_when_it_has_ended(tmp_path):
+    (tmp_path / "slow_environment.py").write_text(
+        f"import os, pathlib, time\npathlib.Path({str(tmp_path / 'driver')!r}).write_text(str(os.getpid()))\n"
+        "print('importing', flush=True)\ntime.sleep(3600)"
+    )
+    command = [sys.executable, "-c", INTERRUPTED]
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    with subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        shown, _ = process.communicate(timeout=60)
+    assert (process.returncode, shown) == (0, "interrupted\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "driver").read_text()), 0)
+
+
+@pytest.mark.parametrize(("status", "error"), [(Status.FAILED, asyncrl.RunFailed), (Status.INTERRUPTED, asyncrl.RunInterrupted)])
+def test_a_run_that_did_not_complete_is_raised_with_reason_and_folder(folder, status, error):
+    Summary(status=status, reason="no more coffee").write(folder.summary)
+    with pytest.raises(error, match=f"no more coffee; see {folder.path}") as raised:
+        _ended(folder.path)
+    assert (raised.value.reason, raised.value.folder) == ("no more coffee", folder.path)
+    assert isinstance(raised.value, asyncrl.AsyncRLError)
+
+
+def test_a_run_whose_driver_was_killed_has_failed(folder):
+    with pytest.raises(asyncrl.RunFailed, match="the process that drove the run was killed"):
+        _ended(folder.path)
+
+
+def test_what_a_run_does_not_have_is_told(folder, tmp_path):
+    run = asyncrl.Run(folder.path)
+    with pytest.raises(asyncrl.NotThere, match="has no summary"):
+        run.summary  # noqa: B018
+    with pytest.raises(asyncrl.NotThere, match="has no trained model: the run has not completed"):
+        run.model_path  # noqa: B018
+    with pytest.raises(asyncrl.NotThere, match="has no metrics yet"):
+        run.metrics()
+    with pytest.raises(asyncrl.NotThere, match="no episodes are kept in"):
+        run.trajectories()
+    with pytest.raises(asyncrl.RecipeError, match="is not a run folder"):
+        asyncrl.Run(tmp_path)
+    with pytest.raises(asyncrl.NotThere, match="has no scores"):
+        asyncrl.Evaluation(tmp_path).summary  # noqa: B018
