@@ -37,7 +37,7 @@ class PlannedModel(msgspec.Struct, frozen=True):
 
     Attributes:
         recipe: the recipe of its evaluation.
-        trained_by: the recipe of the run whose version it is; None for a model of no run.
+        trained_by: the recipe of the run that has its weights as a checkpoint, or began with them; else None.
     """
 
     model: EvaluatedModel
@@ -112,11 +112,11 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
     sources = load_sources(first, "evaluation")
     remarks = list(play_first_tasks(first, (("evaluation", sources),), note))
     check_tool_parser(first.model.tool_parser)  # last: it may take seconds
-    remarks += [
-        f"evaluation.temperature is 0, so the {samples} samples of a task differ only where its environment or the engine's "
-        "rounding does; set evaluation.temperature=1 to sample"
-        for _ in range(greedy and samples > 1)
-    ]
+    if greedy and samples > 1:
+        remarks.append(
+            f"evaluation.temperature is 0, so the {samples} samples of a task differ only where its environment or the engine's "
+            "rounding does; set evaluation.temperature=1 to sample"
+        )
     return EvaluationPlan(models=planned, tasks=held_out_tasks(sources, samples), samples=samples, remarks=tuple(remarks))
 
 
@@ -164,13 +164,10 @@ def _recipe_that_trained(run: Path) -> Recipe:
 
 
 def _plan_model(model: EvaluatedModel, recipe: str, overrides: Sequence[str], machine: Machine) -> PlannedModel:
-    trained_by = None if model.run is None else _recipe_that_trained(model.run)
-    match model.weights:
-        case Weights.NAMED | Weights.FOLDER:
-            path = str(model.path)
-        case _:
-            assert trained_by is not None
-            path = trained_by.model.path
+    trained_by, path = None, str(model.path)
+    if model.run is not None and model.weights is not Weights.FOLDER:
+        trained_by = _recipe_that_trained(model.run)
+        path = trained_by.model.path
     composed, _ = compose_for(machine, recipe, overrides, path)
     _check_context(composed)
     # Nothing is trained, so there is nothing to resume; and all episodes are kept, whatever is kept in training.
