@@ -101,7 +101,7 @@ def _check_kept(run: Run) -> None:
 
     from mlflow import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{run.folder / 'mlflow.db'}")
+    client = MlflowClient(f"sqlite:///{run.folder.parent / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("asyncrl")
     traces = client.search_traces(locations=[experiment.experiment_id], include_spans=False)
     of_steps = Counter(trace.info.tags["step"] for trace in traces if trace.info.tags["kind"] == "train")
