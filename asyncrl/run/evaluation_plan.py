@@ -17,6 +17,7 @@ from asyncrl.envs.load import load_environment
 from asyncrl.run.compose import compose, compose_for
 from asyncrl.run.evaluated_model import EvaluatedModel, Weights, find_model
 from asyncrl.run.evaluation_request import EvaluationRequest
+from asyncrl.run.hub import model_file
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import TINY
 from asyncrl.run.tasks import load_held_out_tasks
@@ -150,7 +151,7 @@ def _check_context(recipe: Recipe) -> None:
     """Refuse a ``model.max_context`` that the model does not have. All else is checked by the engine, which knows more models."""
     if recipe.model.path == TINY:
         return
-    config = Path(recipe.model.path) / "config.json"
+    config = model_file(recipe.model.path, "config.json", "model.path")
     try:
         positions = msgspec.json.decode(config.read_bytes(), type=_Positions).max_position_embeddings
     except (OSError, ValueError, RecursionError) as error:
