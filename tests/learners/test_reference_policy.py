@@ -1,5 +1,6 @@
 """The reference policy is the one the run began with, on any grid and after a resume; what holds the policy near it does."""
 
+import export_side
 import msgspec
 import numpy as np
 import pytest
@@ -98,6 +99,8 @@ def test_a_resume_keeps_the_named_reference_and_refuses_another(folder, other, t
     again = run(rank_side.load_and_train, folder, named(other), target, after)
     (told,) = (untimed(combine(result[1][0].readings)) for result in trained)
     assert [untimed(combine(result[2][0].readings)) for result in again] == [told]
+    # Whatever the reference is, it is no part of the model that is exported.
+    assert run(export_side.export, folder, named("/gone"), target, tmp_path / "exported") == [7]
     ((outcome,),) = run(rank_side.loads, folder, named(folder), [target])
     assert outcome[0] == "CheckpointMismatch"
     assert "reference_weights" in outcome[1]
