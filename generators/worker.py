@@ -46,8 +46,6 @@ RENEWALS_PER_LEASE = 4
 """Heartbeats that a worker sends in the time of one lease, so that one or two late ones do no harm."""
 ADAPT_S = 1.0
 """Seconds between two looks at the load of the engine."""
-EMPTY_TOKENS = 4
-"""The most tokens of an answer that may be without text: control tokens and white space, and the token that ends the turn."""
 
 
 KeepEvaluation = Callable[[PolicyVersion, Sequence[Trajectory], Mapping[TaskId, str]], Awaitable[None]]
@@ -162,6 +160,7 @@ class GeneratorWorker:
         self._concurrency = Concurrency(settings.max_running, self._limit)
         self._finished_episodes = self._tool_output_cut = 0
         self._finished = FinishedEpisodes()
+        self._blank_tokens: dict[int, bool] = {}
         self._evaluations = Occupancy(time.monotonic)
         self._cpu_seconds_when_made = time.process_time()
 
@@ -297,13 +296,18 @@ class GeneratorWorker:
             raise EnvironmentBroken(f"task {task.id}: {error}; {remedy}") from error
 
     def _is_empty_answer(self, trajectory: Trajectory) -> bool:
-        """Whether the episode ended with an answer that has no text."""
+        """Whether the episode ended with an answer that has no text before the token that ends the turn."""
         if trajectory.stop_reason is not StopReason.ENVIRONMENT_DONE:
             return False
         turn = trajectory.turns[-1]
-        if turn.end - turn.start > EMPTY_TOKENS:
-            return False
-        return not self._tools.chat.turn_text(trajectory.token_ids[turn.start : turn.end].tolist()).strip()
+        return all(self._is_blank(int(token)) for token in trajectory.token_ids[turn.start : turn.end - 1])
+
+    def _is_blank(self, token_id: int) -> bool:
+        """Whether a token stands for white space only; looked up, since decoding takes long."""
+        blank = self._blank_tokens.get(token_id)
+        if blank is None:
+            blank = self._blank_tokens[token_id] = not self._tools.chat.decode([token_id]).strip()
+        return blank
 
     async def install(self, publication: Publication) -> int:
         """Load published weights while episodes run; see :meth:`generators.completion.Engine.install`."""

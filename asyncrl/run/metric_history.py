@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -30,7 +29,7 @@ def metric_history(folder: RunFolder, tracking: TrackingConfig) -> dict[str, Ser
     uri = tracking_uri(tracking, folder)
     if not folder.tracked_as.is_file():
         return {}
-    database = Path(urlsplit(uri).path) if uri.startswith("sqlite:") else None
+    database = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
     if database is not None and not database.is_file():  # MLflow would make one
         raise RecipeError("tracking.uri", f"the metrics of {folder.path.name} are not in {database}, which is gone", _REMEDY)
     keep_mlflow_quiet()

@@ -45,6 +45,11 @@ _ORDER = (
     "optimizer",
     "publish",
     "checkpoint",
+    "other",
+    "waiting",
+    "tickets",
+    "paused",
+    "nothing",
 )
 """Parts of the time in the order in which they are drawn; parts that wait come last."""
 _WAITING_WORDS = ("wait", "idle", "tickets", "paused", "nothing")

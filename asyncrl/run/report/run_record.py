@@ -76,7 +76,7 @@ class RunRecord:
 
     def _episodes(self) -> EpisodeReader | None:
         try:
-            return EpisodeReader(self.folder.path / "trajectories")
+            return EpisodeReader(self.folder.trajectories)
         except RecipeError as error:
             self.missing.append(f"It is shown without episodes: {error}.")
             return None
