@@ -581,7 +581,7 @@ async def test_a_worker_s_time_adds_up() -> None:
     made_until = time.monotonic()
     async with shop.open():
         await shop.ticket_client.until(lambda: len(shop.ticket_client.finished(0)) == 4)
-        await shop.worker.evaluate([task("e")], 0.0)
+        await shop.worker.evaluate([held(task("e"))], 0.0, PolicyVersion(0))
         before = time.monotonic()
         use = shop.worker.statistics().time
         assert before - made_until <= use.seconds <= time.monotonic() - made
