@@ -93,9 +93,10 @@ def _wait(process: "subprocess.Popen[str]") -> KeyboardInterrupt | None:
 def _show(process: "subprocess.Popen[str]") -> None:
     if process.stdout is None:
         return
-    for line in process.stdout:
-        sys.stdout.write(line)
-        sys.stdout.flush()
+    with process.stdout:  # if nothing can be shown any more, the process learns that nobody reads, and goes on
+        for line in process.stdout:
+            sys.stdout.write(line)
+            sys.stdout.flush()
 
 
 def _how_it_ended(code: int) -> str:

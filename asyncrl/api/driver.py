@@ -22,6 +22,7 @@ from asyncrl.cli import evaluate, launch
 from asyncrl.cli.console import PatientConsole, show_what_can_be_shown
 from asyncrl.cli.outcome import ExitCode, show_system_failure
 from asyncrl.core.errors import RecipeError
+from asyncrl.run.evaluation_plan import in_directory_of
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.launch_directory import in_launch_directory
 from asyncrl.run.stopping import interrupting
@@ -42,9 +43,10 @@ def drive(request: Request, tell: Callable[[Answer], None]) -> ExitCode:
                     tell(Began(str(folder.path)))
                     return launch.start(accepted, folder, console)
             case EvaluateRequest(asked):
-                plan, kept = evaluate.prepare(asked)
-                tell(Began(str(kept.path)))
-                return evaluate.evaluate_to_end(plan, kept, console)
+                with in_directory_of(asked) as request_there:
+                    plan, kept = evaluate.prepare(request_there)
+                    tell(Began(str(kept.path)))
+                    return evaluate.evaluate_to_end(plan, kept, console)
     except RecipeError as error:
         tell(Refused(error.place, error.problem, error.remedy, tuple(getattr(error, "__notes__", ()))))
         return ExitCode.REFUSED

@@ -5,6 +5,7 @@ import os
 import sys
 
 from rich.console import Console
+from rich.text import Text
 
 
 class PatientConsole(Console):
@@ -33,6 +34,11 @@ class PatientConsole(Console):
 def error_console() -> PatientConsole:
     """A console on standard error that does not wrap lines, so that sentences can be searched for."""
     return PatientConsole(stderr=True, soft_wrap=True, highlight=False)
+
+
+def say(text: str) -> None:
+    """Show a line before there is a live view. Standard output is left to the recipe and the plan of a dry run."""
+    error_console().print(Text(text, "dim"))
 
 
 def not_shown(error: OSError) -> OSError:

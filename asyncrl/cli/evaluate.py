@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from asyncrl.cli.arguments import count, writable_file
+from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, logging_to, show_refusal
 from asyncrl.core.errors import RecipeError
 
@@ -28,9 +29,9 @@ mean@k and pass@k with confidence intervals. Only engines and environments are
 started. Scores and all episodes are kept in one folder,
 runs/evaluation-NAME-TIME.
 
-A MODEL is a Hugging Face folder, the folder of a run, or `tiny`. RECIPE is
-the path of a .yaml file or the name of a shipped recipe; without one, the
-recipe of the first run among the models is used."""
+A MODEL is a Hugging Face folder, a model of the hub, the folder of a run, or
+`tiny`. RECIPE is the path of a .yaml file or the name of a shipped recipe;
+without one, the recipe of the first run among the models is used."""
 
 _EXAMPLES = """\
 examples:
@@ -63,12 +64,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Plan the evaluation, and do it."""
+    from asyncrl.run.evaluation_plan import in_directory_of
+
+    json = None if arguments.json is None else arguments.json.resolve()
     try:
-        request = sort_words(arguments.overrides, arguments.samples, arguments.version)
-        plan, folder = prepare(request)
+        with in_directory_of(sort_words(arguments.overrides, arguments.samples, arguments.version)) as request:
+            plan, folder = prepare(request)
+            return evaluate_to_end(plan, folder, console, json)
     except RecipeError as error:
         return show_refusal(error)
-    return evaluate_to_end(plan, folder, console, arguments.json)
 
 
 def sort_words(words: list[str], samples: int | None, versions: tuple[int, ...]) -> EvaluationRequest:
@@ -110,7 +114,7 @@ def prepare(request: EvaluationRequest) -> tuple[EvaluationPlan, EvaluationFolde
     from asyncrl.run.evaluation_folder import EvaluationFolder
     from asyncrl.run.evaluation_plan import plan_evaluation
 
-    plan = plan_evaluation(request)
+    plan = plan_evaluation(request, say)
     return plan, EvaluationFolder.create(plan.recipe)
 
 

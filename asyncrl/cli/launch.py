@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
 
-from asyncrl.cli.console import error_console
+from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, run_to_end, show_refusal
 from asyncrl.core.errors import RecipeError
 
@@ -142,7 +142,7 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
     found = RunFolder.find(resume) if resume else None
     machine = Machine.here()
     composed, choices = compose_for(machine, str(found.recipe) if found else str(recipe), overrides)
-    plan = make_plan(composed, machine, choices, _say)
+    plan = make_plan(composed, machine, choices, say)
     return Accepted(composed, plan, found, check_resumable(composed, found) if found else None)
 
 
@@ -156,11 +156,6 @@ def start(accepted: Accepted, folder: RunFolder, console: Console) -> ExitCode:
         console.print(Text(f"Note: {remark}", "yellow"), soft_wrap=True)
     run = partial(_launch, reached=reached)
     return run_to_end(run, accepted.recipe, folder, console, before=reached.summary if reached else None)
-
-
-def _say(text: str) -> None:
-    """Show a line before there is a live view. Standard output is left to the recipe and the plan of a dry run."""
-    error_console().print(Text(text, "dim"))
 
 
 def _launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached | None) -> Summary:

@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     kind = Kind.EVALUATION if arguments.evaluation else Kind.TRAIN
     choice = Choice(kind=kind, step=arguments.step, task=arguments.task)
     try:
-        reader = EpisodeReader(RunFolder.find(arguments.folder).path / "trajectories")
+        reader = EpisodeReader(RunFolder.find(arguments.folder).trajectories)
         by = Measure(arguments.sort) if arguments.sort else None
         if by is Measure.GAP and kind is Kind.EVALUATION:
             remedy = "sort by reward, length or staleness"

@@ -7,6 +7,7 @@ million rows are read in seconds. Nothing is written, so the run may be live.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
-from asyncrl.core.text import short
+from asyncrl.core.text import short, writable
 from asyncrl.episodes.episode_record import EpisodeRecord
 from asyncrl.episodes.measures import COLUMNS, Measure, measure
 from asyncrl.episodes.schema import SCHEMA, Kind
@@ -69,10 +70,12 @@ class EpisodeReader:
     """Reads the Parquet files of a folder.
 
     Raises:
-        RecipeError: there are none.
+        RecipeError: there are none, or the folder's name is not UTF-8.
     """
 
     def __init__(self, folder: Path) -> None:
+        if writable(str(folder)) != str(folder):
+            raise RecipeError("", f"{str(folder)!r} is not UTF-8, so that Arrow cannot read it", "rename the folder")
         files = sorted(str(file) for file in folder.glob("*.parquet") if not file.name.startswith("."))
         if not files:
             raise RecipeError(
@@ -155,11 +158,11 @@ class EpisodeReader:
         if by is Measure.REWARD:
             return measure(rows, by)
         numbers, starts = rows["row"].to_numpy(), _starts(rows["file"])
-        found = []
-        for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+        found = [np.zeros(0)]
+        for start, end in pairwise([*starts, len(rows)]):
             of_file = measure(self._rows_of_file(rows["file"][int(start)].as_py(), COLUMNS[by]), by)
             found.append(of_file[numbers[start:end]])
-        return np.concatenate(found) if found else np.zeros(0)
+        return np.concatenate(found)
 
     def _rows_of_file(self, file: str, columns: Sequence[str] | None) -> pa.Table:
         with _readable(Path(file)):

@@ -1,4 +1,4 @@
-"""The models that can be evaluated: a Hugging Face folder, the tiny model, or a policy version of a run.
+"""The models that can be evaluated: a Hugging Face folder, a model of the hub, the tiny model, or a policy version of a run.
 
 A run has the version it began with (0), one for each checkpoint of its learner, and the trained model once it has completed.
 """
@@ -11,6 +11,7 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.hub import is_hub_id
 from asyncrl.run.model_shape import TINY
 from asyncrl.run.summary import Status, Summary
 from learners import checkpoints
@@ -21,14 +22,16 @@ class Weights(StrEnum):
 
     FOLDER = "folder"
     """A Hugging Face folder has them."""
-    TINY = "tiny"
-    """They are the tiny model's, which is made on this machine."""
+    NAMED = "named"
+    """They are the tiny model's, which is made on this machine, or those of a model of the hub, which is fetched."""
     START = "start"
     """They are those that a run began with."""
     CHECKPOINT = "checkpoint"
     """A checkpoint of a run's learner has them."""
 
 
+NAME_A_MODEL = "name a Hugging Face folder, a model of the hub as organisation/name, the folder of a run, or `tiny`"
+"""The remedy where there is no model."""
 _ORIGIN = {
     Weights.START: "what it began with",
     Weights.CHECKPOINT: "a checkpoint",
@@ -57,7 +60,7 @@ def find_model(word: str, version: int | None = None) -> EvaluatedModel:
     """Find the model that ``word`` means.
 
     Args:
-        word: a path, or ``tiny``.
+        word: a path, an id on the Hugging Face hub, or ``tiny``.
         version: the policy version of a run; its newest if None.
 
     Raises:
@@ -68,11 +71,15 @@ def find_model(word: str, version: int | None = None) -> EvaluatedModel:
         return _version_of(RunFolder.find(path), version)
     if version is not None:
         raise RecipeError("--version", f"{word!r} is no run, so it has no version {version}", "leave it out, or name a run")
-    if word == TINY:
-        return EvaluatedModel(name=TINY, weights=Weights.TINY, path=path)
+    if word == TINY or (is_hub_id(word) and not path.parent.is_dir()):
+        return EvaluatedModel(name=word, weights=Weights.NAMED, path=path)
     if not (path / "config.json").is_file():
         problem = "has neither config.json nor recipe.yaml" if path.is_dir() else "does not exist"
-        raise RecipeError("", f"model {word!r} {problem}", "name a Hugging Face folder, the folder of a run, or `tiny`")
+        raise RecipeError(
+            "",
+            f"model {word!r} {problem}",
+            NAME_A_MODEL,
+        )
     return EvaluatedModel(name=path.resolve().name, weights=Weights.FOLDER, path=path.resolve())
 
 

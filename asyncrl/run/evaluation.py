@@ -78,6 +78,7 @@ async def _run(
                 here = folder.of_model(number, planned.model.name, planned.recipe)
                 async with _weights(planned, folder, view) as weights, _generators(planned, weights, here, view) as pool:
                     played = await _play(pool, plan, planned.model, view)
+                    await pool.statistics()  # so that errors of the environment's code are shown
                 scored.append(_scores(plan, planned.model, here, played, first))
                 view.note(f"{planned.model.name}: mean reward {scored[-1].scores.mean.value:.3f}")
                 first = first or played

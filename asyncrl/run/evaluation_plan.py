@@ -4,7 +4,8 @@ What always holds: all models play the same tasks with the same limits and the s
 ``model.path``, and in what is chosen for the size of a model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,11 +16,15 @@ from asyncrl.core.recipe.schema import NoJournal, Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectories
 from asyncrl.envs.load import load_environment
 from asyncrl.run.compose import compose, compose_for
-from asyncrl.run.evaluated_model import EvaluatedModel, Weights, find_model
+from asyncrl.run.evaluated_model import NAME_A_MODEL, EvaluatedModel, Weights, find_model
 from asyncrl.run.evaluation_request import EvaluationRequest
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.hub import is_hub_id, model_file
+from asyncrl.run.launch_directory import in_launch_directory
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import TINY
-from asyncrl.run.tasks import load_held_out_tasks
+from asyncrl.run.preflight import play_first_tasks
+from asyncrl.run.tasks import held_out_tasks, load_sources
 from generators.evaluation import HeldOutTask
 from generators.tool_parsers import check_tool_parser
 
@@ -32,7 +37,7 @@ class PlannedModel(msgspec.Struct, frozen=True):
 
     Attributes:
         recipe: the recipe of its evaluation.
-        trained_by: the recipe of the run whose version it is; None for a model of no run.
+        trained_by: the recipe of the run that has its weights as a checkpoint, or began with them; else None.
     """
 
     model: EvaluatedModel
@@ -69,34 +74,55 @@ class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
-    """Find the models, compose the recipe for each, and read the tasks.
+@contextmanager
+def in_directory_of(request: EvaluationRequest) -> Iterator[EvaluationRequest]:
+    """Work where the relative paths of the recipe begin: where its run was launched, if it is that of a run.
+
+    Gives the request as it reads there.
 
     Raises:
-        RecipeError: a model, a version, the recipe, its environment, its tasks or its tool parser is not there, or they do not go
-            together.
+        RecipeError: as :func:`asyncrl.run.launch_directory.in_launch_directory`.
+    """
+    if request.recipe is not None or (run := _first_run(request.models)) is None:
+        yield request
+        return
+    absolute = tuple(str(Path(word).resolve()) if Path(word).exists() else word for word in request.models)
+    with in_launch_directory(run):
+        yield msgspec.structs.replace(request, models=absolute)
+
+
+def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = lambda text: None) -> EvaluationPlan:
+    """Find the models, compose the recipe for each, read the tasks, and play one of each source with an empty answer.
+
+    Args:
+        note: shows the user a line while the environment takes long to play a task.
+
+    Raises:
+        RecipeError: a model, a version, the recipe, its environment, its tasks or its tool parser is missing, they do not fit
+            together, or the environment breaks when a task is played.
     """
     models = _named_apart(tuple(_find_models(request)))
-    recipe = request.recipe or _recipe_of_a_run(models)
+    recipe = request.recipe or _recipe_of_a_run(request.models)
     machine = Machine.here()
     planned = tuple(_plan_model(model, recipe, request.overrides, machine) for model in models)
     first = planned[0].recipe
     load_environment(first.environment)
     greedy = first.evaluation.temperature == 0
     samples = request.samples or (1 if greedy else SAMPLES)
-    tasks = load_held_out_tasks(first, samples)
+    sources = load_sources(first, "evaluation")
+    remarks = list(play_first_tasks(first, (("evaluation", sources),), note))
     check_tool_parser(first.model.tool_parser)  # last: it may take seconds
-    remarks = [
-        f"evaluation.temperature is 0, so the {samples} samples of a task differ only where its environment or the engine's "
-        "rounding does; set evaluation.temperature=1 to sample"
-        for _ in range(greedy and samples > 1)
-    ]
-    return EvaluationPlan(models=planned, tasks=tasks, samples=samples, remarks=tuple(remarks))
+    if greedy and samples > 1:
+        remarks.append(
+            f"evaluation.temperature is 0, so the {samples} samples of a task differ only where its environment or the engine's "
+            "rounding does; set evaluation.temperature=1 to sample"
+        )
+    return EvaluationPlan(models=planned, tasks=held_out_tasks(sources, samples), samples=samples, remarks=tuple(remarks))
 
 
 def _find_models(request: EvaluationRequest) -> Iterator[EvaluatedModel]:
     if not request.models:
-        raise RecipeError("", "no model is named", "name a Hugging Face folder, the folder of a run, or `tiny`")
+        raise RecipeError("", "no model is named", NAME_A_MODEL)
     runs = [(Path(word) / "recipe.yaml").is_file() for word in request.models]
     if request.versions and not any(runs):
         find_model(request.models[0], request.versions[0])  # says that only runs have versions
@@ -115,23 +141,33 @@ def _named_apart(models: Sequence[EvaluatedModel]) -> tuple[EvaluatedModel, ...]
     return tuple(apart)
 
 
-def _recipe_of_a_run(models: Sequence[EvaluatedModel]) -> str:
-    for model in models:
-        if model.run is not None:
-            return str(model.run / "recipe.yaml")
-    raise RecipeError("", "no recipe is named, and none of the models is of a run", "name the recipe after the models")
+def _first_run(words: Sequence[str]) -> RunFolder | None:
+    return next((RunFolder(Path(word)) for word in words if (Path(word) / "recipe.yaml").is_file()), None)
+
+
+def _recipe_of_a_run(words: Sequence[str]) -> str:
+    run = _first_run(words)
+    if run is None:
+        raise RecipeError("", "no recipe is named, and none of the models is of a run", "name the recipe after the models")
+    return str(run.recipe)
+
+
+def _recipe_that_trained(run: Path) -> Recipe:
+    """Return the recipe of a run, with the absolute path of the model that the run began with."""
+    folder = RunFolder.find(run)
+    with in_launch_directory(folder):
+        recipe = compose(str(folder.recipe))
+        path = recipe.model.path
+        if path == TINY or is_hub_id(path):
+            return recipe
+        return msgspec.structs.replace(recipe, model=msgspec.structs.replace(recipe.model, path=str(Path(path).resolve())))
 
 
 def _plan_model(model: EvaluatedModel, recipe: str, overrides: Sequence[str], machine: Machine) -> PlannedModel:
-    trained_by = None if model.run is None else compose(str(model.run / "recipe.yaml"))
-    match model.weights:
-        case Weights.TINY:
-            path = TINY
-        case Weights.FOLDER:
-            path = str(model.path)
-        case _:
-            assert trained_by is not None
-            path = trained_by.model.path
+    trained_by, path = None, str(model.path)
+    if model.run is not None and model.weights is not Weights.FOLDER:
+        trained_by = _recipe_that_trained(model.run)
+        path = trained_by.model.path
     composed, _ = compose_for(machine, recipe, overrides, path)
     _check_context(composed)
     # Nothing is trained, so there is nothing to resume; and all episodes are kept, whatever is kept in training.
@@ -150,7 +186,7 @@ def _check_context(recipe: Recipe) -> None:
     """Refuse a ``model.max_context`` that the model does not have. All else is checked by the engine, which knows more models."""
     if recipe.model.path == TINY:
         return
-    config = Path(recipe.model.path) / "config.json"
+    config = model_file(recipe.model.path, "config.json", "model.path")
     try:
         positions = msgspec.json.decode(config.read_bytes(), type=_Positions).max_position_embeddings
     except (OSError, ValueError, RecursionError) as error:

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 REACHED_S = 5.0
 """How long the server of Weights & Biases may take to accept a connection; after that the run is kept in files."""
+TRACKING_PROCESS = "wandb-core"
+"""Name of the process of Weights & Biases, which takes the last records when all other processes of the run have ended."""
 _STEP = "training step"
 
 

@@ -134,23 +134,23 @@ def _translated(path: str, place: str) -> Iterator[None]:
     )
 
     repository = _parts(path)[0]
-    nowhere = f"there is no folder {path!r}, and"
+    nowhere = f"there is no folder {path!r}"
     try:
         yield
     except GatedRepoError as error:
         remedy = f"accept its terms at https://huggingface.co/{repository}, and set HF_TOKEN"
-        raise RecipeError(place, f"{nowhere} the model {repository} of the Hugging Face hub is gated", remedy) from error
+        raise RecipeError(place, f"{nowhere}, and the model {repository} of the Hugging Face hub is gated", remedy) from error
     except RevisionNotFoundError as error:
         remedy = "name a branch, a tag or a commit after the @"
-        raise RecipeError(place, f"{nowhere} {repository} has no such revision on the Hugging Face hub", remedy) from error
+        raise RecipeError(place, f"{nowhere}, and {repository} has no such revision on the Hugging Face hub", remedy) from error
     except RepositoryNotFoundError as error:
         remedy = "name a folder that holds config.json, correct the id, or set HF_TOKEN if the model is private"
-        raise RecipeError(place, f"{nowhere} the Hugging Face hub has no model {repository}", remedy) from error
+        raise RecipeError(place, f"{nowhere}, and the Hugging Face hub has no model {repository}", remedy) from error
     except HFValidationError as error:
         raise RecipeError(place, f"there is no folder {path!r}", "name a folder that holds config.json") from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
         why = "is switched off (HF_HUB_OFFLINE)" if _is_offline() else "cannot be reached"
-        problem = f"{nowhere} the model {repository} is not in the cache of this machine, and the Hugging Face hub {why}"
+        problem = f"{nowhere}, the model {repository} is not in the cache of this machine, and the Hugging Face hub {why}"
         raise RecipeError(place, problem, _remedy(repository, place)) from error
     except EntryNotFoundError as error:
         problem = f"the model {repository} of the Hugging Face hub lacks a file: {str(error).splitlines()[0]}"

@@ -27,6 +27,7 @@ from asyncrl.run.cluster import Cluster, starting_ray, stop_ray
 from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.further_trackers import TRACKING_PROCESS
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.model import resolve_model
 from asyncrl.run.model_sources import with_local_reference
@@ -87,6 +88,7 @@ def launch(recipe: Recipe, folder: RunFolder, view: LiveView, reached: Reached |
         if status is Status.COMPLETED:
             summary = msgspec.structs.replace(summary, status=Status.FAILED, reason=str(error) or "interrupted while tracking")
             summary = summary.recorded(folder.summary)
+    end_descendants(LAST_WORDS_S)
     return summary, totals.now()
 
 
@@ -233,7 +235,7 @@ async def end_processes(ray_s: float, end_by: float) -> None:
     stopping_ray = asyncio.ensure_future(run_in_daemon_thread(stop_ray, "stop Ray"))
     await wait_hearing(stopping_ray, ray_s)
     left = max(0.5, end_by - time.monotonic() - 1.0)
-    for name in await asyncio.to_thread(end_descendants, left):
+    for name in await asyncio.to_thread(end_descendants, left, TRACKING_PROCESS):
         logger.warning("%s did not stop and was killed", name)
 
 

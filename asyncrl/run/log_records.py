@@ -125,6 +125,8 @@ class LogFile:
             self._in_traceback = False
         elif self._open is not None and self._continues(body, starts_traceback):
             self._open.lines.append(line)
+            if starts_traceback and self._open.level < logging.WARNING:
+                self._open.level = logging.ERROR
         else:
             yield from self._end_record()
             self._begin_record(line, logging.ERROR if starts_traceback else logging.NOTSET)
@@ -138,7 +140,7 @@ class LogFile:
         assert self._open is not None
         if self._in_traceback or not line or line[0].isspace() or line.startswith(_CHAINED):
             return True
-        return starts_traceback and self._open.level >= logging.WARNING
+        return starts_traceback and self._open.level > logging.NOTSET
 
     def _begin_record(self, line: str, level: int) -> None:
         self._open = LogRecord(self._time or 0.0, self._process, level, [line])

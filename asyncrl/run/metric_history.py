@@ -1,15 +1,13 @@
 """Reads the metrics of a run, live or dead, from where it is tracked. Changes nothing."""
 
 import sys
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import TrackingConfig
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.tracking import keep_mlflow_quiet, tracking_uri
+from asyncrl.run.tracking import keep_mlflow_quiet, sqlite_file, tracking_uri
 
 _REMEDY = "see that tracking.uri in the run's recipe.yaml can be reached from here, or read the run where it was made"
 
@@ -30,7 +28,7 @@ def metric_history(folder: RunFolder, tracking: TrackingConfig) -> dict[str, Ser
     uri = tracking_uri(tracking, folder)
     if not folder.tracked_as.is_file():
         return {}
-    database = Path(urlsplit(uri).path) if uri.startswith("sqlite:") else None
+    database = sqlite_file(uri)
     if database is not None and not database.is_file():  # MLflow would make one
         raise RecipeError("tracking.uri", f"the metrics of {folder.path.name} are not in {database}, which is gone", _REMEDY)
     keep_mlflow_quiet()

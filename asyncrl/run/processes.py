@@ -21,12 +21,12 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_descendants(seconds: float) -> list[str]:
+def end_descendants(seconds: float, spared: str = "") -> list[str]:
     """Terminate every descendant, and kill those that are still there after ``seconds``; returns the names of those killed.
 
     Those that do not take SIGTERM are killed at once: see :mod:`asyncrl.run.stopping`. They have nothing to save.
     """
-    descendants = psutil.Process().children(recursive=True)
+    descendants = [process for process in psutil.Process().children(recursive=True) if not _belongs_to(process, spared)]
     for process in descendants:
         _signal(process, signal.SIGTERM if _takes_sigterm(process) else signal.SIGKILL)
     _, stubborn = psutil.wait_procs(descendants, timeout=seconds)
@@ -52,6 +52,14 @@ def _takes_sigterm(process: psutil.Process) -> bool:
         return True
     masks = {name: int(mask, 16) for name, _, mask in (line.partition(":") for line in lines) if name in ("SigBlk", "SigIgn")}
     return not any(mask & 1 << (signal.SIGTERM - 1) for mask in masks.values())
+
+
+def _belongs_to(process: psutil.Process, name: str) -> bool:
+    """Whether ``process``, or one that it descends from, has this name."""
+    try:
+        return bool(name) and name in {_name(each) for each in (process, *process.parents())}
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _signal(process: psutil.Process, number: int) -> None:

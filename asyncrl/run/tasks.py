@@ -40,12 +40,13 @@ def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) 
     return [TaskSource("generated", tasks)]
 
 
-def load_held_out_tasks(recipe: Recipe, samples: int = 1) -> list[HeldOutTask]:
-    """Return all tasks for evaluation, in the order of their sources, with ``samples`` episodes of each.
+def load_held_out_tasks(recipe: Recipe) -> list[HeldOutTask]:
+    """Return all tasks for evaluation, in the order of their sources. Raises what :func:`load_sources` raises."""
+    return held_out_tasks(load_sources(recipe, "evaluation"))
 
-    Raises what :func:`load_sources` raises.
-    """
-    sources = load_sources(recipe, "evaluation")
+
+def held_out_tasks(sources: Sequence[TaskSource], samples: int = 1) -> list[HeldOutTask]:
+    """Return the tasks of ``sources`` in their order, to be evaluated on with ``samples`` episodes of each."""
     return [HeldOutTask(source.tasks[index], source.name, samples) for source in sources for index in range(len(source.tasks))]
 
 

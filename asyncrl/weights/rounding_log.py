@@ -13,7 +13,7 @@ _ROUNDED = {"torch.float32": {"torch.bfloat16", "torch.float16"}}
 
 
 class _ToldOnce(logging.Filter):
-    """Passes on the first warning that weights are rounded, as information, and none after it."""
+    """Passes on the first warning that weights are rounded, in other words, and none after it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class _ToldOnce(logging.Filter):
         if self._told:
             return False
         self._told = True
-        record.levelno, record.levelname = logging.INFO, "INFO"
-        record.msg, record.args = "Weights of %s are rounded to the engine's %s (generators.dtype); not told again", (given, kept)
+        record.msg = "weights of %s are rounded to the engine's %s, as generators.dtype says; this is not told again"
+        record.args = (given, kept)
         return True
 
 

@@ -13,6 +13,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.recipe.algorithm import GaeAdvantage
 from asyncrl.core.recipe.schema import Recipe
+from learners.checkpoint_manifest import Manifest
 from learners.megatron import checkpoint, hugging_face, lora, parallel, placement
 from learners.megatron.cpu_compat import cuda_means_cpu
 from learners.megatron.lora import LowRank
@@ -54,6 +55,9 @@ def export_checkpoint(source: Path, recipe: Recipe, model_path: Path, folder: Pa
                 with hugging_face.HuggingFaceTensors(model_path) as tensors:
                     placement.load(chunks, alone, tensors)
                 shape = checkpoint.shape_of(config, isinstance(recipe.algorithm.advantage, GaeAdvantage))
+                # Whatever the reference policy was, it is no part of the policy.
+                reference_weights = Manifest.read(source).shape.reference_weights
+                shape = msgspec.structs.replace(shape, reference_weights=reference_weights)
                 low_rank = None
                 if learner.lora is not None:
                     low_rank = LowRank(chunks, alone, learner.lora, recipe.seed)

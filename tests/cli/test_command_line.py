@@ -84,7 +84,9 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
     assert "usage:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["launch", "--help"], ["bench", "loop", "--help"], ["buffer", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["launch", "--help"], ["bench", "loop", "--help"], ["buffer", "--help"], ["evaluate", "--help"]]
+)
 def test_help(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)

@@ -1,9 +1,12 @@
 import json
 import os
 import pty
+import re
+import shlex
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 from made_episodes import PROMPT_TOKENS, row, turn, write
@@ -13,6 +16,7 @@ from asyncrl.cli.outcome import ExitCode
 from asyncrl.cli.pager import Place, actions_of
 from asyncrl.episodes.schema import Kind, TokenFate
 
+PAGE = Path(__file__).parents[2] / "docs" / "reading-a-run.md"
 HOSTILE = "a\x1b[2J\x1b[31m</script>\u202eb\x00"
 
 
@@ -130,6 +134,15 @@ print(sorted({{"torch", "ray", "vllm", "transformers", "megatron", "mlflow"}} & 
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_commands_in_the_docs_are_understood(run, capsys):
+    commands = re.findall(r"^\$ asyncrl (show [^#|\n]*)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(commands) >= 6
+    for command in commands:
+        arguments = [str(run) if word == "RUN" else word for word in shlex.split(command)]
+        code = main(arguments)  # what argparse does not understand ends with SystemExit
+        assert code == ExitCode.COMPLETED or "there are:" in capsys.readouterr().err, command
 
 
 def test_keys_turn_the_pages_of_a_terminal(run):

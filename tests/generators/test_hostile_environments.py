@@ -18,6 +18,7 @@ from asyncrl.core.messages import Message
 from asyncrl.core.recipe.schema import EnvironmentConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory
+from asyncrl.envs import ToolEnvironment, tool
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from generators import hosted
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
@@ -249,3 +250,30 @@ async def test_an_episode_that_is_given_up_ends_however_its_environment_likes_it
     assert playing.cancelled()
     assert environment.calls[-1] == "close"
     environment.ends.set()
+
+
+class Broken(ToolEnvironment):
+    @tool
+    async def find(self) -> str:
+        raise OSError("the index is gone")
+
+    def reward(self, task: Task, answer: str) -> float:
+        return float(task.data["answer"])
+
+
+async def test_errors_of_tools_and_of_rewards_are_counted_by_place() -> None:
+    call = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
+    turns = [call, call, "an answer"]
+    engine = FakeEngine(lambda row: turns.pop(0))
+    tools = EpisodeTools(engine, engine.chat, ToolCallReader(engine.chat.tokenizer, "hermes"), Broken)
+    with pytest.raises(EnvironmentBroken, match=r"Broken\.reward raised KeyError: 'answer'"):
+        await run_episode(task(), EpisodeName(GroupId(7), 2, 1), replace(LIMITS, max_turn_tokens=200, max_context=2_000), tools)
+    of_tool, of_reward = tools.errors.counted
+    assert (of_tool.method, of_tool.file, of_tool.kind, of_tool.times, of_tool.example) == (
+        "find",
+        __file__,
+        "OSError",
+        2,
+        "task t",
+    )
+    assert (of_reward.method, of_reward.file, of_reward.kind, of_reward.times) == ("reward", __file__, "KeyError", 1)

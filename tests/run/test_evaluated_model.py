@@ -69,6 +69,7 @@ def test_what_is_no_model_is_refused(word, told, tmp_path, monkeypatch):
 
 
 def test_only_runs_have_versions():
-    assert find_model("tiny").weights is Weights.TINY
+    assert find_model("tiny").weights is Weights.NAMED
+    assert find_model("Qwen/Qwen3-0.6B").weights is Weights.NAMED
     with pytest.raises(RecipeError, match="'tiny' is no run, so it has no version 3"):
         find_model("tiny", 3)

@@ -16,7 +16,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.compose import compose
 from asyncrl.run.evaluation import PORTIONS_AT_ONCE, portion_out
-from asyncrl.run.evaluation_plan import plan_evaluation
+from asyncrl.run.evaluation_plan import in_directory_of, plan_evaluation
 from asyncrl.run.evaluation_request import EvaluationRequest
 from asyncrl.run.evaluation_summary import EvaluationSummary, ModelScores, Played, difference_to, scores_by_source
 from asyncrl.run.evaluation_view import evaluation_view
@@ -157,3 +157,33 @@ def test_scores_that_cannot_be_written_are_a_failure(tmp_path):
     told = summary.recorded(tmp_path / "gone" / "evaluation.json")
     assert told.status is Status.FAILED
     assert told.reason.endswith("could not be written: No such file or directory; make room there")
+
+
+def test_a_run_s_recipe_is_read_where_the_run_was_launched(tmp_path, monkeypatch):
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for folder in (project / "model", elsewhere):
+        folder.mkdir(parents=True)
+    (project / "model" / "config.json").write_text('{"max_position_embeddings": 256}')
+    (project / "held-out.jsonl").write_text('{"prompt": "1+1", "answer": 2}\n')
+    files = "tasks={kind: files, train: [{path: train.jsonl}], evaluation: [{path: held-out.jsonl}]}"
+    monkeypatch.chdir(project)
+    run = RunFolder.create(compose("quickstart", [files, "model.path=model"]))
+    monkeypatch.chdir(elsewhere)
+    with in_directory_of(EvaluationRequest(models=("../project/runs/" + run.path.name,))) as there:
+        plan = plan_evaluation(there)
+    assert Path.cwd() == elsewhere
+    assert [each.task.prompt for each in plan.tasks] == ["1+1"]
+    assert plan.models[0].trained_by is not None
+    assert plan.models[0].trained_by.model.path == plan.recipe.model.path == str(project / "model")
+
+
+def test_an_environment_that_breaks_is_found_before_an_engine_starts(tmp_path, monkeypatch):
+    (tmp_path / "broken_environment.py").write_text(
+        "from asyncrl.envs.calculator import Calculator\n"
+        "class Broken(Calculator):\n"
+        "    def reward(self, task, answer):\n"
+        "        return answr\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RecipeError, match="answr"):
+        plan_evaluation(request("tiny", overrides=("environment.name=broken_environment:Broken",)))

@@ -10,6 +10,7 @@ from fake_generator import FakeGenerator, publication
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncrl.core.error_counts import CountedError
 from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, EventLoopBlocked, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.task import Task
@@ -542,6 +543,23 @@ async def test_what_blocks_the_event_loop_for_a_while_is_told_once() -> None:
         await shop.pool.statistics()
         await shop.pool.statistics()
     assert shop.notes == [f"generator-0: {sentence}"]
+
+
+async def test_an_error_of_the_environments_code_is_shown_once_with_its_traceback() -> None:
+    shop = Shop()
+    error = CountedError(
+        "reward", "/me/env.py", 41, "KeyError", "raised KeyError: 'a'", "Traceback ...\n", times=3, example="task t"
+    )
+
+    async def statistics() -> GeneratorStatistics:
+        return GeneratorStatistics(errors=(error,))
+
+    async with shop.generating():
+        for fake in shop.made:
+            fake.statistics = statistics  # type: ignore[method-assign]
+        await shop.pool.statistics()
+        await shop.pool.statistics()
+    assert shop.notes == ["task t: reward() of env.py:41 raised KeyError: 'a'\nTraceback ..."]
 
 
 async def test_an_error_that_is_no_death_ends_the_run_at_once() -> None:

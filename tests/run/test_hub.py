@@ -73,7 +73,7 @@ def test_what_is_not_in_the_cache_is_refused_with_what_to_do(path: str):
     with pytest.raises(RecipeError) as caught:
         make_plan(compose("quickstart", [f"model.path={path}"]), ROOMY)
     assert caught.value.place == "model.path"
-    assert f"there is no folder {path!r}, and the model acme/small is not in the cache of this machine" in caught.value.problem
+    assert f"there is no folder {path!r}, the model acme/small is not in the cache of this machine" in caught.value.problem
     assert "is switched off (HF_HUB_OFFLINE)" in caught.value.problem
     assert "run `hf download acme/small --local-dir FOLDER`, copy FOLDER to this machine, and set model.path=FOLDER" in str(
         caught.value

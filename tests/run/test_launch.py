@@ -15,6 +15,8 @@ from whole_run import Run, small_model
 
 from asyncrl.cli.metrics_page import is_declared
 from asyncrl.run.evaluation_summary import EvaluationSummary
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.logs import read_logs
 from asyncrl.run.summary import Status
 from asyncrl.run.time_shares import GENERATORS, LEARNER
 
@@ -35,6 +37,11 @@ def test_a_small_run_from_start_to_end(model: Path, tmp_path: Path):
     assert run.end(400) == 0, run.output
     for told in (run.output, (run.folder / "logs" / "driver.log").read_text()):
         assert told.count("algorithm.loss of kind ppo_clip is plain REINFORCE") == 1
+    records = list(read_logs(RunFolder.find(run.folder)))
+    assert [record.time for record in records] == sorted(record.time for record in records)
+    assert {record.process for record in records} >= {"driver", "generator-0", "learner-0"}
+    assert any("Starting Ray" in record.lines[0] for record in records if record.process == "driver")
+    assert not any("Attempted to load weight" in line for record in records for line in record.lines)
     summary = run.summary
     assert (summary.status, summary.reason, summary.steps, summary.versions_published) == (Status.COMPLETED, "", STEPS, STEPS)
     ledger = summary.ledger
@@ -94,7 +101,7 @@ def _check_kept(run: Run) -> None:
 
     from mlflow import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{run.folder / 'mlflow.db'}")
+    client = MlflowClient(f"sqlite:///{run.folder.parent / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("asyncrl")
     traces = client.search_traces(locations=[experiment.experiment_id], include_spans=False)
     of_steps = Counter(trace.info.tags["step"] for trace in traces if trace.info.tags["kind"] == "train")

@@ -34,6 +34,10 @@ a tool prints that
 """
 DRIVER = """\
 2026-11-22 06:37:15,000 INFO asyncrl.run.live_view: Starting Ray
+2026-11-22 06:37:20,900 INFO asyncrl.run.live_view: task t: reward() of my_env.py:41 raised KeyError: 'noted'
+Traceback (most recent call last):
+  File "/home/me/my_env.py", line 41, in reward
+KeyError: 'noted'
 2026-11-22 06:37:21,500 ERROR asyncrl.run.launch: the run failed
 Traceback (most recent call last):
   File "x.py", line 1, in f
@@ -92,6 +96,7 @@ def test_errors_come_with_their_tracebacks_and_without_what_tools_print(run: Run
     for told in (
         "something of vLLM's",
         "KeyError: 'answer'",
+        "raised KeyError: 'noted'",
         "ValueError: one",
         "ValueError: two",
         "RuntimeError: printed",
@@ -230,7 +235,7 @@ def test_rounding_to_the_engines_precision_is_told_once(caplog: pytest.LogCaptur
         logger.warning(text, "d", "torch.bfloat16", "torch.float16")
         logger.warning("something else")
     assert [(record.levelname, record.getMessage().split()[0]) for record in caplog.records] == [
-        ("INFO", "Weights"),
+        ("WARNING", "weights"),
         ("WARNING", "Attempted"),
         ("WARNING", "something"),
     ]

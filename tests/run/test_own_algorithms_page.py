@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import compose
 from asyncrl.run.machine import Machine
@@ -65,3 +66,14 @@ def test_each_function_computes_what_it_says(recipe: Recipe):
     assert rates[:3] == pytest.approx([1e-4, 2e-4, 2e-4])
     assert rates[2] == rates[22] == rates[42] == pytest.approx(2e-4)
     assert rates[12] == pytest.approx(1e-4 * (1 + recipe.learner.min_lr_ratio))
+
+
+def test_a_plan_refuses_a_function_that_breaks_its_contract(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    module = tmp_path / "mine.py"
+    module.write_text(module.read_text().replace("-torch.minimum(free, held), held", "-held.mean(), held"))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    with pytest.raises(RecipeError) as caught:
+        make_plan(recipe)
+    assert caught.value.place == "algorithm.loss"
+    assert f"mine:clip_by_age ({tmp_path}/mine.py:" in caught.value.problem
+    assert "returned a tensor of shape (); return one of shape (24,)" in str(caught.value)

@@ -1,11 +1,14 @@
 """What is raised to a Python program: by refusals, by runs that end early, and by runs that lack what is asked of them."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 import asyncrl
@@ -64,22 +67,38 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupt_reaches_the_driver_and_is_raised_when_it_has_ended(tmp_path):
-    (tmp_path / "slow_environment.py").write_text(
-        f"import os, pathlib, time\npathlib.Path({str(tmp_path / 'driver')!r}).write_text(str(os.getpid()))\n"
-        "print('importing', flush=True)\ntime.sleep(3600)"
-    )
-    command = [sys.executable, "-c", INTERRUPTED]
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+@contextlib.contextmanager
+def launching(folder: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+    """A program that launches a run which does not get beyond importing its environment, and the process that drives the run."""
+    (folder / "slow_environment.py").write_text("import os, time\nprint('importing', os.getpid(), flush=True)\ntime.sleep(3600)")
+    path = os.pathsep.join([str(folder), *filter(None, sys.path)])
     with subprocess.Popen(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", INTERRUPTED],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
-        assert process.stdout.readline() == "importing\n"
-        process.send_signal(signal.SIGINT)
-        shown, _ = process.communicate(timeout=60)
-    assert (process.returncode, shown) == (0, "interrupted\n")
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "driver").read_text()), 0)
+        word, _, number = process.stdout.readline().partition(" ")
+        assert word == "importing"
+        try:
+            yield process, psutil.Process(int(number))
+        finally:
+            process.kill()
+
+
+def test_an_interrupt_reaches_the_driver_and_is_raised_when_it_has_ended(tmp_path):
+    with launching(tmp_path) as (program, driver):
+        program.send_signal(signal.SIGINT)
+        shown, _ = program.communicate(timeout=60)
+        assert (program.returncode, shown) == (0, "interrupted\n")
+        assert not driver.is_running()
+
+
+def test_the_driver_does_not_outlive_the_program(tmp_path):
+    with launching(tmp_path) as (program, driver):
+        program.kill()
+        assert psutil.wait_procs([driver], timeout=60) == ([driver], [])
 
 
 @pytest.mark.parametrize(("status", "error"), [(Status.FAILED, asyncrl.RunFailed), (Status.INTERRUPTED, asyncrl.RunInterrupted)])

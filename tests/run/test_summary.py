@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from asyncrl.core.buffer_statistics import LedgerCounts
+from asyncrl.core.error_counts import CountedError
 from asyncrl.run.compose import compose
 from asyncrl.run.end_view import end_view
 from asyncrl.run.folder import RunFolder
@@ -133,6 +134,17 @@ def test_a_completed_run_ends_with_its_folder(folder):
     assert "Warning: the rewards of every group were equal" in lines
     assert f"sqlite:///{folder[1].database}" in lines[-2]
     assert lines[-1] == f"Run folder: {folder[1].path}"
+
+
+def test_errors_in_the_users_code_are_listed_at_the_end(folder):
+    errors = tuple(
+        CountedError("reward", "/me/env.py", line, "KeyError", "raised KeyError: 'a'", "", times=line, example="task t")
+        for line in range(1, 8)
+    )
+    lines = shown(msgspec.structs.replace(SUMMARY, errors=errors), folder)
+    assert "Error in your code: reward() of env.py:1 raised KeyError: 'a' (once)" in lines
+    assert "Error in your code: reward() of env.py:5 raised KeyError: 'a' (5 times)" in lines
+    assert f"2 other errors in your code: see {folder[1].summary}" in lines
 
 
 def test_nothing_is_made_of_a_run_without_a_step(folder):

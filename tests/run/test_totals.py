@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.error_counts import CountedError
 from asyncrl.core.metrics import Metric, Reading, Reduction
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import BufferConfig
@@ -71,6 +72,26 @@ def test_what_was_trained_had_been_generated_even_if_whoever_counted_was_killed(
     assert trained > 3
     assert summarize(totals, Status.COMPLETED, "", BufferConfig()).tokens.generated == trained
     assert summarize(totals, Status.COMPLETED, "", BufferConfig(max_reuse=2)).tokens.generated == -(-trained // 2)
+
+
+def test_errors_of_the_environments_code_are_summed_over_generators_and_resumes():
+    error = CountedError("reward", "/me/env.py", 41, "KeyError", "raised KeyError: 'a'", times=3, example="task t")
+    of_tool = CountedError("look_up", "/me/env.py", 30, "OSError", "raised OSError: x", times=2, example="task u")
+    generators = [
+        msgspec.structs.replace(statistics(10, 1.0, 0.0), errors=(error,)),
+        msgspec.structs.replace(statistics(10, 1.0, 0.0), errors=(of_tool, error)),
+    ]
+    first = Totals()
+    first.begin(0.0, generators)
+    first.step(1, batch(0), [], 1.0, 1.0, generators, None)
+    second = Totals()
+    second.resume(msgspec.json.decode(msgspec.json.encode(first.now()), type=SavedTotals), published=1)
+    second.begin(0.0, generators[:1])
+    second.step(2, batch(1), [], 1.0, 1.0, generators[:1], None)
+    summary = summarize(second, Status.COMPLETED, "", BufferConfig())
+    assert [(each.method, each.times) for each in summary.errors] == [("reward", 9), ("look_up", 2)]
+    earlier = msgspec.structs.replace(summary, steps=7)
+    assert summarize(Totals(), Status.FAILED, "", BufferConfig()).going_on_from(earlier).errors == summary.errors
 
 
 def test_a_warning_is_told_once_also_by_a_run_that_is_resumed():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from asyncrl.core.metrics import Metric
-from asyncrl.run import metrics
+from asyncrl.run import episode_metrics, metrics
 from asyncrl.run.metric_history import Series
 from asyncrl.run.report.figures import Chart, Timeline, chart, timeline
 from asyncrl.run.report.run_record import RunRecord
@@ -45,6 +45,11 @@ _ORDER = (
     "optimizer",
     "publish",
     "checkpoint",
+    "other",
+    "waiting",
+    "tickets",
+    "paused",
+    "nothing",
 )
 """Parts of the time in the order in which they are drawn; parts that wait come last."""
 _WAITING_WORDS = ("wait", "idle", "tickets", "paused", "nothing")
@@ -163,8 +168,10 @@ def _compared(runs: Sequence[RunRecord], name: str, points: int = 300) -> Chart 
 @cache
 def _declared() -> dict[str, Metric]:
     """Every declared metric, by its name."""
-    found = (each for module in (metrics, learner_metrics) for each in vars(module).values())
-    return {each.name: each for each in found if isinstance(each, Metric)}
+    modules = (metrics, learner_metrics, episode_metrics)
+    values = [value for module in modules for value in vars(module).values()]
+    values += [entry for value in values if isinstance(value, dict) for entry in value.values()]
+    return {each.name: each for each in values if isinstance(each, Metric)}
 
 
 def _divided(series: Series, totals: dict[int, float]) -> Series:

@@ -213,9 +213,9 @@ def _thinned(steps: Sequence[int], values: Sequence[float], points: int) -> tupl
 def _range(values: np.ndarray) -> tuple[float, float]:
     """Both ends of an axis that shows all values; it begins at 0 where that costs little."""
     low, high = float(values.min()), float(values.max())
-    if low == high:
-        spread = abs(low) * 0.1 or 1.0
-        return (low - spread, high + spread) if low else (0.0, 1.0)
+    if high - low <= 0.002 * max(abs(low), abs(high)):  # what differs less looks the same in the numbers on the axis
+        spread = max(abs(low), abs(high)) * 0.1
+        return (low - spread, high + spread) if high or low else (0.0, 1.0)
     if 0 <= low < 0.6 * high:
         return 0.0, high * 1.04
     if 0.6 * low < high <= 0:

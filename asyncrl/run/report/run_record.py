@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -20,17 +19,12 @@ from asyncrl.run.metric_history import Series, metric_history
 from asyncrl.run.summary import Summary
 
 
-class _Warnings(msgspec.Struct):
-    warnings: list[str] = []
-
-
 class RunRecord:
     """One run.
 
     Attributes:
         recipe: every key of the resolved recipe, and its value as text.
         summary: how it ended; None if it has not, or was killed.
-        warnings: what it was warned of.
         metrics: every metric, by name.
         episodes: reads the kept episodes; None if there are none.
         missing: sentences on what could not be read, and why.
@@ -45,7 +39,7 @@ class RunRecord:
         self.missing: list[str] = []
         recipe = _recipe(self.folder.recipe)
         self.recipe = {key: str(value) for key, value in flatten(recipe)}
-        self.summary, self.warnings = self._ended()
+        self.summary = self._ended()
         self.metrics = self._metrics(recipe)
         self.episodes = self._episodes()
 
@@ -54,15 +48,14 @@ class RunRecord:
         found = self.metrics.get(name)
         return found if found is not None and found.steps else None
 
-    def _ended(self) -> tuple[Summary | None, list[str]]:
+    def _ended(self) -> Summary | None:
         try:
-            content = self.folder.summary.read_bytes()
-            return msgspec.json.decode(content, type=Summary), msgspec.json.decode(content, type=_Warnings).warnings
+            return Summary.read(self.folder.summary)
         except FileNotFoundError:
             self.missing.append("It has no summary.json: it still runs, or it was killed.")
         except (OSError, ValueError, RecursionError) as error:
             self.missing.append(f"Its summary.json cannot be read: {error}.")
-        return None, []
+        return None
 
     def _metrics(self, recipe: dict[str, Any]) -> dict[str, Series]:
         try:
@@ -76,7 +69,7 @@ class RunRecord:
 
     def _episodes(self) -> EpisodeReader | None:
         try:
-            return EpisodeReader(self.folder.path / "trajectories")
+            return EpisodeReader(self.folder.trajectories)
         except RecipeError as error:
             self.missing.append(f"It is shown without episodes: {error}.")
             return None

@@ -31,11 +31,18 @@ def make_run(
     """A run that has ended. ``tracked``: with metrics, which takes seconds, since MLflow makes a database."""
     recipe = compose("quickstart", [f"run_dir={parent}", *overrides])
     folder = RunFolder.create(recipe)
+    warnings = (f"all groups are alike {HOSTILE}",)
     ended = Summary(
-        **{"status": Status.COMPLETED, "steps": STEPS, "evaluation": EvaluationEnds(0.4, 0.9), "ledger": LEDGER, **summary}
+        **{
+            "warnings": warnings,
+            "status": Status.COMPLETED,
+            "steps": STEPS,
+            "evaluation": EvaluationEnds(0.4, 0.9),
+            "ledger": LEDGER,
+            **summary,
+        }
     )
-    content = msgspec.to_builtins(ended) | {"warnings": [f"all groups are alike {HOSTILE}"]}
-    folder.summary.write_bytes(msgspec.json.encode(content))
+    ended.write(folder.summary)
     if tracked:
         tracker = Tracker(recipe, folder)
         tracker.start()

@@ -8,6 +8,7 @@ from reported import HOSTILE, STEPS, Checked, episode, make_run, page_of
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
 from asyncrl.episodes.visible import visible
+from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status
 
 
@@ -129,6 +130,14 @@ def test_the_command_refuses_what_is_no_run_and_names_a_damaged_file(tmp_path, c
     (folder.path / "trajectories" / "broken.parquet").write_bytes(b"half")
     assert main(["report", str(folder.path)]) == ExitCode.FAILED
     assert "broken.parquet" in capsys.readouterr().err
+
+
+def test_a_folder_whose_name_is_no_text_is_reported_without_its_episodes(tmp_path):
+    folder = make_run(tmp_path)
+    renamed = folder.path.rename(folder.path.with_name("\udcff<b>"))
+    text = Checked(page_of(RunFolder(renamed))).text
+    assert r"\udcff<b>" in text
+    assert "rename the folder" in text
 
 
 def test_metrics_that_are_gone_are_told(tmp_path):
