@@ -66,6 +66,10 @@ class Doing(IntEnum):
     """Weights are being installed."""
 
 
+_REQUEST, _EVALUATION_REQUEST = int(Doing.REQUEST), int(Doing.EVALUATION_REQUEST)
+"""As integers: looking up a member of an enumeration takes as long as the rest of what is done for each request."""
+
+
 class EngineTime:
     """The time of one worker, split as :class:`TimeUse` says.
 
@@ -79,17 +83,16 @@ class EngineTime:
         self._settled_at = clock()
         self._now = [0] * len(Doing)
         self._parts = dict.fromkeys(TimeUse.__struct_fields__, 0.0)
+        self._contexts = [_Context(self, what) for what in Doing]
 
-    @contextmanager
-    def doing(self, what: Doing) -> Iterator[None]:
-        """Note that one more is doing ``what``, while the context lasts."""
+    def doing(self, what: Doing) -> "_Context":
+        """Return a context manager: one more is doing ``what`` while the context lasts."""
+        return self._contexts[what]
+
+    def change(self, what: int, by: int) -> None:
+        """Note that ``by`` more are doing ``what``, a :class:`Doing`, from now on."""
         self.settle()
-        self._now[what] += 1
-        try:
-            yield
-        finally:
-            self.settle()
-            self._now[what] -= 1
+        self._now[what] += by
 
     @contextmanager
     def installing(self, paused_seconds: Callable[[], float]) -> Iterator[None]:
@@ -125,7 +128,10 @@ class EngineTime:
         if elapsed <= 0:
             return
         doing, parts = self._now, self._parts
-        requests, evaluation_requests = doing[Doing.REQUEST], doing[Doing.EVALUATION_REQUEST]
+        requests, evaluation_requests = doing[_REQUEST], doing[_EVALUATION_REQUEST]
+        if requests and not evaluation_requests:  # this is so nearly always
+            parts["sampling"] += elapsed
+            return
         if running := requests + evaluation_requests:
             parts["sampling"] += elapsed * requests / running
             parts["evaluating"] += elapsed * evaluation_requests / running
@@ -142,6 +148,21 @@ class EngineTime:
             return
         for part, number in waiting.items():
             parts[part] += elapsed * number / whole
+
+
+class _Context:
+    """What :meth:`EngineTime.doing` returns. It has no state of its own, so contexts may lie within each other."""
+
+    __slots__ = ("_time", "_what")
+
+    def __init__(self, time: EngineTime, what: int) -> None:
+        self._time, self._what = time, what
+
+    def __enter__(self) -> None:
+        self._time.change(self._what, 1)
+
+    def __exit__(self, *_: object) -> None:
+        self._time.change(self._what, -1)
 
 
 class TimedEngine:
