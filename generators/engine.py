@@ -48,6 +48,8 @@ CPU_BLOCK_TOKENS = 32
 BATCHED_TOKENS = 8192
 """Most tokens in one engine step, unless the context is longer: no prompt is prefilled in pieces."""
 
+_ALIVE_S = 1.0
+"""Seconds between two looks at whether an engine that owes an answer is alive."""
 _WARM_UP_REQUESTS = 8
 _WARM_UP_TOKENS = 16
 
@@ -169,13 +171,13 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         async with self._installing:
-            encoded, core = msgspec.msgpack.encode(publication), self._llm.engine_core
+            encoded = msgspec.msgpack.encode(publication)
             await self._prepare(publication.version, encoded)
             try:
                 # One call, which vLLM's process runs between two steps. More calls would have to wait for us.
-                pause_s, *acknowledged = await core.call_utility_async(INSTALL, encoded, str(publication.version))
-            except EngineDeadError as error:
-                raise ProcessDied(f"the vLLM engine died while version {publication.version} was installed") from error
+                pause_s, *acknowledged = await self._ask(INSTALL, encoded, str(publication.version))
+            except ProcessDied:
+                raise
             except BaseException as error:
                 self._failure = str(error) or type(error).__name__
                 if not isinstance(error, Exception):
@@ -195,26 +197,37 @@ class VllmEngine:
 
     async def _prepare(self, version: PolicyVersion, publication: bytes) -> None:
         """Have the weights of a publication made ready. If that fails, the engine still has the weights it had."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         try:
-            await self._llm.engine_core.call_utility_async(PREPARE, publication)
-        except EngineDeadError as error:
-            raise ProcessDied(f"the vLLM engine died while version {version} was made ready") from error
+            await self._ask(PREPARE, publication)
+        except ProcessDied:
+            raise
         except Exception as error:
             problem = f"version {version} could not be made ready, and the engine keeps version {self._version}"
             raise WeightMismatch(f"{problem}: {error}") from error
 
     async def load(self) -> EngineLoad:
         """What the engine has to do now; see :class:`generators.completion.Engine`."""
+        self._load = EngineLoad(*await self._ask(REPORT_LOAD))
+        return self._load
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of vLLM's engine process. vLLM leaves such a call unanswered when that process dies.
+
+        Raises:
+            ProcessDied: the process died.
+        """
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        answer = asyncio.ensure_future(self._llm.engine_core.call_utility_async(method, *arguments))
         try:
-            load = EngineLoad(*await self._llm.engine_core.call_utility_async(REPORT_LOAD))
+            while not (await asyncio.wait({answer}, timeout=_ALIVE_S))[0]:
+                if self._llm.engine_core.resources.engine_dead:
+                    raise ProcessDied(f"the vLLM engine died during {method}; see its log")
+            return answer.result()
         except EngineDeadError as error:
-            raise ProcessDied("the vLLM engine died; see its log") from error
-        self._load = load
-        return load
+            raise ProcessDied(f"the vLLM engine died during {method}; see its log") from error
+        finally:
+            answer.cancel()
 
     def use(self) -> EngineUse:
         """Return the counters since the engine was ready."""

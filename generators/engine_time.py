@@ -103,6 +103,9 @@ class EngineTime:
         Args:
             paused_seconds: seconds for which the engine has been paused so far.
         """
+        if self._now[Doing.INSTALLATION]:  # another installation lasts, and counts the pause
+            yield
+            return
         with self.doing(Doing.INSTALLATION):
             before, paused_before = dict(self._parts), paused_seconds()
             try:

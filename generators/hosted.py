@@ -87,7 +87,7 @@ class HostedEnvironment:
     def _broken(self, method: str, error: BaseException) -> EnvironmentBroken:
         raised = UsersError.of(error, getattr(type(self._environment), method, None))
         if isinstance(error, EnvironmentBroken):
-            error.raised = error.raised or raised
+            error.raised = getattr(error, "raised", None) or raised  # the user's own class may not have called our constructor
             return error
         name = f"{type(self._environment).__name__}.{raised.method or method}"
         broken = EnvironmentBroken(f"task {self._task.id}: {name} {raised.problem}{raised.where}", raised)

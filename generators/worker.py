@@ -214,7 +214,9 @@ class GeneratorWorker:
     async def _adapt(self) -> None:
         """Hold as many episodes as the engine can bear."""
         while True:
-            self._concurrency.observe(await self._engine.load(), self._leases.playing)
+            load = await self._engine.load()
+            if not self._evaluations.running:  # requests of an evaluation say nothing about training
+                self._concurrency.observe(load, self._leases.playing)
             await sleep(ADAPT_S)
 
     def _limit(self, episodes: int, reason: str) -> None:

@@ -39,9 +39,9 @@ class ErrorCounts:
         key = _key(error)
         before = self._counted.get(key)
         if before is None:
-            logger.warning("%s", f"{example}: {error}\n{error.traceback}".rstrip())
             if len(self._counted) == MOST_PLACES:
                 return
+            logger.warning("%s", f"{example}: {error}\n{error.traceback}".rstrip())
         times = 1 if before is None else before.times + 1
         self._counted[key] = CountedError(**_fields(before or error), times=times, example=before.example if before else example)
         if times > 1 and str(times).strip("0") == "1":

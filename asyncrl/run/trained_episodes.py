@@ -60,7 +60,9 @@ class TrainedEpisodes:
         seen = records.rows()
         path = training_file(self._folder, batch.version + 1, self._rank.data_rank)
         of_batch = {(row.group_id, row.sample_index): row for row in batch.rows}
-        self._writer.put(path, lambda: [kept(rows[name], of_batch[name], batch, seen.get(name)) for name in chosen])
+        # What waits to be written holds no other row in memory.
+        episodes = [kept(rows[name], of_batch[name], batch, seen.get(name)) for name in chosen]
+        self._writer.put(path, lambda: episodes)
 
     def news(self) -> str:
         """What the user should be told and has not been: empty, or a sentence."""
