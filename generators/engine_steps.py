@@ -2,9 +2,13 @@
 
 vLLM computes both in one step. So the time of a step is divided in proportion to the tokens that it computed of each. A prompt's
 tokens that were found in the cache are not computed, and do not count.
+
+On a GPU vLLM schedules a step before it has the result of the one before. So the time between two results is that of the step
+whose result came second.
 """
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,7 +28,9 @@ class EngineSteps:
 
     def __init__(self) -> None:
         self.prefill_seconds = self.decode_seconds = 0.0
-        self._prompt_tokens = self._tokens = 0
+        self._scheduled: deque[tuple[int, int]] = deque()
+        """Prompt tokens and all tokens of each step that has no result yet, oldest first."""
+        self._result_at = 0.0
 
     @classmethod
     def of(cls, core: "EngineCoreProc") -> "EngineSteps":
@@ -41,18 +47,23 @@ class EngineSteps:
 
         def counting(*arguments: Any, **options: Any) -> "SchedulerOutput":
             scheduled = schedule(*arguments, **options)
-            self._prompt_tokens, self._tokens = prompt_tokens(scheduled), scheduled.total_num_scheduled_tokens
+            self._scheduled.append((prompt_tokens(scheduled), scheduled.total_num_scheduled_tokens))
             return scheduled
 
         def timed() -> Any:
-            self._tokens = 0
-            began = time.monotonic()
+            began = self._result_at if self._scheduled else time.monotonic()
             outcome = step()
-            if self._tokens:
-                seconds = time.monotonic() - began
-                prefill = seconds * self._prompt_tokens / self._tokens
+            if not self._scheduled:  # there was nothing to do
+                return outcome
+            if outcome[0] is None:  # another step is scheduled before the result of this one is waited for
+                self._result_at = began
+                return outcome
+            of_prompts, tokens = self._scheduled.popleft()
+            self._result_at = time.monotonic()
+            if tokens:
+                prefill = (self._result_at - began) * of_prompts / tokens
                 self.prefill_seconds += prefill
-                self.decode_seconds += seconds - prefill
+                self.decode_seconds += self._result_at - began - prefill
             return outcome
 
         core.scheduler.schedule = counting

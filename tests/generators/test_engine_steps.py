@@ -32,16 +32,44 @@ def test_a_step_s_time_is_divided_by_its_tokens(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("generators.engine_steps.time.monotonic", lambda: now[0])
     plan = [scheduled({"a": 30}, {"b": (1, 3), "c": (9, 4)}), scheduled({}, {"a": (1, 1)}), scheduled({}, {})]
 
-    def step() -> str:
+    def step() -> tuple[dict[int, str], bool]:
         core.scheduler.schedule(throttled=False)
         now[0] += 4.0
-        return "outputs"
+        return {0: "outputs"}, True
 
     core = SimpleNamespace(scheduler=SimpleNamespace(schedule=lambda throttled: plan.pop(0)), step_fn=step)
     steps = EngineSteps.of(core)
     assert EngineSteps.of(core) is steps
-    assert core.step_fn() == "outputs"
+    assert core.step_fn() == ({0: "outputs"}, True)
     assert (steps.prefill_seconds, steps.decode_seconds) == (3.0, 1.0)
     core.step_fn()
     core.step_fn()  # it computed no token
     assert (steps.prefill_seconds, steps.decode_seconds) == (3.0, 5.0)
+
+
+def test_where_steps_are_scheduled_ahead_the_time_between_results_is_of_the_step_that_ended(monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    monkeypatch.setattr("generators.engine_steps.time.monotonic", lambda: now[0])
+    plan = [scheduled({"a": 40}, {}), scheduled({}, {"a": (1, 1)}), scheduled({}, {"a": (1, 2)})]
+    takes, queue = [5.0, 1.0, 2.0], []
+
+    def step() -> tuple[dict[int, str] | None, bool]:
+        if plan:
+            queue.append(core.scheduler.schedule())
+            if len(queue) < 2:
+                return None, True
+        queue.pop(0)
+        now[0] += takes.pop(0)
+        return {}, True
+
+    core = SimpleNamespace(scheduler=SimpleNamespace(schedule=lambda: plan.pop(0)), step_fn=step)
+    steps = EngineSteps.of(core)
+    for _ in range(4):
+        core.step_fn()
+    assert (steps.prefill_seconds, steps.decode_seconds) == (5.0, 3.0)
+    now[0] += 100.0  # idle
+    plan.append(scheduled({}, {"a": (1, 3)}))
+    takes.append(1.0)
+    core.step_fn()
+    core.step_fn()
+    assert (steps.prefill_seconds, steps.decode_seconds) == (5.0, 4.0)
