@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncrl.api.driven import drive
-from asyncrl.api.errors import NotThere, RunFailed, RunInterrupted
+from asyncrl.api.errors import NotThere
 from asyncrl.api.messages import EvaluateRequest
 from asyncrl.api.run import PathLike, Run, read_trajectories
 
@@ -43,7 +43,6 @@ def evaluate(
         ComponentFailed: that process could not begin.
     """
     from asyncrl.run.evaluation_request import EvaluationRequest
-    from asyncrl.run.summary import Status
 
     several = [models] if isinstance(models, str | os.PathLike | Run) else models
     asked = EvaluationRequest(
@@ -53,18 +52,10 @@ def evaluate(
         samples=samples,
         versions=tuple(versions),
     )
-    evaluation = Evaluation(drive(EvaluateRequest(asked)))
-    try:
-        summary = evaluation.summary
-    except NotThere as error:
-        raise RunFailed(evaluation.path, "the process that evaluated was killed") from error
-    match summary.status:
-        case Status.COMPLETED:
-            return evaluation
-        case Status.INTERRUPTED:
-            raise RunInterrupted(evaluation.path, summary.reason)
-        case Status.FAILED:
-            raise RunFailed(evaluation.path, summary.reason)
+    ended = drive(EvaluateRequest(asked))
+    evaluation = Evaluation(ended.folder)
+    ended.require_completed(evaluation)
+    return evaluation
 
 
 class Evaluation:

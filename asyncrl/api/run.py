@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from asyncrl.api.driven import drive
-from asyncrl.api.errors import NotThere, RunFailed, RunInterrupted
+from asyncrl.api.driven import Ended, drive
+from asyncrl.api.errors import NotThere
 from asyncrl.api.messages import LaunchRequest
+from asyncrl.core.errors import RecipeError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from asyncrl.core.recipe.schema import Recipe
-    from asyncrl.run.folder import RunFolder
     from asyncrl.run.summary import Summary
 
 PathLike = str | os.PathLike[str]
@@ -26,7 +26,7 @@ def launch(recipe: PathLike, overrides: Sequence[str] = ()) -> Run:
     """Run a recipe to its end, showing what ``asyncrl launch`` shows.
 
     The run is driven by a process of its own. So it may be launched from any thread and under a running event loop, as in a
-    notebook; an interrupt ends it in order.
+    notebook. If this is the main thread, an interrupt ends it in order; Python interrupts no other thread.
 
     Args:
         recipe: path of a ``.yaml`` file, or the name of a shipped recipe.
@@ -102,14 +102,28 @@ class Run:
         return self._folder.model
 
     def metrics(self) -> pa.Table:
-        """Return everything that was tracked, as columns ``step``, ``name`` and ``value``, in the order of steps.
+        """Return what was tracked, as columns ``step``, ``name`` and ``value``, in the order of steps.
+
+        A metric has one value in a step; values that are not finite are left out.
 
         Raises:
-            NotThere: nothing was tracked yet, or the tracking server does not know the run.
+            NotThere: nothing was tracked yet, or where it was tracked cannot be read.
         """
         import pyarrow as pa
 
-        rows = sorted(_tracked(self._folder, self.recipe))
+        from asyncrl.run.metric_history import metric_history
+
+        try:
+            history = metric_history(self._folder, self.recipe.tracking)
+        except RecipeError as error:
+            raise NotThere(str(error)) from error
+        if not history:
+            raise NotThere(f"{self.path} has no metrics yet: tracking begins with the run, and takes seconds")
+        rows = sorted(
+            (step, name, value)
+            for name, series in history.items()
+            for step, value in zip(series.steps, series.values, strict=True)
+        )
         steps, names, values = zip(*rows, strict=True) if rows else ((), (), ())
         types = [("step", pa.int64()), ("name", pa.string()), ("value", pa.float64())]
         return pa.table([steps, names, values], schema=pa.schema(types))
@@ -123,6 +137,7 @@ class Run:
 
         Raises:
             NotThere: no episodes are kept.
+            EpisodesUnreadable: a file of them is damaged.
         """
         return read_trajectories(self._folder.trajectories, step, kind)
 
@@ -136,62 +151,22 @@ class Run:
 
 def read_trajectories(folder: Path, step: int | None = None, kind: Literal["train", "evaluation"] | None = None) -> pa.Table:
     """Read the kept episodes in ``folder``; see :meth:`Run.trajectories`."""
-    import pyarrow.compute as pc
-    import pyarrow.dataset as ds
+    from asyncrl.episodes.reader import Choice, EpisodeReader
+    from asyncrl.episodes.schema import Kind
 
-    from asyncrl.episodes.schema import SCHEMA, Kind
-
-    files = sorted(str(file) for file in folder.glob("*.parquet") if not file.name.startswith("."))
-    if not files:
-        remedy = "tracking.trajectories of the recipe says which are; a run has none before its first training step"
-        raise NotThere(f"no episodes are kept in {folder}; {remedy}")
-    chosen = pc.scalar(True)
-    if kind is not None:
-        chosen &= pc.field("kind") == Kind(kind).value
-    if step is not None:
-        trained = (pc.field("kind") == Kind.TRAIN.value) & (pc.field("step") == step)
-        chosen &= trained | ((pc.field("kind") == Kind.EVALUATION.value) & (pc.field("version") == step))
-    return ds.dataset(files, schema=SCHEMA, format="parquet").to_table(filter=chosen)
-
-
-def _tracked(folder: RunFolder, recipe: Recipe) -> Iterator[tuple[int, str, float]]:
-    """Yield step, name and value of everything that was tracked."""
-    if not folder.tracked_as.is_file():
-        raise NotThere(f"{folder.path} has no metrics yet: tracking begins with the run, and takes seconds")
-
-    from asyncrl.run.tracking import keep_mlflow_quiet, tracking_uri
-
-    keep_mlflow_quiet()
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-
-    uri, run_id = tracking_uri(recipe.tracking, folder), folder.tracked_as.read_text(encoding="utf-8")
-    client = MlflowClient(uri)
     try:
-        for name in client.get_run(run_id).data.metrics:
-            for point in client.get_metric_history(run_id, name):
-                yield point.step, name, point.value
-    except MlflowException as error:
-        raise NotThere(f"MLflow at {uri} does not give the metrics of {folder.path}: {error}") from error
+        reader = EpisodeReader(folder)
+    except RecipeError as error:
+        raise NotThere(str(error)) from error
+    return reader.table(Choice(kind=None if kind is None else Kind(kind), step=step))
 
 
-def _ended(folder: Path) -> Run:
-    """Return the run in ``folder``, which a process has just driven.
+def _ended(ended: Ended) -> Run:
+    """Return the run that a process has just driven.
 
     Raises:
         RunFailed, RunInterrupted: it did not complete.
     """
-    from asyncrl.run.summary import Status
-
-    run = Run(folder)
-    try:
-        summary = run.summary
-    except NotThere as error:
-        raise RunFailed(folder, "the process that drove the run was killed") from error
-    match summary.status:
-        case Status.COMPLETED:
-            return run
-        case Status.INTERRUPTED:
-            raise RunInterrupted(folder, summary.reason)
-        case Status.FAILED:
-            raise RunFailed(folder, summary.reason)
+    run = Run(ended.folder)
+    ended.require_completed(run)
+    return run

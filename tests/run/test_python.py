@@ -8,11 +8,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 import asyncrl
+from asyncrl.api import driven
+from asyncrl.api.driven import Ended
+from asyncrl.api.messages import Began, LaunchRequest
 from asyncrl.api.run import _ended
+from asyncrl.cli.outcome import ExitCode
 from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status, Summary
@@ -105,14 +110,78 @@ def test_the_driver_does_not_outlive_the_program(tmp_path):
 def test_a_run_that_did_not_complete_is_raised_with_reason_and_folder(folder, status, error):
     Summary(status=status, reason="no more coffee").write(folder.summary)
     with pytest.raises(error, match=f"no more coffee; see {folder.path}") as raised:
-        _ended(folder.path)
+        _ended(Ended(folder.path, ExitCode[status.name]))
     assert (raised.value.reason, raised.value.folder) == ("no more coffee", folder.path)
     assert isinstance(raised.value, asyncrl.AsyncRLError)
 
 
 def test_a_run_whose_driver_was_killed_has_failed(folder):
-    with pytest.raises(asyncrl.RunFailed, match="the process that drove the run was killed"):
-        _ended(folder.path)
+    with pytest.raises(asyncrl.RunFailed, match="the driver was killed by signal 9 and left no summary"):
+        _ended(Ended(folder.path, -9))
+
+
+def driver_of(code: str, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
+    """Have drivers run ``code``, in which ``answers`` is their descriptor, and return those that were started."""
+    started = []
+
+    def start(request: LaunchRequest, descriptor: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", f"answers = {descriptor}\n{code}"]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=(descriptor,)))
+        return started[-1]
+
+    monkeypatch.setattr(driven, "_start", start)
+    return started
+
+
+@pytest.mark.parametrize(
+    ("end", "told"), [("os._exit(2)", "ended with code 2"), ("os.kill(os.getpid(), 9)", "was killed by signal 9")]
+)
+def test_an_old_summary_does_not_tell_how_a_resumed_run_ended(folder, monkeypatch, end, told):
+    Summary(status=Status.COMPLETED).write(folder.summary)
+    began = msgspec.json.encode(Began(str(folder.path))) + b"\n"
+    driver_of(f"import os; os.write(answers, {began!r}); {end}", monkeypatch)
+    with pytest.raises(asyncrl.RunFailed, match=f"the driver {told}, but the summary says completed"):
+        asyncrl.Run(folder.path).resume()
+
+
+def test_an_interrupt_while_the_driver_starts_ends_it_too(monkeypatch):
+    started = driver_of("import time; time.sleep(3600)", monkeypatch)
+    start = driven._start
+
+    def interrupted(request: LaunchRequest, descriptor: int) -> subprocess.Popen[str]:
+        process = start(request, descriptor)
+        signal.raise_signal(signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(driven, "_start", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        asyncrl.launch("quickstart")
+    assert started[0].returncode is not None
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_process_that_keeps_the_output_open_is_not_waited_for(folder, monkeypatch):
+    monkeypatch.setattr(driven, "SHOWING_S", 0.1)
+    began = msgspec.json.encode(Began(str(folder.path))) + b"\n"
+    code = f"""
+import os, subprocess
+left = subprocess.Popen(["sleep", "3600"])
+os.write(answers, {began!r})
+open({str(folder.path / "left")!r}, "w").write(str(left.pid))
+"""
+    driver_of(code, monkeypatch)
+    try:
+        assert driven.drive(LaunchRequest("quickstart")) == Ended(folder.path, 0)
+    finally:
+        os.kill(int((folder.path / "left").read_text()), signal.SIGKILL)
+
+
+def test_metrics_whose_database_is_gone_are_told_and_no_database_is_made(folder):
+    folder.tracked_as.write_text("0123456789abcdef")
+    with pytest.raises(asyncrl.NotThere, match="which is gone"):
+        asyncrl.Run(folder.path).metrics()
+    assert not folder.database.exists()
 
 
 def test_what_a_run_does_not_have_is_told(folder, tmp_path):
