@@ -196,8 +196,8 @@ def test_further_trackers_get_each_new_record_once_and_their_errors_reach_the_ow
             self.calls.append(status)
 
     noted = Noted()
-    monkeypatch.setattr(tracking, "make_further_trackers", lambda *_: [("wandb", noted)])
-    recipe, folder = make(tmp_path)
+    monkeypatch.setattr(tracking, "make_further_tracker", lambda *_: noted)
+    recipe, folder = make(tmp_path, "tracking.also=[wandb]")
     tracker = Tracker(recipe, folder)
     tracker.start()
     tracker.log(1, {"reward/mean": 1.0})
@@ -211,6 +211,17 @@ def test_further_trackers_get_each_new_record_once_and_their_errors_reach_the_ow
     with pytest.raises(TrackingFailed, match=r"wandb: no such project; correct that, or take wandb out of tracking\.also"):
         again.finish(Status.COMPLETED, seconds=60)
     assert noted.calls[3:] == []
+
+
+def test_a_further_tracker_that_cannot_be_made_is_told_as_such(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("no such entity")
+
+    monkeypatch.setattr(tracking, "make_further_tracker", refuse)
+    tracker = Tracker(*make(tmp_path, "tracking.also=[wandb]"))
+    tracker.start()
+    with pytest.raises(TrackingFailed, match=r"^wandb: no such entity; correct that, or take wandb out of tracking\.also"):
+        tracker.finish(Status.COMPLETED, seconds=120)
 
 
 def test_a_resumed_run_whose_database_is_gone_is_tracked_anew(tmp_path):
