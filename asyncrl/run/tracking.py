@@ -275,21 +275,26 @@ class Tracker:
             raise
 
     def _batches(self) -> Iterator[Sequence[_Values] | _Trained | _Evaluated | _End]:
-        """Records in order until the end. Metrics that wait at the same time come together, for one transaction."""
+        """Records until the end. Metrics that wait at the same time come together, for one transaction; what is to have
+        traces, which waits among them, comes after them, in order."""
         waiting: list[_Values] = []
+        traced: list[_Trained | _Evaluated] = []
         while True:
             record = self._records.get()
-            if isinstance(record, _Values):
-                waiting.append(record)
-                if not self._records.empty():
-                    continue
+            match record:
+                case _Values():
+                    waiting.append(record)
+                case _Trained() | _Evaluated():
+                    traced.append(record)
+            if not isinstance(record, _End) and not self._records.empty():
+                continue
             if waiting:
                 yield waiting
-                waiting = []
-            if not isinstance(record, _Values):
-                yield record
+            yield from traced
             if isinstance(record, _End):
+                yield record
                 return
+            waiting, traced = [], []
 
 
 def tracking_uri(config: TrackingConfig, folder: RunFolder) -> str:

@@ -153,6 +153,24 @@ def test_runs_that_begin_and_write_at_once_share_a_database(tmp_path):
         assert [(point.step, point.value) for point in history] == [(step, 3.5) for step in range(1, 101)]
 
 
+def test_metrics_that_wait_are_written_in_few_transactions_and_in_order(tmp_path, monkeypatch):
+    written, write_them = [], tracking._log_values
+
+    def counted(client, run_id, records):
+        written.append([record.step for record in records])
+        write_them(client, run_id, records)
+
+    monkeypatch.setattr(tracking, "_log_values", counted)
+    tracker = Tracker(*make(tmp_path))
+    for step in range(1, 201):
+        tracker.log(step, {"reward/mean": 1.0})
+        tracker.log_trained(step)
+        tracker.log_evaluated(step)
+    tracker.start()
+    tracker.finish(Status.COMPLETED, seconds=120)
+    assert written == [list(range(1, 201))]
+
+
 def test_a_database_that_another_process_holds_is_waited_for(tmp_path, monkeypatch, caplog):
     def write_without_waiting(*_):
         with closing(sqlite3.connect(folder.database, timeout=0)) as mine, mine:
