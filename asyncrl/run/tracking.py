@@ -298,7 +298,7 @@ class Tracker:
 
 
 def tracking_uri(config: TrackingConfig, folder: RunFolder) -> str:
-    """Where the run is tracked: ``tracking.uri``, or a SQLite file beside the run folder, which all runs there share."""
+    """Where the run is tracked: ``tracking.uri``, or a SQLite file: :attr:`RunFolder.database`."""
     return config.uri or f"sqlite:///{folder.database}"
 
 

@@ -20,8 +20,9 @@ from asyncrl.run.compose import compose, resolved_yaml
 from asyncrl.run.disk import ROOM_BYTES
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.further_trackers import check_further_trackers
+from asyncrl.run.metric_history import metric_history
 from asyncrl.run.summary import Status
-from asyncrl.run.tracking import Tracker, TrackingFailed
+from asyncrl.run.tracking import Tracker, TrackingFailed, check_database
 
 
 def make(tmp_path, *overrides: str):
@@ -254,6 +255,20 @@ def test_a_resumed_run_whose_database_is_gone_is_tracked_anew(tmp_path):
     client = MlflowClient(tracking.tracking_uri(recipe.tracking, folder))
     history = client.get_metric_history(folder.tracked_as.read_text(), "reward/mean")
     assert [point.step for point in history] == [2, 3]
+
+
+def test_a_run_of_an_earlier_version_keeps_the_database_in_its_folder(tmp_path):
+    recipe, folder = make(tmp_path)
+    shared = folder.database
+    assert track(folder, 1) == 0
+    own = shared.rename(folder.path / shared.name)
+    _, newer = make(tmp_path)
+    assert track(newer, 7) == 0
+    assert (folder.database, newer.database) == (own, shared)
+    check_database(folder)
+    assert track(folder, 2) == 0
+    assert metric_history(folder, recipe.tracking)["reward/mean"].steps == (1, 2)
+    assert metric_history(newer, recipe.tracking)["reward/mean"].steps == (7,)
 
 
 def test_a_damaged_database_is_told_with_a_remedy_that_helps(tmp_path):
