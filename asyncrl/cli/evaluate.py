@@ -36,7 +36,7 @@ without one, the recipe of the first run among the models is used."""
 _EXAMPLES = """\
 examples:
   asyncrl evaluate runs/NAME-TIME               a run's newest version
-  asyncrl evaluate runs/NAME-TIME --version 0,20,80
+  asyncrl evaluate runs/NAME-TIME --version 0,80
   asyncrl evaluate my-model recipe.yaml evaluation.temperature=1 --samples 8
   asyncrl evaluate base-model runs/ONE runs/OTHER recipe.yaml --json scores.json
 

@@ -23,8 +23,8 @@ _HEAD = """\
 <!-- Generated from the declarations of the metrics by `python -m asyncrl.cli.metrics_page`; edit these. -->
 
 A run records these metrics for each training step, `evaluation/...` for each evaluation, where MLflow keeps them:
-`mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db`. "Since the last step" is the time between the ends of two
-training steps.
+`mlflow ui --backend-store-uri sqlite:///runs/mlflow.db` (one database for all runs of a `run_dir`). "Since the last
+step" is the time between the ends of two training steps.
 
 * **Which episodes**: `reward/mean` and `episode/...` are of the episodes that the step trained. `finished/...`,
   `environment/...`, `source/...`, `tool/...` and `latency/...` are of those that were handed in since the last step,

@@ -16,6 +16,7 @@
         driver.lock     the lock of the process that drives the run
 
 Beside the folder lies ``mlflow.db``, with the metrics of all runs there, unless the recipe names another place for them.
+Runs of earlier versions have an ``mlflow.db`` of their own in the folder, and keep it.
 
 A folder belongs to exactly one run: that run makes it, atomically, and uses it again when it is resumed. One
 process at a time drives a run: it holds the folder's lock, which the system releases however that process ends.
@@ -45,7 +46,6 @@ class RunFolder:
         self.path = path.resolve()
         self.recipe = self.path / "recipe.yaml"
         self.summary = self.path / "summary.json"
-        self.database = self.path.parent / "mlflow.db"
         self.tracked_as = self.path / "mlflow-run"
         self.artifacts = self.path / "artifacts"
         self.trajectories = self.path / "trajectories"
@@ -137,6 +137,12 @@ class RunFolder:
     def _cannot_lock(self, error: OSError) -> RecipeError:
         remedy = "make the folder writable for yourself, on a file system that has locks"
         return RecipeError("", f"cannot lock {str(self._lock)!r}: {error.strerror}", remedy)
+
+    @property
+    def database(self) -> Path:
+        """The MLflow database if the recipe names none: the run's own if it has one, else that of all runs beside it."""
+        own = self.path / "mlflow.db"
+        return own if own.is_file() else self.path.parent / "mlflow.db"
 
     @property
     def launched_in(self) -> Path | None:

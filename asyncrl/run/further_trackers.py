@@ -7,7 +7,7 @@ lie in the run's folder.
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from netrc import NetrcParseError, netrc
 from typing import Any, Protocol
@@ -59,8 +59,8 @@ def check_further_trackers(config: TrackingConfig) -> None:
             ) from error
 
 
-def make_further_trackers(recipe: Recipe, folder: RunFolder, run_id: str) -> Sequence[tuple[str, FurtherTracker]]:
-    """Make the trackers that the recipe asks for, each with its name.
+def make_further_tracker(name: str, recipe: Recipe, folder: RunFolder, run_id: str) -> FurtherTracker:
+    """Make the tracker that ``tracking.also`` calls ``name``. Raises whatever its package raises.
 
     Args:
         run_id: the id of the run in MLflow, which a resumed run keeps.
@@ -69,7 +69,7 @@ def make_further_trackers(recipe: Recipe, folder: RunFolder, run_id: str) -> Seq
         "tensorboard": lambda: TensorBoard(folder),
         "wandb": lambda: WeightsAndBiases(recipe, folder, run_id),
     }
-    return [(name, making[name]()) for name in recipe.tracking.also]
+    return making[name]()
 
 
 class TensorBoard:

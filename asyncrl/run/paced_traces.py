@@ -63,7 +63,7 @@ class PacedTraces:
         """A training step is over. Log it, or one shortly before it, if its files are there and it is time."""
         self._steps.append(step)
         if self._clock() >= self._next:
-            self._log_newest_step()
+            self._log_newest_step(completed=False)
 
     def evaluated(self, version: int) -> None:
         """The evaluation of ``version`` is over: log a sample of it."""
@@ -71,12 +71,14 @@ class PacedTraces:
 
     def completed(self) -> None:
         """The run has completed: log its last training step, unless that has been done."""
-        self._log_newest_step()
+        self._log_newest_step(completed=True)
 
-    def _log_newest_step(self) -> None:
+    def _log_newest_step(self, *, completed: bool) -> None:
+        newest = self._steps[-1] if self._steps else None
         for step in reversed(self._steps):
-            files = [training_file(self._folder, step, number) for number in range(self._slices)]
-            if all(map(Path.is_file, files)):
+            files = [file for number in range(self._slices) if (file := training_file(self._folder, step, number)).is_file()]
+            # A slice of which no episode is kept writes no file: what is missing once a newer step is over is not waited for.
+            if len(files) == self._slices or (files and (completed or step != newest)):
                 began = self._busy()
                 self._log(files)
                 self._next = self._clock() + (self._busy() - began) / SHARE

@@ -28,7 +28,7 @@ from asyncrl.core.recipe.schema import Recipe, TrackingConfig
 from asyncrl.run.compose import resolved_yaml
 from asyncrl.run.disk import POLL_S, ROOM_BYTES, free_bytes
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.further_trackers import FurtherTracker, make_further_trackers
+from asyncrl.run.further_trackers import FurtherTracker, make_further_tracker
 from asyncrl.run.metrics import REWARD
 from asyncrl.run.paced_traces import PacedTraces
 from asyncrl.run.summary import Status
@@ -87,7 +87,7 @@ class Tracker:
         self.uri = tracking_uri(recipe.tracking, folder)
         self._records: queue.Queue[_Values | _Trained | _Evaluated | _End] = queue.Queue(QUEUE_LENGTH)
         self._failure: Exception | None = None
-        self._further: Sequence[tuple[str, FurtherTracker]] = ()
+        self._further: list[tuple[str, FurtherTracker]] = []
         self._tracked_step = -1
         """The last step tracked before the run was resumed: steps up to it that are done again are not tracked again."""
         # A daemon thread, so that a server that never answers cannot keep the process alive after finish() has given up.
@@ -151,7 +151,9 @@ class Tracker:
                 client = MlflowClient(self.uri)
             run_id = self._go_on(client) if known else self._new_run(client)
             traces = PacedTraces(self._recipe, self._folder.trajectories, Traces(client, run_id), self._with_room)
-            self._further = make_further_trackers(self._recipe, self._folder, run_id)
+            for name in self._recipe.tracking.also:
+                make = partial(make_further_tracker, name, self._recipe, self._folder, run_id)
+                self._further.append((name, self._asked(name, make)))
             for record in self._batches():
                 match record:
                     case _End(status=status):
@@ -175,11 +177,15 @@ class Tracker:
     def _with_further(self, write: Callable[[FurtherTracker], None]) -> None:
         """Call ``write`` with each tracker beside MLflow."""
         for name, tracker in self._further:
-            try:
-                self._with_room(partial(write, tracker))
-            except Exception as error:
-                remedy = f"correct that, or take {name} out of tracking.also in {self._folder.recipe}, and resume"
-                raise TrackingFailed(f"{name}: {error}; {remedy}") from error
+            self._asked(name, partial(write, tracker))
+
+    def _asked(self, name: str, call: Callable[[], T]) -> T:
+        """Make a ``call`` of the tracker ``name`` beside MLflow, whose errors are told as that tracker's."""
+        try:
+            return self._with_room(call)
+        except Exception as error:
+            remedy = f"correct that, or take {name} out of tracking.also in {self._folder.recipe}, and resume"
+            raise TrackingFailed(f"{name}: {error}; {remedy}") from error
 
     def _keep_text(self, client: "MlflowClient", run_id: str, name: str, text: str) -> None:
         """Keep a text in the run's folder, and where MLflow looks for it."""
@@ -269,25 +275,30 @@ class Tracker:
             raise
 
     def _batches(self) -> Iterator[Sequence[_Values] | _Trained | _Evaluated | _End]:
-        """Records in order until the end. Metrics that wait at the same time come together, for one transaction."""
+        """Records until the end. Metrics that wait at the same time come together, for one transaction; what is to have
+        traces, which waits among them, comes after them, in order."""
         waiting: list[_Values] = []
+        traced: list[_Trained | _Evaluated] = []
         while True:
             record = self._records.get()
-            if isinstance(record, _Values):
-                waiting.append(record)
-                if not self._records.empty():
-                    continue
+            match record:
+                case _Values():
+                    waiting.append(record)
+                case _Trained() | _Evaluated():
+                    traced.append(record)
+            if not isinstance(record, _End) and not self._records.empty():
+                continue
             if waiting:
                 yield waiting
-                waiting = []
-            if not isinstance(record, _Values):
-                yield record
+            yield from traced
             if isinstance(record, _End):
+                yield record
                 return
+            waiting, traced = [], []
 
 
 def tracking_uri(config: TrackingConfig, folder: RunFolder) -> str:
-    """Where the run is tracked: ``tracking.uri``, or a SQLite file beside the run folder, which all runs there share."""
+    """Where the run is tracked: ``tracking.uri``, or a SQLite file: :attr:`RunFolder.database`."""
     return config.uri or f"sqlite:///{folder.database}"
 
 

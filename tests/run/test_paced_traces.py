@@ -62,6 +62,18 @@ def test_a_step_is_logged_when_all_slices_have_written_it_and_shares_the_sample_
     assert world.logged == [(f"train-000001-{number}.parquet", 2) for number in range(3)]
 
 
+def test_slices_of_which_nothing_is_kept_are_not_waited_for(tmp_path):
+    world = World(tmp_path, "learner.data_parallel=16", cost=0.0)
+    for step in (1, 2):
+        for number in (3, 11):
+            training_file(tmp_path, step, number).touch()
+        world.paced.trained(step)
+    of_one = [("train-000001-3.parquet", 4), ("train-000001-11.parquet", 4)]
+    assert world.logged == of_one
+    world.paced.completed()
+    assert world.logged == [*of_one, ("train-000002-3.parquet", 4), ("train-000002-11.parquet", 4)]
+
+
 def test_every_evaluation_is_logged(tmp_path):
     world = World(tmp_path, cost=100.0)
     world.write(1)

@@ -20,8 +20,9 @@ from asyncrl.run.compose import compose, resolved_yaml
 from asyncrl.run.disk import ROOM_BYTES
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.further_trackers import check_further_trackers
+from asyncrl.run.metric_history import metric_history
 from asyncrl.run.summary import Status
-from asyncrl.run.tracking import Tracker, TrackingFailed
+from asyncrl.run.tracking import Tracker, TrackingFailed, check_database
 
 
 def make(tmp_path, *overrides: str):
@@ -153,6 +154,24 @@ def test_runs_that_begin_and_write_at_once_share_a_database(tmp_path):
         assert [(point.step, point.value) for point in history] == [(step, 3.5) for step in range(1, 101)]
 
 
+def test_metrics_that_wait_are_written_in_few_transactions_and_in_order(tmp_path, monkeypatch):
+    written, write_them = [], tracking._log_values
+
+    def counted(client, run_id, records):
+        written.append([record.step for record in records])
+        write_them(client, run_id, records)
+
+    monkeypatch.setattr(tracking, "_log_values", counted)
+    tracker = Tracker(*make(tmp_path))
+    for step in range(1, 201):
+        tracker.log(step, {"reward/mean": 1.0})
+        tracker.log_trained(step)
+        tracker.log_evaluated(step)
+    tracker.start()
+    tracker.finish(Status.COMPLETED, seconds=120)
+    assert written == [list(range(1, 201))]
+
+
 def test_a_database_that_another_process_holds_is_waited_for(tmp_path, monkeypatch, caplog):
     def write_without_waiting(*_):
         with closing(sqlite3.connect(folder.database, timeout=0)) as mine, mine:
@@ -196,8 +215,8 @@ def test_further_trackers_get_each_new_record_once_and_their_errors_reach_the_ow
             self.calls.append(status)
 
     noted = Noted()
-    monkeypatch.setattr(tracking, "make_further_trackers", lambda *_: [("wandb", noted)])
-    recipe, folder = make(tmp_path)
+    monkeypatch.setattr(tracking, "make_further_tracker", lambda *_: noted)
+    recipe, folder = make(tmp_path, "tracking.also=[wandb]")
     tracker = Tracker(recipe, folder)
     tracker.start()
     tracker.log(1, {"reward/mean": 1.0})
@@ -213,6 +232,17 @@ def test_further_trackers_get_each_new_record_once_and_their_errors_reach_the_ow
     assert noted.calls[3:] == []
 
 
+def test_a_further_tracker_that_cannot_be_made_is_told_as_such(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("no such entity")
+
+    monkeypatch.setattr(tracking, "make_further_tracker", refuse)
+    tracker = Tracker(*make(tmp_path, "tracking.also=[wandb]"))
+    tracker.start()
+    with pytest.raises(TrackingFailed, match=r"^wandb: no such entity; correct that, or take wandb out of tracking\.also"):
+        tracker.finish(Status.COMPLETED, seconds=120)
+
+
 def test_a_resumed_run_whose_database_is_gone_is_tracked_anew(tmp_path):
     recipe, folder = make(tmp_path)
     assert track(folder, 1) == 0
@@ -225,6 +255,20 @@ def test_a_resumed_run_whose_database_is_gone_is_tracked_anew(tmp_path):
     client = MlflowClient(tracking.tracking_uri(recipe.tracking, folder))
     history = client.get_metric_history(folder.tracked_as.read_text(), "reward/mean")
     assert [point.step for point in history] == [2, 3]
+
+
+def test_a_run_of_an_earlier_version_keeps_the_database_in_its_folder(tmp_path):
+    recipe, folder = make(tmp_path)
+    shared = folder.database
+    assert track(folder, 1) == 0
+    own = shared.rename(folder.path / shared.name)
+    _, newer = make(tmp_path)
+    assert track(newer, 7) == 0
+    assert (folder.database, newer.database) == (own, shared)
+    check_database(folder)
+    assert track(folder, 2) == 0
+    assert metric_history(folder, recipe.tracking)["reward/mean"].steps == (1, 2)
+    assert metric_history(newer, recipe.tracking)["reward/mean"].steps == (7,)
 
 
 def test_a_damaged_database_is_told_with_a_remedy_that_helps(tmp_path):
