@@ -167,6 +167,14 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(terminal, recipe):
     assert "[red]y" in written(terminal)
 
 
+@pytest.mark.parametrize("kind", ["terminal", "pipe"])
+def test_a_note_cannot_steer_the_terminal(kind, request, recipe):
+    console = request.getfixturevalue(kind)
+    with LiveView(console, recipe.name, Clock()) as view:
+        view.note("raised ValueError: \x1b]0;title\x07 \u202ea \x9b")
+    assert "ValueError: ␛]0;title␇ \\u202ea \\x9b" in written(console)
+
+
 def test_the_terminal_is_restored_after_an_exception(terminal, recipe):
     def fail() -> None:
         with LiveView(terminal, recipe.name, Clock()) as view:
