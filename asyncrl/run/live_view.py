@@ -99,9 +99,9 @@ class LiveView:
                 self._next_line = self._clock() + SECONDS_A_LINE
                 self._line(_progress_line(progress))
 
-    def note(self, text: str) -> None:
-        """Show a line that stays, e.g. an evaluation's result or a warning."""
-        logger.info("%s", text)
+    def note(self, text: str, level: int = logging.INFO) -> None:
+        """Show a line that stays, e.g. an evaluation's result or a warning; it is logged with ``level``."""
+        logger.log(level, "%s", text)
         with self._lock:
             self._line(text)
 
