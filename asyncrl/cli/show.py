@@ -97,8 +97,11 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
 def _print_json(reader: EpisodeReader, places: pa.Table, console: Console) -> None:
     import msgspec
 
+    from asyncrl.episodes.visible import visible_json
+
     for episode in reader.read(places):
-        console.out(msgspec.json.encode(episode).decode(), highlight=False)
+        line = msgspec.json.encode(episode).decode()
+        console.out(visible_json(line) if console.is_terminal else line, highlight=False)
 
 
 def _print_pages(reader: EpisodeReader, places: pa.Table, console: Console) -> None:

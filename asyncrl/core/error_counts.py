@@ -23,9 +23,14 @@ class CountedError(UsersError, frozen=True):
     times: int = 1
     example: str = ""
 
+    @property
+    def sentence(self) -> str:
+        """One line without the count, e.g. ``reward() of my_env.py:41 raised KeyError: 'answer'``."""
+        return super().__str__()
+
     def __str__(self) -> str:
         """One line, e.g. ``reward() of my_env.py:41 raised KeyError: 'answer' (12 times)``."""
-        return f"{super().__str__()} ({'once' if self.times == 1 else f'{self.times:,} times'})"
+        return f"{self.sentence} ({'once' if self.times == 1 else f'{self.times:,} times'})"
 
 
 class ErrorCounts:

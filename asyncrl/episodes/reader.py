@@ -27,6 +27,11 @@ _FILE = "__filename"
 _ORDER = [("kind", "descending"), ("version", "ascending"), ("group_id", "ascending"), ("sample_index", "ascending")]
 """The order of episodes that are sorted by nothing: training steps as they went, then evaluations."""
 
+_FIRST_PART, _GROWTH = 128, 8
+"""How many episodes are read at first where they lie scattered, and how many times as many in each further part."""
+_HELD_BYTES = 2**29
+"""How much memory the episodes of a part may take, by the size of those in the part before it. Two parts are held at a time."""
+
 
 class EpisodesUnreadable(AsyncRLError):
     """A file of kept episodes is damaged, or is not one."""
@@ -134,17 +139,30 @@ class EpisodeReader:
     def read(self, places: pa.Table) -> Iterator[EpisodeRecord]:
         """Yield the episodes at these places, in their order.
 
+        They may lie scattered over many files, so that they are read in parts, and each file once for a part. The first part is
+        small, so that the first episodes come soon; each further one is larger, as long as it takes no more than ``_HELD_BYTES``.
+
         Raises:
             EpisodesUnreadable: a file is damaged.
         """
-        file_before, rows = "", pa.table({})
-        for file, row in zip(places["file"].to_pylist(), places["row"].to_pylist(), strict=True):
-            if file != file_before:
-                file_before, rows = file, self._rows_of_file(file, None)
-            try:
-                yield EpisodeRecord.of_row(rows.slice(row, 1).to_pylist()[0])
-            except (msgspec.ValidationError, UnicodeDecodeError) as error:
-                raise EpisodesUnreadable(f"row {row} of {file} is no episode: {error}; see asyncrl.episodes.schema") from error
+        first, count = 0, _FIRST_PART
+        while first < len(places):
+            part = places.slice(first, count)
+            files, numbers = part["file"].to_pylist(), part["row"].to_pylist()
+            chosen: dict[str, list[int]] = {}
+            for file, number in zip(files, numbers, strict=True):
+                chosen.setdefault(file, []).append(number)
+            tables = [self._rows_of_file(file, None).take(pa.array(rows)) for file, rows in chosen.items()]
+            rows_of = {file: _each_row(table) for file, table in zip(chosen, tables, strict=True)}
+            for file, number in zip(files, numbers, strict=True):
+                try:
+                    yield EpisodeRecord.of_row(next(rows_of[file]).to_pylist()[0])
+                except (msgspec.ValidationError, UnicodeDecodeError) as error:
+                    problem = f"row {number} of {file} is no episode: {error}; see asyncrl.episodes.schema"
+                    raise EpisodesUnreadable(problem) from error
+            first += count
+            bytes_a_row = sum(table.nbytes for table in tables) / len(part)
+            count = max(1, min(count * _GROWTH, int(_HELD_BYTES / bytes_a_row)))
 
     @cached_property
     def _everywhere(self) -> pa.Table:
@@ -199,6 +217,10 @@ def _ranges(numbers: Sequence[int]) -> str:
             ranges.append((number, number))
     told = [str(first) if first == last else f"{first} to {last}" for first, last in ranges]
     return ", ".join(told if len(told) <= 12 else [*told[:6], "...", *told[-6:]])
+
+
+def _each_row(table: pa.Table) -> Iterator[pa.Table]:
+    return (table.slice(row, 1) for row in range(len(table)))
 
 
 def _starts(files: pa.ChunkedArray) -> np.ndarray:

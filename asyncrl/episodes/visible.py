@@ -18,8 +18,15 @@ _SHOWN = {
     **{code: f"\\x{code:02x}" for code in range(0x80, 0xA0)},
     **{code: f"\\u{code:04x}" for code in (*_DIRECTIONS, 0x2028, 0x2029)},
 }
+_ESCAPED = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_DIRECTIONS, 0x2028, 0x2029)}
+"""Characters to be shown that a string in JSON may hold as they are."""
 
 
 def visible(text: str) -> str:
     r"""Return ``text`` with control characters as pictures (``␛``) and with direction marks spelt out (``\u202e``)."""
     return writable(text.replace("\r\n", "\n")).translate(_SHOWN)
+
+
+def visible_json(line: str) -> str:
+    r"""Return ``line`` of JSON, with what :func:`visible` would show escaped, and so with the same value: ``\u009b``, ``\u202e``."""
+    return line.translate(_ESCAPED)

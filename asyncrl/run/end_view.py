@@ -13,6 +13,7 @@ from rich.text import Text
 
 from asyncrl.core.buffer_statistics import GroupState, LedgerCounts
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.episodes.visible import visible
 from asyncrl.run.buffer_folder import journal_of
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status, Summary
@@ -28,12 +29,12 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
     """Return reason, table and folders, to be printed one after the other. A run that trained no step has no table."""
     lines: list[RenderableType] = []
     if summary.reason:
-        lines.append(Text.assemble((summary.status.capitalize(), _STYLE[summary.status]), f": {summary.reason}"))
+        lines.append(Text.assemble((summary.status.capitalize(), _STYLE[summary.status]), f": {visible(summary.reason)}"))
     if summary.steps:
         lines.append(_table(summary, recipe.name))
-        lines += [Text.assemble(("Warning", "bold yellow"), f": {warning}") for warning in summary.warnings]
+        lines += [Text.assemble(("Warning", "bold yellow"), f": {visible(warning)}") for warning in summary.warnings]
         lines.append(_place("Metrics", f"{_command('mlflow')} ui --backend-store-uri {tracking_uri(recipe.tracking, folder)}"))
-    lines += [Text(f"Error in your code: {error}", "yellow") for error in summary.errors[:ERRORS_SHOWN]]
+    lines += [Text(f"Error in your code: {visible(str(error))}", "yellow") for error in summary.errors[:ERRORS_SHOWN]]
     if (more := len(summary.errors) - ERRORS_SHOWN) > 0:
         lines.append(Text(f"{more} other errors in your code: see {folder.summary}", "yellow"))
     failed = summary.status is Status.FAILED

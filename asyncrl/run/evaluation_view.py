@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.episodes.visible import visible
 from asyncrl.run.evaluation_summary import EvaluationSummary, ModelScores
 from asyncrl.run.scores import Estimate, Scores
 from asyncrl.run.summary import Status
@@ -22,7 +23,7 @@ def evaluation_view(summary: EvaluationSummary, folder: Path) -> list[Renderable
     """Return the reason, the table, what is missing and the folder, to be printed one after the other."""
     parts: list[RenderableType] = []
     if summary.reason:
-        parts.append(Text.assemble((summary.status.capitalize(), _STYLE[summary.status]), f": {summary.reason}"))
+        parts.append(Text.assemble((summary.status.capitalize(), _STYLE[summary.status]), f": {visible(summary.reason)}"))
     if summary.models:
         tasks = max(model.scores.tasks for model in summary.models)
         played = f"{tasks:,} tasks, {summary.samples} episode{'s' * (summary.samples > 1)} of each"
@@ -30,7 +31,7 @@ def evaluation_view(summary: EvaluationSummary, folder: Path) -> list[Renderable
         parts.append(_table(summary))
         told = f"[low, high] holds 95 % by bootstrap over tasks; a reward of {summary.passing_reward:g} passes"
         parts.append(Text(told, "dim"))
-        parts += [Text(sentence, "yellow") for model in summary.models for sentence in _remarks(model)]
+        parts += [Text(visible(sentence), "yellow") for model in summary.models for sentence in _remarks(model)]
     parts.append(Text.assemble(("Scores and episodes: ", "dim"), str(folder)))
     return parts
 

@@ -118,6 +118,20 @@ class RunFolder:
             with self._locked(os.O_RDWR):
                 pass
 
+    @property
+    def is_driven(self) -> bool:
+        """Whether a process drives the run. The folder need not be writable; a lock that cannot be read counts as free."""
+        with ExitStack() as held:
+            try:
+                file = os.open(self._lock, os.O_RDONLY)
+                held.callback(os.close, file)
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+        return False
+
     @contextmanager
     def _locked(self, flags: int) -> Iterator[tuple[int, int | None]]:
         """Open and lock the lock file; yields its descriptor and the id of the process that held it last."""

@@ -22,6 +22,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.episodes.visible import visible
 from asyncrl.run.progress import RunProgress
 from asyncrl.run.units import duration, percent, quantity
 
@@ -98,9 +99,9 @@ class LiveView:
                 self._next_line = self._clock() + SECONDS_A_LINE
                 self._line(_progress_line(progress))
 
-    def note(self, text: str) -> None:
-        """Show a line that stays, e.g. an evaluation's result or a warning."""
-        logger.info("%s", text)
+    def note(self, text: str, level: int = logging.INFO) -> None:
+        """Show a line that stays, e.g. an evaluation's result or a warning; it is logged with ``level``."""
+        logger.log(level, "%s", text)
         with self._lock:
             self._line(text)
 
@@ -116,7 +117,11 @@ class LiveView:
         self._phase, self._advanced, self._phase_lines = "", None, 0
 
     def _line(self, text: str) -> None:
-        """Print a line that stays; not wrapped where the output is not a terminal, so that it can be searched for."""
+        """Print a line that stays; not wrapped where the output is not a terminal, so that it can be searched for.
+
+        A line may quote errors of the user's code, and these what a model wrote.
+        """
+        text = visible(text)
         if self._live is not None:
             self._console.print(Text.assemble(("· ", "dim"), text))
         else:

@@ -3,7 +3,7 @@
 import heapq
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from asyncrl.core.errors import RecipeError
@@ -35,7 +35,7 @@ def follow_logs(folder: RunFolder, wait: Callable[[float], None] = time.sleep) -
         logs: dict[Path, LogFile] = {}
         quiet = 0
         while True:
-            ended = not _is_driven(folder)
+            ended = not folder.is_driven
             for path in _paths(folder):
                 if path not in logs:
                     logs[path] = _open(path, files)
@@ -65,10 +65,3 @@ def _open(path: Path, files: ExitStack) -> LogFile:
     log = LogFile(path)
     files.callback(log.close)
     return log
-
-
-def _is_driven(folder: RunFolder) -> bool:
-    with suppress(RecipeError):
-        folder.check_not_driven()
-        return False
-    return True

@@ -1,5 +1,6 @@
 """Passes what a run measures to the live view, to MLflow and to the totals of the summary."""
 
+import logging
 import statistics
 import time
 from collections import Counter, deque
@@ -152,7 +153,7 @@ class Recorder:
         """Show the warnings that the run has not shown yet."""
         for warning in warnings:
             if self._totals.warn(warning.key, warning.sentence):
-                self._view.note(f"Warning: {warning.sentence}")
+                self._view.note(f"Warning: {warning.sentence}", logging.WARNING)
 
     async def _pace(self, both_wait: float) -> None:
         """Change the pipeline depth where the recipe leaves it open and the last steps ask for it."""

@@ -73,6 +73,15 @@ def test_what_an_episode_holds_cannot_steer_the_terminal(run, capsys):
     assert "\x1b" not in shown
 
 
+def test_json_cannot_steer_the_terminal_either(run, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # then rich takes any output for a terminal
+    write(run, [row(5, prompt="\x9b31m\u202eab\x7f", task_id="eighth-bit")], "more")
+    assert main(["show", str(run), "--task", "eighth-bit", "--json"]) == ExitCode.COMPLETED
+    line = capsys.readouterr().out
+    assert "\\u009b31m\\u202eab\\u007f" in line
+    assert json.loads(line)["prompt"] == "\x9b31m\u202eab\x7f"
+
+
 @pytest.mark.parametrize("sort", ["reward", "gap", "staleness", "length"])
 def test_sorted_and_limited_json_has_a_line_for_each(run, capsys, sort):
     assert main(["show", str(run), "--sort", sort, "--limit", "1", "--json"]) == ExitCode.COMPLETED

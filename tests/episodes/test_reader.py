@@ -1,4 +1,5 @@
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -66,6 +67,33 @@ def test_an_evaluation_has_no_gap_and_comes_last(reader):
     places = reader.places(Choice(), Measure.GAP)
     assert math.isnan(places["measure"].to_pylist()[-1] or math.nan)
     assert places["kind"].to_pylist()[-1] == "evaluation"
+
+
+def test_sorting_reads_each_file_a_few_times_at_most(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    for step in range(1, 21):
+        rows = [row(step, turns=1, sample_index=index, reward=rng.random()) for index in range(64)]
+        folder = write(tmp_path, rows, f"train-{step}")
+    reader, reads = EpisodeReader(folder), Counter()
+    of_file = EpisodeReader._rows_of_file
+
+    def counted(self, file, columns):
+        reads[file] += 1
+        return of_file(self, file, columns)
+
+    monkeypatch.setattr(EpisodeReader, "_rows_of_file", counted)
+    places = reader.places(by=Measure.REWARD)
+    found = [(episode.step, episode.sample_index) for episode in reader.read(places)]
+    assert found == list(zip(places["step"].to_pylist(), places["sample_index"].to_pylist(), strict=True))
+    assert len(reads) == 20
+    assert max(reads.values()) <= 3
+
+
+def test_what_is_read_ahead_fits_the_memory_it_may_take(reader, monkeypatch):
+    monkeypatch.setattr("asyncrl.episodes.reader._FIRST_PART", 1)
+    everything = [(e.kind, e.task_id, e.sample_index) for e in reader.read(reader.places())]
+    monkeypatch.setattr("asyncrl.episodes.reader._HELD_BYTES", 1)
+    assert [(e.kind, e.task_id, e.sample_index) for e in reader.read(reader.places())] == everything
 
 
 @given(

@@ -1,4 +1,5 @@
 import io
+import logging
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -165,6 +166,21 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(terminal, recipe):
         view.note("[red]y")
     assert "reading [bold]x[/nonsense]" in written(terminal)
     assert "[red]y" in written(terminal)
+
+
+def test_a_note_is_logged_with_its_level(pipe, recipe, caplog):
+    with caplog.at_level(logging.INFO), LiveView(pipe, recipe.name, Clock()) as view:
+        view.note("an evaluation's result")
+        view.note("Warning: all rewards are equal", logging.WARNING)
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+
+
+@pytest.mark.parametrize("kind", ["terminal", "pipe"])
+def test_a_note_cannot_steer_the_terminal(kind, request, recipe):
+    console = request.getfixturevalue(kind)
+    with LiveView(console, recipe.name, Clock()) as view:
+        view.note("raised ValueError: \x1b]0;title\x07 \u202ea \x9b")
+    assert "ValueError: ␛]0;title␇ \\u202ea \\x9b" in written(console)
 
 
 def test_the_terminal_is_restored_after_an_exception(terminal, recipe):

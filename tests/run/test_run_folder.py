@@ -1,3 +1,5 @@
+import errno
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -59,13 +61,31 @@ with RunFolder(Path({str(folder.path)!r})).driven():
             pass
         with pytest.raises(RecipeError, match=f"process {other.pid} is still running"):
             folder.check_not_driven()
+        assert folder.is_driven
         other.kill()
         other.wait()
+        assert not folder.is_driven
         folder.check_not_driven()
         # The kernel lets go of a killed driver's lock, and the next one knows whose files it left.
         with folder.driven():
             assert folder.run_id_before == f"{folder.path.name}-{other.pid}"
             assert folder.run_id != folder.run_id_before
+
+
+def test_a_lock_that_may_only_be_read_tells_whether_the_run_is_driven(tmp_path, monkeypatch):
+    """Root may write everywhere, so that the system's refusal is made here."""
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))
+    opened = os.open
+
+    def read_only(path, flags, *mode):
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, flags, *mode)
+
+    with folder.driven():
+        monkeypatch.setattr(os, "open", read_only)
+        assert folder.is_driven
+    assert not folder.is_driven
 
 
 def test_every_resume_is_counted_by_whoever_did_it(tmp_path):

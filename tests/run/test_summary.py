@@ -147,6 +147,14 @@ def test_errors_in_the_users_code_are_listed_at_the_end(folder):
     assert f"2 other errors in your code: see {folder[1].summary}" in lines
 
 
+def test_what_a_model_wrote_cannot_steer_the_terminal(folder):
+    hostile = "\x1b]0;title\x07 \u202ea \x9b"
+    error = CountedError("reward", "/me/env.py", 1, "ValueError", f"raised ValueError: {hostile}")
+    text = "\n".join(shown(msgspec.structs.replace(SUMMARY, reason=hostile, warnings=(hostile,), errors=(error,)), folder))
+    assert text.count("␛]0;title␇ \\u202ea \\x9b") == 3
+    assert not set("\x1b\x07\u202e\x9b") & set(text)
+
+
 def test_nothing_is_made_of_a_run_without_a_step(folder):
     lines = shown(Summary(status=Status.INTERRUPTED, reason="stopped by the user"), folder)
     assert lines == ["Interrupted: stopped by the user", f"Run folder: {folder[1].path}"]

@@ -3,13 +3,15 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_episodes import row
 from reported import HOSTILE, STEPS, Checked, episode, make_run, page_of
 
 from asyncrl.cli.main import main
 from asyncrl.cli.outcome import ExitCode
+from asyncrl.core.error_counts import CountedError
 from asyncrl.episodes.visible import visible
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.summary import Status
+from asyncrl.run.summary import NO_GROUPS, Status
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,17 @@ def test_what_runs_and_episodes_hold_is_text(page):
     first = checked.data["episodes"][0]
     assert first["title"].endswith(shown)
     assert any(call == f"search {shown}, 3.00 s, timeout: {shown}" for call, good in first["turns"][0][4] if not good)
+
+
+def test_errors_of_the_users_code_are_listed(tmp_path):
+    calm = {"ledger": NO_GROUPS, "rows": [row()]}
+    error = CountedError("reward", "/me/env.py", 41, "KeyError", f"raised KeyError: {HOSTILE}", times=1_234)
+    with_one = page_of(make_run(tmp_path, errors=(error,), **calm))
+    assert f"reward() of env.py:41 raised KeyError: {visible(' '.join(HOSTILE.split()))}" in Checked(with_one).text
+    assert '<td class="n">1,234</td>' in with_one
+    nothing = '<td colspan="2">nothing</td>'
+    assert nothing not in with_one
+    assert nothing in page_of(make_run(tmp_path, **calm))
 
 
 def test_it_shows_the_metrics_that_have_values(page):
