@@ -28,5 +28,5 @@ def visible(text: str) -> str:
 
 
 def visible_json(line: str) -> str:
-    r"""Return ``line`` of JSON, with what :func:`visible` would show escaped, and so with the same value: ``\u009b``, ``\u202e``."""
+    r"""Return ``line`` of JSON with the same value, in which what :func:`visible` would show is escaped: ``\u009b``, ``\u202e``."""
     return line.translate(_ESCAPED)
