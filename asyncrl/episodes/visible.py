@@ -28,5 +28,5 @@ def visible(text: str) -> str:
 
 
 def visible_json(line: str) -> str:
-    r"""Return ``line`` of JSON with the same value, in which what :func:`visible` would show is escaped: ``\u009b``, ``\u202e``."""
+    r"""Return a line of JSON in which what :func:`visible` would show is escaped (``\u009b``); its value is the same."""
     return line.translate(_ESCAPED)
