@@ -197,7 +197,7 @@ async def blocked(loop: EventLoopThread, where: str, call: str = "look_up") -> A
         ("tool", "look_up", "async tool Slow.look_up", 'self._block("tool")', "plain `def` tool"),
         ("reset", "look_up", "Slow.reset", 'self._block("reset")', "asyncio.to_thread"),
         ("reward", "look_up", "Slow.reward", 'self._block("reward")', "asyncio.to_thread"),
-        ("task", "gather", "Slow._in_task", 'self._block("task")', "let it await"),
+        ("task", "gather", "Slow._in_task", 'self._block("task")', "make it await"),
     ],
 )
 async def test_what_blocks_the_loop_is_found(where: str, call: str, what: str, line: str, remedy: str) -> None:

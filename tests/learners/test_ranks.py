@@ -271,7 +271,7 @@ def test_missing_rows_and_empty_batches_are_refused(folder):
     batch, rows = make_batch()
     lacking = {name: row for name, row in rows.items() if name != (1, 2)}
     ((kind, text, _),) = run_ranks(rank_side.failure, recipe, folder, batch, lacking)
-    assert (kind, "rows [(1, 2)] of version 5 are missing" in text) == ("ValueError", True)
+    assert (kind, "rows [(1, 2)] (group, sample) of version 5 are missing" in text) == ("ValueError", True)
     nothing = tuple(msgspec.structs.replace(record, loss_tokens=0) for record in batch.rows)
     ((kind, text, _),) = run_ranks(rank_side.failure, recipe, folder, msgspec.structs.replace(batch, rows=nothing), rows)
     assert (kind, "no token of the 12 rows" in text) == ("ValueError", True)

@@ -46,7 +46,7 @@ async def test_a_process_that_does_not_answer_is_dead() -> None:
     """It was stopped, or some thread of it keeps the interpreter: nobody in it could say so."""
     generator = handle(Actor(forever, forever))
     with pytest.raises(
-        EventLoopBlocked, match=r"generator-3 did not answer for 0\.04 s.*; /logs/generator-3\.log then says which"
+        EventLoopBlocked, match=r"generator-3 did not answer for 0\.04 s.*; see /logs/generator-3\.log, which then names the code"
     ):
         async with asyncio.timeout(10):
             await generator.run()
