@@ -10,14 +10,25 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
 from chromium import Page, chromium
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
+from asyncrl.core.metrics import Metric
 from asyncrl.episodes.measures import Measure
 from asyncrl.episodes.reader import Choice, EpisodeReader
 from asyncrl.episodes.schema import Kind
+from asyncrl.run import metrics
+from asyncrl.run.compose import compose
 from asyncrl.run.episode_view import episode_view
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.live_view import LiveView
+from asyncrl.run.metric_history import metric_history
+from asyncrl.run.progress import RunProgress
+from asyncrl.run.shares import Shares
+from asyncrl.run.summary import Summary
+from learners.metrics import STALENESS_MAX, STALENESS_MEAN
 
 HERE = Path(__file__).resolve().parent / "screens"
 
@@ -42,6 +53,7 @@ def main() -> None:
     HERE.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(sys.argv[1]) if sys.argv[1:] else _launched(Path(scratch))
+        _live(run)
         _show(run)
         report = Path(scratch) / "report.html"
         _asyncrl("report", str(run), "--output", str(report))
@@ -68,11 +80,70 @@ def _show(run: Path) -> None:
     reader = EpisodeReader(run / "trajectories")
     places = reader.places(Choice(kind=Kind.TRAIN), Measure.REWARD)
     (episode,) = reader.read(places.slice(0, 1))
-    console = Console(record=True, width=100, file=io.StringIO(), color_system="truecolor", force_terminal=True)
+    console = _recording()
     console.print(episode_view(episode, f"1 of {len(places):,}"))
-    drawn = console.export_svg(title="asyncrl show RUN --sort reward", theme=MONOKAI)
+    _drawing(console, "show", "asyncrl show RUN --sort reward")
+
+
+def _live(run: Path) -> None:
+    """Draw the live view as it was at three quarters of the run, from the run's metrics."""
+    folder = RunFolder.find(run)
+    recipe = compose(str(folder.recipe), [])
+    summary = msgspec.json.decode(folder.summary.read_bytes(), type=Summary)
+    history = metric_history(folder, recipe.tracking)
+    bottleneck = "" if summary.bottleneck is None else summary.bottleneck.sentence
+    step_s = summary.wall_s / recipe.steps
+    now = [0.0]
+    console = _recording()
+    view = LiveView(console, recipe.name, clock=lambda: now[0])
+    view.phase(f"Training steps 1 to {recipe.steps}")
+    for step in range(1, recipe.steps * 3 // 4 + 1):
+
+        def value(metric: Metric, step: int = step) -> float:
+            series = history[metric.name]
+            return next(
+                (each for at, each in zip(reversed(series.steps), reversed(series.values), strict=True) if at <= step), 0.0
+            )
+
+        now[0] = step * step_s
+        view.update(
+            RunProgress(
+                step=step,
+                steps=recipe.steps,
+                version=step - 1,
+                reward=value(metrics.REWARD),
+                generator_tokens_per_s=value(metrics.GENERATED_RATE),
+                learner_tokens_per_s=value(metrics.TRAINED_RATE),
+                trajectories_per_s=value(metrics.TRAJECTORY_RATE),
+                sampled_tokens=0,
+                staleness_mean=value(STALENESS_MEAN),
+                staleness_max=value(STALENESS_MAX),
+                staleness_bound=recipe.buffer.max_staleness,
+                running=int(value(metrics.RUNNING)),
+                committed=int(value(metrics.COMMITTED)),
+                publish_seconds=value(metrics.PUBLISH_INSTALL),
+                pause_seconds=value(metrics.PUBLISH_PAUSE),
+                idle_generators=value(metrics.GENERATORS_IDLE),
+                idle_learner=value(metrics.LEARNER_IDLE),
+                shares=Shares(**dict.fromkeys(Shares.__struct_fields__, 0.0)),
+                pipeline_depth=int(value(metrics.PIPELINE_DEPTH)),
+                bottleneck=bottleneck,
+                eta_s=(recipe.steps - step) * step_s,
+                evaluation=value(metrics.EVALUATION_REWARD),
+            )
+        )
+    console.print(view._draw())
+    _drawing(console, "live", "asyncrl launch quickstart")
+
+
+def _recording() -> Console:
+    return Console(record=True, width=100, file=io.StringIO(), color_system="truecolor", force_terminal=True)
+
+
+def _drawing(console: Console, name: str, title: str) -> None:
+    drawn = console.export_svg(title=title, theme=MONOKAI)
     # The fonts that rich names lie on a server; a picture in the docs loads nothing.
-    (HERE / "show.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL), encoding="utf-8")
+    (HERE / f"{name}.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL), encoding="utf-8")
 
 
 def _picture(report: Path, name: str, width: int, height: int, script: str = "", *, dark: bool = False) -> None:
