@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 
 import msgspec
@@ -12,8 +11,7 @@ import msgspec
 from asyncrl.core.ids import PolicyVersion, TaskId
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.scores import Estimate, Scores, difference, score
-from asyncrl.run.summary import Status
-from asyncrl.run.whole_file import write_whole
+from asyncrl.run.summary import RecordedSummary
 from generators.evaluation import EvaluationResult
 
 
@@ -47,11 +45,10 @@ class ModelScores(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class EvaluationSummary(msgspec.Struct, frozen=True, kw_only=True):
+class EvaluationSummary(RecordedSummary, frozen=True, kw_only=True):
     """How an evaluation ended.
 
     Attributes:
-        reason: why it was interrupted or failed; empty if it completed.
         recipe: name of the recipe.
         environment: name of the environment.
         samples: the k of mean@k: episodes of each task.
@@ -60,34 +57,12 @@ class EvaluationSummary(msgspec.Struct, frozen=True, kw_only=True):
         models: the models that were evaluated to the end, in the order in which they were named.
     """
 
-    status: Status
-    reason: str = ""
     recipe: str
     environment: str
     samples: int
     temperature: float
     passing_reward: float
     models: tuple[ModelScores, ...] = ()
-
-    def recorded(self, path: Path) -> "EvaluationSummary":
-        """Write the summary as JSON and return it; if it cannot be written, return one of a failure that says why."""
-        try:
-            write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        except OSError as error:
-            problem = f"{path} could not be written: {error.strerror}; make room there"
-            status = Status.FAILED if self.status is Status.COMPLETED else self.status
-            return msgspec.structs.replace(self, status=status, reason="; ".join(filter(None, (self.reason, problem))))
-        return self
-
-    @classmethod
-    def read(cls, path: Path) -> "EvaluationSummary":
-        """Read what :meth:`recorded` wrote.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: it holds no such summary.
-        """
-        return msgspec.json.decode(path.read_bytes(), type=cls)
 
 
 class Played(msgspec.Struct, frozen=True):

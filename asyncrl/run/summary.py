@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -56,11 +57,45 @@ class IdleShares(msgspec.Struct, frozen=True):
     learner: float = 0.0
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended. Figures that it never reached, because it failed early, are 0 or None.
+class RecordedSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A summary that is written as JSON when something ends, whatever happened.
 
     Attributes:
         reason: why it was interrupted or failed; empty if it completed.
+    """
+
+    status: Status
+    reason: str = ""
+
+    def write(self, path: Path) -> None:
+        """Write as JSON. A reader finds either the whole file or none."""
+        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+    def recorded(self, path: Path) -> Self:
+        """Write the summary, and return it. If that fails, the one returned is not of a completed run, and says why."""
+        try:
+            self.write(path)
+        except OSError as error:
+            problem = f"{path} could not be written: {error.strerror}; make room there"
+            status = Status.FAILED if self.status is Status.COMPLETED else self.status
+            return msgspec.structs.replace(self, status=status, reason="; ".join(filter(None, (self.reason, problem))))
+        return self
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what :meth:`write` wrote.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError, RecursionError: it holds no summary.
+        """
+        return msgspec.json.decode(path.read_bytes(), type=cls)
+
+
+class Summary(RecordedSummary, frozen=True, kw_only=True):
+    """How a run ended. Figures that it never reached, because it failed early, are 0 or None.
+
+    Attributes:
         steps: training steps done.
         wall_s: seconds from start to end, startup and shutdown included.
         trajectories_per_s: episodes trained over the training time.
@@ -70,8 +105,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         resumes: how often the run was resumed, failed attempts included. The time in between is not part of ``wall_s``.
     """
 
-    status: Status
-    reason: str = ""
     steps: int = 0
     wall_s: float = 0.0
     evaluation: EvaluationEnds = msgspec.field(default=EvaluationEnds(), name="eval")
@@ -107,27 +140,3 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
                 errors=self.errors or before.errors,
             )
         return msgspec.structs.replace(known, wall_s=max(self.wall_s, before.wall_s + seconds), resumes=before.resumes + 1)
-
-    def write(self, path: Path) -> None:
-        """Write as JSON. A reader finds either the whole file or none."""
-        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-
-    def recorded(self, path: Path) -> "Summary":
-        """Write the summary, and return it. If that fails, the one returned is not of a completed run, and says why."""
-        try:
-            self.write(path)
-        except OSError as error:
-            problem = f"{path} could not be written: {error.strerror}; make room there"
-            status = Status.FAILED if self.status is Status.COMPLETED else self.status
-            return msgspec.structs.replace(self, status=status, reason="; ".join(filter(None, (self.reason, problem))))
-        return self
-
-    @classmethod
-    def read(cls, path: Path) -> "Summary":
-        """Read what :meth:`write` wrote.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError, RecursionError: it holds no summary.
-        """
-        return msgspec.json.decode(path.read_bytes(), type=cls)
