@@ -25,9 +25,9 @@ from asyncrl.core.text import writable
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory
 from asyncrl.core.users_error import UsersError
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
+from asyncrl.envs.hosted import HostedEnvironment
 from generators.chat import ChatFormat
 from generators.completion import Engine
-from generators.hosted import HostedEnvironment
 from generators.token_stream import TokenStream
 from generators.tool_calls import ToolCallReader
 from generators.tool_output import TOOL_OUTPUT_CUT, cut_tool_outputs

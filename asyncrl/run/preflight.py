@@ -19,11 +19,11 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.text import told
 from asyncrl.envs.base import Environment
+from asyncrl.envs.blocking import BlockingWatch, find_place
+from asyncrl.envs.hosted import CANCELLED_ENVIRONMENT_S
 from asyncrl.envs.load import load_environment
 from buffers.task_stream import TaskSource
-from generators.blocking import BlockingWatch, find_place
 from generators.episode import EpisodeLimits
-from generators.hosted import CANCELLED_ENVIRONMENT_S
 from generators.rehearsal import rehearse
 
 SLOW_S = 3.0

@@ -18,9 +18,8 @@ from asyncrl.core.messages import Message
 from asyncrl.core.recipe.schema import EnvironmentConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory
-from asyncrl.envs import ToolEnvironment, tool
+from asyncrl.envs import ToolEnvironment, hosted, tool
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
-from generators import hosted
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 from generators.tool_calls import ToolCallReader
 
@@ -123,7 +122,7 @@ async def test_whatever_an_environment_raises_fails_the_attempt(method: str, wha
     assert raised is not None
     assert str(broken.value) == f"task t: Hostile.{method} raised {what} ({__file__}:{raised.line})"
     assert (raised.method, raised.problem) == (method, f"raised {what}")
-    assert "generators/hosted.py" not in raised.traceback
+    assert "asyncrl/envs/hosted.py" not in raised.traceback
     assert "raise RAISED[self._raises]()" in raised.traceback
     assert environment.calls.count("close") == 1
     current = asyncio.current_task()

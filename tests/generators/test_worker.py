@@ -19,8 +19,9 @@ from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, Environment
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason, Trajectory
+from asyncrl.envs import hosted
 from asyncrl.envs.base import Action, Observation, StepResult
-from generators import hosted, worker
+from generators import worker
 from generators.episode import EpisodeTools
 from generators.evaluation import BrokenEpisode, EvaluationResult, HeldOutTask, require_results
 from generators.scoring import Scoring

@@ -14,10 +14,10 @@ from asyncrl.core.error_counts import CountedError
 from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, EventLoopBlocked, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.task import Task
+from asyncrl.envs.event_loop import EventLoopThread
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.generator_slot import GeneratorSlot
 from generators.evaluation import HeldOutTask
-from generators.event_loop import EventLoopThread
 from generators.scoring import ScoringUse
 from generators.worker import GeneratorStatistics
 

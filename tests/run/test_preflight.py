@@ -13,12 +13,11 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.recipe.schema import EnvironmentConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
-from asyncrl.envs import ToolEnvironment
+from asyncrl.envs import ToolEnvironment, hosted
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from asyncrl.run import preflight
 from asyncrl.run.preflight import play_first_tasks
 from buffers.task_stream import TaskSource
-from generators import hosted
 
 released = threading.Event()
 

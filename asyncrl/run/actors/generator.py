@@ -17,6 +17,7 @@ import ray
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.envs.event_loop import EventLoopThread
 from asyncrl.envs.load import load_environment
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.buffer_client import BufferClient
@@ -29,7 +30,6 @@ from generators.chat import ChatFormat
 from generators.engine import VllmEngine
 from generators.episode import EpisodeTools
 from generators.evaluation import Evaluated, HeldOutTask
-from generators.event_loop import EventLoopThread
 from generators.tool_calls import ToolCallReader
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker, WorkerSettings
 

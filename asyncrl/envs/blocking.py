@@ -20,8 +20,7 @@ from types import CodeType, FrameType
 
 import msgspec
 
-from asyncrl.envs import contained, tools
-from generators import hosted
+from asyncrl.envs import contained, hosted, tools
 
 logger = logging.getLogger(__name__)
 

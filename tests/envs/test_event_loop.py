@@ -14,12 +14,11 @@ from asyncrl.core.errors import EventLoopBlocked, ProcessDied
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
-from asyncrl.envs import Action, ToolEnvironment, tool
+from asyncrl.envs import Action, ToolEnvironment, blocking, tool
 from asyncrl.envs.base import Observation
-from generators import blocking
-from generators.blocking import BlockingWatch, find_place
-from generators.event_loop import EventLoopThread
-from generators.hosted import HostedEnvironment
+from asyncrl.envs.blocking import BlockingWatch, find_place
+from asyncrl.envs.event_loop import EventLoopThread
+from asyncrl.envs.hosted import HostedEnvironment
 
 TASK = Task(id=TaskId("t"), prompt="p")
 
@@ -83,7 +82,7 @@ async def test_an_error_that_nobody_asks_for_is_logged_in_short(caplog: pytest.L
 
     async with thread() as loop:
         await loop.call(forgetful)
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "generators.event_loop"]
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "asyncrl.envs.event_loop"]
     assert said.startswith("Task exception was never retrieved\nTraceback (most recent call last)")
     assert "ValueError: xxx" in said
     assert len(said) < 4_100
@@ -241,7 +240,7 @@ class Watched:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "generators.blocking"]
+    return [record.getMessage() for record in caplog.records if record.name == "asyncrl.envs.blocking"]
 
 
 async def turned(loop: EventLoopThread) -> None:

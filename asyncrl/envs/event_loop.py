@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from asyncrl.core.errors import EventLoopBlocked, ProcessDied
 from asyncrl.core.text import told, traceback_of
-from generators.blocking import BlockingWatch
+from asyncrl.envs.blocking import BlockingWatch
 
 logger = logging.getLogger(__name__)
 
