@@ -58,9 +58,9 @@ class EpisodeLimits(msgspec.Struct, frozen=True):
     close_timeout_s: float
 
     @classmethod
-    def of(cls, recipe: Recipe) -> "EpisodeLimits":
-        """Take the limits for training from a recipe."""
-        environment = recipe.environment
+    def of(cls, recipe: Recipe, member: str = "") -> "EpisodeLimits":
+        """Take the limits for training from a recipe, for the episodes of one member of its environment."""
+        environment = recipe.environment.by_member[member]
         policies = {Fault.MALFORMED_CALL: environment.on_malformed_call, Fault.TOOL_ERROR: environment.on_tool_error}
         return cls(
             max_turns=environment.max_turns,

@@ -19,7 +19,7 @@ from msgspec import NODEFAULT, inspect
 from asyncrl.core.recipe.decode import LARGEST_INTEGER
 from asyncrl.core.recipe.describe import describe
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.section import AUTO, is_automatic
+from asyncrl.core.recipe.section import AUTO, Section, is_automatic, is_usual
 
 _HEAD = """\
 # Recipe reference
@@ -67,9 +67,11 @@ def _section(section: inspect.StructType, place: str, default: str) -> Iterator[
 
 
 def _sections_of(field: inspect.Field, place: str) -> Iterator[str]:
+    if isinstance(field.type, inspect.DictType):  # its sections are of the kinds of the section that it stands in
+        return
     entry = "[]" if isinstance(field.type, inspect.VarTupleType) else ""
     for kind in _kinds(field.type):
-        chosen = type(field.default) is kind.cls
+        chosen = type(field.default) is kind.cls or (field.required and is_usual(kind))
         yield from _section(kind, f"{place}{entry}", " (default)" if chosen else "")
 
 
@@ -82,6 +84,8 @@ def _kinds(value_type: inspect.Type) -> Sequence[inspect.StructType]:
 
 
 def _value(value_type: inspect.Type, key: str) -> str:
+    if isinstance(value_type, inspect.DictType) and (kinds := _kinds(value_type.value_type)):
+        return "a mapping of names to sections of kind " + " or ".join(f"`{kind.tag}`" for kind in kinds)
     kinds = _kinds(value_type)
     if not kinds:
         return _cell(describe(value_type))
@@ -114,12 +118,16 @@ def _cell(text: str) -> str:
 
 def _documented(section: type) -> tuple[str, dict[str, str]]:
     """The meaning of a section, and that of each of its keys, from the section's docstring."""
-    meaning, _, attributes = python_inspect.cleandoc(section.__doc__ or "").partition("\nAttributes:\n")
     of_keys: dict[str, str] = {}
-    for entry in re.split(r"\n    (?=\S)", f"\n{attributes}")[1:]:
-        names, _, text = entry.partition(": ")
-        for name in names.split(","):
-            of_keys[name.strip()] = _sentence(text)
+    meaning = ""
+    for documented in reversed(section.__mro__):  # a base may have the keys that several kinds share
+        if not issubclass(documented, Section):
+            continue
+        meaning, _, attributes = python_inspect.cleandoc(documented.__doc__ or "").partition("\nAttributes:\n")
+        for entry in re.split(r"\n    (?=\S)", f"\n{attributes}")[1:]:
+            names, _, text = entry.partition(": ")
+            for name in names.split(","):
+                of_keys[name.strip()] = _sentence(text)
     return _cell(_sentence(meaning)), of_keys
 
 

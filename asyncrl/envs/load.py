@@ -14,7 +14,7 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.plug_in import import_module, users_code
-from asyncrl.core.recipe import schema
+from asyncrl.core.recipe.environment import ClassEnvironment, EnvironmentConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Environment
 from asyncrl.envs.signature import Parameters
@@ -26,21 +26,23 @@ _NAME, _OPTIONS = "environment.name", "environment.options"
 _OWN = "or name your own as `module:Class`, importable from where the command is run"
 
 
-def load_environment(spec: schema.EnvironmentConfig) -> Callable[[], Environment]:
+def load_environment(spec: EnvironmentConfig) -> Callable[[], Environment]:
     """A function that makes the environment of one episode each time it is called.
 
     Raises:
         RecipeError: there is no such environment, or ``spec.options`` do not fit its constructor.
     """
+    spec = _of_a_class(spec)
     return partial(_make, *_class_and_options(spec), spec.tool_timeout_s)
 
 
-def make_tasks(spec: schema.EnvironmentConfig, split: str, count: int, seed: int) -> Sequence[Task]:
+def make_tasks(spec: EnvironmentConfig, split: str, count: int, seed: int) -> Sequence[Task]:
     """The tasks that the recipe's environment makes itself; see :meth:`Environment.make_tasks`.
 
     Raises:
         RecipeError: there is no such environment, its options do not fit, it makes no tasks, or it raises while it makes them.
     """
+    spec = _of_a_class(spec)
     environment, options = _class_and_options(spec)
     with users_code(f"make_tasks of {spec.name!r} raised", _NAME, "fix it, or set tasks.kind to `files` and name the files"):
         try:
@@ -52,7 +54,14 @@ def make_tasks(spec: schema.EnvironmentConfig, split: str, count: int, seed: int
         return list(tasks) if isinstance(tasks, Sequence) else tasks
 
 
-def _class_and_options(spec: schema.EnvironmentConfig) -> tuple[type[Environment], dict[str, object]]:
+def _of_a_class(spec: EnvironmentConfig) -> ClassEnvironment:
+    if isinstance(spec, ClassEnvironment):
+        return spec
+    kind = type(spec).__struct_config__.tag
+    raise RecipeError("environment.kind", f"environments of kind {kind} cannot be used yet", "use kind class")
+
+
+def _class_and_options(spec: ClassEnvironment) -> tuple[type[Environment], dict[str, object]]:
     """The environment's class, and its options converted for the constructor. Resolving annotations runs the user's code, too."""
     problem = f"inspecting environment {spec.name!r} and its options failed with"
     with users_code(problem, _NAME, "fix the class and its constructor"):
@@ -98,7 +107,7 @@ def _choices(wrong: str, choices: list[str]) -> str:
     return f"known are {', '.join(f'`{choice}`' for choice in choices)}" if choices else "none is defined there"
 
 
-def _checked_options(spec: schema.EnvironmentConfig, environment: type[Environment]) -> dict[str, object]:
+def _checked_options(spec: ClassEnvironment, environment: type[Environment]) -> dict[str, object]:
     constructor = environment.__init__
     if constructor is object.__init__:
         if spec.options:

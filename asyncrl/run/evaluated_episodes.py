@@ -36,7 +36,7 @@ class EvaluatedEpisodes:
     """
 
     def __init__(self, recipe: Recipe, model_path: Path, folder: Path, worker: WorkerId) -> None:
-        self._environment, self._folder, self._worker = recipe.environment.name, folder, worker
+        self._environment, self._folder, self._worker = recipe.environment.label, folder, worker
         match recipe.tracking.trajectories:
             case NoTrajectories():
                 self._most: int | None = 0

@@ -55,7 +55,7 @@ def evaluate(plan: EvaluationPlan, folder: EvaluationFolder, view: LiveView) -> 
         status=status,
         reason=reason,
         recipe=plan.recipe.name,
-        environment=plan.recipe.environment.name,
+        environment=plan.recipe.environment.label,
         samples=plan.samples,
         temperature=plan.recipe.evaluation.temperature,
         passing_reward=plan.recipe.evaluation.passing_reward,

@@ -171,7 +171,7 @@ async def _run(
                     begin, recipe.steps, recipe.evaluation.every, buffer, cluster, publisher, evaluator, checkpointer, recorder
                 )
                 await generators.stop()
-                seconds = STOP_S + recipe.environment.tool_timeout_s
+                seconds = STOP_S + max(member.tool_timeout_s for member in recipe.environment.by_member.values())
                 remedy = "an environment ignores its cancellation; see their logs"
                 async with deadline(seconds, waiter="the driver", owner="the generators to stop", remedy=remedy):
                     await generating

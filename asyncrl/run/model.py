@@ -5,10 +5,12 @@ interrupted.
 """
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.recipe.environment import ClassEnvironment, EnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.helper_process import helped
 from asyncrl.run.live_view import LiveView
@@ -28,10 +30,16 @@ async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
     if is_remote(recipe):
         view.phase("Fetching the model from the Hugging Face hub")
     if recipe.model.path == TINY:
-        # For the user's own environment the warm-up uses the calculator, which teaches calling a tool and little else.
-        options = recipe.environment.options if recipe.environment.name == "calculator" else {}
-        return await _make_tiny(Request(options, recipe.seed), recipe.deadlines.start, view)
+        return await _make_tiny(Request(_calculator_options(recipe.environment), recipe.seed), recipe.deadlines.start, view)
     return await fetched(recipe.model.path, "model.path", recipe.deadlines.start)
+
+
+def _calculator_options(environment: EnvironmentConfig) -> dict[str, Any]:
+    """The options of the calculator that the model is warmed up with: the recipe's own, or else the default ones, which teach
+    calling a tool and little else."""
+    members = environment.by_member.values()
+    own = (member.options for member in members if isinstance(member, ClassEnvironment) and member.name == "calculator")
+    return next(own, {})
 
 
 async def _make_tiny(request: Request, seconds: float, view: LiveView) -> Path:

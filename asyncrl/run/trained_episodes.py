@@ -32,7 +32,7 @@ class TrainedEpisodes:
 
     def __init__(self, recipe: Recipe, model_path: Path, folder: Path, rank: RankSpec) -> None:
         self._keep, self._folder, self._rank = recipe.tracking.trajectories, folder, rank
-        self._writer = BackgroundWriter(recipe.environment.name, partial(decoder, model_path))
+        self._writer = BackgroundWriter(recipe.environment.label, partial(decoder, model_path))
 
     def chosen(self, batch: Batch, trained: list[RowName]) -> list[RowName]:
         """Name the rows of ``batch`` that this rank keeps.

@@ -14,6 +14,7 @@ import msgspec
 
 from asyncrl.core.counters import added
 from asyncrl.core.recipe.algorithm import GaeAdvantage, GdpoAdvantage, ReinforcePlusPlusAdvantage, TurnCredit
+from asyncrl.core.recipe.environment import member_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.metric_names import safe_name
@@ -141,8 +142,8 @@ class WarningSigns:
         limits = {
             StopReason.TURN_LENGTH: f"sampling.max_turn_tokens = {recipe.sampling.max_turn_tokens}",
             StopReason.CONTEXT_LENGTH: f"model.max_context = {recipe.model.max_context}",
-            StopReason.MAX_TURNS: f"environment.max_turns = {recipe.environment.max_turns}",
-            StopReason.EPISODE_TIMEOUT: f"environment.episode_timeout_s = {recipe.environment.episode_timeout_s:g}",
+            StopReason.MAX_TURNS: _limit(recipe, "max_turns"),
+            StopReason.EPISODE_TIMEOUT: _limit(recipe, "episode_timeout_s"),
         }
         cut = Counter({reason: episodes.stopped.get(reason, 0) for reason in limits})
         share = cut.total() / episodes.episodes
@@ -184,7 +185,7 @@ class WarningSigns:
             yield RunWarning(
                 f"tool_timeouts_{safe_name(name)}",
                 f"tool {name} timed out in {percent(tool.timeouts / tool.calls)} of its {tool.calls} calls in {self._steps}; "
-                f"raise environment.tool_timeout_s = {self._recipe.environment.tool_timeout_s:g}, make the tool faster, or lower "
+                f"raise {_limit(self._recipe, 'tool_timeout_s')}, make the tool faster, or lower "
                 "generators.max_running if it cannot serve so many at once",
             )
         if tool.errors > MOST * tool.calls:
@@ -216,3 +217,10 @@ class WarningSigns:
                 "choose tasks that the policy sometimes solves (another mix of tasks.train, or a tasks.curriculum), or widen "
                 "buffer.filters",
             )
+
+
+def _limit(recipe: Recipe, key: str) -> str:
+    """A limit of the environment's episodes, e.g. ``environment.max_turns = 6``: the lowest of several members'."""
+    members = recipe.environment.by_member
+    name = min(members, key=lambda member: float(getattr(members[member], key)))
+    return f"{member_place(name)}.{key} = {getattr(members[name], key):g}"

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.core.recipe import schema
+from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.envs import calculator, demonstrations, signature, tools
 from learners.tiny.settings import WarmUp
 
@@ -61,7 +61,7 @@ def ensure_tiny_model(
         RecipeError: if the options do not fit the environment.
         WarmUpFailed: if the warm-up did not teach the model what it should.
     """
-    environment = schema.EnvironmentConfig(name="calculator", options=dict(environment_options))
+    environment = ClassEnvironment(name="calculator", options=dict(environment_options))
     root = cache_root or default_cache_root()
     entry = root / _key(environment, seed, settings)
     if not _is_whole(entry):
@@ -79,7 +79,7 @@ def ensure_tiny_model(
     return entry
 
 
-def _key(environment: schema.EnvironmentConfig, seed: int, settings: WarmUp) -> str:
+def _key(environment: ClassEnvironment, seed: int, settings: WarmUp) -> str:
     """Digest of everything that determines the model: options, seed, settings, the code that makes it, and the versions
     of its libraries."""
     digest = hashlib.sha256(msgspec.json.encode([environment.options, seed, settings], order="deterministic"))

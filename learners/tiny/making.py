@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from asyncrl.core.recipe import schema
+from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
 from asyncrl.envs.demonstrations import Demonstration, demonstrate, demonstrate_impatience, demonstrate_mistake
 from asyncrl.envs.load import make_tasks
@@ -19,7 +19,7 @@ _SHOWN = (demonstrate, demonstrate_mistake)
 
 
 def make(
-    folder: Path, environment: schema.EnvironmentConfig, seed: int, settings: WarmUp, progress: Callable[[float, str], None]
+    folder: Path, environment: ClassEnvironment, seed: int, settings: WarmUp, progress: Callable[[float, str], None]
 ) -> None:
     """Make the tiny model in ``folder``; ``progress`` is called with a share in [0, 1] and a text.
 

@@ -5,7 +5,8 @@ import itertools
 from made_buffers import buffer_of
 
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, EnvironmentConfig, ModelConfig, Recipe
+from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
 from buffers.task_stream import TaskSource, TaskStream
@@ -18,7 +19,7 @@ def make_recipe(steps=100, groups_per_step=2, group_size=2, min_group=None, seed
         name="test",
         steps=steps,
         model=ModelConfig(path="nowhere"),
-        environment=EnvironmentConfig(name="none"),
+        environment=ClassEnvironment(name="none"),
         batch=BatchConfig(groups_per_step=groups_per_step, group_size=group_size, min_group=min_group),
         buffer=BufferConfig(**buffer),
         seed=seed,

@@ -11,11 +11,11 @@ from crash_run import CHECKPOINT_EVERY, Checkpoint, Kill, Paths, logged
 from made_buffers import buffer_of, restored
 
 from asyncrl.core.buffer_statistics import BufferStatistics
+from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.schema import (
     BatchConfig,
     BufferConfig,
     DeadlinesConfig,
-    EnvironmentConfig,
     ModelConfig,
     PrioritisedSampler,
     Recipe,
@@ -53,7 +53,7 @@ def recipe(**buffer):
         name="crash",
         steps=STEPS,
         model=ModelConfig(path="tiny"),
-        environment=EnvironmentConfig(name="calculator"),
+        environment=ClassEnvironment(name="calculator"),
         batch=BatchConfig(groups_per_step=GROUPS_PER_STEP, group_size=3, min_group=buffer.pop("min_group", None)),
         buffer=BufferConfig(**{"max_failures": 10_000, "filters": (ZeroVarianceFilter(),), **buffer}),
         deadlines=DeadlinesConfig(batch=30.0, lease=20.0),

@@ -12,12 +12,12 @@ from made_buffers import buffer_of, restored
 from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.schema import (
     AppendOnlyJournal,
     BatchConfig,
     BufferConfig,
     DeadlinesConfig,
-    EnvironmentConfig,
     ModelConfig,
     NoJournal,
     Recipe,
@@ -40,7 +40,7 @@ def recipe(**buffer):
         name="test",
         steps=100,
         model=ModelConfig(path="tiny"),
-        environment=EnvironmentConfig(name="calculator"),
+        environment=ClassEnvironment(name="calculator"),
         batch=BatchConfig(groups_per_step=2, group_size=2),
         buffer=BufferConfig(**{"pipeline_depth": 1, "max_staleness": 2, **buffer}),
         deadlines=DeadlinesConfig(batch=100.0, lease=30.0),

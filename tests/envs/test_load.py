@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.core.errors import Interrupted, RecipeError
-from asyncrl.core.recipe import schema
+from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.envs import ToolEnvironment
 from asyncrl.envs.calculator import Calculator
 from asyncrl.envs.load import environment_class, load_environment, make_tasks
@@ -112,8 +112,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "my_library"
 
 
-def spec(name: str, **options: object) -> schema.EnvironmentConfig:
-    return schema.EnvironmentConfig(name=name, options=options, tool_timeout_s=3.0)
+def spec(name: str, **options: object) -> ClassEnvironment:
+    return ClassEnvironment(name=name, options=options, tool_timeout_s=3.0)
 
 
 def test_built_in_with_options_and_deadline():
@@ -217,11 +217,11 @@ def test_ctrl_c_while_tasks_are_made_is_nobodys_fault(module: str, monkeypatch: 
 
 DRIVER = """
 import os, sys
-from asyncrl.core.recipe.schema import EnvironmentConfig
+from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.envs.load import make_tasks
 
 for name in sys.argv[1:]:
-    (task,) = make_tasks(EnvironmentConfig(name=f"my_hostile:{name}"), "train", 1, 0)
+    (task,) = make_tasks(ClassEnvironment(name=f"my_hostile:{name}"), "train", 1, 0)
     print(name, task.id, flush=True)
     print("heard", file=sys.stderr, flush=True)
 """

@@ -22,14 +22,14 @@ def test_the_example_is_accepted_as_pasted(tmp_path: Path):
 
 async def test_the_example_plays(tmp_path: Path, monkeypatch):
     from asyncrl.core.messages import ToolCall
-    from asyncrl.core.recipe.schema import EnvironmentConfig
+    from asyncrl.core.recipe.environment import ClassEnvironment
     from asyncrl.envs.base import Action
     from asyncrl.envs.load import load_environment, make_tasks
 
     (module,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     (tmp_path / "guess.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
-    spec = EnvironmentConfig(name="guess:Guess")
+    spec = ClassEnvironment(name="guess:Guess")
     (task, *_) = make_tasks(spec, "train", 3, seed=0)
     number = task.data["number"]
     environment = load_environment(spec)()

@@ -11,7 +11,8 @@ from scripted_environment import Scripted, task
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.messages import Message
-from asyncrl.core.recipe.schema import EnvironmentConfig, ModelConfig, Recipe
+from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan, decode, encode
 from asyncrl.envs.base import Fault
@@ -19,7 +20,7 @@ from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_epi
 from generators.tool_calls import ToolCallReader
 
 NAME = EpisodeName(GroupId(7), 2, 1)
-LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=EnvironmentConfig(name="e")))
+LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=ClassEnvironment(name="e")))
 
 
 def endless(_: str) -> str:

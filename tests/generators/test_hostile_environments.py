@@ -15,7 +15,8 @@ from scripted_environment import task
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import GroupId
 from asyncrl.core.messages import Message
-from asyncrl.core.recipe.schema import EnvironmentConfig, ModelConfig, Recipe
+from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory
 from asyncrl.envs import ToolEnvironment, hosted, tool
@@ -23,7 +24,7 @@ from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 from generators.tool_calls import ToolCallReader
 
-LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=EnvironmentConfig(name="e")))
+LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=ClassEnvironment(name="e")))
 
 IN_ORDER: contextvars.ContextVar[str] = contextvars.ContextVar("in order", default="")
 

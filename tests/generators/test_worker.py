@@ -15,7 +15,8 @@ from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, FailureKind,
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, GdpoAdvantage, RemaxAdvantage
-from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, EnvironmentConfig, GeneratorsConfig, ModelConfig, Recipe
+from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, GeneratorsConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason, Trajectory
@@ -32,7 +33,7 @@ RECIPE = Recipe(
     name="r",
     steps=1,
     model=ModelConfig(path="m"),
-    environment=EnvironmentConfig(name="e"),
+    environment=ClassEnvironment(name="e"),
     batch=BatchConfig(group_size=4),
     generators=GeneratorsConfig(max_running=6),
     deadlines=DeadlinesConfig(lease=0.04),

@@ -22,7 +22,8 @@ from transformers import (
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe.schema import EnvironmentConfig, LearnerConfig, ModelConfig, Recipe, SamplingConfig
+from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.schema import LearnerConfig, ModelConfig, Recipe, SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
 
@@ -96,7 +97,7 @@ def make_recipe(folder: Path, *, tensor: int = 1, pipeline: int = 1, data: int =
         name="test",
         steps=10,
         model=ModelConfig(path=str(folder)),
-        environment=EnvironmentConfig(name="calculator"),
+        environment=ClassEnvironment(name="calculator"),
         sampling=SamplingConfig(temperature=0.8),
         learner=LearnerConfig(tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=data, **options),
         algorithm=decoupled_ppo(),

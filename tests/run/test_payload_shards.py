@@ -12,11 +12,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from asyncrl.bench.buffer_actors import trajectory_of
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.payload import TrajectoryRecord
+from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.schema import (
     AppendOnlyJournal,
     BatchConfig,
     BufferConfig,
-    EnvironmentConfig,
     ModelConfig,
     NoJournal,
     Recipe,
@@ -32,7 +32,7 @@ RECIPE = Recipe(
     name="test",
     steps=1,
     model=ModelConfig(path="tiny"),
-    environment=EnvironmentConfig(name="calculator"),
+    environment=ClassEnvironment(name="calculator"),
     buffer=BufferConfig(journal=AppendOnlyJournal(segment_mb=1)),
 )
 

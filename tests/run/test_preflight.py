@@ -11,7 +11,8 @@ import pytest
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import Message, ToolSpec
-from asyncrl.core.recipe.schema import EnvironmentConfig, ModelConfig, Recipe
+from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.envs import ToolEnvironment, hosted
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
@@ -136,7 +137,7 @@ def tasks(*names: str) -> TaskSource:
 def play(
     environment: type[Environment], *sources: TaskSource, note: Callable[[str], None] = print, **limits: float
 ) -> tuple[str, ...]:
-    config = EnvironmentConfig(name=f"{__name__}:{environment.__name__}", **limits)  # type: ignore[arg-type]
+    config = ClassEnvironment(name=f"{__name__}:{environment.__name__}", **limits)  # type: ignore[arg-type]
     recipe = Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=config)
     return play_first_tasks(recipe, [("train", sources or (tasks("a", "b", "c"),)), ("evaluation", (tasks("x", "y"),))], note)
 

@@ -5,6 +5,7 @@ found in one pass; rules between keys are checked once every key is right by its
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from difflib import get_close_matches
 from typing import Any, get_type_hints
@@ -16,7 +17,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.describe import describe
 from asyncrl.core.recipe.rules import broken_rules
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.section import AUTO, is_automatic, unmarked
+from asyncrl.core.recipe.section import AUTO, is_automatic, is_usual, unmarked
 from asyncrl.core.text import writable
 
 LARGEST_INTEGER = 1_000_000_000
@@ -31,7 +32,7 @@ values chosen."""
 def decode_recipe(mapping: Mapping[str, Any], choose: Chooser = lambda recipe, automatic: recipe) -> Recipe:
     """Decode a plain mapping, such as a YAML file gives, into a typed recipe.
 
-    A section whose ``kind`` is left out has the default's kind.
+    A section whose ``kind`` is left out has the default's kind, or the usual one where there is no default.
 
     Args:
         mapping: sections and keys.
@@ -98,6 +99,8 @@ class _SectionReader:
         match value_type:
             case inspect.VarTupleType(item_type=item) if _sections(item) and isinstance(value, list) and value:
                 return [self._value(item, None, hint, entry, f"{place}[{index}]") for index, entry in enumerate(value)]
+            case inspect.DictType(value_type=item) if _sections(item) and isinstance(value, Mapping) and value:
+                return {key: self._entry(value_type, key, hint, entry, _join(place, str(key))) for key, entry in value.items()}
             case inspect.UnionType(includes_none=True) if value is None:
                 return None
             case inspect.UnionType() | inspect.StructType() if sections := _sections_for(value_type, value):
@@ -113,6 +116,14 @@ class _SectionReader:
                 self._refuse(place, f"{_show(value)} does not fit", f"must be {describe(value_type)}, and {bound}")
         return value
 
+    def _entry(self, mapping: inspect.DictType, key: Any, hint: Any, value: Any, place: str) -> Any:
+        """Read a section that the recipe gives a name of its own."""
+        pattern = mapping.key_type.pattern if isinstance(mapping.key_type, inspect.StrType) else None
+        if not isinstance(key, str) or (pattern and not re.search(pattern, key)):
+            self._refuse(place, f"{_show(key)} cannot be a name here", f"must be {describe(mapping.key_type)}")
+            return value
+        return self._value(mapping.value_type, None, hint, value, place)
+
     def _tagged(self, sections: Sequence[inspect.StructType], default: Any, value: Any, place: str) -> Any:
         kinds = {section.tag: section for section in sections}
         tag_field = sections[0].tag_field
@@ -120,7 +131,8 @@ class _SectionReader:
         if not isinstance(value, Mapping):
             self._refuse(place, f"{_show(value)} is not a section", f"set {place}.{tag_field} to one of {_listed(kinds)}")
             return value
-        kind = value.get(tag_field, default)
+        usual = next((section.tag for section in sections if is_usual(section)), None)
+        kind = value.get(tag_field, default or usual)
         if not (isinstance(kind, str) and kind in kinds):
             self._refuse(_join(place, tag_field), f"{_show(kind)} is not a known kind", f"must be one of {_listed(kinds)}")
             return value

@@ -30,6 +30,8 @@ def describe(value_type: inspect.Type) -> str:
             return str(only)
         case inspect.LiteralType(values=values):
             return f"one of {', '.join(str(value) for value in values)}"
+        case inspect.DictType(value_type=inspect.StructType() | inspect.UnionType()):
+            return "a mapping of names to sections"
         case inspect.DictType():
             return "a mapping"
         case inspect.StructType():
@@ -38,6 +40,8 @@ def describe(value_type: inspect.Type) -> str:
             return "null"
         case inspect.UnionType(types=types):
             return " or ".join(dict.fromkeys(describe(alternative) for alternative in types))
+        case inspect.VarTupleType(item_type=inspect.StrType() as item, min_length=least):
+            return f"a list of {f'at least {least} of ' if least else ''}{describe(item).replace('text', 'texts', 1)}"
         case inspect.VarTupleType(item_type=item, min_length=least):
             entries = describe(item).removeprefix("a ").removeprefix("one ") + ("" if least == 1 else "s")
             return f"a list of {f'at least {least} ' if least else ''}{entries}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.algorithm_rules import ALGORITHM_RULES
 from asyncrl.core.recipe.buffer_rules import BUFFER_RULES
+from asyncrl.core.recipe.environment import member_place
 from asyncrl.core.recipe.reward_rules import REWARD_RULES
 from asyncrl.core.recipe.schema import FileTasks, Recipe
 from asyncrl.core.text import counted
@@ -140,26 +141,27 @@ def _held_out_tasks_are_held_out(recipe: Recipe) -> Iterator[RecipeError]:
 
 
 def _a_tool_call_ends_before_its_episode(recipe: Recipe) -> Iterator[RecipeError]:
-    tool, episode = recipe.environment.tool_timeout_s, recipe.environment.episode_timeout_s
-    if tool > episode:
-        yield RecipeError(
-            "environment.tool_timeout_s",
-            f"{tool:g} s for one tool call is more than environment.episode_timeout_s {episode:g} s for the whole episode",
-            f"set it to at most {episode:g}",
-        )
+    for name, member in recipe.environment.by_member.items():
+        tool, episode, place = member.tool_timeout_s, member.episode_timeout_s, member_place(name)
+        if tool > episode:
+            yield RecipeError(
+                f"{place}.tool_timeout_s",
+                f"{tool:g} s for one tool call is more than {place}.episode_timeout_s {episode:g} s for the whole episode",
+                f"set it to at most {episode:g}",
+            )
 
 
 def _waiting_for_episodes_outlasts_them(recipe: Recipe) -> Iterator[RecipeError]:
-    episode = recipe.environment.episode_timeout_s
     waits = (("deadlines.batch", recipe.deadlines.batch), ("deadlines.evaluation", recipe.deadlines.evaluation))
-    for place, seconds in waits:
-        if seconds < episode:
-            yield RecipeError(
-                place,
-                f"{seconds:g} s would end the run over one slow episode, which may take {episode:g} s "
-                "(environment.episode_timeout_s)",
-                f"set it to at least {episode:g}, or environment.episode_timeout_s to at most {seconds:g}",
-            )
+    for name, member in recipe.environment.by_member.items():
+        episode, place = member.episode_timeout_s, f"{member_place(name)}.episode_timeout_s"
+        for waiting, seconds in waits:
+            if seconds < episode:
+                yield RecipeError(
+                    waiting,
+                    f"{seconds:g} s would end the run over one slow episode, which may take {episode:g} s ({place})",
+                    f"set it to at least {episode:g}, or {place} to at most {seconds:g}",
+                )
 
 
 _RULES: tuple[Rule, ...] = (

@@ -7,6 +7,7 @@ from msgspec import Meta
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.custom import Custom, CustomSchedule, LinearSchedule
+from asyncrl.core.recipe.environment import EnvironmentConfig
 from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
 from asyncrl.core.recipe.section import AUTO, AUTOMATIC, Count, FileName, NonNegative, Positive, Seconds, Section, Text
 from asyncrl.core.recipe.trajectories import SampledTrajectories, TrajectoriesConfig
@@ -25,32 +26,6 @@ class ModelConfig(Section, frozen=True):
     path: Text
     max_context: Count = 512
     tool_parser: Text = "hermes"
-
-
-class EnvironmentConfig(Section, frozen=True):
-    """The tool environment and the limits of its episodes.
-
-    Attributes:
-        name: ``calculator``, or ``module:Class`` for an environment of your own.
-        options: keyword arguments of the environment's constructor.
-        max_turns: the most turns of the model in an episode.
-        max_tool_output: the most characters of one tool message. The middle of a longer one is cut out, and a line there says how
-            much; the metric ``tool_output_cut`` counts the episode's lost characters. 20,000 characters are about 5,000 tokens
-            of English.
-        on_malformed_call: ``respond`` tells the model what was wrong with its call; ``end`` ends the episode there.
-        on_tool_error: ``respond`` gives the model the error text; ``end`` ends the episode there.
-        tool_timeout_s: deadline of one tool call; a call that misses it is a tool error.
-        episode_timeout_s: deadline of a whole episode.
-    """
-
-    name: Text
-    options: dict[str, Any] = {}
-    max_turns: Count = 6
-    max_tool_output: Count = 20_000
-    on_malformed_call: Literal["respond", "end"] = "respond"
-    on_tool_error: Literal["respond", "end"] = "respond"
-    tool_timeout_s: Seconds = 10.0
-    episode_timeout_s: Seconds = 300.0
 
 
 class GeneratedTasks(Section, frozen=True, tag_field="kind", tag="generated"):

@@ -1,6 +1,6 @@
 """The base class of recipe sections, the ranges of their numbers and texts, and the keys that may be ``auto``."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, inspect
@@ -30,4 +30,15 @@ def unmarked(value_type: inspect.Type) -> inspect.Type:
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every part of a recipe: immutable, keyword-only, unknown keys refused."""
+    """Base of every part of a recipe: immutable, keyword-only, unknown keys refused.
+
+    Attributes:
+        usual: whether a section that must be there, may be of several kinds and names none, is of this kind.
+    """
+
+    usual: ClassVar[bool] = False
+
+
+def is_usual(section: inspect.StructType) -> bool:
+    """Return whether a section that names no kind is of this one, where there is no default."""
+    return issubclass(section.cls, Section) and section.cls.usual

@@ -1,0 +1,156 @@
+"""The recipe's section on the environment: one of several kinds, or a mixture of them.
+
+What always holds: every environment that plays episodes is a *member* with limits of its own. A recipe without a mixture has
+one member, whose name is empty.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+
+from asyncrl.core.recipe.section import Count, Seconds, Section, Text
+
+MemberName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*\Z")]
+VariableName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
+
+
+class EpisodeConfig(Section, frozen=True, kw_only=True):
+    """The limits of the episodes of an environment.
+
+    Attributes:
+        max_turns: the most turns of the model in an episode.
+        max_tool_output: the most characters of one tool message. The middle of a longer one is cut out, and a line there says how
+            much; the metric ``tool_output_cut`` counts the episode's lost characters. 20,000 characters are about 5,000 tokens
+            of English.
+        on_malformed_call: ``respond`` tells the model what was wrong with its call; ``end`` ends the episode there.
+        on_tool_error: ``respond`` gives the model the error text; ``end`` ends the episode there.
+        tool_timeout_s: deadline of one tool call; a call that misses it is a tool error.
+        episode_timeout_s: deadline of a whole episode.
+    """
+
+    max_turns: Count = 6
+    max_tool_output: Count = 20_000
+    on_malformed_call: Literal["respond", "end"] = "respond"
+    on_tool_error: Literal["respond", "end"] = "respond"
+    tool_timeout_s: Seconds = 10.0
+    episode_timeout_s: Seconds = 300.0
+
+    @property
+    def by_member(self) -> "Mapping[str, MemberConfig]":
+        """The environments that play episodes, by name: this one alone, without a name."""
+        assert isinstance(self, MemberConfig)
+        return {"": self}
+
+
+class ClassEnvironment(EpisodeConfig, frozen=True, tag_field="kind", tag="class"):
+    """A built-in environment, or a Python class of your own.
+
+    Attributes:
+        name: ``calculator``, or ``module:Class`` for an environment of your own.
+        options: keyword arguments of the environment's constructor.
+        secrets: names of environment variables whose values the environment gets as ``self.secrets``. The values are taken where
+            the run is launched, and stand in no file of the run.
+    """
+
+    usual: ClassVar[bool] = True
+
+    name: Text
+    options: dict[str, Any] = {}
+    secrets: tuple[VariableName, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What summaries and kept episodes call this environment."""
+        return self.name
+
+    @property
+    def secret_variables(self) -> tuple[str, ...]:
+        """Names of the environment variables that this environment needs."""
+        return self.secrets
+
+
+class RemoteEnvironment(EpisodeConfig, frozen=True, tag_field="kind", tag="remote"):
+    """An environment that ``asyncrl env serve`` serves from another virtual environment, container or host.
+
+    Attributes:
+        urls: the servers, as ``ws://host:port``; episodes are spread over them.
+        token_variable: name of the environment variable that has the servers' token.
+        options: keyword arguments of the environment's constructor.
+    """
+
+    urls: Annotated[tuple[Text, ...], Meta(min_length=1)]
+    token_variable: VariableName = "ASYNCRL_ENV_TOKEN"
+    options: dict[str, Any] = {}
+
+    @property
+    def label(self) -> str:
+        """What summaries and kept episodes call this environment."""
+        return "remote"
+
+    @property
+    def secret_variables(self) -> tuple[str, ...]:
+        """Names of the environment variables that this environment needs."""
+        return (self.token_variable,)
+
+
+class McpEnvironment(EpisodeConfig, frozen=True, tag_field="kind", tag="mcp"):
+    """The tools of an MCP server (Model Context Protocol), which is started by ``command`` or answers at ``url``.
+
+    Attributes:
+        reward: ``module:function`` that rewards the final answer, called with the task and the answer.
+        command: the server's command line; it is spoken to over standard input and output.
+        url: where the server answers (streamable HTTP); empty if it is started by ``command``.
+        tools: names of the tools that the model is shown; empty means all.
+        system_prompt: the system message before the task's prompt; none if empty.
+        secrets: names of environment variables that the server gets. The values are taken where the run is launched, and stand
+            in no file of the run.
+    """
+
+    reward: Text
+    command: tuple[Text, ...] = ()
+    url: str = ""
+    tools: tuple[Text, ...] = ()
+    system_prompt: str = ""
+    secrets: tuple[VariableName, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What summaries and kept episodes call this environment."""
+        return "mcp"
+
+    @property
+    def secret_variables(self) -> tuple[str, ...]:
+        """Names of the environment variables that this environment needs."""
+        return self.secrets
+
+
+MemberConfig = ClassEnvironment | RemoteEnvironment | McpEnvironment
+
+
+class MixedEnvironment(Section, frozen=True, tag_field="kind", tag="mixed"):
+    """Several environments in one run. Each task names the one that plays it.
+
+    Attributes:
+        members: the environments by name, each with limits of its own.
+    """
+
+    members: Annotated[dict[MemberName, MemberConfig], Meta(min_length=1)]
+
+    @property
+    def by_member(self) -> Mapping[str, MemberConfig]:
+        """The environments that play episodes, by name."""
+        return self.members
+
+    @property
+    def label(self) -> str:
+        """What summaries call this environment."""
+        return "+".join(self.members)
+
+
+EnvironmentConfig = ClassEnvironment | RemoteEnvironment | McpEnvironment | MixedEnvironment
+
+
+def member_place(member: str) -> str:
+    """The recipe key of a member's section, e.g. ``environment.members.easy``; ``environment`` where there is no mixture."""
+    return f"environment.members.{member}" if member else "environment"
