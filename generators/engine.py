@@ -15,8 +15,8 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.core.deadline import deadline
+from asyncrl.core.environment_variables import added_to_environment
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import INSTALL, PREPARE, VLLM_BACKEND, Publication
@@ -33,6 +34,7 @@ from asyncrl.core.trajectory import VersionSpan
 from generators.completion import Completion, EngineUse
 from generators.concurrency import EngineLoad
 from generators.engine_load import REPORT_LOAD
+from generators.engine_process import ENGINE_VARIABLES, EngineProcessServer
 from generators.occupancy import Occupancy
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ class VllmEngine:
         max_context: int,
         seed: int,
         start_s: float,
+        server: EngineProcessServer | None = None,
     ) -> "VllmEngine":
         """Start an engine and warm it up.
 
@@ -92,15 +95,15 @@ class VllmEngine:
             max_context: most tokens of a prompt and its completion together.
             seed: seed of the sampling; engines of one pool need different seeds, to sample different tokens.
             start_s: deadline of the start, in seconds.
+            server: where vLLM's process is forked from; without one it is started afresh.
 
         Raises:
             DeadlineExceeded: after ``start_s``.
         """
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would lack the plug-in, and copy our threads
         remedy = "see its log for what it was doing; raise deadlines.start if the model is large"
         async with deadline(start_s, waiter=name, owner="its vLLM engine to start", remedy=remedy):
-            engine = cls(await asyncio.to_thread(_build, config, model_path, max_context, seed))
+            engine = cls(await asyncio.to_thread(_build, config, model_path, max_context, seed, server))
             await engine._warm_up(max_context)
         return engine
 
@@ -275,25 +278,14 @@ def _version_of(label: str) -> PolicyVersion:
     return PolicyVersion(0 if label == "default" else int(label))
 
 
-def _build(config: GeneratorsConfig, model_path: str, max_context: int, seed: int) -> "AsyncLLM":
-    from vllm.v1.engine.async_llm import AsyncLLM
+def _build(
+    config: GeneratorsConfig, model_path: str, max_context: int, seed: int, server: EngineProcessServer | None
+) -> "AsyncLLM":
+    with added_to_environment(ENGINE_VARIABLES):
+        from vllm.v1.engine.async_llm import AsyncLLM
 
-    # Threads that share cores must sleep while they wait for each other: a spinning thread would keep the other from
-    # running.
-    with _environment(OMP_WAIT_POLICY="passive"):
-        return AsyncLLM.from_engine_args(_arguments(config, model_path, max_context, seed))
-
-
-@contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Set those ``variables`` that are not set yet, for the processes started in this context."""
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
+        with server.used_by_vllm() if server is not None else nullcontext():
+            return AsyncLLM.from_engine_args(_arguments(config, model_path, max_context, seed))
 
 
 def _arguments(config: GeneratorsConfig, model_path: str, max_context: int, seed: int) -> "AsyncEngineArgs":

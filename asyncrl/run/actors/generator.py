@@ -28,6 +28,7 @@ from asyncrl.run.stopping import end_by_sigterm
 from asyncrl.run.ticket_client import RemoteTicketClient
 from generators.chat import ChatFormat
 from generators.engine import VllmEngine
+from generators.engine_process import EngineProcessServer
 from generators.episode import EpisodeTools
 from generators.evaluation import Evaluated, HeldOutTask
 from generators.tool_calls import ToolCallReader
@@ -56,6 +57,8 @@ class GeneratorActor:
     ) -> None:
         route_output(log_file)
         end_by_sigterm()  # Ray's own handler would wait for run(), and processes that tools start would inherit a blocked SIGTERM
+        # Before all else: it imports vLLM meanwhile. Where there is a GPU, vLLM's process must not be forked.
+        self._server = None if ray.get_gpu_ids() else EngineProcessServer.start()
         self._recipe, self._model_path, self._number = recipe, model_path, number
         self._id = WorkerId(f"generator-{number}")
         self._buffer, self._reward_model, self._trajectories = buffer, reward_model, trajectories
@@ -87,6 +90,7 @@ class GeneratorActor:
             max_context=recipe.model.max_context,
             seed=recipe.seed + self._number,
             start_s=recipe.deadlines.start,
+            server=self._server,
         )
         ticket_client, scoring = None, None
         if self._sink is not None:

@@ -1,0 +1,17 @@
+"""Adds variables to this process's environment for a while, for the processes that it starts meanwhile."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+
+@contextmanager
+def added_to_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set those ``variables`` that are not set yet, for the processes started in this context."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

@@ -1,0 +1,51 @@
+"""Starts vLLM's engine process on a CPU from a process that has imported vLLM meanwhile.
+
+A generator and its engine are two processes, and both need vLLM, whose import takes about ten seconds. vLLM starts its process
+once the generator has imported all, and that process imports all again. Here a server process imports beside the generator
+instead, and the engine's process is forked from it.
+
+What always holds: the server has no threads of ours and no GPU, so that forks of it are sound; it ends with the generator, and
+the engine's process knows the generator as its parent. It has the environment of the moment at which it was started, and
+nothing that the generator puts into its own environment later, such as secrets.
+"""
+
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
+
+from asyncrl.core.environment_variables import added_to_environment
+
+IMPORTED = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "generators.cpu_executor", "asyncrl.weights.vllm_engine")
+"""What the server imports: most of what an engine's process needs on a CPU."""
+
+ENGINE_VARIABLES = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    # Threads that share cores must sleep while they wait for each other: a spinning thread would keep the other from running.
+    "OMP_WAIT_POLICY": "passive",
+}
+"""Environment variables of the engine's process, where the user has not set them."""
+
+
+class EngineProcessServer:
+    """The server process; there is at most one in a process."""
+
+    @classmethod
+    def start(cls) -> "EngineProcessServer":
+        """Start the server, which imports vLLM while the caller goes on."""
+        forkserver.set_forkserver_preload(list(IMPORTED))
+        with added_to_environment(ENGINE_VARIABLES):
+            forkserver.ensure_running()
+        return cls()
+
+    @contextmanager
+    def used_by_vllm(self) -> Iterator[None]:
+        """Let vLLM fork its process from the server. vLLM has no setting for it, so a function is replaced meanwhile."""
+        from vllm.v1.engine import utils
+
+        original = utils.get_mp_context
+        utils.get_mp_context = lambda: multiprocessing.get_context("forkserver")
+        try:
+            yield
+        finally:
+            utils.get_mp_context = original
