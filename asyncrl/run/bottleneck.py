@@ -1,7 +1,8 @@
 """Names what a run waits for, the knob that would change it, and what that would bring.
 
 The learner's time is the run's time: the learner trains, publishes, or waits for a batch. While it waits, engines have
-room but no tickets, are paused, evaluate, wait for tools, or generate. The largest of the learner's three shares says
+room but no tickets, are paused, evaluate, wait for tools, or generate. No tickets come while finished episodes wait for a
+reward model or service, too. The largest of the learner's three shares says
 which side holds the run up, except that it is the engines if the learner waits clearly more than they idle. The largest
 of the engines' shares then says why.
 
@@ -13,6 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
+from asyncrl.core.recipe.reward import RemoteReward
 from asyncrl.core.recipe.rules import broken_rules
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
@@ -35,6 +37,7 @@ class Kind(StrEnum):
     EVALUATION = "evaluation"
     STALENESS = "staleness"
     TOOLS = "tools"
+    REWARD = "reward"
     GENERATION = "generation"
 
 
@@ -92,9 +95,9 @@ def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int) -> B
     share = lost[kind]
     over = "training step" if steps == 1 else f"{steps} training steps"
     found = f"{kind}-bound: in the last {over} {_says(kind, shares, share)}"
-    if kind is Kind.STALENESS and recipe.buffer.pipeline_depth == AUTO and depth < recipe.buffer.largest_depth:
-        return Bottleneck(kind, share, f"{found}; buffer.pipeline_depth, now {depth}, grows by itself")
     advice = _advice(kind, shares, recipe, depth)
+    if advice.knobs == ("buffer.pipeline_depth",) and recipe.buffer.pipeline_depth == AUTO:
+        return Bottleneck(kind, share, f"{found}; buffer.pipeline_depth, now {depth}, grows by itself")
     factor = min(1 / (1 - share + share / advice.divides), _room(kind, shares, advice.divides))
     if factor < WORTH_SAYING or advice.breaks(recipe):
         return Bottleneck(kind, share, f"{found}; {_no_knob(shares)}")
@@ -115,7 +118,8 @@ def _lost(shares: Shares) -> dict[Kind, float]:
     whole = sum(engines.values()) or 1.0
     lost = {kind: (shares.waiting - held_back) * part / whole for kind, part in engines.items()}
     lost[Kind.PUBLICATION] += shares.publishing
-    return {Kind.LEARNER: shares.training, Kind.STALENESS: held_back, **lost}
+    scoring = held_back * shares.scoring  # episodes that wait for their score keep their place in the pipeline
+    return {Kind.LEARNER: shares.training, Kind.STALENESS: held_back - scoring, Kind.REWARD: scoring, **lost}
 
 
 def _says(kind: Kind, shares: Shares, share: float) -> str:
@@ -131,6 +135,8 @@ def _says(kind: Kind, shares: Shares, share: float) -> str:
             return f"{waited} while engines had room, but the pipeline depth allowed no more tickets"
         case Kind.TOOLS:
             return f"{waited} for episodes, which spent {percent(shares.tools)} of their own time in tools"
+        case Kind.REWARD:
+            return f"{waited} for finished episodes, which waited for their score for {percent(shares.scoring)} of their time"
         case Kind.GENERATION:
             return f"{waited} for engines to generate"
 
@@ -149,7 +155,10 @@ def _advice(kind: Kind, shares: Shares, recipe: Recipe, depth: int) -> _Advice:
         case Kind.TOOLS if shares.held_back < ROOM_TO_SPARE:
             running = recipe.generators.max_running
             return _Advice(("generators.max_running",), running, 2 * running, 2)
-        case Kind.STALENESS | Kind.TOOLS:
+        case Kind.REWARD if isinstance(recipe.reward, RemoteReward):
+            requests = recipe.reward.requests
+            return _Advice(("reward.requests",), requests, 2 * requests, 2)
+        case Kind.STALENESS | Kind.TOOLS | Kind.REWARD:
             fixed, bound = recipe.buffer.pipeline_depth != AUTO, recipe.buffer.max_staleness
             both = ("buffer.max_staleness", "buffer.pipeline_depth") if fixed else ("buffer.max_staleness",)
             knobs = ("buffer.pipeline_depth",) if depth < bound else both

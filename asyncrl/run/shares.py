@@ -42,6 +42,7 @@ class Shares(msgspec.Struct, frozen=True):
         evaluating: an evaluation was being played.
         tools: share of the training episodes' time that they spent outside engines, in tools and environments. Too
             small while an evaluation is played, because the evaluation's requests count too.
+        scoring: share of the training episodes' time, the wait for a score included, that they waited for their score.
         cores: share of the cores that the driver may use that were busy with anything.
         seconds: the time that these are shares of.
     """
@@ -54,6 +55,7 @@ class Shares(msgspec.Struct, frozen=True):
     held_back: float = 0.0
     evaluating: float = 0.0
     tools: float = 0.0
+    scoring: float = 0.0
     cores: float = 0.0
     seconds: float = 1.0
 
@@ -81,6 +83,7 @@ class Shares(msgspec.Struct, frozen=True):
             return min(1.0, grown(before, after, counter) / wall) if wall > 0 else 0.0
 
         episodes, requests = grown(before, after, "episode_seconds"), grown(before, after, "request_seconds")
+        scoring = grown([one.scoring for one in before], [one.scoring for one in after], "seconds")
         return cls(
             training=times.training / seconds,
             waiting=times.waiting / seconds,
@@ -90,6 +93,7 @@ class Shares(msgspec.Struct, frozen=True):
             held_back=of_engines("held_back_seconds"),
             evaluating=of_engines("evaluating_seconds"),
             tools=max(0.0, 1 - requests / episodes) if episodes > 0 else 0.0,
+            scoring=scoring / (episodes + scoring) if scoring > 0 else 0.0,
             cores=cores,
             seconds=seconds,
         )
@@ -106,6 +110,6 @@ class Shares(msgspec.Struct, frozen=True):
         return cls(**means | {"seconds": sum(seconds)})
 
 
-def grown(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics], counter: str) -> float:
-    """Sum over all generators of how much a counter of :class:`GeneratorStatistics` grew between two readings."""
+def grown(before: Sequence[msgspec.Struct], after: Sequence[msgspec.Struct], counter: str) -> float:
+    """Sum over all generators of how much a counter grew between two readings."""
     return float(sum(getattr(a, counter) - getattr(b, counter) for a, b in zip(after, before, strict=True)))

@@ -96,6 +96,23 @@ def test_more_room_is_no_advice_where_engines_have_room():
     assert "buffer.pipeline_depth 1 -> 2" in found(**slow, held_back=0.9).sentence
 
 
+SLOW_SCORES = {"training": 0.2, "waiting": 0.8, "idle": 0.9, "held_back": 0.9, "scoring": 0.95}
+
+
+def test_finished_episodes_that_wait_for_their_score_are_no_lack_of_tickets():
+    service = ["reward={kind: remote, url: http://localhost:1, requests: 4}"]
+    bottleneck = find_bottleneck(Shares(**SLOW_SCORES), compose("quickstart", service), 1, 20)
+    assert (bottleneck.kind, bottleneck.share) == (Kind.REWARD, pytest.approx(0.8 * 0.95))
+    assert bottleneck.sentence.startswith("reward-bound: ")
+    assert "reward.requests 4 -> 8 would bring about" in bottleneck.sentence
+    own_model = compose("quickstart", ["reward={kind: model, path: /a/model}", "buffer.pipeline_depth=1"])
+    assert "buffer.pipeline_depth 1 -> 2" in find_bottleneck(Shares(**SLOW_SCORES), own_model, 1, 20).sentence
+
+
+def test_scores_that_come_soon_are_not_what_holds_up():
+    assert found(**SLOW_SCORES | {"scoring": 0.2}).kind == Kind.STALENESS
+
+
 def test_one_step_is_one_training_step():
     assert ": in the last training step the" in find_bottleneck(Shares(training=1.0), RECIPE, 1, 1).sentence
 
