@@ -1,0 +1,62 @@
+"""What a reward is: a call with the task and the model's answer, which returns a number, or several by name.
+
+What always holds: a reward says something about the answer. What says nothing about it, such as a judge that stays away or a task
+without an expected answer, is an exception and never a number.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from asyncrl.core.errors import EnvironmentBroken, FailureKind, ScoringFailed
+from asyncrl.core.task import Task
+from asyncrl.core.text import short
+
+
+class RewardUnavailable(ScoringFailed):
+    """Whatever computes the reward was not to be had, so the episode is played again; nothing counts against its task."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(FailureKind.INFRASTRUCTURE, reason)
+        self.args = (reason,)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        """Return the class and its constructor's argument."""
+        return type(self), (self.reason,)
+
+
+class Reward(ABC):
+    """A reward that environments share. One instance serves all episodes of a process.
+
+    In an environment::
+
+        class Sums(ToolEnvironment):
+            correct = MathEquivalence()
+
+            async def reward(self, task: Task, answer: str) -> float:
+                return await self.correct(task, answer)
+    """
+
+    @abstractmethod
+    async def __call__(self, task: Task, answer: str) -> float | Mapping[str, float]:
+        """Return the reward of ``answer``, or several rewards by name, which are added up.
+
+        Raises:
+            RewardUnavailable: what computes it is not to be had at the moment.
+            EnvironmentBroken: this task cannot be rewarded.
+        """
+
+
+def expected(task: Task, key: str, of: str) -> Any:
+    """Return ``task.data[key]``.
+
+    Raises:
+        EnvironmentBroken: the task has no such data.
+    """
+    if key not in task.data:
+        found = ", ".join(sorted(task.data)) or "nothing"
+        raise EnvironmentBroken(
+            f"task {short(task.id)}: the reward {of} needs data {key!r}, and the task has {found}; "
+            "add it to the task, or name the key that holds it"
+        )
+    return task.data[key]

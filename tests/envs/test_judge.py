@@ -1,0 +1,203 @@
+"""The judge against a real HTTP server, which answers as it is told."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from asyncrl.core.errors import EnvironmentBroken, RecipeError
+from asyncrl.core.ids import TaskId
+from asyncrl.core.task import Task
+from asyncrl.envs.rewards import Judge, RewardUnavailable
+from asyncrl.envs.rewards.judge import read_score
+
+TASK = Task(id=TaskId("t"), prompt="What is {answer} of 1+1?", data={"answer": "2"})
+Reply = Callable[[dict[str, Any]], Awaitable[web.Response] | web.Response]
+
+
+def says(text: str, tokens: int = 10) -> Reply:
+    body = {"choices": [{"message": {"role": "assistant", "content": text}}], "usage": {"total_tokens": tokens}}
+    return lambda asked: web.json_response(body)
+
+
+def status(code: int, **headers: str) -> Reply:
+    return lambda asked: web.Response(status=code, text="no", headers=headers)
+
+
+class Endpoint:
+    def __init__(self, *replies: Reply) -> None:
+        self.replies, self.asked, self.headers = list(replies), [], []
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        self.asked.append(asked)
+        self.headers.append(request.headers)
+        reply = (self.replies.pop(0) if len(self.replies) > 1 else self.replies[0])(asked)
+        return await reply if asyncio.iscoroutine(reply) else reply
+
+
+@asynccontextmanager
+async def serving(*replies: Reply) -> AsyncIterator[Endpoint]:
+    endpoint = Endpoint(*replies)
+    application = web.Application()
+    application.router.add_post("/v1/chat/completions", endpoint.answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    endpoint.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    try:
+        yield endpoint
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _no_waits(monkeypatch):
+    monkeypatch.setattr("asyncrl.envs.rewards.judge.FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr("asyncrl.envs.rewards.judge.LAST_RETRY_S", 0.002)
+
+
+async def test_a_score_is_mapped_to_its_range_and_the_question_shows_all_parts(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    async with serving(says("Score: 7.5")) as endpoint:
+        judge = Judge(endpoint.url, "m", token_variable="JUDGE_KEY")
+        assert await judge(TASK, "{question} is 2") == 0.75
+    (asked,) = endpoint.asked
+    assert asked["model"] == "m"
+    assert "from 0 (useless or wrong) to 10" in asked["messages"][0]["content"]
+    question = asked["messages"][1]["content"]
+    assert "What is {answer} of 1+1?" in question
+    assert "<answer>\n{question} is 2\n</answer>" in question
+    assert "<expected>\n2\n</expected>" in question
+    assert endpoint.headers[0]["Authorization"] == "Bearer secret"
+
+
+async def test_a_score_outside_of_the_range_counts_as_its_end():
+    async with serving(says("Score: 12"), says("Score: -3")) as endpoint:
+        judge = Judge(endpoint.url, "m")
+        assert [await judge(TASK, answer) for answer in ("a", "b")] == [1.0, 0.0]
+
+
+async def test_what_passes_is_asked_again():
+    async with serving(
+        status(503), status(429, **{"Retry-After": "0"}), lambda asked: web.Response(text="?"), says("Score: 5")
+    ) as (endpoint):
+        assert await Judge(endpoint.url, "m")(TASK, "a") == 0.5
+        assert len(endpoint.asked) == 4
+
+
+@pytest.mark.parametrize("reply", [status(401), status(404), status(302, Location="http://127.0.0.1:1/")])
+async def test_a_judge_that_refuses_gives_no_reward(reply: Reply):
+    async with serving(reply) as endpoint:
+        with pytest.raises(RewardUnavailable, match="answered status"):
+            await Judge(endpoint.url, "m")(TASK, "a")
+        assert len(endpoint.asked) == 1
+
+
+async def test_a_judge_that_stays_away_gives_no_reward():
+    async with serving(status(500)) as endpoint:
+        with pytest.raises(RewardUnavailable, match=r"gave no score in .* status 500: 'no'"):
+            await Judge(endpoint.url, "m", deadline_s=0.05)(TASK, "a")
+    with pytest.raises(RewardUnavailable, match="could not be reached"):
+        await Judge(endpoint.url, "m", deadline_s=0.05)(TASK, "a")
+
+
+async def test_a_reply_without_a_score_breaks_the_task_after_three():
+    async with serving(says("I would rather not")) as endpoint:
+        with pytest.raises(EnvironmentBroken, match="holds no score: 'I would rather not'"):
+            await Judge(endpoint.url, "m")(TASK, "a")
+        assert len(endpoint.asked) == 3
+
+
+async def test_a_missing_token_is_named_and_nothing_is_asked(monkeypatch):
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    async with serving(says("Score: 5")) as endpoint:
+        with pytest.raises(RewardUnavailable, match="needs the environment variable JUDGE_KEY"):
+            await Judge(endpoint.url, "m", token_variable="JUDGE_KEY")(TASK, "a")
+        assert await Judge(endpoint.url, "m", token_variable="JUDGE_KEY", secrets={"JUDGE_KEY": "s"})(TASK, "a") == 0.5
+        assert len(endpoint.asked) == 1
+
+
+async def test_a_budget_ends_rewards_and_kept_scores_cost_nothing():
+    async with serving(says("Score: 5", tokens=60)) as endpoint:
+        judge = Judge(endpoint.url, "m", max_tokens=100)
+        assert [await judge(TASK, answer) for answer in ("a", "b", "a", "b")] == [0.5] * 4
+        with pytest.raises(RewardUnavailable, match="spent its budget of 100 tokens"):
+            await judge(TASK, "c")
+        assert (judge.use.requests, judge.use.tokens, judge.use.kept) == (2, 120, 2)
+        with pytest.raises(RewardUnavailable, match="budget of 0 requests"):
+            await Judge(endpoint.url, "m", max_requests=0)(TASK, "a")
+
+
+async def test_those_who_ask_the_same_at_once_share_one_request():
+    async with serving(says("Score: 5")) as endpoint:
+        judge = Judge(endpoint.url, "m")
+        assert await asyncio.gather(*(judge(TASK, answer) for answer in "ab" * 10)) == [0.5] * 20
+        assert len(endpoint.asked) == 2
+
+
+async def test_scores_on_disk_are_shared_and_hold_no_text(tmp_path: Path):
+    file = tmp_path / "scores" / "judge.sqlite"
+    async with serving(says("Score: 5")) as endpoint:
+        for _ in range(2):
+            assert await Judge(endpoint.url, "m", cache=str(file))(TASK, "an answer") == 0.5
+        assert await Judge(endpoint.url, "other", cache=str(file))(TASK, "an answer") == 0.5
+        assert len(endpoint.asked) == 2
+    assert b"an answer" not in file.read_bytes()
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(RecipeError, match="cannot be made"):
+        Judge(endpoint.url, "m", cache=str(tmp_path / "taken"))
+
+
+async def test_at_most_so_many_requests_run_at_once():
+    running = most = 0
+    gate = asyncio.Event()
+
+    async def slow(asked: dict[str, Any]) -> web.Response:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 2:
+            gate.set()
+        await gate.wait()
+        running -= 1
+        return says("Score: 1")(asked)
+
+    async with serving(slow) as endpoint:
+        judge = Judge(endpoint.url, "m", at_once=2)
+        await asyncio.gather(*(judge(TASK, str(number)) for number in range(8)))
+    assert most == 2
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ValueError, match="write it like http"):
+        Judge("localhost:8000", "m")
+    with pytest.raises(ValueError, match="must be below"):
+        Judge("http://h/v1", "m", lowest=1, highest=1)
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ("Score: 7", 7.0),
+        ("It has merit.\n\n**Score:** 3.5", 3.5),
+        ("score 2, no, score: 4", 4.0),
+        ('{"score": 6}', 6.0),
+        ("Thinking about 3 things\n8", 8.0),
+        ("8.", 8.0),
+        ("8/10", None),
+        ("none", None),
+        ("", None),
+        ("[" * 100_000, None),
+        (json.dumps(True), None),
+    ],
+)
+def test_scores_are_read_from_replies(reply: str, score: float | None):
+    assert read_score(reply) == score

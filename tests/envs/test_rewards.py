@@ -1,0 +1,117 @@
+"""Rewards that environments share: exact, mathematics, several with weights, and how recipes name them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from asyncrl.core.errors import EnvironmentBroken, RecipeError
+from asyncrl.core.ids import TaskId
+from asyncrl.core.task import Task
+from asyncrl.envs.rewards import Exact, MathEquivalence, Reward, RewardUnavailable, Weighted
+from asyncrl.envs.rewards.load import load_reward
+
+
+def task(**data: object) -> Task:
+    return Task(id=TaskId("t"), prompt="?", data=data)
+
+
+@pytest.fixture(scope="module")
+def maths() -> MathEquivalence:
+    return MathEquivalence(deadline_s=10.0)
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "reward"),
+    [
+        ("1/2", r"so it is $\frac{2}{4}$", 1.0),
+        ("x^2+2x+1", r"\boxed{(x+1)^2}", 1.0),
+        ("7", r"First 7, but then \boxed{8}", 0.0),
+        ("7", "no idea", 0.0),
+        ("7", "", 0.0),
+        ("7", "7\ud800" + "(" * 3000, 1.0),
+        (r"\{1,2\}", r"$\{2,1\}$", 1.0),
+    ],
+)
+async def test_math_counts_what_is_equal(maths: MathEquivalence, expected: str, answer: str, reward: float):
+    assert await maths(task(answer=expected), answer) == reward
+
+
+async def test_math_kills_what_takes_too_long_and_goes_on():
+    maths = MathEquivalence(deadline_s=1.0, processes=1)
+    assert await maths(task(answer="1/2"), "0.5") == 1.0  # the process has imported everything by now
+    assert await maths(task(answer="7"), "$9^{9^{9^{9^{9}}}}$") == 0.0
+    assert await maths(task(answer="7"), r"\frac{14}{2}") == 1.0
+
+
+async def test_a_task_without_a_readable_answer_is_broken_and_not_rewarded(maths: MathEquivalence):
+    with pytest.raises(EnvironmentBroken, match="cannot read the expected answer"):
+        await maths(task(answer=""), "3")
+    with pytest.raises(EnvironmentBroken, match=r"needs data 'answer', and the task has result"):
+        await maths(task(result="3"), "3")
+
+
+async def test_exact_ignores_white_space_and_case_only_if_told():
+    assert [await Exact()(task(answer=3), each) for each in (" 3\n", "3.0")] == [1.0, 0.0]
+    assert [await Exact(ignore_case=flag)(task(answer="Ja"), "JA") for flag in (False, True)] == [0.0, 1.0]
+
+
+class Fixed(Reward):
+    def __init__(self, value: object) -> None:
+        self.value, self.cancelled = value, False
+
+    async def __call__(self, task: Task, answer: str) -> float:
+        try:
+            if self.value is None:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
+
+
+async def test_weighted_names_each_part_times_its_weight():
+    both = Weighted({"right": (2.0, Fixed(0.5)), "style": (-1.0, Fixed({"short": 1.0, "kind": 0.25}))})
+    assert await both(task(), "a") == {"right": 1.0, "style.short": -1.0, "style.kind": -0.25}
+
+
+async def test_weighted_raises_the_error_of_a_part_itself_and_cancels_the_rest():
+    waiting = Fixed(None)
+    with pytest.raises(RewardUnavailable, match="away"):
+        await Weighted({"judge": (1.0, Fixed(RewardUnavailable("away"))), "other": (1.0, waiting)})(task(), "a")
+    assert waiting.cancelled
+
+
+def test_weights_are_finite():
+    with pytest.raises(ValueError, match="finite"):
+        Weighted({"a": (float("nan"), Fixed(1.0))})
+    with pytest.raises(ValueError, match="parts"):
+        Weighted({})
+
+
+async def test_recipes_name_built_in_rewards_functions_and_rewards(tmp_path: Path, monkeypatch):
+    (tmp_path / "own_rewards.py").write_text(
+        "from asyncrl.envs.rewards import Exact\n"
+        "exact = Exact('result')\n"
+        "Kind = Exact\n"
+        "number = 3\n"
+        "def long(task, answer):\n    return len(answer)\n"
+        "def wrong(task):\n    return 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert await load_reward("exact", "environment.reward")(task(answer="3"), "3") == 1.0
+    assert isinstance(load_reward("math", "environment.reward"), MathEquivalence)
+    assert load_reward("own_rewards:long", "environment.reward")(task(), "abc") == 3
+    assert await load_reward("own_rewards:exact", "environment.reward")(task(result="3"), "3") == 1.0
+    for name, problem in (
+        ("maths", "there is no reward 'maths'; use one of exact, math"),
+        ("own_rewards:missing", "has no 'missing'"),
+        ("own_rewards:Kind", "is a class; make an instance"),
+        ("own_rewards:number", "is of type int"),
+        ("own_rewards:wrong", "cannot be called with a task and an answer"),
+        ("nowhere:f", "there is no module 'nowhere'"),
+    ):
+        with pytest.raises(RecipeError, match=r"environment\.reward: .*" + problem):
+            load_reward(name, "environment.reward")
