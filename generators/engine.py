@@ -131,6 +131,11 @@ class VllmEngine:
         """The policy version whose weights the engine samples with."""
         return self._version
 
+    @property
+    def llm(self) -> "AsyncLLM":
+        """vLLM's own engine, to compare with."""
+        return self._llm
+
     async def generate(self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int) -> Completion:
         """Sample one turn after ``token_ids``; see :class:`generators.completion.Engine`."""
         from vllm.inputs.engine import tokens_input

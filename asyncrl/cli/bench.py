@@ -24,6 +24,11 @@ Move trajectories from one producer process through the replay buffer to one
 consumer process, without and with a journal. Measures the rate, the latency
 of a trajectory, and the time and memory that the bookkeeping takes."""
 
+_GENERATORS = """\
+Play many episodes of a scripted model on one engine, and compare with the
+engine alone on the same prompts and lengths. Also measure how late the event
+loop of 512 episodes is, and what a call of a tool costs. Takes 2 minutes."""
+
 _POOL = """\
 Simulate hours of a pool of engines around the real replay buffer: durations
 with a heavy tail, engines that die, groups that are filtered. Measures
@@ -60,6 +65,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     loop.add_argument("--override", metavar="KEY=VALUE", action="append", default=[], help="change asyncrl's recipe")
     buffer = _add(kinds, "buffer", "the replay buffer as a service", _BUFFER, run_buffer)
     buffer.add_argument("--tokens", metavar="N", type=count, default=2048, help="tokens of a trajectory (default 2048)")
+    _add(kinds, "generators", "episodes beside the bare engine", _GENERATORS, run_generators)
     pool = _add(kinds, "pool", "a simulated pool of engines", _POOL, run_pool)
     pool.add_argument("--engines", metavar="N", type=count, default=1024, help="engines in the pool (default 1024)")
     pool.add_argument("--hours", metavar="N", type=count, default=24, help="hours of simulated time (default 24)")
@@ -128,6 +134,19 @@ def run_buffer(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
     result = buffer.run(arguments.json, console, buffer.BenchSettings(tokens=arguments.tokens))
     console.print(buffer.view(result))
+    return ExitCode.COMPLETED
+
+
+def run_generators(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Measure what episodes cost a generator."""
+    from asyncrl.bench import generators
+
+    try:
+        result = generators.run(arguments.json, console)
+    except ComponentFailed as error:
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        return ExitCode.FAILED
+    console.print(generators.view(result))
     return ExitCode.COMPLETED
 
 

@@ -1,0 +1,142 @@
+"""What episodes cost a generator: beside the bare engine, and in its event loop.
+
+The ratio is of two measurements that alternate within one run, because the load of a machine changes from minute to minute.
+"""
+
+import asyncio
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from asyncrl.bench.generator_runs import Measured, make_model, tool_overhead_ms
+from asyncrl.bench.loop_lag import LoopLag
+from asyncrl.bench.own_process import in_own_process
+from asyncrl.core.recipe.schema import GeneratorsConfig
+
+
+class GeneratorBenchSettings(msgspec.Struct, frozen=True):
+    """What is measured.
+
+    Attributes:
+        model: size of the scripted model, ``1m`` or ``6m`` parameters.
+        episodes: episodes at once, beside the bare engine.
+        turns: turns of each episode, each with one call.
+        repetitions: measurements of episodes and bare engine, which alternate; one more of each comes first and does not count.
+        many_episodes: episodes at once while the event loop's lag is measured.
+        wait_s: seconds that each of their calls takes.
+        calls: calls whose overhead is measured.
+        start_s: deadline of the engine's start.
+    """
+
+    model: str = "6m"
+    episodes: int = 64
+    turns: int = 6
+    repetitions: int = 3
+    many_episodes: int = 512
+    wait_s: float = 0.05
+    calls: int = 5_000
+    start_s: float = 300.0
+
+
+class GeneratorFigures(msgspec.Struct, frozen=True):
+    """What one engine and its episodes were measured to do.
+
+    Attributes:
+        ratio_to_bare_engine: completion tokens per second of the episodes over those of the bare engine (medians).
+        episode_tokens_per_s, bare_tokens_per_s: the two, of each repetition.
+        event_loop_lag_p99_ms: what 99 % of the probes of the event loop did not exceed, in milliseconds.
+        event_loop_lag_p50_ms, event_loop_lag_max_ms: the median, and the longest.
+        many_tokens_per_s: completion tokens per second of the many episodes.
+        tool_overhead_ms: what a call costs beside the tool itself.
+    """
+
+    ratio_to_bare_engine: float
+    episode_tokens_per_s: tuple[float, ...]
+    bare_tokens_per_s: tuple[float, ...]
+    event_loop_lag_p99_ms: float
+    event_loop_lag_p50_ms: float
+    event_loop_lag_max_ms: float
+    many_tokens_per_s: float
+    tool_overhead_ms: float
+
+
+class GeneratorBenchResult(GeneratorFigures, frozen=True, kw_only=True):
+    """What ``asyncrl bench generators`` writes.
+
+    Attributes:
+        seconds: duration of the benchmark.
+    """
+
+    settings: GeneratorBenchSettings
+    seconds: float
+
+
+def run(json_file: Path, console: Console, settings: GeneratorBenchSettings | None = None) -> GeneratorBenchResult:
+    """Measure, and write ``json_file``.
+
+    Raises:
+        ComponentFailed: the engine died, or the episodes did not follow their script.
+    """
+    settings = settings or GeneratorBenchSettings()
+    began = time.monotonic()
+    console.print("Episodes beside the bare engine, and the event loop's lag ...")
+    figures = in_own_process(measure, settings)
+    result = GeneratorBenchResult(**msgspec.structs.asdict(figures), settings=settings, seconds=time.monotonic() - began)
+    json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return result
+
+
+def measure(settings: GeneratorBenchSettings) -> GeneratorFigures:
+    """Measure in this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        make_model(model, settings.model)
+        return asyncio.run(_measure(settings, model))
+
+
+async def _measure(settings: GeneratorBenchSettings, model: Path) -> GeneratorFigures:
+    config = GeneratorsConfig(count=1, max_running=settings.many_episodes, kv_cache_mb=2048)
+    overhead_ms = await tool_overhead_ms(settings.calls)
+    measured = await Measured.start(model, config, settings.turns, settings.start_s)
+    try:
+        speeds: list[float] = []
+        bare_speeds: list[float] = []
+        for repetition in range(settings.repetitions + 1):
+            speed, requests = await measured.episodes(settings.episodes, 0.0, repetition)
+            speeds.append(speed)
+            bare_speeds.append(await measured.bare(requests))
+        lag = LoopLag()
+        many, _ = await measured.episodes(settings.many_episodes, settings.wait_s, settings.repetitions + 1, lag)
+    finally:
+        await measured.close()
+    return GeneratorFigures(
+        ratio_to_bare_engine=statistics.median(speeds[1:]) / statistics.median(bare_speeds[1:]),
+        episode_tokens_per_s=tuple(speeds[1:]),
+        bare_tokens_per_s=tuple(bare_speeds[1:]),
+        event_loop_lag_p99_ms=lag.percentile_ms(99),
+        event_loop_lag_p50_ms=lag.percentile_ms(50),
+        event_loop_lag_max_ms=lag.percentile_ms(100),
+        many_tokens_per_s=many,
+        tool_overhead_ms=overhead_ms,
+    )
+
+
+def view(result: GeneratorBenchResult) -> RenderableType:
+    """The result as a table."""
+    table = Table(title="Generators", title_justify="left", show_header=False, border_style="dim", box=box.ROUNDED)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    settings = result.settings
+    speeds = (statistics.median(each) for each in (result.episode_tokens_per_s, result.bare_tokens_per_s))
+    table.add_row(f"{settings.episodes} episodes, bare engine", "{:,.0f}, {:,.0f} tokens/s".format(*speeds))
+    table.add_row("ratio to the bare engine", f"{result.ratio_to_bare_engine:.2f}")
+    lags = (result.event_loop_lag_p50_ms, result.event_loop_lag_p99_ms, result.event_loop_lag_max_ms)
+    table.add_row(f"event loop lag, {settings.many_episodes} episodes", "{:.1f} p50, {:.1f} p99, {:.1f} max ms".format(*lags))
+    table.add_row("one call of a tool", f"{result.tool_overhead_ms:.3f} ms beside the tool")
+    return table
