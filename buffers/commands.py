@@ -50,10 +50,11 @@ class Fail(msgspec.Struct, frozen=True, array_like=True, tag=3):
     sample_index: int
     kind: FailureKind
     reason: str
+    incident: str = ""
 
     def apply(self, buffer: ReplayBuffer) -> None:
         """Take the episode back."""
-        buffer.fail(self.group_id, self.sample_index, self.kind, self.reason)
+        buffer.fail(self.group_id, self.sample_index, self.kind, self.reason, self.incident)
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag=4):

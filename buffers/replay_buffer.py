@@ -192,8 +192,11 @@ class ReplayBuffer:
         if held is None or held.payload != record.payload:
             self.groups.freed.append(record.payload)
 
-    def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
+    def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
         """Take back a failed episode. Nothing happens if the buffer no longer expects it.
+
+        Args:
+            incident: names the event that it failed by, such as the loss of a server; all failures by one count as one.
 
         Raises:
             LedgerError: the group was never issued.
@@ -206,7 +209,10 @@ class ReplayBuffer:
             return
         first = kind not in group.broken_by
         self._give_back(group, [sample_index], kind, reason)
-        if first:
+        incidents = self._state.incidents
+        if first and incident not in incidents:
+            if incident:
+                incidents.append(incident)  # there are at most max_failures of them
             self._spend(kind, f"task {group.task.id}: {reason}")
 
     def lost(self, worker: WorkerId) -> None:
@@ -223,6 +229,7 @@ class ReplayBuffer:
         for worker in self._index.workers():
             self._give_all_back(worker, "the run was resumed")
         self._state.failures = dict.fromkeys(FailureKind, 0)
+        self._state.incidents = []
 
     def _give_all_back(self, worker: WorkerId, reason: str) -> int:
         held = sorted(self._index.held_by(worker))

@@ -119,9 +119,9 @@ class BufferService:
         arrived, self._arrived = tuple(self._arrived), []
         return commands.Commit(arrived, self._clock()) if arrived else None
 
-    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
+    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
         """See :meth:`BufferApi.fail`."""
-        await self._do(commands.Fail(group_id, sample_index, kind, reason))
+        await self._do(commands.Fail(group_id, sample_index, kind, reason, incident))
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
         """See :meth:`BufferApi.renew`."""

@@ -114,6 +114,7 @@ async def run_episode(
     metrics: dict[str, float] = {}
     began, started = time.time() - queued_s, time.perf_counter()
     async with _environment_of(task, limits, tools) as environment:
+        await environment.ready()
         scope = asyncio.timeout(limits.episode_timeout_s)
         try:
             async with scope:

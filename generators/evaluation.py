@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
 from asyncrl.core.ids import GroupId, TaskId
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory
@@ -103,12 +103,15 @@ async def evaluate(
 async def _evaluate(
     task: Task, sample_index: int, limits: EpisodeLimits, tools: EpisodeTools, slots: asyncio.Semaphore, attempts: int
 ) -> Trajectory | BrokenEpisode:
-    failure: EnvironmentBroken
-    for attempt in range(attempts):
+    broken: list[EnvironmentBroken] = []
+    while len(broken) < attempts:
         try:
             async with slots:
-                return await run_episode(task, EpisodeName(_EVALUATION_GROUP, sample_index, attempt), limits, tools)
+                return await run_episode(task, EpisodeName(_EVALUATION_GROUP, sample_index, len(broken)), limits, tools)
+        except EnvironmentLost as lost:  # the next try waits until there is something to stand on again
+            logger.warning("an evaluation episode is played again: %s", lost)
         except EnvironmentBroken as error:
-            failure = error
+            broken.append(error)
+    failure = broken[-1]
     logger.warning("an evaluation episode is left out of the result: %s", failure)
     return BrokenEpisode(task.id, str(failure))

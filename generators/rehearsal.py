@@ -32,6 +32,8 @@ async def rehearse(
     method = "reset"
     try:
         async with asyncio.timeout(limits.episode_timeout_s):
+            at("ready()")
+            await environment.ready()
             at("reset()")
             observation = await checked_reset(environment)
             with environment.blamed("reset"):

@@ -21,7 +21,7 @@ import msgspec
 
 from asyncrl.core.counters import snapshot
 from asyncrl.core.error_counts import CountedError, merged
-from asyncrl.core.errors import EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
@@ -277,13 +277,13 @@ class GeneratorWorker:
                 with self._time.doing(Doing.SCORE):
                     trajectory = await self._scoring.reward(ticket.task, trajectory)
             self._check_rewards(ticket.task, trajectory)
-        except (EnvironmentBroken, ScoringFailed) as failure:
+        except (EnvironmentBroken, EnvironmentLost, ScoringFailed) as failure:
             logger.warning("group %d sample %d failed: %s", ticket.group_id, index, failure)
             if not self._leases.holds(lease):  # given up, and then its environment failed to close: report nothing
                 return
             self._leases.played(lease, index)
-            kind = failure.kind if isinstance(failure, ScoringFailed) else FailureKind.DATA
-            await self._ticket_client.fail(ticket.group_id, index, kind, str(failure))
+            kind, incident = _why(failure)
+            await self._ticket_client.fail(ticket.group_id, index, kind, str(failure), incident)
         else:
             seconds, empty = time.perf_counter() - accepted, self._is_empty_answer(trajectory)
             self._finished.add(trajectory, ticket.source, seconds, empty_answer=empty)
@@ -357,3 +357,14 @@ class GeneratorWorker:
             finished=snapshot(self._finished),
             errors=self._tools.errors.counted,
         )
+
+
+def _why(failure: EnvironmentBroken | EnvironmentLost | ScoringFailed) -> tuple[FailureKind, str]:
+    """Return what kind of failure it is, and the incident that it is part of; empty if of none."""
+    match failure:
+        case EnvironmentLost():
+            return FailureKind.INFRASTRUCTURE, failure.incident
+        case ScoringFailed():
+            return failure.kind, ""
+        case _:
+            return FailureKind.DATA, ""

@@ -31,8 +31,11 @@ class BufferApi(Protocol):
             BudgetExceeded: too many groups failed because the policy sampled nothing in their episodes.
         """
 
-    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
+    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
         """Take back an episode that failed.
+
+        Args:
+            incident: names the event that it failed by; all failures by one incident count as one. Empty if it stands alone.
 
         Raises:
             BudgetExceeded: this was one failure too many.

@@ -71,12 +71,30 @@ class EnvironmentBroken(AsyncRLError):
         super().__init__(problem)
 
 
+class EnvironmentLost(AsyncRLError):
+    """What an environment stands on, such as its server, is gone through no fault of the task.
+
+    The episode is issued again: it has no reward, and nothing counts against its task.
+
+    Args:
+        incident: names the event, differently from all others. All episodes lost by one event count as one failure.
+    """
+
+    def __init__(self, problem: str, incident: str) -> None:
+        self.problem, self.incident = problem, incident
+        super().__init__(problem)
+
+
 class ComponentFailed(AsyncRLError):
     """A component of the run (generator, learner, buffer) died; the run ends with this as its reason."""
 
 
 class ProcessDied(ComponentFailed):
     """A process is gone, killed by the system or by a bug below our code; a replacement may do its work."""
+
+
+class EnvironmentUnreachable(ComponentFailed):
+    """Nothing that a new episode's environment could stand on came back in time; the text says what was waited for."""
 
 
 class EventLoopBlocked(ProcessDied):
@@ -91,7 +109,7 @@ class FailureKind(StrEnum):
     """Why an attempt at a task failed. A bad answer of the model is not a failure: it gets a low reward."""
 
     INFRASTRUCTURE = "infrastructure"
-    """An engine or host failed; the task is issued again and nothing counts against it."""
+    """An engine, host or environment server failed; the task is issued again and nothing counts against it."""
     DATA = "data"
     """This task breaks its environment; after ``max_attempts`` it is filtered and named."""
 

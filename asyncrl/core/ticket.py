@@ -42,7 +42,7 @@ class TicketClient(Protocol):
     async def commit(self, trajectory: Trajectory) -> None:
         """Hand in one finished episode. Handing it in twice does no harm."""
 
-    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
+    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
         """Report that one episode failed."""
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:

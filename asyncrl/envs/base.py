@@ -71,6 +71,12 @@ class Environment(ABC):
     it still runs.
     """
 
+    async def ready(self) -> None:
+        """Wait until an episode can begin. Called once before ``reset``, and not limited by the deadline of the episode.
+
+        An environment that stands on something shared, such as a server, waits for it here, within a deadline of its own.
+        """
+
     @abstractmethod
     async def reset(self, task: Task) -> Observation:
         """Begin an episode of ``task``."""

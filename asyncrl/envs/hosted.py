@@ -6,6 +6,7 @@ What always holds:
   left in ``close``, as anyio and libraries on top of it require. The exception is an environment that ignores its
   cancellation or cancels tasks that are not its own: its ``close`` runs in another task;
 * only our own code cancels a caller: a ``CancelledError`` out of the environment means that the environment broke;
+* ``EnvironmentLost`` and ``EnvironmentUnreachable`` are passed on: the environment did not break, what it stands on did;
 * a caller that is cancelled waits at most :data:`CANCELLED_ENVIRONMENT_S` longer, even if the environment ignores this.
 """
 
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import DeadlineExceeded, EnvironmentBroken
+from asyncrl.core.errors import DeadlineExceeded, EnvironmentBroken, EnvironmentLost, EnvironmentUnreachable
 from asyncrl.core.task import Task
 from asyncrl.core.users_error import UsersError
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
@@ -38,8 +39,12 @@ class HostedEnvironment:
     def _name(self) -> str:
         return f"{type(self._environment).__name__} of task {self._task.id}"
 
+    async def ready(self) -> None:
+        """See :meth:`Environment.ready`. Like all calls, it only raises what :meth:`reset` raises."""
+        await self._call("ready", lambda: self._environment.ready())
+
     async def reset(self) -> Observation:
-        """See :meth:`Environment.reset`. Like all calls, it only raises ``EnvironmentBroken``."""
+        """See :meth:`Environment.reset`. Like all calls, it only raises ``EnvironmentBroken`` and errors of infrastructure."""
         return await self._call("reset", lambda: self._environment.reset(self._task))
 
     async def step(self, action: Action) -> StepResult:
@@ -81,6 +86,8 @@ class HostedEnvironment:
             raise
         outcome = answer.result() if answer.done() else Raised(asyncio.CancelledError())
         if isinstance(outcome, Raised):
+            if isinstance(outcome.error, EnvironmentLost | EnvironmentUnreachable):
+                raise outcome.error
             raise self._broken(method, outcome.error)
         return outcome
 

@@ -91,9 +91,9 @@ class BufferClient:
         """See :meth:`BufferApi.commit`."""
         await self._call(BufferApi.commit, records)
 
-    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
+    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
         """See :meth:`BufferApi.fail`."""
-        await self._call(BufferApi.fail, group_id, sample_index, kind, reason)
+        await self._call(BufferApi.fail, group_id, sample_index, kind, reason, incident)
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
         """See :meth:`BufferApi.renew`."""

@@ -63,9 +63,9 @@ class RemoteTicketClient:
             raise ComponentFailed(f"{self._worker} made a malformed trajectory ({name}): {error}") from error
         await self._commits.send(sample)
 
-    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
+    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
         """Give one episode back as failed."""
-        await self._buffer.fail(group_id, sample_index, kind, reason)
+        await self._buffer.fail(group_id, sample_index, kind, reason, incident)
 
     async def renew(self, worker: WorkerId, running: Sequence[GroupId]) -> Sequence[GroupId]:
         """Tell the buffer that the worker is alive; returns the groups that nobody waits for any more."""

@@ -75,7 +75,7 @@ class AdmissionOnly:
                 else:
                     self._ready.append(group)
 
-    def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
+    def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
         """Drop the whole group and issue it again."""
         if group_id in self._running:
             group = self._running.pop(group_id)

@@ -213,7 +213,7 @@ class BufferMachine(RuleBasedStateMachine):
         if self.episodes():
             worker, group, index = rng.choice(self.episodes())
             self.pop(worker, group, index)
-            self.do("fail", group, index, rng.choice(list(FailureKind)), "simulated")
+            self.do("fail", group, index, rng.choice(list(FailureKind)), "simulated", rng.choice(["", "incident"]))
 
     @rule(rng=st.randoms(use_true_random=False))
     def lose(self, rng):

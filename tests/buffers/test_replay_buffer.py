@@ -364,6 +364,16 @@ def test_too_many_failures_stop_the_run_with_the_reason():
     assert buffer.statistics().failures == {INFRASTRUCTURE: 0, DATA: 0}
 
 
+def test_all_failures_by_one_incident_count_as_one():
+    buffer = make_buffer(groups_per_step=1, max_failures=1, pipeline_depth=2)
+    one, two, three = buffer.lease("w", 3, 0.0)
+    buffer.fail(one.group_id, 0, INFRASTRUCTURE, "the server is gone", "connection a")
+    buffer.fail(two.group_id, 0, INFRASTRUCTURE, "the server is gone", "connection a")
+    assert buffer.statistics().failures[INFRASTRUCTURE] == 1
+    with pytest.raises(BudgetExceeded, match="the server is gone again"):
+        buffer.fail(three.group_id, 1, INFRASTRUCTURE, "the server is gone again", "connection b")
+
+
 def test_what_a_lost_worker_held_is_issued_again():
     buffer = make_buffer(max_failures=1)
     one, _ = buffer.lease("w", 2, 0.0)

@@ -71,7 +71,7 @@ class FakeTicketClient:
         self.groups.setdefault(trajectory.group_id, []).append(trajectory)
         await self.notify()
 
-    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str) -> None:
+    async def fail(self, group_id: GroupId, sample_index: int, kind: FailureKind, reason: str, incident: str = "") -> None:
         self.failures[group_id, sample_index] = (kind, reason)
         await self.notify()
 

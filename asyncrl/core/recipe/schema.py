@@ -221,8 +221,8 @@ class BufferConfig(Section, frozen=True):
         journal: whether the buffer survives being killed.
         shards: processes that hold trajectories, spread over the nodes of the cluster.
         max_attempts: attempts at a task that breaks its environment before it is filtered and named.
-        max_failures: the most failures of one kind (broken environments, or dead generators and reward services); at one more
-            the run stops with the reason.
+        max_failures: the most failures of one kind (broken environments, or dead generators, reward services and environment
+            servers); at one more the run stops with the reason.
     """
 
     max_staleness: NonNegative = 4
