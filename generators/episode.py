@@ -25,7 +25,7 @@ from asyncrl.core.text import writable
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory
 from asyncrl.core.users_error import UsersError
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
-from asyncrl.envs.hosted import HostedEnvironment
+from asyncrl.envs.hosted import HostedEnvironment, make_hosted
 from generators.chat import ChatFormat
 from generators.completion import Engine
 from generators.token_stream import TokenStream
@@ -269,17 +269,3 @@ async def _environment_of(task: Task, limits: EpisodeLimits, tools: EpisodeTools
         if broken.raised is not None:
             tools.errors.count(broken.raised, f"task {task.id}")
         raise
-
-
-def make_hosted(environment_factory: Callable[[], Environment], task: Task) -> HostedEnvironment:
-    """Make a new environment for one episode of ``task``.
-
-    Raises:
-        EnvironmentBroken: its constructor raised.
-    """
-    try:
-        return HostedEnvironment(environment_factory(), task)
-    except BaseException as error:
-        raised = UsersError.of(error)
-        problem = f"the environment could not be made: {raised.problem.removeprefix('raised ')}{raised.where}"
-        raise EnvironmentBroken(f"task {task.id}: {problem}", raised) from error

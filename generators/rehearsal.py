@@ -13,7 +13,8 @@ from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.messages import Message, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Environment, Observation
-from generators.episode import EpisodeLimits, checked_reset, checked_step, make_hosted
+from asyncrl.envs.hosted import make_hosted
+from generators.episode import EpisodeLimits, checked_reset, checked_step
 
 
 async def rehearse(

@@ -102,6 +102,20 @@ class HostedEnvironment:
         return broken
 
 
+def make_hosted(environment_factory: Callable[[], Environment], task: Task) -> HostedEnvironment:
+    """Make a new environment for one episode of ``task``.
+
+    Raises:
+        EnvironmentBroken: its constructor raised.
+    """
+    try:
+        return HostedEnvironment(environment_factory(), task)
+    except BaseException as error:
+        raised = UsersError.of(error)
+        problem = f"the environment could not be made: {raised.problem.removeprefix('raised ')}{raised.where}"
+        raise EnvironmentBroken(f"task {task.id}: {problem}", raised) from error
+
+
 class _Host:
     """Runs the calls of one environment in one asyncio task.
 

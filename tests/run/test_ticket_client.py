@@ -281,7 +281,7 @@ async def test_a_malformed_trajectory_is_named(open_shop: OpenShop) -> None:
 async def test_a_failure_is_given_back_by_name(open_shop: OpenShop) -> None:
     shop = await open_shop()
     await shop.ticket_client.fail(GroupId(3), 1, FailureKind.DATA, "it broke")
-    assert shop.buffer.failure == (3, 1, FailureKind.DATA, "it broke")
+    assert shop.buffer.failure == (3, 1, FailureKind.DATA, "it broke", "")
 
 
 async def test_a_paused_buffer_is_waited_for_and_a_silent_one_is_not(
@@ -377,4 +377,4 @@ async def test_who_ends_is_told_so_and_not_of_the_network(open_shop: OpenShop) -
 async def test_what_cannot_be_said_in_utf_8_is_written_out(open_shop: OpenShop) -> None:
     shop = await open_shop()
     await shop.ticket_client.fail(GroupId(3), 1, FailureKind.DATA, str(EnvironmentBroken("half a pair: \ud800")))
-    assert shop.buffer.failure == (3, 1, FailureKind.DATA, r"half a pair: \ud800")
+    assert shop.buffer.failure == (3, 1, FailureKind.DATA, r"half a pair: \ud800", "")
