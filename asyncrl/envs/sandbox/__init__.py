@@ -1,0 +1,4 @@
+"""Runs commands that nobody vouches for: no network, no file outside one folder, bounded time, memory, processes and disk.
+
+:class:`~asyncrl.envs.sandbox.sandbox.Sandbox` is the interface. docs/sandbox.md says what each backend isolates and what not.
+"""

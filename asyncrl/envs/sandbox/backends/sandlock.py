@@ -1,0 +1,62 @@
+"""Confinement by Landlock and seccomp, through the ``sandlock`` package: no root, no daemon, no container."""
+
+from importlib.util import find_spec
+from typing import Any
+
+from asyncrl.envs.sandbox.backends.backend import DEVICES, environment_of, readable_paths
+from asyncrl.envs.sandbox.messages import BackendName, Start
+from asyncrl.envs.sandbox.privileges import MIB, OPEN_FILES
+
+DENIED_CALLS = ("memfd_create", "memfd_secret")
+"""Besides sandlock's own list: memory files would be memory that no limit counts."""
+
+
+class Confined:
+    """A command that sandlock has started."""
+
+    def __init__(self, process: Any) -> None:
+        self._process, self.pid = process, int(process.pid)
+
+    def exit_status(self) -> int:
+        """The exit status, or minus the number of the signal that ended it; minus 9 if sandlock does not know the signal."""
+        result = self._process.wait()
+        if result.success or result.exit_code >= 0:
+            return int(result.exit_code)
+        return -result.signal if result.signal > 0 else -9
+
+
+class Sandlock:
+    """Runs the command under a Landlock ruleset and a seccomp filter that sandlock's threads in the caller serve."""
+
+    name = BackendName.SANDLOCK
+    needs_capabilities = False
+
+    def missing(self) -> str | None:
+        """The package or the kernel's Landlock, if either is missing or too old."""
+        if find_spec("sandlock") is None:
+            return "the package sandlock is not installed (pip install 'asyncrl[sandbox]')"
+        import sandlock
+
+        has, needed = sandlock.landlock_abi_version(), sandlock.min_landlock_abi()
+        if has < needed:
+            have = f"offers version {has}" if has > 0 else "does not offer it"
+            return f"sandlock needs version {needed} of the kernel's Landlock interface, and this kernel {have} (Linux 6.12 does)"
+        return None
+
+    def start(self, request: Start) -> Confined:
+        """Start the command; what it may do is fixed before its first instruction."""
+        import sandlock
+
+        policy = sandlock.Sandbox(
+            fs_readable=[*readable_paths(request), *DEVICES],
+            fs_writable=[request.folder, "/dev/null"],
+            cwd=request.folder,
+            clean_env=True,
+            env=environment_of(request.folder),
+            max_memory=request.limits.memory_mb * MIB,
+            max_processes=request.limits.processes,
+            max_open_files=OPEN_FILES,
+            extra_deny_syscalls=DENIED_CALLS,
+            name="sandbox",
+        )
+        return Confined(policy.popen(list(request.command)))

@@ -1,0 +1,21 @@
+"""No confinement: the recipe says that the commands may be trusted. Time, output and sizes are still limited."""
+
+from asyncrl.envs.sandbox.backends.backend import environment_of
+from asyncrl.envs.sandbox.backends.spawned import Spawned
+from asyncrl.envs.sandbox.messages import BackendName, Start
+from asyncrl.envs.sandbox.privileges import limit_command
+
+
+class Unconfined:
+    """Runs the command as a process like any other, without the caller's environment variables, files and capabilities."""
+
+    name = BackendName.NONE
+    needs_capabilities = False
+
+    def missing(self) -> str | None:
+        """Nothing is missing."""
+        return None
+
+    def start(self, request: Start) -> Spawned:
+        """Start the command in its folder."""
+        return Spawned(request.command, lambda: limit_command(request.limits), request.folder, environment_of(request.folder))

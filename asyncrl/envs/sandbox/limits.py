@@ -1,0 +1,28 @@
+"""The limits of one run in the sandbox."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one run may use. A run that crosses a limit is killed with everything it started.
+
+    Attributes:
+        wall_s: seconds from the start to the end of the run.
+        cpu_s: seconds of processor time, summed over the run's processes.
+        memory_mb: memory in MiB, summed over the run's processes.
+        processes: processes and threads at one moment.
+        file_mb: size of the largest file in MiB; a write beyond it fails.
+        folder_mb: size of the run's folder in MiB, with 4 KiB for each file, whatever its size.
+        output_kb: standard output and standard error in KiB, each.
+    """
+
+    wall_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 8.0
+    cpu_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 4.0
+    memory_mb: Annotated[int, Meta(ge=32, le=65536)] = 512
+    processes: Annotated[int, Meta(ge=1, le=1024)] = 32
+    file_mb: Annotated[int, Meta(ge=1, le=65536)] = 64
+    folder_mb: Annotated[int, Meta(ge=1, le=65536)] = 256
+    output_kb: Annotated[int, Meta(ge=1, le=16384)] = 64

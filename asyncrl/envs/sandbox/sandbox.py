@@ -1,0 +1,250 @@
+"""The sandbox that environments use: an async client of one supervisor process, which is started when it is first needed.
+
+What always holds: a run that returns has left no process behind; what the command does wrong is a :class:`Finished`, and what
+the sandbox does wrong is an :class:`EnvironmentBroken`, so it never becomes a reward.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from asyncrl.core.errors import EnvironmentBroken, RecipeError
+from asyncrl.envs.sandbox.limits import Limits
+from asyncrl.envs.sandbox.messages import (
+    LENGTH_BYTES,
+    REPLIES,
+    BackendName,
+    Broken,
+    Choice,
+    Finished,
+    Ready,
+    Reply,
+    Request,
+    Start,
+    Stop,
+    Unusable,
+    framed,
+    length_of,
+)
+
+logger = logging.getLogger(__name__)
+
+OPTION = "environment.options.sandbox"
+STARTED_WITHIN_S = 60.0
+"""Seconds in which the supervisor must have tried its backends."""
+STOPPED_WITHIN_S = 0.8
+"""Seconds for which a cancelled run waits until its processes are gone."""
+REPORTED_WITHIN_S = 20.0
+"""Seconds after a run's deadline in which the supervisor must have reported."""
+LONGEST_ARGUMENT = 100_000
+"""Bytes of one argument; Linux takes 128 KiB."""
+_RUNS_PER_CORE = 4
+_NO_CONFINEMENT = (
+    "sandbox: none: commands of the model run with your rights, your files and your network; "
+    "choose `auto` unless this machine holds nothing of value"
+)
+
+
+class Sandbox:
+    """Runs commands, each confined to one folder.
+
+    Used as ``async with Sandbox(Choice.AUTO) as sandbox``, which starts the supervisor and ends it with everything it runs.
+
+    Args:
+        choice: which backend to use.
+
+    Attributes:
+        backend: the backend in use; known once the sandbox has been entered.
+    """
+
+    backend: BackendName
+
+    def __init__(self, choice: Choice = Choice.AUTO) -> None:
+        self.choice = choice
+        self._supervisor: _Supervisor | None = None
+        self._starting = asyncio.Lock()
+        self._running = asyncio.Semaphore(_RUNS_PER_CORE * (os.cpu_count() or 1))
+
+    async def __aenter__(self) -> "Sandbox":
+        """Start the supervisor.
+
+        Raises:
+            RecipeError: no backend of the choice works here; says what is missing for each.
+        """
+        started = await self._alive()
+        self.backend = started.ready.backend
+        if self.backend is BackendName.NONE:
+            logger.warning(_NO_CONFINEMENT)
+        else:
+            logger.info("sandbox: %s%s", self.backend, "".join(f" (not {why})" for why in started.ready.passed_over))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the supervisor and all runs."""
+        if self._supervisor is not None:
+            await self._supervisor.close()
+
+    async def run(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        limits: Limits,
+        stdin: bytes = b"",
+        readable: Sequence[Path] = (),
+    ) -> Finished:
+        """Run ``command`` in ``folder``, the only one it may write to.
+
+        Args:
+            command: program and arguments; see :func:`problem_of` for what arguments may be.
+            stdin: what the command reads from its standard input.
+            readable: folders that it may read, besides ``folder`` and the system's programs and libraries.
+
+        Raises:
+            EnvironmentBroken: the sandbox failed, not the command.
+        """
+        async with self._running:
+            supervisor = await self._alive()
+            return await supervisor.run(command, folder.resolve(), limits, stdin, readable)
+
+    async def _alive(self) -> "_Supervisor":
+        """The supervisor: a new one if there is none yet, or if the last one died."""
+        async with self._starting:
+            if self._supervisor is None or self._supervisor.lost is not None:
+                self._supervisor = await _Supervisor.start(self.choice)
+            return self._supervisor
+
+
+def problem_of(argument: str) -> str | None:
+    """Why a text cannot be an argument of a command; None if it can."""
+    if "\0" in argument:
+        return "it contains a NUL character"
+    try:
+        size = len(argument.encode())
+    except UnicodeEncodeError as error:
+        return f"it contains a character that is not text: {error.object[error.start : error.end]!a}"
+    return f"it is longer than {LONGEST_ARGUMENT} bytes" if size > LONGEST_ARGUMENT else None
+
+
+class _Supervisor:
+    """The supervisor process as its client sees it.
+
+    Attributes:
+        ready: its first message.
+        lost: why it can no longer be used; None as long as it can.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, ready: Ready) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.ready = ready
+        self.lost: str | None = None
+        self._process, self._requests, self._replies = process, process.stdin, process.stdout
+        self._last = 0
+        self._waiting: dict[int, asyncio.Future[Finished | Broken]] = {}
+        self._reading = asyncio.create_task(self._read(), name="replies of the sandbox's supervisor")
+
+    @classmethod
+    async def start(cls, choice: Choice) -> "_Supervisor":
+        """Start the process, and wait until it has found a backend."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "asyncrl.envs.sandbox.supervisor",
+            choice,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,  # so that the terminal's Ctrl-C does not reach it
+        )
+        assert process.stdout is not None
+        first: Reply | None = None
+        try:
+            async with asyncio.timeout(STARTED_WITHIN_S):
+                first = await _receive(process.stdout)
+        except (EOFError, TimeoutError) as error:
+            how = "ended" if isinstance(error, EOFError) else f"has not tried its backends within {STARTED_WITHIN_S:g} s"
+            raise EnvironmentBroken(f"the sandbox's supervisor process {how}; its last words are in the log") from error
+        finally:
+            if not isinstance(first, Ready) and process.returncode is None:
+                process.kill()
+        if isinstance(first, Unusable):
+            raise RecipeError(OPTION, f"`{choice}` cannot be had here ({'; '.join(first.missing)})", _REMEDY)
+        assert isinstance(first, Ready)
+        return cls(process, first)
+
+    async def run(
+        self, command: Sequence[str], folder: Path, limits: Limits, stdin: bytes, readable: Sequence[Path]
+    ) -> Finished:
+        """Run a command, and wait for its end; if the caller is cancelled, the run is ended first."""
+        self._last += 1
+        number = self._last
+        reply: asyncio.Future[Finished | Broken] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = reply
+        try:
+            self._send(Start(number, tuple(command), str(folder), tuple(map(str, readable)), stdin, limits))
+            seconds = limits.wall_s + REPORTED_WITHIN_S
+            await asyncio.wait({reply}, timeout=seconds)
+            if not reply.done():
+                raise EnvironmentBroken(f"the sandbox's supervisor process has not reported a run within {seconds:g} s")
+            ended = reply.result()
+        except asyncio.CancelledError:
+            self._send(Stop(number))
+            await asyncio.wait({reply}, timeout=STOPPED_WITHIN_S)
+            raise
+        finally:
+            del self._waiting[number]
+        if isinstance(ended, Broken):
+            raise EnvironmentBroken(f"the sandbox failed: {ended.problem}")
+        return ended
+
+    async def close(self) -> None:
+        """End all runs and the process."""
+        self._requests.close()
+        try:
+            async with asyncio.timeout(REPORTED_WITHIN_S):
+                await self._reading
+                await self._process.wait()
+        except TimeoutError:
+            logger.warning("the sandbox's supervisor process did not end within %g s and is killed", REPORTED_WITHIN_S)
+            self._process.kill()
+
+    def _send(self, request: Request) -> None:
+        self._requests.write(framed(request))
+
+    async def _read(self) -> None:
+        """Hand each reply to the run that waits for it; at the end, tell those that still wait."""
+        try:
+            while True:
+                reply = await _receive(self._replies)
+                waiting = self._waiting.get(reply.run) if isinstance(reply, Finished | Broken) else None
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(reply)
+        except EOFError:
+            self.lost = "the supervisor process ended"
+            for number, waiting in self._waiting.items():
+                if not waiting.done():
+                    waiting.set_result(Broken(number, self.lost))
+
+
+async def _receive(stream: asyncio.StreamReader) -> Reply:
+    """The next message.
+
+    Raises:
+        EOFError: there is none any more.
+    """
+    try:
+        return REPLIES.decode(await stream.readexactly(length_of(await stream.readexactly(LENGTH_BYTES))))
+    except (asyncio.IncompleteReadError, ConnectionResetError) as error:
+        raise EOFError from error
+
+
+_REMEDY = (
+    "install sandlock (pip install 'asyncrl[sandbox]'; Linux 6.12 or later) or bubblewrap (apt-get install bubblewrap), "
+    "or set `sandbox: none` to let the model's commands do whatever you may do"
+)
