@@ -14,11 +14,11 @@ from asyncrl.envs.sandbox.backends.backend import Backend, Running
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Broken, Finished, Reason, Reply, Start
 from asyncrl.envs.sandbox.privileges import MIB, drop_capabilities, limit_this_process
-from asyncrl.envs.sandbox.processes import adopt_orphans, end_with_parent, kill_descendants, usage
+from asyncrl.envs.sandbox.processes import adopt_orphans, end_with_parent, kill_descendants, unlinked_bytes, usage
 
 _LOOK_EVERY_S = 0.02
 """Seconds between two looks at what the command uses."""
-_MEASURE_FOLDER_EVERY = 10
+_MEASURE_FOLDER_EVERY = 5
 """Looks between two measurements of the folder."""
 _FILE_COSTS = 4096
 _CHUNK = 1 << 16
@@ -58,11 +58,14 @@ def _run(request: Start, backend: Backend, outputs: "_Outputs", began: float) ->
     _standard_input(request.stdin)
     with outputs.as_standard_streams():
         running = backend.start(request)
-    reason = _watch(running, request, outputs, began + request.limits.wall_s)
+    allowed_processes = request.limits.processes + backend.own_processes
+    reason = _watch(running, request, allowed_processes, outputs, began + request.limits.wall_s)
+    if reason is Reason.EXITED and folder_is_full(request.folder, request.limits):
+        reason = Reason.FOLDER
     return (running.exit_status(), reason) if reason is Reason.EXITED else (None, reason)
 
 
-def _watch(running: Running, request: Start, outputs: "_Outputs", until: float) -> Reason:
+def _watch(running: Running, request: Start, allowed_processes: int, outputs: "_Outputs", until: float) -> Reason:
     """Wait until the command's first process has ended or a limit is crossed, and say which."""
     looks = 0
     ended = os.pidfd_open(running.pid)
@@ -83,29 +86,31 @@ def _watch(running: Running, request: Start, outputs: "_Outputs", until: float) 
             if now >= until:
                 return Reason.WALL_TIME
             if now >= next_look:
-                crossed = _crossed(request, looks % _MEASURE_FOLDER_EVERY == _MEASURE_FOLDER_EVERY - 1)
+                crossed = _crossed(request, allowed_processes, looks % _MEASURE_FOLDER_EVERY == _MEASURE_FOLDER_EVERY - 1)
                 if crossed is not None:
                     return crossed
                 looks += 1
                 next_look = time.monotonic() + _LOOK_EVERY_S
 
 
-def _crossed(request: Start, folder_too: bool) -> Reason | None:
-    limits, used = request.limits, usage(os.getpid())
-    if used.threads > limits.processes:
+def _crossed(request: Start, allowed_processes: int, folder_too: bool) -> Reason | None:
+    limits, used = request.limits, usage(os.getpid(), allowed_processes + 1)
+    if used.threads > allowed_processes:
         return Reason.PROCESSES
     if used.cpu_s > limits.cpu_s:
         return Reason.CPU_TIME
     if used.memory_bytes > limits.memory_mb * MIB:
         return Reason.MEMORY
-    if folder_too and folder_is_full(request.folder, limits):
+    if folder_too and folder_is_full(request.folder, limits, unlinked_bytes(os.getpid(), allowed_processes)):
         return Reason.FOLDER
     return None
 
 
-def folder_is_full(folder: str, limits: Limits) -> bool:
-    """Whether the files below ``folder`` need more than ``folder_mb``. Stops counting as soon as they do."""
-    allowed, used = limits.folder_mb * MIB, 0
+def folder_is_full(folder: str, limits: Limits, used: int = 0) -> bool:
+    """Whether the files below ``folder`` and ``used`` bytes are more than ``folder_mb``. Stops counting as soon as they are."""
+    allowed = limits.folder_mb * MIB
+    if used > allowed:
+        return True
     for size in _sizes(folder):
         used += _FILE_COSTS + size
         if used > allowed:
@@ -125,14 +130,11 @@ def _sizes(folder: str) -> Iterator[int]:
 
 
 def _standard_input(content: bytes) -> None:
-    """Make a file with ``content`` the standard input. It has no name, so nobody else can open it."""
-    if not content:
-        source = os.open(os.devnull, os.O_RDONLY)
-    else:
-        source = os.memfd_create("stdin")
-        with os.fdopen(os.dup(source), "wb") as file:
-            file.write(content)
-        os.lseek(source, 0, os.SEEK_SET)
+    """Make a file with ``content`` the standard input. It has no name, and is open for reading only."""
+    with os.fdopen(os.memfd_create("stdin"), "wb") as file:
+        file.write(content)
+        file.flush()
+        source = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY)
     os.dup2(source, 0)
     os.close(source)
 
@@ -203,4 +205,3 @@ class _StandardStreams:
             os.dup2(nothing, target)
             os.close(stream)
         os.close(nothing)
-

@@ -70,7 +70,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         stdout, stderr: what was printed, up to ``output_kb`` of the limits.
-        exit_code: the command's exit status; minus the signal's number if a signal killed it; None if a limit did.
+        exit_code: the command's exit status; 128 and the signal's number if a signal killed it; None if a limit did.
         seconds: from start to end.
     """
 

@@ -7,8 +7,11 @@ itself a daemon stays below it, and :func:`kill_descendants` finds it.
 import ctypes
 import os
 import signal
+import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
 
 import msgspec
 
@@ -37,21 +40,19 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
 
 
-def descendants(pid: int) -> list[int]:
-    """All processes below ``pid``."""
-    found: list[int] = []
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the processes below ``pid``, parents first. Those that are made meanwhile may be missed."""
     unseen = [pid]
     while unseen:
-        children = list(_children(unseen.pop()))
-        found += children
-        unseen += children
-    return found
+        for child in _children(unseen.pop()):
+            yield child
+            unseen.append(child)
 
 
-def usage(pid: int) -> Usage:
-    """What the processes below ``pid`` use. Those that they have waited for count in the processor time."""
+def usage(pid: int, at_most: int) -> Usage:
+    """What the first ``at_most`` processes below ``pid`` use. Those that they have waited for count in the processor time."""
     threads, pages, ticks = 0, 0, 0
-    for each in descendants(pid):
+    for each in islice(descendants(pid), at_most):
         try:
             with open(f"/proc/{each}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
@@ -65,8 +66,23 @@ def usage(pid: int) -> Usage:
     return Usage(threads, pages * _PAGE, ticks / _TICKS + reaped.children_user + reaped.children_system)
 
 
+def unlinked_bytes(pid: int, at_most: int) -> int:
+    """Bytes of the files without a name that the first ``at_most`` processes below ``pid`` have open."""
+    sizes: dict[tuple[int, int], int] = {}
+    for each in islice(descendants(pid), at_most):
+        with suppress(OSError), os.scandir(f"/proc/{each}/fd") as entries:  # it has ended, or may not be looked at
+            for entry in entries:
+                file = entry.stat()
+                if stat.S_ISREG(file.st_mode) and file.st_nlink == 0:
+                    sizes[file.st_dev, file.st_ino] = file.st_blocks * 512
+    return sum(sizes.values())
+
+
 def kill_descendants() -> None:
-    """Kill and reap all processes below the caller.
+    """Kill and reap all processes below the caller, which leads a session of its own.
+
+    The kernel kills a process group at once, so a group cannot outrun it by making processes; what has left its group is found
+    in the next round.
 
     Raises:
         TimeoutError: some are left after 5 seconds.
@@ -74,30 +90,34 @@ def kill_descendants() -> None:
     until = time.monotonic() + _KILL_WITHIN_S
     while True:
         for each in descendants(os.getpid()):
-            try:
-                os.kill(each, signal.SIGKILL)
-            except ProcessLookupError:  # it has ended
-                continue
+            _kill(each)
         if not _reap():
             return
         if time.monotonic() > until:
-            raise TimeoutError(f"processes {descendants(os.getpid())} are still there {_KILL_WITHIN_S:g} s after SIGKILL")
+            raise TimeoutError(f"processes {list(descendants(os.getpid()))} are still there {_KILL_WITHIN_S:g} s after SIGKILL")
         time.sleep(_KILL_PAUSE_S)
 
 
 def kill_tree(pid: int) -> None:
     """Kill a child of the caller and all processes below it, and wait for the child."""
     for each in (pid, *descendants(pid)):
-        try:
-            os.kill(each, signal.SIGKILL)
-        except ProcessLookupError:  # it has ended
-            continue
+        _kill(each)
     os.waitpid(pid, 0)
 
 
 def orphans_except(known: set[int]) -> list[int]:
     """The caller's children that are not ``known``: it inherited them."""
     return [child for child in _children(os.getpid()) if child not in known]
+
+
+def _kill(pid: int) -> None:
+    """Kill a process with its group, if it is not in the caller's."""
+    with suppress(ProcessLookupError):  # it has ended
+        group = os.getpgid(pid)
+        if group == os.getpgrp():
+            os.kill(pid, signal.SIGKILL)
+        else:
+            os.killpg(group, signal.SIGKILL)
 
 
 def _reap() -> bool:

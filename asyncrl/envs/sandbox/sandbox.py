@@ -8,7 +8,9 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -110,7 +112,7 @@ class Sandbox:
         """
         async with self._running:
             supervisor = await self._alive()
-            return await supervisor.run(command, folder.resolve(), limits, stdin, readable)
+            return await supervisor.run(partial(_start, tuple(command), folder, readable, stdin, limits), limits)
 
     async def _alive(self) -> "_Supervisor":
         """The supervisor: a new one if there is none yet, or if the last one died."""
@@ -129,6 +131,10 @@ def problem_of(argument: str) -> str | None:
     except UnicodeEncodeError as error:
         return f"it contains a character that is not text: {error.object[error.start : error.end]!a}"
     return f"it is longer than {LONGEST_ARGUMENT} bytes" if size > LONGEST_ARGUMENT else None
+
+
+def _start(command: tuple[str, ...], folder: Path, readable: Sequence[Path], stdin: bytes, limits: Limits, number: int) -> Start:
+    return Start(number, command, str(folder.resolve()), tuple(str(each.resolve()) for each in readable), stdin, limits)
 
 
 class _Supervisor:
@@ -171,23 +177,24 @@ class _Supervisor:
             how = "ended" if isinstance(error, EOFError) else f"has not tried its backends within {STARTED_WITHIN_S:g} s"
             raise EnvironmentBroken(f"the sandbox's supervisor process {how}; its last words are in the log") from error
         finally:
-            if not isinstance(first, Ready) and process.returncode is None:
-                process.kill()
+            if not isinstance(first, Ready):
+                await _end(process)
         if isinstance(first, Unusable):
             raise RecipeError(OPTION, f"`{choice}` cannot be had here ({'; '.join(first.missing)})", _REMEDY)
         assert isinstance(first, Ready)
         return cls(process, first)
 
-    async def run(
-        self, command: Sequence[str], folder: Path, limits: Limits, stdin: bytes, readable: Sequence[Path]
-    ) -> Finished:
-        """Run a command, and wait for its end; if the caller is cancelled, the run is ended first."""
+    async def run(self, start: Callable[[int], Start], limits: Limits) -> Finished:
+        """Run the command of ``start``, which is given the run's number, and wait for its end.
+
+        If the caller is cancelled, the run is ended first.
+        """
         self._last += 1
         number = self._last
         reply: asyncio.Future[Finished | Broken] = asyncio.get_running_loop().create_future()
         self._waiting[number] = reply
         try:
-            self._send(Start(number, tuple(command), str(folder), tuple(map(str, readable)), stdin, limits))
+            self._send(start(number))
             seconds = limits.wall_s + REPORTED_WITHIN_S
             await asyncio.wait({reply}, timeout=seconds)
             if not reply.done():
@@ -222,14 +229,21 @@ class _Supervisor:
         try:
             while True:
                 reply = await _receive(self._replies)
-                waiting = self._waiting.get(reply.run) if isinstance(reply, Finished | Broken) else None
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(reply)
+                if isinstance(reply, Finished | Broken) and reply.run in self._waiting and not self._waiting[reply.run].done():
+                    self._waiting[reply.run].set_result(reply)
         except EOFError:
             self.lost = "the supervisor process ended"
             for number, waiting in self._waiting.items():
                 if not waiting.done():
                     waiting.set_result(Broken(number, self.lost))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    with suppress(ProcessLookupError):  # it has ended
+        process.kill()
+    await process.wait()
 
 
 async def _receive(stream: asyncio.StreamReader) -> Reply:

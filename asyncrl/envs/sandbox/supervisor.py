@@ -24,6 +24,7 @@ from asyncrl.envs.sandbox.messages import (
     LENGTH_BYTES,
     REPLIES,
     REQUESTS,
+    BackendName,
     Broken,
     Choice,
     Finished,
@@ -151,19 +152,19 @@ class Supervisor:
         for each in self._attempts.values():
             if time.monotonic() > each.overdue_at:
                 os.kill(each.pid, signal.SIGKILL)
-                each.overdue_at = float("inf")
+                each.overdue_at += OVERDUE_S
 
 
 def choose(choice: Choice) -> tuple[Backend | None, tuple[str, ...]]:
     """The first backend of ``choice`` that runs a command here, and what is missing for those before it."""
     missing: list[str] = []
     for backend in BACKENDS:
-        wanted = backend.name != Choice.NONE if choice is Choice.AUTO else backend.name == choice
-        if wanted:
+        name = backend.name.value
+        if name == choice.value or (choice is Choice.AUTO and backend.name is not BackendName.NONE):
             why = backend.missing() or _failure(backend)
             if why is None:
                 return backend, tuple(missing)
-            missing.append(f"{backend.name}: {why}")
+            missing.append(f"{name}: {why}")
     return None, tuple(missing)
 
 

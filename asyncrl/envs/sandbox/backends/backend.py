@@ -16,7 +16,7 @@ class Running(Protocol):
     pid: int
 
     def exit_status(self) -> int:
-        """The exit status, or minus the number of the signal that ended it. Called when the first process has ended."""
+        """The exit status as a shell tells it. Called when the first process has ended."""
 
 
 class Backend(Protocol):
@@ -24,10 +24,12 @@ class Backend(Protocol):
 
     Attributes:
         needs_capabilities: whether it sets the sandbox up with root's powers, if it has them. The command never has them.
+        own_processes: the backend's own processes around the command.
     """
 
     name: BackendName
     needs_capabilities: bool
+    own_processes: int
 
     def missing(self) -> str | None:
         """What is missing here, with the remedy; None if the backend can be used."""
@@ -51,3 +53,8 @@ def environment_of(folder: str) -> dict[str, str]:
 def readable_paths(request: Start) -> list[str]:
     """What exists of the system's folders and files, and the folders that the request names."""
     return [path for path in (*SYSTEM_FOLDERS, *SYSTEM_FILES, *request.readable) if os.path.exists(path)]
+
+
+def shell_status(code: int) -> int:
+    """The exit status as a shell tells it: 128 and the signal's number for minus the signal's number."""
+    return code if code >= 0 else 128 - code

@@ -5,10 +5,10 @@ import shutil
 import subprocess
 
 from asyncrl.envs.sandbox.backends.backend import environment_of, readable_paths
-from asyncrl.envs.sandbox.backends.seccomp import deny_program, unsupported
 from asyncrl.envs.sandbox.backends.spawned import Spawned
 from asyncrl.envs.sandbox.messages import BackendName, Start
 from asyncrl.envs.sandbox.privileges import limit_command
+from asyncrl.envs.sandbox.seccomp import BEYOND_NAMESPACES, program, unsupported
 
 PROGRAM = "bwrap"
 _PROBE_S = 10.0
@@ -20,16 +20,17 @@ class Bubblewrap:
 
     name = BackendName.BUBBLEWRAP
     needs_capabilities = True
+    own_processes = 2
 
     def missing(self) -> str | None:
         """The program, or the kernel's permission to make namespaces."""
-        program = shutil.which(PROGRAM)
-        if program is None:
+        found = shutil.which(PROGRAM)
+        if found is None:
             return f"the program {PROGRAM} is not installed (apt-get install bubblewrap)"
         if (why := unsupported()) is not None:
             return why
         tried = subprocess.run(
-            [program, *_NAMESPACES, "--ro-bind", "/", "/", "--dev", "/dev", "true"],
+            [found, *_NAMESPACES, "--ro-bind", "/", "/", "--dev", "/dev", "true"],
             capture_output=True,
             text=True,
             timeout=_PROBE_S,
@@ -51,7 +52,7 @@ class Bubblewrap:
                 arguments += ["--ro-bind", path, path]
         arguments += ["--dev", "/dev", "--remount-ro", "/dev", "--bind", request.folder, request.folder, "--remount-ro", "/"]
         reading, writing = os.pipe()
-        os.write(writing, deny_program())
+        os.write(writing, program(BEYOND_NAMESPACES))
         os.close(writing)
         arguments += ["--chdir", request.folder, "--seccomp", str(reading), "--", *request.command]
         try:

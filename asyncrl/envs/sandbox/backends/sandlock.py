@@ -1,14 +1,17 @@
 """Confinement by Landlock and seccomp, through the ``sandlock`` package: no root, no daemon, no container."""
 
+import os
+import signal
 from importlib.util import find_spec
 from typing import Any
 
-from asyncrl.envs.sandbox.backends.backend import DEVICES, environment_of, readable_paths
+from asyncrl.envs.sandbox.backends.backend import DEVICES, environment_of, readable_paths, shell_status
 from asyncrl.envs.sandbox.messages import BackendName, Start
 from asyncrl.envs.sandbox.privileges import MIB, OPEN_FILES
+from asyncrl.envs.sandbox.seccomp import OF_OTHERS, install, unsupported
 
-DENIED_CALLS = ("memfd_create", "memfd_secret")
-"""Besides sandlock's own list: memory files would be memory that no limit counts."""
+DENIED_CALLS = ("memfd_create", "memfd_secret", "fchmod", "fsetxattr", "fremovexattr")
+"""Besides sandlock's own list: memory that no limit counts, and changes of files that are open for reading only."""
 
 
 class Confined:
@@ -18,11 +21,11 @@ class Confined:
         self._process, self.pid = process, int(process.pid)
 
     def exit_status(self) -> int:
-        """The exit status, or minus the number of the signal that ended it; minus 9 if sandlock does not know the signal."""
+        """The exit status as a shell tells it; that of SIGKILL if sandlock killed the command, which it does for memory."""
         result = self._process.wait()
-        if result.success or result.exit_code >= 0:
+        if result.exit_code >= 0:
             return int(result.exit_code)
-        return -result.signal if result.signal > 0 else -9
+        return shell_status(-result.signal if result.signal > 0 else -signal.SIGKILL)
 
 
 class Sandlock:
@@ -30,9 +33,12 @@ class Sandlock:
 
     name = BackendName.SANDLOCK
     needs_capabilities = False
+    own_processes = 0
 
     def missing(self) -> str | None:
         """The package or the kernel's Landlock, if either is missing or too old."""
+        if (why := unsupported()) is not None:
+            return why
         if find_spec("sandlock") is None:
             return "the package sandlock is not installed (pip install 'asyncrl[sandbox]')"
         import sandlock
@@ -47,9 +53,11 @@ class Sandlock:
         """Start the command; what it may do is fixed before its first instruction."""
         import sandlock
 
+        install(OF_OTHERS)
         policy = sandlock.Sandbox(
             fs_readable=[*readable_paths(request), *DEVICES],
             fs_writable=[request.folder, "/dev/null"],
+            chroot="/",  # so that sandlock sees each path: Landlock alone lets a program change modes and times anywhere
             cwd=request.folder,
             clean_env=True,
             env=environment_of(request.folder),
@@ -57,6 +65,6 @@ class Sandlock:
             max_processes=request.limits.processes,
             max_open_files=OPEN_FILES,
             extra_deny_syscalls=DENIED_CALLS,
-            name="sandbox",
+            name=f"run-{os.getpid()}",
         )
         return Confined(policy.popen(list(request.command)))

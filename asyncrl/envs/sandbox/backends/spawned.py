@@ -4,6 +4,8 @@ import os
 import subprocess
 from collections.abc import Callable, Sequence
 
+from asyncrl.envs.sandbox.backends.backend import shell_status
+
 
 class Spawned:
     """A child process with the caller's standard streams, and with no other file of the caller's open but ``passed``."""
@@ -16,9 +18,11 @@ class Spawned:
         environment: dict[str, str] | None = None,
         passed: tuple[int, ...] = (),
     ) -> None:
-        self._process = subprocess.Popen(command, cwd=folder, env=environment, preexec_fn=prepare, pass_fds=passed)
+        self._process = subprocess.Popen(
+            command, cwd=folder, env=environment, preexec_fn=prepare, pass_fds=passed, process_group=0
+        )
         self.pid = self._process.pid
 
     def exit_status(self) -> int:
-        """The exit status, or minus the number of the signal that ended it."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        """The exit status as a shell tells it."""
+        return shell_status(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))

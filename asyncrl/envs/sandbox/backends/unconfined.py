@@ -11,6 +11,7 @@ class Unconfined:
 
     name = BackendName.NONE
     needs_capabilities = False
+    own_processes = 0
 
     def missing(self) -> str | None:
         """Nothing is missing."""

@@ -1,0 +1,133 @@
+"""The sandbox's client and supervisor: what a run reports, and what happens when one of them ends."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.core.errors import EnvironmentBroken, RecipeError
+from asyncrl.envs.sandbox.backends.bubblewrap import Bubblewrap
+from asyncrl.envs.sandbox.backends.sandlock import Sandlock
+from asyncrl.envs.sandbox.limits import Limits
+from asyncrl.envs.sandbox.messages import BackendName, Choice, Finished, Reason, framed
+from asyncrl.envs.sandbox.processes import descendants
+from asyncrl.envs.sandbox.sandbox import LONGEST_ARGUMENT, Sandbox, problem_of
+from asyncrl.envs.sandbox.supervisor import Frames, choose
+
+LIMITS = Limits(wall_s=20.0)
+ANY = Choice.AUTO if Sandlock().missing() is None or Bubblewrap().missing() is None else Choice.NONE
+
+
+async def shell(sandbox: Sandbox, command: str, folder: Path, limits: Limits = LIMITS, stdin: bytes = b"") -> Finished:
+    return await sandbox.run(["/bin/sh", "-c", command], folder, limits, stdin)
+
+
+async def test_a_run_reports_what_was_printed_and_how_it_ended(tmp_path: Path) -> None:
+    async with Sandbox(ANY) as sandbox:
+        finished = await shell(sandbox, "cat; echo sorry >&2; pwd; exit 3", tmp_path, stdin=b"typed\n")
+        assert (finished.stdout, finished.stderr) == (f"typed\n{tmp_path}\n".encode(), b"sorry\n")
+        assert (finished.exit_code, finished.reason) == (3, Reason.EXITED)
+        assert (await shell(sandbox, "kill -9 $$", tmp_path)).exit_code == 128 + signal.SIGKILL
+
+
+async def test_files_stay_from_run_to_run(tmp_path: Path) -> None:
+    async with Sandbox(ANY) as sandbox:
+        await shell(sandbox, "mkdir folder && echo kept > folder/file && chmod +x folder/file", tmp_path)
+        assert (await shell(sandbox, "test -x folder/file && cat folder/file", tmp_path)).stdout == b"kept\n"
+    assert (tmp_path / "folder" / "file").read_text() == "kept\n"
+
+
+async def test_many_runs_at_once_each_get_their_own_output(tmp_path: Path) -> None:
+    async with Sandbox(ANY) as sandbox:
+        runs = [shell(sandbox, f"echo {number}", tmp_path) for number in range(40)]
+        assert [int(finished.stdout) for finished in await asyncio.gather(*runs)] == list(range(40))
+
+
+async def test_a_cancelled_run_leaves_no_process(tmp_path: Path) -> None:
+    async with Sandbox(ANY) as sandbox:
+        os.mkfifo(tmp_path / "began")
+        run = asyncio.create_task(shell(sandbox, "(sleep 1000 &); echo > began; sleep 1000", tmp_path))
+        await asyncio.to_thread((tmp_path / "began").read_text)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert [each for each in descendants(os.getpid()) if _program(each) == "sleep"] == []
+
+
+async def test_a_dead_supervisor_breaks_its_runs_and_is_replaced(tmp_path: Path) -> None:
+    async with Sandbox(ANY) as sandbox:
+        os.mkfifo(tmp_path / "began")
+        run = asyncio.create_task(shell(sandbox, "echo > began; sleep 1000", tmp_path))
+        await asyncio.to_thread((tmp_path / "began").read_text)
+        assert sandbox._supervisor is not None
+        os.kill(sandbox._supervisor._process.pid, signal.SIGKILL)
+        with pytest.raises(EnvironmentBroken, match="the supervisor process ended"):
+            await run
+        assert (await shell(sandbox, "echo again", tmp_path)).stdout == b"again\n"
+
+
+async def test_a_killed_watcher_is_the_sandboxs_failure_and_takes_its_run_along(tmp_path: Path) -> None:
+    async with Sandbox(ANY) as sandbox:
+        os.mkfifo(tmp_path / "began")
+        run = asyncio.create_task(shell(sandbox, "echo > began; sleep 1000", tmp_path))
+        await asyncio.to_thread((tmp_path / "began").read_text)
+        assert sandbox._supervisor is not None
+        supervisor = sandbox._supervisor._process.pid
+        os.kill(next(iter(descendants(supervisor))), signal.SIGKILL)
+        with pytest.raises(EnvironmentBroken, match="the process that watched the run ended with -9"):
+            await run
+        assert list(descendants(supervisor)) == []
+        assert (await shell(sandbox, "echo again", tmp_path)).stdout == b"again\n"
+
+
+async def test_a_folder_that_is_gone_is_not_the_commands_fault(tmp_path: Path) -> None:
+    async with Sandbox(ANY) as sandbox:
+        with pytest.raises(EnvironmentBroken, match="the sandbox failed"):
+            await shell(sandbox, "true", tmp_path / "gone")
+
+
+async def test_none_is_chosen_only_by_name_and_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with Sandbox(Choice.NONE) as sandbox:
+        assert sandbox.backend is BackendName.NONE
+    assert "run with your rights" in caplog.text
+
+
+async def test_a_machine_without_any_sandbox_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The supervisor finds neither program nor package: its path is empty, and so is its kernel."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from asyncrl.envs.sandbox.backends import sandlock, bubblewrap\n"
+        "sandlock.Sandlock.missing = lambda self: 'no Landlock'\n"
+        "bubblewrap.Bubblewrap.missing = lambda self: 'no program'\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with pytest.raises(RecipeError, match=r"(?s)sandlock: no Landlock; bubblewrap: no program.*install sandlock.*sandbox: none"):
+        await Sandbox(Choice.AUTO).__aenter__()
+
+
+def test_the_first_backend_that_works_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sandlock, "missing", lambda self: "too old")
+    monkeypatch.setattr(Bubblewrap, "missing", lambda self: "too old, too")
+    assert choose(Choice.AUTO) == (None, ("sandlock: too old", "bubblewrap: too old, too"))
+    assert choose(Choice.BUBBLEWRAP) == (None, ("bubblewrap: too old, too",))
+
+
+def test_messages_are_found_in_pieces() -> None:
+    finished = Finished(1, b"out", b"", 0, Reason.EXITED, 0.5)
+    stream = framed(finished) * 3
+    frames = Frames()
+    found = [message for byte in stream for message in frames.add(bytes([byte]))]
+    assert found == Frames().add(stream)
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800", "x" * (LONGEST_ARGUMENT + 1)])
+def test_what_cannot_be_an_argument_is_told(text: str) -> None:
+    assert problem_of(text) is not None
+    assert problem_of("print('ä')") is None
+
+
+def _program(process: int) -> str:
+    return Path(f"/proc/{process}/comm").read_text().strip()
