@@ -59,6 +59,7 @@ class ChatFormat:
 
     Attributes:
         end_of_turn: id of the token that ends an assistant turn; sampling stops there.
+        turn_start: ids of what follows the last message's content and begins the assistant's turn.
 
     Raises:
         TemplateUnsuitable: no delta can be derived from the template, or its own text cannot be told apart from that of
@@ -76,7 +77,7 @@ class ChatFormat:
         self._remembered = RememberedIds(_REMEMBERED_BYTES)
         self._tokenizing = asyncio.Lock()
         self._end_name, self.end_of_turn = self._find_end_of_turn()
-        self._check_delta()
+        self.turn_start = self._check_delta()
         self._check_tokens()
 
     @classmethod
@@ -164,8 +165,11 @@ class ChatFormat:
             raise self._unsuitable(f"an assistant turn is followed by {shown}, which does not begin with a special token")
         return name, ids[0]
 
-    def _check_delta(self) -> None:
-        """Check that a tool response can follow a sampled turn, and that no message can begin an assistant turn."""
+    def _check_delta(self) -> list[int]:
+        """Check that a tool response can follow a sampled turn, and that no message can begin an assistant turn.
+
+        Returns the ids of what follows a user's message.
+        """
         try:
             after = self._after_marker(({"role": "tool", "content": _PROBE},))
         except Exception as error:
@@ -185,6 +189,7 @@ class ChatFormat:
             if not self._control.last_name(between):
                 problem = f"only ordinary text, {between!r}, separates a message from the assistant's turn"
                 raise self._unsuitable(f"{problem}, and a message may contain the same text")
+        return self._control.encode(prompt.rpartition(_PROBE)[2])
 
     def _check_tokens(self) -> None:
         """Check that private names do not change what the template writes.

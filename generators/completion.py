@@ -9,7 +9,7 @@ import numpy as np
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
-from asyncrl.core.trajectory import VersionSpan
+from asyncrl.core.trajectory import Sampling, VersionSpan
 from generators.concurrency import EngineLoad
 
 
@@ -18,7 +18,8 @@ class Completion(msgspec.Struct, frozen=True):
 
     Attributes:
         token_ids: int32 [T], including the stop token.
-        logprobs: float32 [T], log-probabilities in nats under the distribution that was sampled from.
+        logprobs: float32 [T], log-probabilities in nats under the distribution that was sampled from; see
+            :attr:`asyncrl.core.trajectory.Sampling.convention`.
         spans: which policy version sampled which tokens; they cover ``[0, T)``, counted from the first sampled token.
         finished_by_stop: whether the last token is the stop token; if not, the turn reached ``max_tokens``.
     """
@@ -65,7 +66,7 @@ class Engine(Protocol):
         """The policy version whose weights the engine samples with."""
         ...
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int) -> Completion:
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
         """Sample one turn after ``token_ids``. Cancelling the call abandons the request.
 
         Raises:

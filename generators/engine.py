@@ -30,7 +30,7 @@ from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import INSTALL, PREPARE, VLLM_BACKEND, Publication
 from asyncrl.core.recipe.schema import GeneratorsConfig
-from asyncrl.core.trajectory import VersionSpan
+from asyncrl.core.trajectory import Sampling, VersionSpan
 from generators.completion import Completion, EngineUse
 from generators.concurrency import EngineLoad
 from generators.engine_load import REPORT_LOAD
@@ -119,7 +119,7 @@ class VllmEngine:
                     self.generate(
                         range(1, 1 + length),
                         max_tokens=length,
-                        temperature=float(number % 2),
+                        sampling=Sampling(float(number % 2)),
                         stop_token_id=0,
                     )
                 )
@@ -136,18 +136,18 @@ class VllmEngine:
         """vLLM's own engine, to compare with."""
         return self._llm
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int) -> Completion:
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
         """Sample one turn after ``token_ids``; see :class:`generators.completion.Engine`."""
         from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        sampling = _sampling_params(max_tokens, temperature, stop_token_id)
+        params = _sampling_params(max_tokens, sampling, stop_token_id)
         prompt = tokens_input(list(token_ids), cache_salt=self._cache_salt)
         self._occupancy.enter()
         outputs: list[CompletionOutput] = []
         try:
             # Each request needs its own number: vLLM only adds a random number to a name, and dies if two are equal.
-            async for result in self._llm.generate(prompt, sampling, str(next(self._request_numbers))):
+            async for result in self._llm.generate(prompt, params, str(next(self._request_numbers))):
                 outputs = result.outputs
         except (EngineDeadError, EngineGenerateError) as error:
             raise ProcessDied(f"the vLLM engine died while it generated ({error}); see its log") from error
@@ -260,13 +260,16 @@ class VllmEngine:
 
 
 @lru_cache(maxsize=1024)
-def _sampling_params(max_tokens: int, temperature: float, stop_token_id: int) -> "SamplingParams":
+def _sampling_params(max_tokens: int, sampling: Sampling, stop_token_id: int) -> "SamplingParams":
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     # Requests have no seed of their own: vLLM's CPU sampler ignores it. The engine's seed makes runs repeatable.
     return SamplingParams(
-        temperature=temperature,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
         max_tokens=max_tokens,
         stop_token_ids=[stop_token_id],
         ignore_eos=True,
@@ -309,7 +312,7 @@ def _arguments(config: GeneratorsConfig, model_path: str, max_context: int, seed
         max_num_batched_tokens=max(BATCHED_TOKENS, max_context),
         tensor_parallel_size=config.tensor_parallel,
         enable_prefix_caching=True,
-        logprobs_mode="processed_logprobs",
+        logprobs_mode="processed_logprobs",  # of the distribution that is sampled from; see Sampling.convention
         weight_transfer_config=WeightTransferConfig(backend=VLLM_BACKEND),
         worker_extension_cls=WORKER_EXTENSION,
         disable_log_stats=True,

@@ -14,6 +14,7 @@ import msgspec
 from asyncrl.core.counters import added
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
+from asyncrl.core.trajectory import Sampling
 from generators.completion import Completion, Engine, EngineUse
 from generators.concurrency import EngineLoad
 
@@ -179,12 +180,10 @@ class TimedEngine:
         """See :attr:`Engine.version`."""
         return self._engine.version
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int) -> Completion:
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
         """See :meth:`Engine.generate`."""
         with self._time.doing(self._what):
-            return await self._engine.generate(
-                token_ids, max_tokens=max_tokens, temperature=temperature, stop_token_id=stop_token_id
-            )
+            return await self._engine.generate(token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_id=stop_token_id)
 
     async def install(self, publication: Publication) -> int:
         """See :meth:`Engine.install`."""

@@ -18,7 +18,7 @@ import numpy as np
 from asyncrl.core.error_counts import ErrorCounts
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import GroupId
-from asyncrl.core.messages import CallRecord
+from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.text import writable
@@ -32,6 +32,13 @@ from generators.token_stream import TokenStream
 from generators.tool_calls import ToolCallReader
 from generators.tool_output import TOOL_OUTPUT_CUT, cut_tool_outputs
 
+MALFORMED_PENALTY = "malformed_penalty"
+"""The metric with what malformed calls took from the episode's reward: a number below 0, or 0."""
+_RESERVED = {
+    TOOL_OUTPUT_CUT: "characters cut from tool outputs",
+    MALFORMED_PENALTY: "what malformed calls take from the reward (environment.malformed_penalty)",
+}
+
 _LARGEST = float(np.finfo(np.float32).max)
 """The largest reward or metric. The learner computes in 32 bits; sums over an episode have 64 bits and stay finite."""
 _TOOL_NAME, _PROBLEM = 100, 300
@@ -39,23 +46,29 @@ _TOOL_NAME, _PROBLEM = 100, 300
 
 
 class EpisodeLimits(msgspec.Struct, frozen=True):
-    """The limits of an episode, and the faults that end it.
+    """The limits of an episode, how its turns are sampled, and the faults that end it.
 
     Attributes:
         max_turns, max_turn_tokens, max_context, max_tool_output, episode_timeout_s: the recipe's keys of the same names.
-        temperature: sampling temperature of the policy.
+        sampling: how the policy's tokens are sampled.
         end_on: the faults that end an episode; after other faults the model only sees the error.
         close_timeout_s: deadline of the environment's ``close``, in seconds.
+        max_calls, max_sampled_tokens: the most tool calls, and the most sampled tokens, of all turns together; None if there is
+            no such limit.
+        malformed_penalty: what a malformed call takes from its turn's reward; None if malformed calls are not penalised.
     """
 
     max_turns: int
     max_turn_tokens: int
     max_context: int
     max_tool_output: int
-    temperature: float
+    sampling: Sampling
     end_on: frozenset[Fault]
     episode_timeout_s: float
     close_timeout_s: float
+    max_calls: int | None = None
+    max_sampled_tokens: int | None = None
+    malformed_penalty: float | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, member: str = "") -> "EpisodeLimits":
@@ -67,11 +80,37 @@ class EpisodeLimits(msgspec.Struct, frozen=True):
             max_turn_tokens=recipe.sampling.max_turn_tokens,
             max_context=recipe.model.max_context,
             max_tool_output=environment.max_tool_output,
-            temperature=recipe.sampling.temperature,
+            sampling=recipe.sampling.sampling,
             end_on=frozenset(fault for fault, policy in policies.items() if policy == "end"),
             episode_timeout_s=environment.episode_timeout_s,
             close_timeout_s=environment.tool_timeout_s,
+            max_calls=environment.max_calls,
+            max_sampled_tokens=environment.max_sampled_tokens,
+            malformed_penalty=environment.malformed_penalty if environment.on_malformed_call == "penalise" else None,
         )
+
+    @classmethod
+    def for_evaluation(cls, recipe: Recipe, member: str = "") -> "EpisodeLimits":
+        """Take the limits for evaluation from a recipe, for the episodes of one member of its environment."""
+        evaluation = recipe.evaluation
+        turn_tokens = recipe.sampling.max_turn_tokens if evaluation.max_turn_tokens is None else evaluation.max_turn_tokens
+        return msgspec.structs.replace(cls.of(recipe, member), sampling=evaluation.sampling, max_turn_tokens=turn_tokens)
+
+    def greedy(self) -> "EpisodeLimits":
+        """Return the same limits for an episode that is sampled at temperature 0."""
+        return msgspec.structs.replace(self, sampling=Sampling(temperature=0.0))
+
+    def room(self, length: int, sampled: int) -> tuple[int, StopReason]:
+        """Return how many tokens the next turn may have, and the stop reason of an episode whose turn needs more.
+
+        Args:
+            length: tokens of the episode so far.
+            sampled: how many of them the policy sampled.
+        """
+        limits = [(self.max_turn_tokens, StopReason.TURN_LENGTH), (self.max_context - length, StopReason.CONTEXT_LENGTH)]
+        if self.max_sampled_tokens is not None:
+            limits.append((self.max_sampled_tokens - sampled, StopReason.SAMPLED_TOKENS))
+        return min(limits, key=lambda limit: limit[0])
 
 
 class EpisodeName(msgspec.Struct, frozen=True):
@@ -138,7 +177,7 @@ async def run_episode(
         turns=tuple(stream.turns),
         reward=sum(turn.reward for turn in stream.turns),
         stop_reason=stop_reason,
-        sampling=Sampling(temperature=limits.temperature, top_p=1.0, top_k=0),
+        sampling=limits.sampling,
         metrics=metrics,
         times=EpisodeTimes(began, queued_s, reset_s),
     )
@@ -164,30 +203,47 @@ async def _play(
             f"task {task.id}: its prompt has {len(stream)} tokens, and model.max_context is {limits.max_context}; "
             "raise model.max_context, or leave out such tasks"
         )
+    if limits.malformed_penalty is not None:
+        metrics[MALFORMED_PENALTY] = 0.0
+    calls = sampled_tokens = 0
     for turn in range(limits.max_turns):
+        room, needs_more = limits.room(len(stream), sampled_tokens)
         asked = time.perf_counter()
         completion = await tools.engine.generate(
             stream.token_ids,
-            max_tokens=min(limits.max_turn_tokens, limits.max_context - len(stream)),
-            temperature=limits.temperature,
+            max_tokens=room,
+            sampling=limits.sampling,
             stop_token_id=tools.chat.end_of_turn,
         )
         sampled = time.perf_counter()
         stream.append_turn(completion, sampled - asked)
-        if not completion.finished_by_stop:
-            full = len(completion.token_ids) < limits.max_turn_tokens
-            return StopReason.CONTEXT_LENGTH if full else StopReason.TURN_LENGTH
+        sampled_tokens += len(completion.token_ids)
         text = tools.chat.turn_text(completion.token_ids.tolist())
-        result = await checked_step(environment, tools.reader.read(text))
+        if not completion.finished_by_stop:
+            if tools.reader.ends_within_call(text):
+                stream.answer_turn(0.0, (_truncated_call(needs_more),), 0.0)
+            return needs_more
+        action = tools.reader.read(text)
+        calls += len(action.calls)
+        if limits.max_calls is not None and calls > limits.max_calls:
+            return StopReason.MAX_CALLS
+        result = await checked_step(environment, action)
         for raised in result.errors:
             tools.errors.count(raised, f"task {task.id}")
-        stream.answer_turn(result.reward, result.calls, time.perf_counter() - sampled)
+        reward = result.reward
+        if limits.malformed_penalty is not None:
+            penalty = limits.malformed_penalty * _malformed_calls(action, result)
+            reward -= penalty
+            metrics[MALFORMED_PENALTY] -= penalty
+        stream.answer_turn(reward, result.calls, time.perf_counter() - sampled)
         for metric, value in result.metrics.items():
             metrics[metric] = metrics.get(metric, 0.0) + value
         if result.done:
             return StopReason.ENVIRONMENT_DONE
         if result.fault in limits.end_on:
             return StopReason.MALFORMED_CALL if result.fault is Fault.MALFORMED_CALL else StopReason.TOOL_ERROR
+        if limits.max_sampled_tokens is not None and sampled_tokens >= limits.max_sampled_tokens:
+            return StopReason.SAMPLED_TOKENS
         if turn + 1 < limits.max_turns:
             with environment.blamed("step"):
                 messages, cut = cut_tool_outputs(result.observation.messages, limits.max_tool_output)
@@ -198,6 +254,16 @@ async def _play(
                 return StopReason.CONTEXT_LENGTH
             stream.append_given(delta)
     return StopReason.MAX_TURNS
+
+
+def _truncated_call(limit: StopReason) -> CallRecord:
+    return CallRecord("", 0.0, CallOutcome.TRUNCATED, f"the turn was cut off in the middle of the call: {limit}")
+
+
+def _malformed_calls(action: Action, result: StepResult) -> int:
+    """Count the malformed calls of a turn: those the environment reports, and at least those that could not be read."""
+    unreadable = sum(isinstance(call, MalformedCall) for call in action.calls)
+    return max(unreadable, sum(record.outcome is CallOutcome.MALFORMED for record in result.calls))
 
 
 async def checked_reset(environment: HostedEnvironment) -> Observation:
@@ -241,8 +307,8 @@ def _metric_name(name: object) -> str:
     if not isinstance(name, str):
         raise TypeError(f"it reports a metric named {name!r}, but the name must be a string")
     name.encode()  # raises if the name holds half of a surrogate pair
-    if name == TOOL_OUTPUT_CUT:
-        raise ValueError(f"it reports a metric {name!r}, a name reserved for characters cut from tool outputs; rename it")
+    if name in _RESERVED:
+        raise ValueError(f"it reports a metric {name!r}, a name reserved for {_RESERVED[name]}; rename it")
     return str(name)
 
 

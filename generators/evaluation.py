@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
-from asyncrl.core.ids import GroupId, TaskId
+from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
@@ -39,17 +39,22 @@ class EvaluationResult(msgspec.Struct, frozen=True):
 
     Attributes:
         turns: number of turns of the model.
+        oldest, newest: the oldest and the newest policy version that sampled a token of it; None if no token was sampled.
     """
 
     task_id: TaskId
     reward: float
     stop_reason: StopReason
     turns: int
+    oldest: PolicyVersion | None = None
+    newest: PolicyVersion | None = None
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> "EvaluationResult":
         """Return the result that a trajectory tells."""
-        return cls(trajectory.task_id, trajectory.reward, trajectory.stop_reason, len(trajectory.turns))
+        versions = [span.version for span in trajectory.version_spans if span.version != NOT_SAMPLED]
+        oldest, newest = min(versions, default=None), max(versions, default=None)
+        return cls(trajectory.task_id, trajectory.reward, trajectory.stop_reason, len(trajectory.turns), oldest, newest)
 
 
 class BrokenEpisode(msgspec.Struct, frozen=True):

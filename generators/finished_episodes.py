@@ -37,6 +37,7 @@ class EpisodeCounts(msgspec.Struct):
         reward: final rewards.
         turns, tokens, sampled_tokens: turns; tokens, prompt and answers of tools included; tokens that the policy sampled.
         empty_answers: episodes whose final answer has no text.
+        truncated_calls: episodes that a limit cut off in the middle of a tool call.
         stopped: episodes by why they ended.
         metrics: what the environment reported, by name.
     """
@@ -47,6 +48,7 @@ class EpisodeCounts(msgspec.Struct):
     tokens: int = 0
     sampled_tokens: int = 0
     empty_answers: int = 0
+    truncated_calls: int = 0
     stopped: dict[StopReason, int] = {}
     metrics: dict[str, ReportedMetric] = {}
 
@@ -101,6 +103,9 @@ class FinishedEpisodes(msgspec.Struct):
         counts.tokens += len(trajectory)
         counts.sampled_tokens += sum(turn.end - turn.start for turn in trajectory.turns)
         counts.empty_answers += empty_answer
+        counts.truncated_calls += any(
+            call.outcome is CallOutcome.TRUNCATED for turn in trajectory.turns[-1:] for call in turn.calls
+        )
         counts.stopped[trajectory.stop_reason] = counts.stopped.get(trajectory.stop_reason, 0) + 1
         for name, value in trajectory.metrics.items():
             reported = _entry(counts.metrics, name, ReportedMetric)
@@ -108,6 +113,8 @@ class FinishedEpisodes(msgspec.Struct):
             reported.total += value
 
     def _add_call(self, call: CallRecord) -> None:
+        if call.outcome is CallOutcome.TRUNCATED:  # it was never made
+            return
         self.calls += 1
         if call.outcome is CallOutcome.MALFORMED:  # its tool is whatever the model wrote
             self.malformed_calls += 1

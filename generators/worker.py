@@ -96,6 +96,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     """The settings of a worker that come from the recipe.
 
     Attributes:
+        limits, evaluation_limits: the limits of training episodes, and of those of evaluations.
         max_running: most episodes that the worker plays at once.
         lease_s: seconds of silence after which the buffer gives up a worker.
         greedy_sample: index of the sample of each group that is played at temperature 0; None if there is none.
@@ -104,6 +105,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     """
 
     limits: EpisodeLimits
+    evaluation_limits: EpisodeLimits
     max_running: int
     group_size: int
     lease_s: float
@@ -116,6 +118,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
         """Take the settings from a recipe."""
         return cls(
             limits=EpisodeLimits.of(recipe),
+            evaluation_limits=EpisodeLimits.for_evaluation(recipe),
             max_running=recipe.generators.max_running,
             group_size=recipe.batch.group_size,
             lease_s=recipe.deadlines.lease,
@@ -262,7 +265,7 @@ class GeneratorWorker:
         ticket = lease.ticket
         limits = self._settings.limits
         if index == self._settings.greedy_sample:
-            limits = msgspec.structs.replace(limits, temperature=0.0)
+            limits = limits.greedy()
         accepted = time.perf_counter()
         try:
             async with self._slots:
@@ -321,7 +324,7 @@ class GeneratorWorker:
             self._installing -= 1
             self._changed.set()
 
-    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
+    async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> list[Evaluated]:
         """Play the episodes of held-out tasks; see :func:`generators.evaluation.evaluate`. ``version`` is being evaluated."""
         settings = self._settings
         self._evaluations.enter()
@@ -329,7 +332,7 @@ class GeneratorWorker:
             with self._time.doing(Doing.EVALUATION):
                 episodes = await evaluate(
                     tasks,
-                    msgspec.structs.replace(settings.limits, temperature=temperature),
+                    settings.evaluation_limits,
                     self._evaluation_tools,
                     at_once=settings.max_running,
                     attempts=settings.evaluation_attempts,

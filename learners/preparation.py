@@ -156,6 +156,7 @@ class Preparation:
                     # Tensor-parallel ranks divide the tokens among them.
                     multiple=self._rank.layout.tensor * (1 if self._config.fp8 == "none" else FP8_MULTIPLE),
                     share_prefixes=self.shares_prefixes,
+                    uses_behaviour=self._algorithm.uses_behaviour,
                 )
             )
         return packed

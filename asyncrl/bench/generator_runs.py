@@ -23,7 +23,7 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import Trajectory
+from asyncrl.core.trajectory import Sampling, Trajectory
 from asyncrl.envs import Action
 from generators.chat import ChatFormat
 from generators.completion import Completion, Engine
@@ -79,13 +79,11 @@ class RecordingEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int) -> Completion:
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
         """Sample a turn, and keep what was asked."""
         prompt = list(token_ids)
         episode = self._episodes.setdefault(asyncio.current_task(), len(self._episodes))
-        completion = await self._engine.generate(
-            token_ids, max_tokens=max_tokens, temperature=temperature, stop_token_id=stop_token_id
-        )
+        completion = await self._engine.generate(token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_id=stop_token_id)
         self.requests.append(Request(episode, prompt, len(completion.token_ids)))
         return completion
 
@@ -106,7 +104,7 @@ class Measured:
             max_turn_tokens=64,
             max_context=1024,
             max_tool_output=20_000,
-            temperature=1.0,
+            sampling=Sampling(1.0),
             end_on=frozenset(),
             episode_timeout_s=600.0,
             close_timeout_s=10.0,

@@ -89,6 +89,7 @@ def declared() -> list[Metric]:
     source, metric, tool = "<source>", "<metric>", "<tool>"
     return [
         *_in_module(metrics),
+        _with("7", "<k>", metrics.evaluation_pass(7)),
         *_in_module(time_shares),
         *_in_module(episode_metrics),
         *_in_module(learner_metrics),

@@ -30,6 +30,8 @@ class CallOutcome(StrEnum):
     """The tool passed its deadline."""
     MALFORMED = "malformed"
     """The call could not be parsed, named no known tool, or its arguments did not fit; no tool ran."""
+    TRUNCATED = "truncated"
+    """The turn reached a limit in the middle of the call; no call of the turn ran."""
 
 
 class CallRecord(msgspec.Struct, frozen=True, array_like=True):

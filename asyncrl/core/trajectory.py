@@ -27,6 +27,10 @@ class StopReason(StrEnum):
     ENVIRONMENT_DONE = "environment_done"
     """The environment ended it, normally because the model gave its final answer."""
     MAX_TURNS = "max_turns"
+    MAX_CALLS = "max_calls"
+    """A turn's calls would have gone over ``max_calls``; none of them was run."""
+    SAMPLED_TOKENS = "sampled_tokens"
+    """The policy had sampled ``max_sampled_tokens`` in all turns together."""
     TURN_LENGTH = "turn_length"
     """A turn reached ``max_turn_tokens`` without its stop token."""
     CONTEXT_LENGTH = "context_length"
@@ -81,16 +85,44 @@ class EpisodeTimes(msgspec.Struct, frozen=True, array_like=True):
     scoring_s: float = 0.0
 
 
-class Sampling(msgspec.Struct, frozen=True):
-    """How the tokens were sampled, and so what ``logprobs`` mean.
+class LogprobConvention(StrEnum):
+    """The distribution that recorded log-probabilities are of."""
 
-    ``logprobs`` are of the distribution that was sampled from, after temperature, top-p and top-k (vLLM's
-    ``processed_logprobs``). With top-p 1 and top-k off, that is ``log_softmax(logits / temperature)``.
+    FULL_SOFTMAX = "full_softmax"
+    """``softmax(logits / temperature)`` over the whole vocabulary."""
+    KEPT_SET = "kept_set"
+    """``softmax(logits / temperature)``, renormalised over the tokens that top-k, top-p and min-p kept."""
+    GREEDY = "greedy"
+    """Temperature 0: the token was the most probable one, and its log-probability is that under ``softmax(logits)``."""
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How tokens are sampled, and so what ``logprobs`` mean.
+
+    Attributes:
+        temperature: the temperature of the softmax; 0 is greedy.
+        top_p: the smallest set of most probable tokens with this probability is kept; 1 keeps all.
+        top_k: this many most probable tokens are kept; 0 keeps all.
+        min_p: tokens are kept that have at least this share of the most probable token's probability; 0 keeps all.
     """
 
     temperature: float
-    top_p: float
-    top_k: int
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+    @property
+    def truncated(self) -> bool:
+        """Whether some tokens are never sampled because of top-p, top-k or min-p."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+
+    @property
+    def convention(self) -> LogprobConvention:
+        """What recorded log-probabilities are of: always of the distribution that was sampled from, as engines are asked for
+        vLLM's ``processed_logprobs``; a greedy choice is no sample."""
+        if self.temperature == 0:
+            return LogprobConvention.GREEDY
+        return LogprobConvention.KEPT_SET if self.truncated else LogprobConvention.FULL_SOFTMAX
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):

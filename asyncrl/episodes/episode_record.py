@@ -48,6 +48,10 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     sample_index: int
     attempt: int
     temperature: float
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    logprob_convention: str | None = None
     stop_reason: str
     reward: float
     metrics: dict[str, float]

@@ -41,7 +41,11 @@ CALL = pa.struct(
     [
         _field("tool", pa.string(), "name of the tool as the model wrote it; empty if the call could not be read"),
         _field("seconds", pa.float32(), "how long the tool ran"),
-        _field("outcome", pa.string(), "ok, error (the tool raised), timeout or malformed (no tool ran)"),
+        _field(
+            "outcome",
+            pa.string(),
+            "ok, error (the tool raised), timeout, malformed (no tool ran) or truncated (a limit cut the turn off)",
+        ),
         _field("problem", pa.string(), "what the model was told went wrong; empty if nothing did"),
     ]
 )
@@ -73,6 +77,10 @@ SCHEMA = pa.schema(
         _field("sample_index", pa.int32(), "its place in the group"),
         _field("attempt", pa.int32(), "how often the task had been given up before"),
         _field("temperature", pa.float32(), "what it was sampled with"),
+        _field("top_p", pa.float32(), "what it was sampled with; 1 keeps all tokens"),
+        _field("top_k", pa.int32(), "what it was sampled with; 0 keeps all tokens"),
+        _field("min_p", pa.float32(), "what it was sampled with; 0 keeps all tokens"),
+        _field("logprob_convention", pa.string(), "what logprobs are of, see asyncrl.core.trajectory.LogprobConvention"),
         _field("stop_reason", pa.string(), "why it ended, see asyncrl.core.trajectory.StopReason"),
         _field("reward", pa.float64(), "final reward, the sum of its turns' rewards"),
         _field("metrics", pa.map_(pa.string(), pa.float64()), "what the environment reported, rewards that have names among it"),

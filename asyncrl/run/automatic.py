@@ -13,6 +13,7 @@ import msgspec
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.chat_template import tool_parser_of
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, read_shape
 from asyncrl.run.units import memory
@@ -122,8 +123,13 @@ def _data_parallel(recipe: Recipe, machine: Machine, shape: ModelShape | None) -
     return least, "the fewest that can divide the experts" if least > 1 else "engines and tools need the other cores"
 
 
+def _tool_parser(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
+    return tool_parser_of(recipe.model.path)
+
+
 _Rule = Callable[[Recipe, Machine, ModelShape | None], tuple[int | str, str]]
 _RULES: Mapping[str, _Rule] = {
+    "model.tool_parser": _tool_parser,
     "learner.data_parallel": _data_parallel,
     "generators.dtype": _dtype,
     "generators.count": _count,

@@ -57,6 +57,12 @@ def _place(what: str, where: str) -> Text:
     return Text.assemble((f"{what}: ", "dim"), where)
 
 
+def _spread(summary: Summary) -> str:
+    """Say so if evaluations were of several policy versions."""
+    versions = summary.evaluation.most_versions
+    return f"; episodes of up to {versions} policy versions (evaluation.pinned is off)" if versions > 1 else ""
+
+
 def _table(summary: Summary, name: str) -> Table:
     title = Text.assemble((f"{name} ", "bold"), (summary.status.value, _STYLE[summary.status]))
     table = Table(title=title, title_justify="left", show_header=False, border_style="dim", box=box.ROUNDED)
@@ -65,7 +71,10 @@ def _table(summary: Summary, name: str) -> Table:
     table.add_row(
         "training steps", f"{summary.steps} in {duration(summary.wall_s)}, {summary.versions_published} versions published"
     )
-    table.add_row("evaluation", f"{_reward(summary.evaluation.first)} at first, {_reward(summary.evaluation.last)} at last")
+    table.add_row(
+        "evaluation",
+        f"{_reward(summary.evaluation.first)} at first, {_reward(summary.evaluation.last)} at last{_spread(summary)}",
+    )
     stale = summary.staleness
     table.add_row("staleness", f"{stale.mean:.2f} on average, at most {stale.max:g} of {stale.bound} policy versions")
     tokens = summary.tokens

@@ -41,6 +41,9 @@ def of_finished(prefix: str, whose: str) -> dict[str, Metric]:
         "tokens": _mean(f"{prefix}/tokens", "tokens", f"length of {whose}, prompt and answers of tools included"),
         "sampled_tokens": _mean(f"{prefix}/sampled_tokens", "tokens", f"tokens that the policy sampled in {whose}"),
         "empty_answers": _mean(f"{prefix}/empty_answers", "share", f"share of {whose} that ended with an answer without text"),
+        "truncated_calls": _mean(
+            f"{prefix}/truncated_calls", "share", f"share of {whose} that a limit cut off in the middle of a tool call"
+        ),
     }
     stopped = {
         f"stopped_{reason}": _mean(f"{prefix}/stopped_{reason}", "share", f"share of {whose} whose stop reason was {reason}")
@@ -177,6 +180,7 @@ class EpisodeMetrics:
             ("tokens", counts.tokens),
             ("sampled_tokens", counts.sampled_tokens),
             ("empty_answers", counts.empty_answers),
+            ("truncated_calls", counts.truncated_calls),
         ):
             yield Reading(metrics[name], total / episodes, episodes)
         self._stopped |= {reason for reason, number in counts.stopped.items() if number}

@@ -79,7 +79,7 @@ def _short(value: float) -> str:
 
 def _sampled(episode: EpisodeRecord) -> str:
     staleness = episode.staleness()
-    at = f"temperature {episode.temperature:g}"
+    at = f"temperature {episode.temperature:g}{_truncation(episode)}"
     if not staleness:
         return f"nothing, at {at}"
     first, last = episode.version - max(staleness), episode.version - min(staleness)
@@ -87,6 +87,18 @@ def _sampled(episode: EpisodeRecord) -> str:
     if episode.kind is Kind.EVALUATION:
         return f"{by}, at {at}"
     return f"{by}, at {at}; trained into {episode.version + 1}, staleness {mean(staleness):.2g} (at most {max(staleness)})"
+
+
+def _truncation(episode: EpisodeRecord) -> str:
+    """What was sampled besides the temperature, e.g. ``, top-p 0.9``; the columns are empty in files of earlier releases."""
+    if episode.temperature == 0:
+        return ""
+    told = (
+        (f"top-p {episode.top_p:g}" if episode.top_p is not None and episode.top_p < 1 else ""),
+        (f"top-k {episode.top_k}" if episode.top_k else ""),
+        (f"min-p {episode.min_p:g}" if episode.min_p else ""),
+    )
+    return "".join(f", {each}" for each in told if each)
 
 
 def _seconds(episode: EpisodeRecord) -> str:

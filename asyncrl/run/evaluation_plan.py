@@ -26,7 +26,7 @@ from asyncrl.run.model_shape import TINY
 from asyncrl.run.preflight import play_first_tasks
 from asyncrl.run.tasks import held_out_tasks, load_sources
 from generators.evaluation import HeldOutTask
-from generators.tool_parsers import check_tool_parser
+from generators.vllm_parsers import check_parsers
 
 SAMPLES = 8
 """Episodes of each task, unless something else is asked for or sampling is greedy."""
@@ -108,10 +108,10 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
     first = planned[0].recipe
     load_environment(first.environment)
     greedy = first.evaluation.temperature == 0
-    samples = request.samples or (1 if greedy else SAMPLES)
+    samples = request.samples or first.evaluation.samples or (1 if greedy else SAMPLES)
     sources = load_sources(first, "evaluation")
     remarks = list(play_first_tasks(first, (("evaluation", sources),), note))
-    check_tool_parser(first.model.tool_parser)  # last: it may take seconds
+    check_parsers(first.model.tool_parser, first.model.reasoning_parser)  # last: it may take seconds
     if greedy and samples > 1:
         remarks.append(
             f"evaluation.temperature is 0, so the {samples} samples of a task differ only where its environment or the engine's "

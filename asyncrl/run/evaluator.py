@@ -15,6 +15,7 @@ class Evaluator:
     """Runs evaluations, passes the results to the recorder, and has the checkpointer save the changed totals.
 
     Args:
+        pinned: whether all episodes of an evaluation are to be of one policy version.
         trajectories: folder where generators write the episodes of an evaluation.
     """
 
@@ -22,22 +23,23 @@ class Evaluator:
         self,
         generators: GeneratorPool,
         tasks: Sequence[HeldOutTask],
-        temperature: float,
+        pinned: bool,
         recorder: Recorder,
         checkpointer: Checkpointer,
         trajectories: Path,
     ) -> None:
-        self._generators, self._tasks, self._temperature = generators, tasks, temperature
+        self._generators, self._tasks, self._pinned = generators, tasks, pinned
         self._trajectories = trajectories
         self._recorder, self._checkpointer = recorder, checkpointer
 
     async def evaluate(self, version: PolicyVersion) -> None:
-        """Evaluate on all held-out tasks. While training goes on, episodes may also use the next version or two.
+        """Evaluate on all held-out tasks. While training goes on, episodes may also use the next version or two, unless the
+        evaluation is pinned.
 
         Raises:
             EnvironmentBroken: every task broke its environment.
         """
         forget_evaluation(self._trajectories, version)  # of its first time, if the run was resumed
-        evaluated = await self._generators.evaluate(self._tasks, self._temperature, version)
+        evaluated = await self._generators.evaluate(self._tasks, version, pinned=self._pinned)
         self._recorder.evaluation(version, require_results(evaluated))
         self._checkpointer.note()

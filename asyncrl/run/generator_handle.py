@@ -69,9 +69,9 @@ class GeneratorHandle:
         asked = self._actor.install.remote(publication)
         return await self._while_it_answers(self._ask(asked, what, self._deadlines.publish, "raise deadlines.publish"))
 
-    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
+    async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> list[Evaluated]:
         """Play the episodes of some tasks; ``version`` is being evaluated."""
-        asked = self._actor.evaluate.remote(tasks, temperature, version)
+        asked = self._actor.evaluate.remote(tasks, version)
         evaluating = self._ask(asked, "evaluate", self._deadlines.evaluation, "raise deadlines.evaluation")
         return await self._while_it_answers(evaluating)
 

@@ -4,6 +4,9 @@ What always holds:
 
 * a generator that died is reported to the buffer before its successor is made, so its episodes are issued again exactly once;
 * a successor leases nothing before it has loaded the newest publication that was delivered;
+* a generator that holds its version, for an evaluation of that version alone, is given no publication; afterwards it
+  catches up like a successor, and leases nothing before. A publication that would find all generators holding waits
+  for the end of the evaluation;
 * a publication is overwritten only when nobody reads it any more. Publications alternate between two places, so a
   successor catches up while it holds the lock of deliveries: the next version is delivered after that, and only then is
   the one after it written, in the place that the successor has read;
@@ -19,7 +22,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from asyncrl.core.error_counts import CountedError
 from asyncrl.core.errors import (
@@ -76,6 +79,8 @@ class GeneratorPool:
         self._slots = [GeneratorSlot(make(next(self._numbers))) for _ in range(size)]
         self._newest: Publication | None = None
         self._delivering = asyncio.Lock()
+        self._holding: set[GeneratorHandle] = set()
+        self._released = asyncio.Event()
         self._generating = False
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
@@ -181,29 +186,85 @@ class GeneratorPool:
         await self._of_each(self._up(), lambda generator: generator.stop())
 
     async def install(self, publication: Publication) -> None:
-        """Have every generator load ``publication``. One that is coming up is not waited for, and catches up later.
+        """Have every generator load ``publication``. One that is coming up or holds its version is not waited for, and catches
+        up later. If all hold their version, wait for the first that does not any more.
 
         Raises:
             WeightMismatch: what was loaded is not what was published.
             ComponentFailed: no generator is left.
         """
-        async with self._delivering:
-            await self._of_each(self._up(), lambda generator: _install(generator, publication))
-            self._newest = publication
+        while True:
+            self._released.clear()
+            async with self._delivering:
+                slots = self._up()
+                free = [slot for slot in slots if slot.generator not in self._holding]
+                if free or not slots:
+                    await self._of_each(free, lambda generator: _install(generator, publication))
+                    self._newest = publication
+                    break
+            await self._released.wait()
         self._check_alive()
 
-    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
+    async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion, *, pinned: bool = False) -> list[Evaluated]:
         """Play the episodes of all tasks, divided over the generators; if one dies, its tasks are given out again.
+
+        Args:
+            version: what is being evaluated.
+            pinned: while generators train, play only on some that load no other version meanwhile; if all of them die,
+                others play the rest with their own version.
 
         Raises:
             ComponentFailed: no generator is left, or all that were asked died, several times in a row.
         """
+        if not (pinned and self._generating):  # nothing is published while nothing is trained
+            return await self._play(tasks, version, self._living)
+        held: list[_Held] = []
+
+        async def holding() -> list[GeneratorSlot]:
+            if not any(each.alive for each in held):
+                held.extend(await self._hold())
+            return [each.slot for each in held if each.alive]
+
+        try:
+            results = await self._play(tasks, version, holding)
+            await self._catch_up(held)
+            return results
+        finally:
+            self._holding.difference_update(each.generator for each in held)
+            self._released.set()
+
+    async def _hold(self) -> "list[_Held]":
+        """Have half of the generators keep the version they have."""
+        while True:
+            slots = await self._living()
+            async with self._delivering:
+                slots = [slot for slot in slots if slot.up]
+                if slots:
+                    chosen = slots[: max(1, len(slots) // 2)]
+                    self._holding.update(slot.generator for slot in chosen)
+                    return [_Held(slot, slot.generator, self._newest) for slot in chosen]
+
+    async def _catch_up(self, held: "Sequence[_Held]") -> None:
+        """Have generators that held an older version load the newest one, while nothing else is delivered."""
+        async with self._delivering:
+            newest = self._newest
+            if newest is not None:
+                behind = [each.slot for each in held if each.alive and each.publication is not newest]
+                await self._of_each(behind, lambda generator: _install(generator, newest))
+            self._holding.difference_update(each.generator for each in held)
+
+    async def _play(
+        self,
+        tasks: Sequence[HeldOutTask],
+        version: PolicyVersion,
+        players: Callable[[], Awaitable[list[GeneratorSlot]]],
+    ) -> list[Evaluated]:
         results: list[Evaluated] = []
         waiting, in_vain = list(tasks), 0
         while waiting:
-            slots = (await self._living())[: len(waiting)]
+            slots = (await players())[: len(waiting)]
             shares = [waiting[i :: len(slots)] for i in range(len(slots))]
-            answers = await self._evaluate(slots, shares, temperature, version)
+            answers = await self._evaluate(slots, shares, version)
             results += [result for answer in answers if answer is not None for result in answer]
             waiting = [task for share, answer in zip(shares, answers, strict=True) if answer is None for task in share]
             in_vain = in_vain + 1 if all(answer is None for answer in answers) else 0
@@ -214,10 +275,10 @@ class GeneratorPool:
         return results
 
     async def _evaluate(
-        self, slots: Sequence[GeneratorSlot], shares: Sequence[Sequence[HeldOutTask]], temperature: float, version: PolicyVersion
+        self, slots: Sequence[GeneratorSlot], shares: Sequence[Sequence[HeldOutTask]], version: PolicyVersion
     ) -> list[list[Evaluated] | None]:
         share_of = {slot.generator: share for slot, share in zip(slots, shares, strict=True)}
-        return await self._of_each(slots, lambda generator: generator.evaluate(share_of[generator], temperature, version))
+        return await self._of_each(slots, lambda generator: generator.evaluate(share_of[generator], version))
 
     async def _living(self) -> list[GeneratorSlot]:
         """Return the slots whose generator is up, as soon as there is one.
@@ -310,6 +371,19 @@ class GeneratorPool:
         will_come = self._generating and not self._stopping.is_set()
         if not (will_come or self._coming_up() or self._up()):
             raise ComponentFailed(f"no generator is left: {self._last_death}")
+
+
+class _Held(NamedTuple):
+    """A generator that keeps the version it has; ``publication`` is its newest one, None if it has the first weights."""
+
+    slot: GeneratorSlot
+    generator: GeneratorHandle
+    publication: Publication | None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the generator is still up."""
+        return self.slot.up and self.slot.generator is self.generator
 
 
 async def _in_time(answer: Awaitable[T]) -> T:

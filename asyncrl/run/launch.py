@@ -153,8 +153,8 @@ async def _run(
         forget_steps_after(folder.trajectories, begin)
         folder.summary.unlink(missing_ok=True)  # it tells how the run ended before
         recorder = Recorder(recipe, generators, buffer, tracker, view, totals)
-        tasks, temperature = load_held_out_tasks(recipe), recipe.evaluation.temperature
-        evaluator = Evaluator(generators, tasks, temperature, recorder, checkpointer, folder.trajectories)
+        tasks, pinned = load_held_out_tasks(recipe), recipe.evaluation.pinned
+        evaluator = Evaluator(generators, tasks, pinned, recorder, checkpointer, folder.trajectories)
         publisher = Publisher(cluster, generators, buffer, totals, published_version)
         if begin >= published_version:
             view.phase(f"Publishing version {begin}")

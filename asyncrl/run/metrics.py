@@ -94,4 +94,18 @@ PUBLISH_PAUSE = Metric(
     "publish/pause_seconds", "s", Reduction.MAX, "how long the last publication kept an engine from generating"
 )
 EVALUATION_REWARD = Metric("evaluation/reward", "reward", Reduction.MEAN, "mean reward on held-out tasks")
+
+
+def evaluation_pass(k: int) -> Metric:
+    """The metric of pass@k on held-out tasks."""
+    meaning = f"pass@{k}: the probability that at least one of {k} episodes of a held-out task reaches evaluation.passing_reward"
+    return Metric(f"evaluation/pass_at_{k}", "share", Reduction.MEAN, meaning)
+
+
+EVALUATION_OLDEST = Metric(
+    "evaluation/oldest_version", "version", Reduction.MAX, "oldest policy version that sampled a token of the evaluation"
+)
+EVALUATION_NEWEST = Metric(
+    "evaluation/newest_version", "version", Reduction.MAX, "newest policy version that sampled a token of the evaluation"
+)
 EVALUATION_TURNS = Metric("evaluation/turns", "turns", Reduction.MEAN, "mean model turns on held-out tasks")

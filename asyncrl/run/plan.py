@@ -25,7 +25,7 @@ from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.units import memory, quantity
 from buffers.sampling import make_sampler
 from buffers.task_stream import TaskSource
-from generators.tool_parsers import check_tool_parser
+from generators.vllm_parsers import check_parsers
 
 DRIVER_BYTES = 500 << 20
 """The driver's process, with the clients of Ray and MLflow."""
@@ -151,7 +151,7 @@ def make_plan(
         inert=inert(recipe),
         remarks=(),
     )
-    check_tool_parser(recipe.model.tool_parser)  # last: it may take seconds
+    check_parsers(recipe.model.tool_parser, recipe.model.reasoning_parser)  # last: it may take seconds
     return msgspec.structs.replace(plan, remarks=(*played, *conflicts(recipe), *customs, *_remarks(recipe, shape, plan)))
 
 

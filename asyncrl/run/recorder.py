@@ -10,11 +10,12 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
 from asyncrl.core.buffer_statistics import BufferStatistics, GroupState, LedgerCounts
 from asyncrl.core.errors import FailureKind
-from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.ids import PolicyVersion, TaskId
 from asyncrl.core.metrics import Reading, combine
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
 from asyncrl.core.spread import has_spread
+from asyncrl.core.text import counted
 from asyncrl.run import metrics
 from asyncrl.run.bottleneck import find_bottleneck
 from asyncrl.run.episode_metrics import EpisodeMetrics, finished_between
@@ -24,6 +25,7 @@ from asyncrl.run.machine import busy_cores
 from asyncrl.run.pacing import Pacing
 from asyncrl.run.progress import RunProgress
 from asyncrl.run.publisher import PublishTimes
+from asyncrl.run.scores import score
 from asyncrl.run.shares import Shares, StepTimes, grown
 from asyncrl.run.summary import NO_GROUPS
 from asyncrl.run.time_shares import generator_readings, learner_readings
@@ -166,14 +168,40 @@ class Recorder:
         """Record one evaluation."""
         reward = statistics.fmean(result.reward for result in results)
         turns = statistics.fmean(result.turns for result in results)
+        oldest, newest = versions_of(results, version)
         self._evaluation = reward
-        self._totals.evaluation(reward)
+        self._totals.evaluation(reward, newest - oldest + 1)
         first = self._totals.first_evaluation
         self._warn(self._warning_signs.evaluation(first, [result.reward for result in results]))
-        values = combine([Reading(metrics.EVALUATION_REWARD, reward), Reading(metrics.EVALUATION_TURNS, turns)])
+        passed = self._passed(results)
+        values = combine(
+            [
+                Reading(metrics.EVALUATION_REWARD, reward),
+                Reading(metrics.EVALUATION_TURNS, turns),
+                Reading(metrics.EVALUATION_OLDEST, oldest),
+                Reading(metrics.EVALUATION_NEWEST, newest),
+                *(Reading(metrics.evaluation_pass(k), share) for k, share in passed.items()),
+            ]
+        )
         self._tracker.log(version, values)
         self._tracker.log_evaluated(version)
-        self._view.note(f"version {version}: evaluation reward {reward:.3f} over {len(results)} held-out tasks")
+        played = f"versions {oldest} to {newest}" if newest > oldest else f"version {newest}"
+        told = "".join(f", pass@{k} {share:.3f}" for k, share in passed.items())
+        tasks = counted(len({result.task_id for result in results}), "held-out task")
+        several = f", {counted(len(results), 'episode')}" if passed else ""
+        self._view.note(f"{played}: evaluation reward {reward:.3f} over {tasks}{several}{told}")
+
+    def _passed(self, results: Sequence[EvaluationResult]) -> dict[int, float]:
+        """pass@k by k, if tasks have several episodes."""
+        evaluation = self._recipe.evaluation
+        samples = evaluation.samples or 1
+        if samples == 1:
+            return {}
+        rewards: dict[TaskId, list[float]] = {}
+        for result in results:
+            rewards.setdefault(result.task_id, []).append(result.reward)
+        scores = score(list(rewards.values()), samples, evaluation.passing_reward)
+        return {k: estimate.value for k, estimate in scores.passed.items()}
 
     def _progress(
         self, step: int, version: PolicyVersion, values: dict[str, float], shares: Shares, sampled: int, bottleneck: str
@@ -204,6 +232,12 @@ class Recorder:
             pipeline_depth=int(values[metrics.PIPELINE_DEPTH.name]),
             bottleneck=bottleneck,
         )
+
+
+def versions_of(results: Sequence[EvaluationResult], version: PolicyVersion) -> tuple[PolicyVersion, PolicyVersion]:
+    """Return the oldest and the newest policy version that sampled episodes of an evaluation, which was to be of ``version``."""
+    oldest = min((result.oldest for result in results if result.oldest is not None), default=version)
+    return oldest, max((result.newest for result in results if result.newest is not None), default=version)
 
 
 def batch_readings(batch: Batch) -> list[Reading]:

@@ -25,10 +25,16 @@ class Status(StrEnum):
 
 
 class EvaluationEnds(msgspec.Struct, frozen=True):
-    """Mean reward of the first and the last evaluation; None where there was none."""
+    """Mean reward of the first and the last evaluation; None where there was none.
+
+    Attributes:
+        most_versions: the most policy versions, one after the other, that the episodes of one evaluation are of; 1 where each
+            evaluation was of one version.
+    """
 
     first: float | None = None
     last: float | None = None
+    most_versions: int = 1
 
 
 class StalenessTotals(msgspec.Struct, frozen=True):

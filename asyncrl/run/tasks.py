@@ -42,7 +42,7 @@ def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) 
 
 def load_held_out_tasks(recipe: Recipe) -> list[HeldOutTask]:
     """Return all tasks for evaluation, in the order of their sources. Raises what :func:`load_sources` raises."""
-    return held_out_tasks(load_sources(recipe, "evaluation"))
+    return held_out_tasks(load_sources(recipe, "evaluation"), recipe.evaluation.samples or 1)
 
 
 def held_out_tasks(sources: Sequence[TaskSource], samples: int = 1) -> list[HeldOutTask]:

@@ -35,6 +35,7 @@ class SavedTotals(msgspec.Struct, kw_only=True):
         staleness_sum, staleness_tokens: their quotient is the mean staleness of trained tokens.
         staleness_max: the largest staleness of a trained token.
         evaluations: mean reward of each evaluation, in order.
+        evaluation_versions: the most policy versions, one after the other, that the episodes of one evaluation are of.
         warnings: the sentence of each warning, by its key.
         errors: errors of the environments' own code, by place.
     """
@@ -53,6 +54,7 @@ class SavedTotals(msgspec.Struct, kw_only=True):
     staleness_tokens: float = 0.0
     staleness_max: int = 0
     evaluations: list[float] = []
+    evaluation_versions: int = 1
     warnings: dict[str, str] = {}
     errors: tuple[CountedError, ...] = ()
 
@@ -139,9 +141,10 @@ class Totals:
         self._tokens_at_end, self.buffer = sum(g.tokens_generated for g in generators), buffer
         self._errors = tuple(error for each in generators for error in each.errors)
 
-    def evaluation(self, reward: float) -> None:
-        """Add the mean reward of one evaluation."""
+    def evaluation(self, reward: float, versions: int) -> None:
+        """Add the mean reward of one evaluation, and how many policy versions its episodes span."""
         self._counts.evaluations = [*self._counts.evaluations, reward]
+        self._counts.evaluation_versions = max(self._counts.evaluation_versions, versions)
 
     @property
     def first_evaluation(self) -> float:
@@ -190,7 +193,9 @@ def summarize(totals: Totals, status: Status, reason: str, limits: BufferConfig)
         reason=reason,
         steps=now.steps,
         wall_s=now.wall,
-        evaluation=EvaluationEnds(now.evaluations[0], now.evaluations[-1]) if now.evaluations else EvaluationEnds(),
+        evaluation=EvaluationEnds(now.evaluations[0], now.evaluations[-1], now.evaluation_versions)
+        if now.evaluations
+        else EvaluationEnds(),
         staleness=StalenessTotals(now.staleness_mean, now.staleness_max, limits.max_staleness),
         tokens=TokenTotals(generated, now.tokens_trained),
         trajectories_per_s=now.trajectories_per_s,

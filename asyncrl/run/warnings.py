@@ -5,6 +5,7 @@ what was seen, why it matters or what causes it, and what to do. The keys say wh
 them shows each once a run.
 """
 
+import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -143,6 +144,8 @@ class WarningSigns:
             StopReason.TURN_LENGTH: f"sampling.max_turn_tokens = {recipe.sampling.max_turn_tokens}",
             StopReason.CONTEXT_LENGTH: f"model.max_context = {recipe.model.max_context}",
             StopReason.MAX_TURNS: _limit(recipe, "max_turns"),
+            StopReason.MAX_CALLS: _limit(recipe, "max_calls"),
+            StopReason.SAMPLED_TOKENS: _limit(recipe, "max_sampled_tokens"),
             StopReason.EPISODE_TIMEOUT: _limit(recipe, "episode_timeout_s"),
         }
         cut = Counter({reason: episodes.stopped.get(reason, 0) for reason in limits})
@@ -151,11 +154,13 @@ class WarningSigns:
             return
         ((reason, number),) = cut.most_common(1)
         limit = limits[reason]
+        within = episodes.truncated_calls / episodes.episodes
+        calls = f"{percent(within)} of all episodes were cut in the middle of a tool call, which is not run; " if within else ""
         yield RunWarning(
             f"cut_{reason}",
             f"{percent(share)} of the episodes that finished in {self._steps} were cut by a limit, most of them "
-            f"({percent(number / episodes.episodes)}) by {limit}: a cut episode is rewarded for what it had reached; raise "
-            f"{limit.partition(' ')[0]}, or have the policy answer in less (algorithm.overlong, shorter prompts)",
+            f"({percent(number / episodes.episodes)}) by {limit}: a cut episode is rewarded for what it had reached; {calls}"
+            f"raise {limit.partition(' ')[0]}, or have the policy answer in less (algorithm.overlong, shorter prompts)",
         )
 
     def _empty(self, episodes: EpisodeCounts) -> Iterator[RunWarning]:
@@ -221,6 +226,7 @@ class WarningSigns:
 
 def _limit(recipe: Recipe, key: str) -> str:
     """A limit of the environment's episodes, e.g. ``environment.max_turns = 6``: the lowest of several members'."""
-    members = recipe.environment.by_member
-    name = min(members, key=lambda member: float(getattr(members[member], key)))
-    return f"{member_place(name)}.{key} = {getattr(members[name], key):g}"
+    limits = {name: getattr(member, key) for name, member in recipe.environment.by_member.items()}
+    name = min(limits, key=lambda member: math.inf if limits[member] is None else float(limits[member]))
+    value = "null" if limits[name] is None else f"{limits[name]:g}"
+    return f"{member_place(name)}.{key} = {value}"

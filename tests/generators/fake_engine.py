@@ -11,7 +11,7 @@ from chat_tokenizers import make_tokenizer
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
-from asyncrl.core.trajectory import VersionSpan
+from asyncrl.core.trajectory import Sampling, VersionSpan
 from generators.chat import ChatFormat
 from generators.completion import Completion, EngineUse
 from generators.concurrency import EngineLoad
@@ -35,9 +35,9 @@ class FakeEngine:
         self.prompts: list[list[int]] = []
         self.temperatures: list[float] = []
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, temperature: float, stop_token_id: int) -> Completion:
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
         self.prompts.append(list(token_ids))
-        self.temperatures.append(temperature)
+        self.temperatures.append(sampling.temperature)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:

@@ -10,17 +10,20 @@ from scripted_environment import Scripted, task
 
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken
 from asyncrl.core.ids import GroupId, PolicyVersion
-from asyncrl.core.messages import Message
+from asyncrl.core.messages import CallOutcome, Message
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.core.recipe.schema import ModelConfig, Recipe
+from asyncrl.core.recipe.schema import EvaluationConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan, decode, encode
+from asyncrl.core.trajectory import LogprobConvention, Sampling, StopReason, Trajectory, Turn, VersionSpan, decode, encode
 from asyncrl.envs.base import Fault
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
+from generators.finished_episodes import FinishedEpisodes
 from generators.tool_calls import ToolCallReader
 
 NAME = EpisodeName(GroupId(7), 2, 1)
-LIMITS = EpisodeLimits.of(Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=ClassEnvironment(name="e")))
+RECIPE = Recipe(name="r", steps=1, model=ModelConfig(path="m"), environment=ClassEnvironment(name="e"))
+LIMITS = EpisodeLimits.of(RECIPE)
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
 
 def endless(_: str) -> str:
@@ -134,6 +137,12 @@ async def test_versions_are_the_engines_report_also_within_a_turn() -> None:
         (lambda row: "a", task(rewards=[0.5] * 9), {"max_turns": 3}, StopReason.MAX_TURNS, 3),
         (endless, task(), {"max_turn_tokens": 5}, StopReason.TURN_LENGTH, 1),
         (endless, task(), {"max_context": 60}, StopReason.CONTEXT_LENGTH, 1),
+        (endless, task(), {"max_sampled_tokens": 9}, StopReason.SAMPLED_TOKENS, 1),
+        (lambda row: "abc", task(rewards=[0.5] * 9), {"max_sampled_tokens": 8}, StopReason.SAMPLED_TOKENS, 2),
+        (lambda row: "abc", task(rewards=[0.5] * 9), {"max_sampled_tokens": 9}, StopReason.SAMPLED_TOKENS, 3),
+        (lambda row: CALL, task(rewards=[0.5] * 9), {"max_calls": 2}, StopReason.MAX_CALLS, 3),
+        (lambda row: CALL + CALL, task(rewards=[0.5] * 9), {"max_calls": 1}, StopReason.MAX_CALLS, 1),
+        (lambda row: CALL, task(rewards=[0.5] * 2), {"max_calls": 2}, StopReason.ENVIRONMENT_DONE, 2),
         (lambda row: "a", task(rewards=[0.5] * 9), {"max_context": 120}, StopReason.CONTEXT_LENGTH, 4),
         (lambda row: "<tool_call>{", task(endless=True), {"end_on": frozenset(Fault)}, StopReason.MALFORMED_CALL, 1),
         (lambda row: "<tool_call>{", task(endless=True), {"max_turns": 2}, StopReason.MAX_TURNS, 2),
@@ -157,6 +166,55 @@ async def test_a_turn_cut_by_its_length_is_not_shown_to_the_environment() -> Non
     assert stage.environments[0].actions == []
     (turn,) = trajectory.turns
     assert turn == Turn(turn.start, turn.start + 5, 0.0, generating_s=turn.generating_s)
+
+
+@pytest.mark.parametrize(
+    ("text", "limits", "reason", "truncated"),
+    [
+        ("so " + CALL, {"max_turn_tokens": 20}, StopReason.TURN_LENGTH, True),
+        ("so " + CALL, {"max_sampled_tokens": 20}, StopReason.SAMPLED_TOKENS, True),
+        ("so " + CALL, {"max_context": 40}, StopReason.CONTEXT_LENGTH, True),
+        (CALL + CALL, {"max_turn_tokens": 50}, StopReason.TURN_LENGTH, True),
+        (CALL + "and that is all", {"max_turn_tokens": 45}, StopReason.TURN_LENGTH, False),
+        ("so it is said", {"max_turn_tokens": 5}, StopReason.TURN_LENGTH, False),
+    ],
+)
+async def test_a_turn_cut_within_a_call_is_told_from_one_cut_in_its_text(text, limits, reason, truncated) -> None:
+    """The call is recorded with the limit that cut it off. Nothing of the turn is run, not even whole calls before it."""
+    stage = Stage(lambda row: text)
+    trajectory = await stage.run(task(), **limits)
+    assert (trajectory.stop_reason, stage.environments[0].actions) == (reason, [])
+    calls = [(call.outcome, call.problem) for call in trajectory.turns[-1].calls]
+    told = f"the turn was cut off in the middle of the call: {reason}"
+    assert calls == ([(CallOutcome.TRUNCATED, told)] if truncated else [])
+    counts = FinishedEpisodes()
+    counts.add(trajectory, "made", 1.0, empty_answer=False)
+    assert (counts.sources["made"].truncated_calls, counts.calls) == (int(truncated), 0)
+
+
+async def test_malformed_calls_cost_what_the_recipe_says() -> None:
+    broken = "<tool_call>{</tool_call>"
+    script = {0: broken, 1: "fine", 2: broken}
+    stage = Stage(lambda row: script[row.count("ok")])
+    trajectory = await stage.run(task(rewards=[0.5, 0.5, 1.0]), malformed_penalty=0.25)
+    assert [turn.reward for turn in trajectory.turns] == [0.25, 0.5, 0.75]
+    assert (trajectory.reward, trajectory.metrics["malformed_penalty"]) == (1.5, -0.5)
+    unpenalised = await Stage(lambda row: "fine").run(task(), malformed_penalty=0.25)
+    assert unpenalised.metrics["malformed_penalty"] == 0.0, "a reward of this name is always there"
+    recipe = replace(RECIPE, environment=replace(RECIPE.environment, on_malformed_call="penalise", malformed_penalty=0.5))
+    assert (EpisodeLimits.of(recipe).malformed_penalty, LIMITS.malformed_penalty) == (0.5, None)
+
+
+def test_an_evaluation_is_sampled_by_its_own_section() -> None:
+    evaluation = EvaluationConfig(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, max_turn_tokens=77)
+    limits = EpisodeLimits.for_evaluation(replace(RECIPE, evaluation=evaluation))
+    assert (limits.sampling, limits.max_turn_tokens) == (Sampling(0.6, 0.9, 20, 0.1), 77)
+    assert EpisodeLimits.for_evaluation(RECIPE).max_turn_tokens == LIMITS.max_turn_tokens
+    assert [each.convention for each in (LIMITS.sampling, limits.sampling, LIMITS.greedy().sampling)] == [
+        LogprobConvention.FULL_SOFTMAX,
+        LogprobConvention.KEPT_SET,
+        LogprobConvention.GREEDY,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@ from chat_tokenizers import make_tokenizer
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import MalformedCall, ToolCall
-from generators import tool_parsers
+from generators import vllm_parsers
 from generators.tool_calls import ToolCallReader
-from generators.tool_parsers import check_tool_parser, own_parsers
+from generators.vllm_parsers import check_parsers, own_reasoning_parsers, own_tool_parsers
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +21,16 @@ ADD = '{"name": "add", "arguments": {"a": 1, "b": [2]}}'
 
 
 def test_the_parsers_known_without_vllm_are_those_it_has() -> None:
+    from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
-    assert set(ToolParserManager.list_registered()) == own_parsers()
+    assert set(ToolParserManager.list_registered()) == own_tool_parsers()
+    assert set(ReasoningParserManager.list_registered()) == own_reasoning_parsers()
 
 
 def test_a_parser_of_a_plug_in_is_found_by_asking_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_parsers, "own_parsers", lambda: frozenset({"other"}))
-    check_tool_parser("hermes")
+    monkeypatch.setattr(vllm_parsers, "_own", lambda kind: frozenset({"other"}))
+    check_parsers("hermes", None)
 
 
 def test_reads_content_and_calls_in_order(reader: ToolCallReader) -> None:
@@ -75,4 +77,6 @@ def test_reads_another_family(reader: ToolCallReader) -> None:
 
 def test_an_unknown_parser_is_refused_with_those_there_are() -> None:
     with pytest.raises(RecipeError, match=r"model\.tool_parser: .*'hermess'.*hermes.*pythonic"):
-        check_tool_parser("hermess")
+        check_parsers("hermess", None)
+    with pytest.raises(RecipeError, match=r"model\.reasoning_parser: .*'r1'.*deepseek_r1.*qwen3"):
+        check_parsers("hermes", "r1")

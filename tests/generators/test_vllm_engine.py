@@ -18,6 +18,7 @@ from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import PREPARE, Publication, Shard
 from asyncrl.core.recipe.schema import GeneratorsConfig
+from asyncrl.core.trajectory import Sampling
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge
 from generators.completion import Completion
@@ -99,14 +100,35 @@ def erase(file: Path) -> None:
         content.write(bytes(file.stat().st_size))
 
 
-def sample(engine: VllmEngine, prompt: list[int], tokens: int, temperature: float = 1.0) -> asyncio.Task[Completion]:
-    return asyncio.create_task(engine.generate(prompt, max_tokens=tokens, temperature=temperature, stop_token_id=NO_STOP))
+def sample(
+    engine: VllmEngine, prompt: list[int], tokens: int, temperature: float = 1.0, **truncation: float
+) -> asyncio.Task[Completion]:
+    sampling = Sampling(temperature, **truncation)
+    return asyncio.create_task(engine.generate(prompt, max_tokens=tokens, sampling=sampling, stop_token_id=NO_STOP))
+
+
+def reference_distributions(model: Qwen3ForCausalLM, prompt: list[int], sampled: np.ndarray, temperature: float) -> torch.Tensor:
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *sampled.tolist()]])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits / temperature, -1)
 
 
 def reference_logprobs(model: Qwen3ForCausalLM, prompt: list[int], sampled: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *sampled.tolist()]])).logits[0, len(prompt) - 1 : -1]
-    return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(sampled.tolist())[:, None])[:, 0].numpy()
+    whole = reference_distributions(model, prompt, sampled, temperature)
+    return whole.gather(1, torch.tensor(sampled.tolist())[:, None])[:, 0].numpy()
+
+
+def kept(whole: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """bool [T, vocabulary]: the tokens that min-p, top-k and top-p keep, in the order in which vLLM applies them."""
+    probabilities = whole.double().exp()
+    mask = probabilities >= sampling.min_p * probabilities.amax(-1, keepdim=True)
+    ranked, order = torch.where(mask, probabilities, 0.0).sort(-1, descending=True)
+    if sampling.top_k:
+        ranked[:, sampling.top_k :] = 0.0
+    ranked = ranked / ranked.sum(-1, keepdim=True)
+    before = ranked.cumsum(-1) - ranked
+    wanted = (before < sampling.top_p) & (ranked > 0)
+    return torch.zeros_like(mask).scatter(1, order, wanted)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -118,10 +140,35 @@ async def test_log_probabilities_are_of_the_distribution_that_was_sampled(engine
     assert [span.version for span in completion.spans] == [0]
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(1.0, top_p=0.7), Sampling(0.8, top_k=5), Sampling(1.2, min_p=0.2), Sampling(0.9, 0.8, 12, 0.05)],
+    ids=str,
+)
+async def test_truncated_sampling_reports_the_renormalised_distribution_it_sampled_from(engine, model, sampling) -> None:
+    """Beside a greedy request and one that is not truncated: a batch is sampled together."""
+    prompt = list(range(5, 45))
+    truncation = {"top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p}
+    drawn = [sample(engine, prompt, 30, sampling.temperature, **truncation) for _ in range(8)]
+    plain, greedy = sample(engine, prompt, 30), sample(engine, prompt, 30, 0.0)
+    shares = []
+    for each in drawn:
+        completion = await each
+        whole = reference_distributions(model, prompt, completion.token_ids, sampling.temperature)
+        mask, tokens = kept(whole, sampling), torch.tensor(completion.token_ids.tolist())[:, None]
+        assert mask.gather(1, tokens).all(), "every sampled token lies in the kept set"
+        renormalised = torch.log_softmax(whole.masked_fill(~mask, -torch.inf), -1).gather(1, tokens)[:, 0].numpy()
+        assert np.abs(completion.logprobs - renormalised).max() < 2e-3
+        shares.append(whole.exp().where(mask, 0.0).sum(-1))
+    assert torch.cat(shares).mean() < 0.97, "the kept set is smaller than the vocabulary, or this shows nothing"
+    assert np.abs((await plain).logprobs - reference_logprobs(model, prompt, (await plain).token_ids)).max() < 1e-3
+    assert np.abs((await greedy).logprobs - reference_logprobs(model, prompt, (await greedy).token_ids)).max() < 1e-3
+
+
 async def test_a_stop_token_ends_the_completion_and_is_part_of_it(engine: VllmEngine) -> None:
     prompt = list(range(5, 45))
     (first,) = (await sample(engine, prompt, 1, 0.0)).token_ids.tolist()
-    stopped = await engine.generate(prompt, max_tokens=9, temperature=0.0, stop_token_id=first)
+    stopped = await engine.generate(prompt, max_tokens=9, sampling=Sampling(0.0), stop_token_id=first)
     assert (stopped.token_ids.tolist(), stopped.finished_by_stop) == ([first], True)
 
 

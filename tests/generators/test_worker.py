@@ -473,18 +473,20 @@ async def test_evaluation_runs_beside_training_and_keeps_its_episodes() -> None:
     shop = Shop([task("train")], keep=keep)
     async with shop.open():
         held_out = [held(task(f"e{i}", rewards=[0.5, 0.25]), samples=1 + i % 2) for i in range(20)]
-        results = await shop.worker.evaluate(held_out, 0.0, PolicyVersion(3))
+        results = await shop.worker.evaluate(held_out, PolicyVersion(3))
         await shop.ticket_client.until(lambda: 0 in shop.ticket_client.groups)
     played = [(each.task.id, sample, "held-out") for each in held_out for sample in range(each.samples)]
     assert [result.task_id for result in results] == [task_id for task_id, _, _ in played]
-    assert set(results) == {EvaluationResult(t.task.id, 0.75, StopReason.ENVIRONMENT_DONE, turns=2) for t in held_out}
+    assert set(results) == {
+        EvaluationResult(t.task.id, 0.75, StopReason.ENVIRONMENT_DONE, 2, PolicyVersion(0), PolicyVersion(0)) for t in held_out
+    }
     assert kept == [(3, played)]
 
 
 async def test_an_evaluation_episode_that_breaks_has_no_reward() -> None:
     shop = Shop([])
     tasks = [held(task("bad", breaks="reset")), held(task("good"))]
-    broken, good = await shop.worker.evaluate(tasks, 1.0, PolicyVersion(0))
+    broken, good = await shop.worker.evaluate(tasks, PolicyVersion(0))
     assert isinstance(broken, BrokenEpisode)
     assert broken.problem.startswith("task bad: ")
     assert require_results([broken, good]) == [good]
@@ -583,7 +585,7 @@ async def test_a_worker_s_time_adds_up() -> None:
     made_until = time.monotonic()
     async with shop.open():
         await shop.ticket_client.until(lambda: len(shop.ticket_client.finished(0)) == 4)
-        await shop.worker.evaluate([held(task("e"))], 0.0, PolicyVersion(0))
+        await shop.worker.evaluate([held(task("e"))], PolicyVersion(0))
         before = time.monotonic()
         use = shop.worker.statistics().time
         assert before - made_until <= use.seconds <= time.monotonic() - made

@@ -60,7 +60,7 @@ class FakeGenerator:
         self._say(f"loaded {publication.version}")
         return publication.fingerprint + self.corrupts
 
-    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
+    async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> list[Evaluated]:
         await self._while_alive(self.may_evaluate.wait())
         loaded = float(self.loaded[-1] if self.loaded else 0)
         return [EvaluationResult(each.task.id, loaded, StopReason.ENVIRONMENT_DONE, turns=1) for each in tasks]

@@ -90,7 +90,7 @@ def test_what_no_resume_does_again_is_not_forgotten(folder: RunFolder, steps: in
     checkpointer, _, _ = make(folder, totals)
     asyncio.run(run(checkpointer, steps))
     for reward in (0.25, 0.5):
-        totals.evaluation(reward)
+        totals.evaluation(reward, 1)
         checkpointer.note()
     totals = Totals()
     again, _, _ = make(folder, totals)

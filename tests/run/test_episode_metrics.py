@@ -14,7 +14,7 @@ from asyncrl.run.episode_metrics import EpisodeMetrics, finished_between
 from generators.finished_episodes import MAX_NAMES, OTHER, FinishedEpisodes
 from generators.worker import GeneratorStatistics
 
-OK, ERROR, TIMEOUT, MALFORMED = CallOutcome
+OK, ERROR, TIMEOUT, MALFORMED, _ = CallOutcome
 
 
 def episode(reward=1.0, turns=2, stop=StopReason.ENVIRONMENT_DONE, temperature=1.0, calls=(), **metrics: float) -> Trajectory:

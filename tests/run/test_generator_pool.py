@@ -265,7 +265,7 @@ async def test_a_generator_that_does_not_answer_in_time_is_replaced(call: str) -
     shop = Shop()
     async with shop.generating():
         setattr(shop.made[0], call, late(call))
-        results = await shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0))
+        results = await shop.pool.evaluate(TASKS, PolicyVersion(0))
         counters = await shop.pool.statistics()
         await shop.until(lambda: "generator-2 runs" in shop.log)
     assert sorted(result.task_id for result in results) == [each.task.id for each in TASKS]
@@ -285,7 +285,7 @@ async def test_an_evaluation_that_nobody_ever_answers_ends_and_says_why() -> Non
         with pytest.raises(
             ComponentFailed, match=r"nobody answered an evaluation, 3 times in a row; .*: generator-2: .* to evaluate"
         ):
-            await shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0))
+            await shop.pool.evaluate(TASKS, PolicyVersion(0))
 
 
 async def test_the_tasks_of_a_dead_generator_are_evaluated_by_the_others() -> None:
@@ -293,7 +293,7 @@ async def test_the_tasks_of_a_dead_generator_are_evaluated_by_the_others() -> No
     async with shop.generating():
         for fake in shop.made:
             fake.may_evaluate.clear()
-        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0)))
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0)))
         await shop.settle()
         shop.made[1].die()
         for fake in shop.made:
@@ -303,11 +303,81 @@ async def test_the_tasks_of_a_dead_generator_are_evaluated_by_the_others() -> No
     assert sorted(result.task_id for result in results) == [each.task.id for each in TASKS]
 
 
+async def test_a_pinned_evaluation_is_of_one_version_while_the_others_load_newer_ones() -> None:
+    """Generators that hold their version get no publication; afterwards they load the newest one, and only that."""
+    shop = Shop(size=3)
+    async with shop.generating(version=4):
+        for fake in shop.made:
+            fake.may_evaluate.clear()
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(4), pinned=True))
+        await shop.settle()
+        async with asyncio.timeout(10):
+            await shop.pool.install(publication(5))
+            await shop.pool.install(publication(6))
+        assert [fake.loaded for fake in shop.made] == [[4], [4, 5, 6], [4, 5, 6]]
+        shop.made[0].may_evaluate.set()
+        async with asyncio.timeout(10):
+            results = await evaluating
+        assert [fake.loaded for fake in shop.made] == [[4, 6], [4, 5, 6], [4, 5, 6]]
+        await shop.pool.install(publication(7))
+        assert all(fake.loaded[-1] == 7 for fake in shop.made)
+    assert {result.reward for result in results} == {4.0}
+    assert sorted(result.task_id for result in results) == [each.task.id for each in TASKS]
+
+
+async def test_a_publication_waits_for_the_evaluation_that_holds_the_only_generator() -> None:
+    shop = Shop(size=1)
+    async with shop.generating():
+        shop.made[0].may_evaluate.clear()
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0), pinned=True))
+        await shop.settle()
+        installing = asyncio.create_task(shop.pool.install(publication(1)))
+        await shop.settle()
+        assert not installing.done()
+        shop.made[0].may_evaluate.set()
+        async with asyncio.timeout(10):
+            results = await evaluating
+            await installing
+    assert ({result.reward for result in results}, shop.made[0].loaded) == ({0.0}, [0, 1])
+
+
+async def test_the_tasks_of_a_dead_generator_that_held_its_version_are_played_by_one_that_holds_its_own() -> None:
+    shop = Shop(size=2)
+    async with shop.generating(version=1):
+        for fake in shop.made:
+            fake.may_evaluate.clear()
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(1), pinned=True))
+        await shop.settle()
+        await shop.pool.install(publication(2))
+        shop.made[0].die()
+        await shop.settle()
+        shop.made[1].may_evaluate.set()
+        async with asyncio.timeout(10):
+            results = await evaluating
+            await shop.pool.install(publication(3))
+        assert {result.reward for result in results} == {2.0}
+        assert shop.made[1].loaded == [1, 2, 3]
+
+
+async def test_without_training_a_pinned_evaluation_is_played_by_all() -> None:
+    shop = Shop(size=2)
+    await shop.pool.start()
+    for fake in shop.made:
+        fake.may_evaluate.clear()
+    evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0), pinned=True))
+    await shop.settle()
+    shop.made[0].may_evaluate.set()
+    await shop.settle()
+    assert not evaluating.done(), "the other one has tasks, too"
+    shop.made[1].may_evaluate.set()
+    assert len(await evaluating) == len(TASKS)
+
+
 async def test_a_generator_that_dies_in_the_first_evaluation_is_replaced() -> None:
     shop = Shop(size=1)
     await shop.pool.start()
     shop.made[0].may_evaluate.clear()
-    evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0)))
+    evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0)))
     await shop.settle()
     shop.made[0].die()
     assert {result.task_id for result in await evaluating} == {each.task.id for each in TASKS}
@@ -321,7 +391,7 @@ async def test_a_generator_that_dies_in_the_last_evaluation_is_replaced_once() -
         await shop.pool.stop()
         await running
         shop.made[0].may_evaluate.clear()
-        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0)))
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0)))
         await shop.settle()
         shop.made[0].die()
         assert len(await evaluating) == len(TASKS)
@@ -332,7 +402,7 @@ async def test_an_evaluation_waits_for_the_successor_when_nobody_else_is_left() 
     shop.successor = lambda fake: fake.may_start.clear()
     async with shop.generating(version=4):
         shop.made[0].may_evaluate.clear()
-        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0)))
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0)))
         await shop.settle()
         shop.made[0].die()
         await shop.until(lambda: len(shop.made) == 2)
@@ -354,7 +424,7 @@ async def test_stopping_does_not_wait_for_a_successor_and_a_last_evaluation_does
         await shop.pool.stop()
         async with asyncio.timeout(10):
             await running
-        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0)))
+        evaluating = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0)))
         await shop.settle()
         shop.made[1].may_start.set()
         async with asyncio.timeout(10):
@@ -369,7 +439,7 @@ async def test_nobody_left_ends_the_run_with_the_last_death() -> None:
         fake.die()
     with pytest.raises(ComponentFailed, match=r"no generator is left: generator-[01]: its process died"):
         await shop.pool.install(publication(0))
-    assert len(await shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0))) == len(TASKS), "an evaluation has one of them replaced"
+    assert len(await shop.pool.evaluate(TASKS, PolicyVersion(0))) == len(TASKS), "an evaluation has one of them replaced"
 
 
 async def test_a_generator_that_died_before_generation_began_is_replaced_when_it_begins() -> None:
@@ -377,7 +447,7 @@ async def test_a_generator_that_died_before_generation_began_is_replaced_when_it
     await shop.pool.start()
     shop.made[0].die()
     await shop.pool.install(publication(0))
-    assert len(await shop.pool.evaluate(TASKS, 0.0, PolicyVersion(0))) == len(TASKS)
+    assert len(await shop.pool.evaluate(TASKS, PolicyVersion(0))) == len(TASKS)
     assert len(shop.made) == 2
     running = asyncio.create_task(shop.pool.generate())
     await shop.until(lambda: "generator-2 runs" in shop.log)

@@ -44,7 +44,7 @@ def test_a_resumed_run_counts_each_step_once():
     first = Totals()
     first.begin(0.0, [statistics(0, 0.0, 0.0)])
     train(first, range(1, 5), 0.0, 0)
-    first.evaluation(0.25)
+    first.evaluation(0.25, 1)
     checkpoint = msgspec.json.encode(first.now())
     train(first, range(5, 7), 8.0, 400)  # lost with the process
 
@@ -52,7 +52,7 @@ def test_a_resumed_run_counts_each_step_once():
     second.resume(msgspec.json.decode(checkpoint, type=SavedTotals), published=5)
     second.begin(100.0, [statistics(0, 100.0, 25.0)])
     train(second, range(5, 9), 100.0, 0)
-    second.evaluation(0.75)
+    second.evaluation(0.75, 3)
 
     was, now = whole.now(), second.now()
     for name in ("steps", "trajectories", "tokens_trained", "learner_busy", "training", "staleness_sum", "staleness_tokens"):

@@ -82,7 +82,7 @@ class World:
     async def advance(self, version: PolicyVersion) -> None:
         self.say(f"published {version}")
 
-    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
+    async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion, *, pinned: bool) -> list[Evaluated]:
         await self._for(self.evaluation_s, "evaluation")
         return []
 

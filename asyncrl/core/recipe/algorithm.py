@@ -553,6 +553,15 @@ class AlgorithmConfig(Section, frozen=True):
         return 0 if isinstance(self.advantage, RemaxAdvantage) else None
 
     @property
+    def uses_behaviour(self) -> bool:
+        """Whether the update uses the probabilities with which tokens were sampled, as the anchor of its ratio, in weights or in
+        criteria. A loss of the user's own counts as one that does, because it may."""
+        correction, loss = self.correction, self.loss
+        anchored = correction.anchor != "proximal_recomputed" and not isinstance(loss, ReinforceLoss)
+        looks_at_it = isinstance(loss, ClipCovLoss | KlCovLoss | CustomLoss)
+        return anchored or looks_at_it or correction.weight != "none" or bool(correction.reject)
+
+    @property
     def optimizer_steps(self) -> int:
         """Optimizer steps from one policy version to the next."""
         return self.minibatches * self.epochs

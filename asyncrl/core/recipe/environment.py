@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from asyncrl.core.recipe.section import Count, Seconds, Section, Text
+from asyncrl.core.recipe.section import Count, Positive, Seconds, Section, Text
 
 MemberName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*\Z")]
 VariableName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
@@ -20,18 +20,26 @@ class EpisodeConfig(Section, frozen=True, kw_only=True):
 
     Attributes:
         max_turns: the most turns of the model in an episode.
+        max_calls: the most tool calls in an episode; a turn that would go over it ends the episode, and none of its calls is run.
+            null is no limit.
+        max_sampled_tokens: the most tokens that the model samples in all turns of an episode together; null is no limit.
         max_tool_output: the most characters of one tool message. The middle of a longer one is cut out, and a line there says how
             much; the metric ``tool_output_cut`` counts the episode's lost characters. 20,000 characters are about 5,000 tokens
             of English.
-        on_malformed_call: ``respond`` tells the model what was wrong with its call; ``end`` ends the episode there.
+        on_malformed_call: ``respond`` tells the model what was wrong with its call; ``end`` ends the episode there; ``penalise``
+            tells the model, and takes ``malformed_penalty`` from the turn's reward for each malformed call.
+        malformed_penalty: what ``penalise`` takes; the episode's sum is the metric ``malformed_penalty``, a number below 0.
         on_tool_error: ``respond`` gives the model the error text; ``end`` ends the episode there.
         tool_timeout_s: deadline of one tool call; a call that misses it is a tool error.
         episode_timeout_s: deadline of a whole episode.
     """
 
     max_turns: Count = 6
+    max_calls: Count | None = None
+    max_sampled_tokens: Count | None = None
     max_tool_output: Count = 20_000
-    on_malformed_call: Literal["respond", "end"] = "respond"
+    on_malformed_call: Literal["respond", "end", "penalise"] = "respond"
+    malformed_penalty: Positive = 0.1
     on_tool_error: Literal["respond", "end"] = "respond"
     tool_timeout_s: Seconds = 10.0
     episode_timeout_s: Seconds = 300.0

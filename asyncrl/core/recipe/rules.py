@@ -12,6 +12,7 @@ from asyncrl.core.recipe.algorithm_rules import ALGORITHM_RULES
 from asyncrl.core.recipe.buffer_rules import BUFFER_RULES
 from asyncrl.core.recipe.environment import member_place
 from asyncrl.core.recipe.reward_rules import REWARD_RULES
+from asyncrl.core.recipe.sampling_rules import SAMPLING_RULES
 from asyncrl.core.recipe.schema import FileTasks, Recipe
 from asyncrl.core.text import counted
 
@@ -32,16 +33,6 @@ def _the_pace_keeps_the_bound(recipe: Recipe) -> Iterator[RecipeError]:
             f"with {counted(depth, 'training step')} generated ahead, tokens are up to {counted(depth, 'version')} old when they "
             f"are trained, over buffer.max_staleness {bound}",
             f"set it to at most {bound}, or buffer.max_staleness to at least {depth}",
-        )
-
-
-def _a_turn_fits_the_context(recipe: Recipe) -> Iterator[RecipeError]:
-    turn, context = recipe.sampling.max_turn_tokens, recipe.model.max_context
-    if turn >= context:
-        yield RecipeError(
-            "sampling.max_turn_tokens",
-            f"{turn} leaves no room for the prompt in model.max_context {context}",
-            f"set it below {context}, or model.max_context above {turn}",
         )
 
 
@@ -168,8 +159,8 @@ _RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     *BUFFER_RULES,
     *REWARD_RULES,
+    *SAMPLING_RULES,
     _the_pace_keeps_the_bound,
-    _a_turn_fits_the_context,
     _an_episode_fits_a_micro_batch,
     _a_group_fits_an_engine,
     _every_rank_gets_a_group,

@@ -11,6 +11,7 @@ from asyncrl.core.recipe.environment import EnvironmentConfig
 from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
 from asyncrl.core.recipe.section import AUTO, AUTOMATIC, Count, FileName, NonNegative, Positive, Seconds, Section, Text
 from asyncrl.core.recipe.trajectories import SampledTrajectories, TrajectoriesConfig
+from asyncrl.core.trajectory import Sampling
 
 
 class ModelConfig(Section, frozen=True):
@@ -20,12 +21,16 @@ class ModelConfig(Section, frozen=True):
         path: a Hugging Face folder (Qwen2, Qwen3, Qwen3-MoE, Llama); an id on the hub such as ``Qwen/Qwen3-0.6B``, with
             ``@revision`` if it is not to be the newest; or ``tiny`` for a model made and warmed up on this machine.
         max_context: the most tokens of an episode, prompt and all turns together.
-        tool_parser: name of the vLLM tool-call parser that reads the model's own format.
+        tool_parser: name of the vLLM tool-call parser that reads the model's own format. ``auto`` follows from the model's chat
+            template; docs/episodes.md has the table.
+        reasoning_parser: name of the vLLM reasoning parser of a model that thinks before it speaks. Reasoning stays in the
+            trajectory, and is cut from what tool parser and environment read. null cuts nothing.
     """
 
     path: Text
     max_context: Count = 512
-    tool_parser: Text = "hermes"
+    tool_parser: Annotated[Text, AUTOMATIC] = "hermes"
+    reasoning_parser: Text | None = None
 
 
 class GeneratedTasks(Section, frozen=True, tag_field="kind", tag="generated"):
@@ -87,15 +92,27 @@ class FileTasks(Section, frozen=True, tag_field="kind", tag="files"):
 
 
 class SamplingConfig(Section, frozen=True):
-    """How tokens are sampled while training.
+    """How tokens are sampled while training. docs/episodes.md says what log-probabilities mean with top-p, top-k and min-p.
 
     Attributes:
         temperature: the temperature of the softmax; engine and learner both compute log-probabilities at this temperature.
+        top_p: sample from the smallest set of most probable tokens with this probability; 1 is off. Like ``top_k`` and ``min_p``,
+            it is refused where the update uses behaviour probabilities, which would be of another distribution than its own.
+        top_k: sample from this many most probable tokens; 0 is off.
+        min_p: leave out tokens with less than this share of the most probable token's probability; 0 is off.
         max_turn_tokens: the most tokens of one turn.
     """
 
     temperature: Positive = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: NonNegative = 0
+    min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     max_turn_tokens: Count = 128
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the engines are to sample."""
+        return Sampling(self.temperature, self.top_p, self.top_k, self.min_p)
 
 
 class GeneratorsConfig(Section, frozen=True):
@@ -333,12 +350,30 @@ class EvaluationConfig(Section, frozen=True):
     Attributes:
         every: training steps between evaluations; the first and the last version are always evaluated.
         temperature: the temperature of sampling; 0 is greedy.
-        passing_reward: the least reward with which an episode passes, for the pass@k of ``asyncrl evaluate``.
+        top_p, top_k, min_p: as in ``sampling``; without effect where sampling is greedy.
+        max_turn_tokens: the most tokens of one turn; null means ``sampling.max_turn_tokens``.
+        samples: episodes of each task, for mean@k and pass@k; null means 1 while training, and in ``asyncrl evaluate`` 8, or 1 if
+            sampling is greedy.
+        passing_reward: the least reward with which an episode passes, for pass@k.
+        pinned: all episodes of an evaluation are of one policy version. Beside training, half of the generators play it, load
+            nothing meanwhile, and catch up afterwards; a single generator keeps the next version waiting. If not pinned, all
+            generators play it, episodes may use newer versions too, and the evaluation says which.
     """
 
     every: Count = 20
     temperature: Annotated[float, Meta(ge=0)] = 0.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: NonNegative = 0
+    min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    max_turn_tokens: Count | None = None
+    samples: Count | None = None
     passing_reward: float = 1.0
+    pinned: bool = False
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the engines are to sample."""
+        return Sampling(self.temperature, self.top_p, self.top_k, self.min_p)
 
 
 class CheckpointConfig(Section, frozen=True):

@@ -31,6 +31,7 @@ from generators.engine import VllmEngine
 from generators.engine_process import EngineProcessServer
 from generators.episode import EpisodeTools
 from generators.evaluation import Evaluated, HeldOutTask
+from generators.reasoning import Reasoning
 from generators.tool_calls import ToolCallReader
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker, WorkerSettings
 
@@ -97,7 +98,8 @@ class GeneratorActor:
             self._buffer_client = await BufferClient.connect(self._buffer, self._id, logger.warning)
             ticket_client = RemoteTicketClient(self._buffer_client, self._id, self._sink, recipe.algorithm.reward_names)
             scoring = make_scoring(recipe.reward, recipe.deadlines.reward, self._reward_model, chat.decode, self._id)
-        reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser)
+        reasoning = Reasoning(chat, recipe.model.reasoning_parser) if recipe.model.reasoning_parser is not None else None
+        reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser, reasoning)
         tools = EpisodeTools(self._engine, chat, reader, environment_factory)
         kept = EvaluatedEpisodes(recipe, Path(self._model_path), self._trajectories, self._id)
         self._worker = GeneratorWorker(self._id, WorkerSettings.of(recipe), tools, ticket_client, scoring, kept.keep)
@@ -113,10 +115,10 @@ class GeneratorActor:
         loop, worker = self._started()
         return await loop.call(lambda: worker.install(publication))
 
-    async def evaluate(self, tasks: Sequence[HeldOutTask], temperature: float, version: PolicyVersion) -> list[Evaluated]:
+    async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> list[Evaluated]:
         """Play the episodes of some tasks, also beside training."""
         loop, worker = self._started()
-        return await loop.call(lambda: worker.evaluate(tasks, temperature, version))
+        return await loop.call(lambda: worker.evaluate(tasks, version))
 
     async def statistics(self) -> GeneratorStatistics:
         """Return the counters since the engine was ready."""

@@ -1,0 +1,80 @@
+"""The formats in which model families write tool calls: which vLLM parser reads each, by which marks a chat template or a
+vocabulary gives it away, and where a call begins and ends in the text.
+
+The table is in the order in which it is searched: a format whose marks include those of another one comes first.
+"""
+
+from collections.abc import Collection
+
+import msgspec
+
+
+class CallFormat(msgspec.Struct, frozen=True):
+    """One format of tool calls.
+
+    Attributes:
+        parsers: names of the vLLM parsers that read it; the first is the one that is chosen.
+        marks: texts that a model's chat template, or the added tokens of its vocabulary, hold all of.
+        begin: the text that begins a call, or the list of a turn's calls.
+        end: the text that ends what ``begin`` began; empty where calls end with their JSON.
+        without: texts that a template of this format does not hold.
+    """
+
+    parsers: tuple[str, ...]
+    marks: tuple[str, ...]
+    begin: str
+    end: str
+    without: tuple[str, ...] = ()
+
+    @property
+    def parser(self) -> str:
+        """Name of the vLLM parser that is chosen for this format."""
+        return self.parsers[0]
+
+
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")  # noqa: RUF001 - DeepSeek writes fullwidth bars
+_TAG = ("<tool_call>", "</tool_call>")
+
+FORMATS = (
+    CallFormat(("qwen3_coder", "qwen3_xml"), ("<tool_call>", "<function=", "<parameter="), *_TAG),
+    CallFormat(("glm45", "glm47"), ("<tool_call>", "<arg_key>", "<arg_value>"), *_TAG),
+    CallFormat(("granite4",), ("<tool_call>", "<|start_of_role|>"), *_TAG),
+    CallFormat(("minimax_m2",), ("<minimax:tool_call>",), "<minimax:tool_call>", "</minimax:tool_call>"),
+    CallFormat(("seed_oss",), ("<seed:tool_call>",), "<seed:tool_call>", "</seed:tool_call>"),
+    CallFormat(("hermes", "qwen3_json"), ("<tool_call>",), *_TAG),
+    CallFormat(("deepseek_v3",), (_DEEPSEEK[0], "```json"), *_DEEPSEEK),
+    CallFormat(("deepseek_v31",), (_DEEPSEEK[0],), *_DEEPSEEK, without=("```json",)),
+    CallFormat(("kimi_k2",), ("<|tool_calls_section_begin|>",), "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    CallFormat(("mistral",), ("[TOOL_CALLS]",), "[TOOL_CALLS]", ""),
+    CallFormat(("internlm",), ("<|action_start|>", "<|plugin|>"), "<|action_start|>", "<|action_end|>"),
+    CallFormat(("llama4_pythonic",), ("<|header_start|>", "<|python_start|>"), "<|python_start|>", "<|python_end|>"),
+    CallFormat(("llama3_json", "llama4_json"), ("<|start_header_id|>", '"parameters":'), "<|python_tag|>", ""),
+    CallFormat(("llama3_json", "llama4_json"), ("<|start_header_id|>", "<|python_tag|>"), "<|python_tag|>", ""),
+)
+"""Formats that are recognised. A parser of any other format is named in the recipe."""
+
+
+def format_of(template: str, added_tokens: Collection[str] = ()) -> tuple[CallFormat, str] | None:
+    """Return the format that a chat template shows, or that the added tokens of its vocabulary are for; None if none does.
+
+    The template decides, since families share vocabularies: Qwen3 and Qwen3-Coder do.
+
+    Returns:
+        The format, and in words where it was seen.
+    """
+    for each in FORMATS:
+        if all(mark in template for mark in each.marks) and not any(mark in template for mark in each.without):
+            return each, f"its chat template has {_named(each)}"
+    for each in FORMATS:
+        if all(mark in added_tokens or mark in template for mark in each.marks) and not each.without:
+            return each, f"its vocabulary has {_named(each)}"
+    return None
+
+
+def marks_of(parser: str) -> tuple[str, str]:
+    """Return the texts that begin and end what a vLLM parser reads as calls; empty where they are not known."""
+    return next(((each.begin, each.end) for each in FORMATS if parser in each.parsers), ("", ""))
+
+
+def _named(found: CallFormat) -> str:
+    return " and ".join(found.marks)

@@ -1,0 +1,88 @@
+"""Finds out which tool-call parsers and reasoning parsers vLLM has.
+
+It reads vLLM's source where that is enough, because importing vLLM takes many seconds.
+"""
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+
+_LIST_ALL = """
+import sys, msgspec
+from vllm.plugins import load_general_plugins
+from {module} import {manager}
+load_general_plugins()
+sys.stdout.buffer.write(b"\\n" + msgspec.json.encode(sorted({manager}.list_registered())))
+"""
+_LISTING_S = 300.0
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    """One kind of parser: what it is called, and where vLLM keeps it."""
+
+    key: str
+    name: str
+    package: str
+    table: str
+    manager: str
+
+
+_TOOL = _Kind("model.tool_parser", "tool parser", "tool_parsers", "_TOOL_PARSERS_TO_REGISTER", "ToolParserManager")
+_REASONING = _Kind(
+    "model.reasoning_parser", "reasoning parser", "reasoning", "_REASONING_PARSERS_TO_REGISTER", "ReasoningParserManager"
+)
+
+
+def check_parsers(tool_parser: str, reasoning_parser: str | None) -> None:
+    """Refuse parsers that vLLM does not have. Without vLLM nothing is checked; the start of an engine then fails.
+
+    Raises:
+        RecipeError: neither vLLM nor one of its plug-ins has a parser of that name; the message lists the known ones.
+    """
+    _check(_TOOL, tool_parser)
+    if reasoning_parser is not None:
+        _check(_REASONING, reasoning_parser)
+
+
+def own_tool_parsers() -> frozenset[str]:
+    """Return the names of vLLM's own tool parsers; none if its source lacks the table that vLLM 0.32 has."""
+    return _own(_TOOL)
+
+
+def own_reasoning_parsers() -> frozenset[str]:
+    """Return the names of vLLM's own reasoning parsers; none if its source lacks the table that vLLM 0.32 has."""
+    return _own(_REASONING)
+
+
+def _check(kind: _Kind, name: str) -> None:
+    own = _own(kind)
+    known = own if name in own else own | _all(kind)
+    if known and name not in known:
+        raise RecipeError(kind.key, f"vLLM has no {kind.name} {name!r}", f"use one of {', '.join(sorted(known))}")
+
+
+def _own(kind: _Kind) -> frozenset[str]:
+    vllm = find_spec("vllm")
+    source = Path(vllm.origin if vllm and vllm.origin else "nowhere").with_name(kind.package) / "__init__.py"
+    for node in ast.parse(source.read_text()).body if source.is_file() else ():
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == kind.table:
+            return frozenset(ast.literal_eval(node.value))
+    return frozenset()
+
+
+@cache
+def _all(kind: _Kind) -> frozenset[str]:
+    """Return the parsers that a new process with vLLM and its plug-ins lists; none if that process fails."""
+    listing = _LIST_ALL.format(module=f"vllm.{kind.package}", manager=kind.manager)
+    try:
+        done = subprocess.run([sys.executable, "-c", listing], capture_output=True, timeout=_LISTING_S, check=True)
+        return frozenset(msgspec.json.decode(done.stdout.splitlines()[-1], type=list[str]))
+    except (subprocess.SubprocessError, msgspec.DecodeError, IndexError):
+        return frozenset()
