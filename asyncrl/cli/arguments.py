@@ -4,11 +4,16 @@ import argparse
 from pathlib import Path
 
 
+def whole_number(text: str, least: int = 0) -> int:
+    """A whole number of at least ``least``."""
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least {least}")
+    return int(text)
+
+
 def count(text: str) -> int:
     """A whole number of at least 1."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
-    return int(text)
+    return whole_number(text, 1)
 
 
 def writable_file(text: str) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import asyncrl
-from asyncrl.cli import bench, buffer, evaluate, launch, logs, report, show
+from asyncrl.cli import bench, buffer, evaluate, export, launch, logs, report, show
 from asyncrl.cli.console import PatientConsole, not_shown, show_what_can_be_shown
 from asyncrl.cli.outcome import ExitCode, show_system_failure
 from asyncrl.run.stopping import interrupting
@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     launch.add_command(commands)
     evaluate.add_command(commands)
+    export.add_command(commands)
     bench.add_command(commands)
     buffer.add_command(commands)
     logs.add_command(commands)

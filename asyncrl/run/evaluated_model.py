@@ -10,8 +10,11 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.hub import is_hub_id
+from asyncrl.run.launch_directory import in_launch_directory
 from asyncrl.run.model_shape import TINY
 from asyncrl.run.summary import Status, Summary
 from learners import checkpoints
@@ -122,3 +125,14 @@ def _trained_version(run: RunFolder) -> PolicyVersion | None:
     except (OSError, ValueError, RecursionError):
         return None
     return PolicyVersion(summary.steps) if summary.status is Status.COMPLETED else None
+
+
+def recipe_that_trained(run: Path) -> Recipe:
+    """Return the recipe of a run, with the absolute path of the model that the run began with."""
+    folder = RunFolder.find(run)
+    with in_launch_directory(folder):
+        recipe = compose(str(folder.recipe))
+        path = recipe.model.path
+        if path == TINY or is_hub_id(path):
+            return recipe
+        return msgspec.structs.replace(recipe, model=msgspec.structs.replace(recipe.model, path=str(Path(path).resolve())))

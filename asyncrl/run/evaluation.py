@@ -17,19 +17,18 @@ from statistics import fmean
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.run.cluster import starting_ray
 from asyncrl.run.disk import ROOM_BYTES, wait_for_room
-from asyncrl.run.evaluated_model import EvaluatedModel, Weights
+from asyncrl.run.evaluated_model import EvaluatedModel
 from asyncrl.run.evaluation_folder import EvaluationFolder
 from asyncrl.run.evaluation_plan import EvaluationPlan, PlannedModel
 from asyncrl.run.evaluation_summary import EvaluationSummary, ModelScores, Played, difference_to, scores_by_source
-from asyncrl.run.export import export_checkpoint
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.generator_handle import GeneratorHandle, make_generator
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.launch import end_processes, ray_up, supervise
 from asyncrl.run.live_view import LiveView
-from asyncrl.run.model import resolve_model
 from asyncrl.run.processes import adopt_orphans
 from asyncrl.run.stopping import wait_hearing
+from asyncrl.run.version_export import weights_of
 from asyncrl.run.watch import ending_with, own_daemons
 from generators.evaluation import Evaluated, EvaluationResult, HeldOutTask, require_results
 from generators.first_error import first_error
@@ -92,21 +91,10 @@ async def _run(
 @asynccontextmanager
 async def _weights(planned: PlannedModel, folder: EvaluationFolder, view: LiveView) -> AsyncIterator[Path]:
     """Give the Hugging Face folder of a model; one that is made of a checkpoint is removed afterwards."""
-    model, trained_by = planned.model, planned.trained_by
-    match model.weights:
-        case Weights.FOLDER:
-            yield model.path
-        case Weights.CHECKPOINT:
-            assert trained_by is not None
-            base = await resolve_model(trained_by, view)
-            view.phase(f"Exporting {model.name}")
-            try:
-                await export_checkpoint(model.path, trained_by, base, folder.weights)
-                yield folder.weights
-            finally:
-                await asyncio.to_thread(shutil.rmtree, folder.weights, ignore_errors=True)
-        case _:
-            yield await resolve_model(planned.recipe if trained_by is None else trained_by, view)
+    try:
+        yield await weights_of(planned.model, planned.trained_by or planned.recipe, folder.weights, view)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder.weights, ignore_errors=True)
 
 
 @asynccontextmanager

@@ -15,11 +15,11 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.schema import NoJournal, Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectories
 from asyncrl.envs.load import load_environment
-from asyncrl.run.compose import compose, compose_for
-from asyncrl.run.evaluated_model import NAME_A_MODEL, EvaluatedModel, Weights, find_model
+from asyncrl.run.compose import compose_for
+from asyncrl.run.evaluated_model import NAME_A_MODEL, EvaluatedModel, Weights, find_model, recipe_that_trained
 from asyncrl.run.evaluation_request import EvaluationRequest
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.hub import is_hub_id, model_file
+from asyncrl.run.hub import model_file
 from asyncrl.run.launch_directory import in_launch_directory
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import TINY
@@ -152,21 +152,10 @@ def _recipe_of_a_run(words: Sequence[str]) -> str:
     return str(run.recipe)
 
 
-def _recipe_that_trained(run: Path) -> Recipe:
-    """Return the recipe of a run, with the absolute path of the model that the run began with."""
-    folder = RunFolder.find(run)
-    with in_launch_directory(folder):
-        recipe = compose(str(folder.recipe))
-        path = recipe.model.path
-        if path == TINY or is_hub_id(path):
-            return recipe
-        return msgspec.structs.replace(recipe, model=msgspec.structs.replace(recipe.model, path=str(Path(path).resolve())))
-
-
 def _plan_model(model: EvaluatedModel, recipe: str, overrides: Sequence[str], machine: Machine) -> PlannedModel:
     trained_by, path = None, str(model.path)
     if model.run is not None and model.weights is not Weights.FOLDER:
-        trained_by = _recipe_that_trained(model.run)
+        trained_by = recipe_that_trained(model.run)
         path = trained_by.model.path
     composed, _ = compose_for(machine, recipe, overrides, path)
     _check_context(composed)

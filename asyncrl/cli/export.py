@@ -1,0 +1,64 @@
+"""``asyncrl export``: writes a policy version of a run as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from asyncrl.cli.arguments import whole_number
+from asyncrl.cli.console import error_console
+from asyncrl.cli.outcome import ExitCode, show_refusal
+from asyncrl.core.errors import AsyncRLError, RecipeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_DESCRIPTION = """\
+Write a policy version of a run as a Hugging Face folder, with tokenizer and
+configuration. There are the version that the run began with (0), one for each
+checkpoint, and the trained model. Adapters are merged into the weights."""
+
+_EXAMPLES = """\
+examples:
+  asyncrl export runs/NAME-TIME --to my-model       the newest version
+  asyncrl export runs/NAME-TIME --version 20 --to version-20"""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command ``export``."""
+    parser = commands.add_parser(
+        "export",
+        help="write a run's policy version as a Hugging Face folder",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", metavar="RUN", type=Path, help="the folder of a run")
+    parser.add_argument("--version", metavar="N", type=whole_number, help="the policy version; without it, the newest")
+    parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="the folder to make")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Export the version, and say where it is."""
+    from asyncrl.run.evaluated_model import find_model
+    from asyncrl.run.live_view import LiveView
+    from asyncrl.run.version_export import export_version
+
+    folder = arguments.to.absolute()
+    try:
+        if not (arguments.folder / "recipe.yaml").is_file():
+            raise RecipeError("", f"{arguments.folder} is not the folder of a run", "name one, such as runs/NAME-TIME")
+        model = find_model(str(arguments.folder.resolve()), arguments.version)
+        with LiveView(console, model.name) as view:
+            export_version(model, folder, view)
+    except RecipeError as error:
+        return show_refusal(error)
+    except AsyncRLError as error:
+        error_console().print(Text(str(error)), soft_wrap=True)
+        return ExitCode.FAILED
+    console.print(Text(f"{model.name}: {arguments.to}"), soft_wrap=True)
+    return ExitCode.COMPLETED

@@ -1,0 +1,62 @@
+"""A policy version becomes a Hugging Face folder, whole or not at all."""
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from asyncrl.core.errors import ComponentFailed, RecipeError
+from asyncrl.run import version_export
+from asyncrl.run.compose import compose
+from asyncrl.run.evaluated_model import find_model
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.live_view import LiveView
+from asyncrl.run.summary import Status, Summary
+from asyncrl.run.version_export import export_version
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """A run that began with a model folder, and has trained another."""
+    start = tmp_path / "start"
+    start.mkdir()
+    (start / "config.json").write_text('{"what": "start"}')
+    folder = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}", f"model.path={start}"]))
+    folder.model.mkdir()
+    (folder.model / "config.json").write_text('{"what": "trained"}')
+    Summary(status=Status.COMPLETED, steps=4).write(folder.summary)
+    return folder
+
+
+def export(run: RunFolder, version: int | None, to: Path) -> None:
+    with LiveView(Console(file=StringIO()), "export") as view:
+        export_version(find_model(str(run.path), version), to, view)
+
+
+@pytest.mark.parametrize(("version", "what"), [(None, "trained"), (4, "trained"), (0, "start")])
+def test_a_version_is_copied_whole(run, tmp_path, version, what):
+    export(run, version, tmp_path / "to")
+    assert (tmp_path / "to" / "config.json").read_text() == f'{{"what": "{what}"}}'
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".to")]
+
+
+def test_what_is_there_is_not_replaced(run, tmp_path):
+    (tmp_path / "to").mkdir()
+    with pytest.raises(RecipeError, match=r"--to: .*to exists already; name a folder that does not exist yet"):
+        export(run, None, tmp_path / "to")
+    with pytest.raises(RecipeError, match=r"--to: .*is no folder; make it first"):
+        export(run, None, tmp_path / "nowhere" / "to")
+
+
+def test_a_failed_export_leaves_nothing(run, tmp_path, monkeypatch):
+    async def damaged(checkpoint, recipe, model_path, folder):
+        folder.mkdir()
+        raise ComponentFailed("the checkpoint is damaged")
+
+    (run.checkpoints / "version-000002").mkdir(parents=True)
+    monkeypatch.setattr(version_export, "export_checkpoint", damaged)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ComponentFailed, match="damaged"):
+        export(run, 2, tmp_path / "to")
+    assert sorted(tmp_path.iterdir()) == before
