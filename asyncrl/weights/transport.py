@@ -1,5 +1,6 @@
 """The interface of a weight transport, and the merge of the parts that ranks wrote into one publication, for any transport."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -8,7 +9,10 @@ import torch
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard, ShardRecord
+from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.coverage import by_tensor, check_coverage
+
+CPU = torch.device("cpu")
 
 
 class Transport(Protocol):
@@ -24,16 +28,24 @@ class Transport(Protocol):
         """Remove what this rank has written."""
 
     @staticmethod
-    def read(publication: Publication) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the name and the whole tensor of everything published."""
+    def read(
+        publication: Publication, device: torch.device = CPU, mappings: PinnedFiles | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the name and the whole tensor of everything published, on ``device``."""
 
     @staticmethod
     def remove_left_behind(run_id: str) -> None:
         """Remove what the ranks of a killed run have left behind."""
 
 
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+
 def merge(parts: Sequence[Publication]) -> Publication:
-    """Merge the parts that the ranks wrote into the whole publication.
+    """Merge the parts that the ranks wrote into the whole publication, whose shards are in the order of the model's layers.
+
+    Where ranks share out a layer's experts, each rank names its experts of all layers. An engine holds what it has of a layer
+    until the layer is complete: in the order of the ranks, it would hold nearly all experts at once.
 
     Raises:
         WeightMismatch: the parts have different versions, or do not cover every tensor exactly once.
@@ -48,9 +60,16 @@ def merge(parts: Sequence[Publication]) -> Publication:
         files += part.files
     for name, records in by_tensor(shards).items():
         check_coverage(name, records)
+    shards.sort(key=_layer)
     return Publication(
         version=versions[0],
         files=tuple(files),
         shards=tuple(shards),
         fingerprint=sum(part.fingerprint for part in parts) % 2**64,
     )
+
+
+def _layer(shard: ShardRecord) -> int:
+    """The layer that a shard is of; -1 for what belongs to no layer."""
+    found = _LAYER.search(shard.name)
+    return int(found[1]) if found else -1

@@ -23,8 +23,9 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.publication import INSTALL, PREPARE, VLLM_BACKEND, Publication, Shard
+from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.checkpoint import Checkpoint
-from asyncrl.weights.fingerprint import fingerprint
+from asyncrl.weights.fingerprint import FingerprintSum
 from asyncrl.weights.load_plan import LoadPlan, PreparedLayer
 from asyncrl.weights.parent_watch import die_with_parent
 from asyncrl.weights.rounding_log import explain_rounding
@@ -160,6 +161,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._parameters = {name for name, _ in self.model.named_parameters()}
         self._tied = _tied_layers(self.model)
         self._prepared: _Prepared | None = None
+        self._mappings = PinnedFiles()
         on_cpu = self.device.type == "cpu" and not self.model_config.use_mla
         self._load_plan = LoadPlan.of(self.model, self._checkpoint.shapes, self._tied) if on_cpu else None
         # vLLM warns of every layer that a reload leaves untouched. For tied layers that is right; for any other, we raise.
@@ -174,9 +176,9 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         if self._load_plan is not None:
             publication = msgspec.msgpack.decode(encoded, type=Publication)
             self._checkpoint.check(publication.shards)
-            tensors = _Fingerprinting(self.transport.read(publication), self.device)
+            tensors = _Fingerprinting(self.transport.read(publication))
             layers = self._load_plan.prepare(dict(tensors))
-            self._prepared = _Prepared(encoded, layers, tensors.total)
+            self._prepared = _Prepared(encoded, layers, tensors.total())
 
     def exchange(self, encoded: bytes) -> bool:
         """Put the weights that were prepared for this publication into use; return False if none were."""
@@ -211,7 +213,9 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         initialize_layerwise_reload(self.model)
         if self.device.type == "cpu":
             _have_experts_packed(self.model)
-        tensors = _Fingerprinting(self.transport.read(publication), self.device)
+        # On a GPU through mappings that are pinned once; on a CPU, tensors of one shard are used where they lie.
+        reading = (publication,) if self.device.type == "cpu" else (publication, self.device, self._mappings)
+        tensors = _Fingerprinting(self.transport.read(*reading))
         reached = self.model.load_weights(tensors)
         unreached = sorted(self._parameters - (reached or self._parameters)) or self._untouched_layers()
         if unreached:
@@ -219,7 +223,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
                 f"version {publication.version} did not reach {', '.join(unreached)} of the engine's model; "
                 f"vLLM's loader for {type(self.model).__name__} does not take every tensor of its own checkpoint"
             )
-        self._loaded = tensors.total
+        self._loaded = tensors.total()
 
     def _untouched_layers(self) -> list[str]:
         """Return the names of layers for which the reload has loaded nothing; vLLM would silently keep their old values."""
@@ -251,7 +255,8 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.fingerprint, self._loaded = self._loaded, None
 
     def shutdown(self) -> None:
-        """Do nothing: mapped files are unmapped with the last tensor that views them."""
+        """Unpin the mapped files; they are unmapped with the last tensor that views them."""
+        self._mappings.close()
 
 
 def _tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -279,18 +284,19 @@ def _have_experts_packed(model: torch.nn.Module) -> None:
 
 
 class _Fingerprinting:
-    """Passes tensors on to the model's device and adds up their fingerprints on the way."""
+    """Passes tensors on and adds up their fingerprints on the way, on the device where they are."""
 
-    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device) -> None:
-        self._tensors, self._device = tensors, device
-        self.total = 0
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._tensors, self._sum = tensors, FingerprintSum()
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._tensors:
-            local = tensor.to(self._device)
-            start = (0,) * local.dim()
-            self.total = (self.total + fingerprint(Shard(name, tuple(local.shape), start, local))) % 2**64
-            yield name, local
+            self._sum.add(Shard(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor))
+            yield name, tensor
+
+    def total(self) -> int:
+        """Return the fingerprint of everything that was passed on."""
+        return self._sum.total()
 
 
 class PublicationWorker:

@@ -24,6 +24,7 @@ from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from torch.distributed.checkpoint import CheckpointException, Metadata
 
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
+from asyncrl.device.pinning import HostArena
 from learners import checkpoint_manifest, checkpoints
 from learners.checkpoint_manifest import (
     CheckpointDamaged,
@@ -33,7 +34,7 @@ from learners.checkpoint_manifest import (
     Progress,
     StoredFile,
 )
-from learners.megatron import checkpoint_reader, lora, optimizer_state
+from learners.megatron import checkpoint_reader, lora, optimizer_state, parallel
 from learners.megatron.checkpoint_writer import PlannedSave, Written
 from learners.megatron.model import PolicyModel
 from learners.megatron.model_config import PolicyConfig, has_experts
@@ -46,11 +47,16 @@ _PREFIXES = ("", "critic.")
 
 
 class LearnerState(msgspec.Struct, frozen=True):
-    """What one rank saves and loads: the policy and, if there is one, the critic."""
+    """What one rank saves and loads: the policy and, if there is one, the critic.
+
+    Attributes:
+        arena: where a checkpoint is copied before it is written.
+    """
 
     networks: Sequence[Network]
     shape: CheckpointShape
     spec: RankSpec
+    arena: HostArena
 
 
 def shape_of(config: PolicyConfig, critic: bool) -> CheckpointShape:
@@ -139,7 +145,7 @@ def start_saving(target: Path, state: LearnerState, progress: Progress) -> Savin
     """
     partial = checkpoints.partial_of(target)
     _agreed(lambda: _prepare(target, partial) if dist.get_rank() == 0 else None)
-    strategy = PlannedSave()
+    strategy = PlannedSave(state.arena)
     saved = {**_sharded(state, is_loading=False), "random": _random_streams(state.spec)}
     dist_checkpointing.save(saved, str(partial), sharded_strategy=strategy, async_sharded_save=True)
     manifest = Manifest(progress=progress, shape=state.shape, layout=state.spec.layout, files=())
@@ -226,8 +232,13 @@ def _read(folder: Path, manifest: Manifest, wanted: ShardedStateDict) -> StateDi
 
 def _set_tensors(chunk: PolicyModel, loaded: StateDict) -> None:
     """Give a chunk the tensors that were loaded for it."""
-    # If a chunk has adapters, the checkpoint holds only those of it.
-    chunk.load_state_dict(checkpoint_reader.without_extra_state(loaded), strict=not lora.trained_state(chunk))
+    outcome = chunk.load_state_dict(loaded, strict=False)
+    # If a chunk has adapters, the checkpoint holds only those of it. Extra state is never loaded: layers keep their own.
+    missing = (
+        [] if lora.trained_state(chunk) else list(checkpoint_reader.without_extra_state(dict.fromkeys(outcome.missing_keys)))
+    )
+    if missing or outcome.unexpected_keys:
+        raise RuntimeError(f"a chunk was not loaded whole: it lacks {missing}, and has no {outcome.unexpected_keys}")
 
 
 def _read_untrusted(folder: Path, manifest: Manifest) -> tuple[Metadata, StateDict]:
@@ -286,7 +297,9 @@ def _flush(path: Path) -> None:
 def _sharded(state: LearnerState, is_loading: bool) -> ShardedStateDict:
     """Describe weights and optimizer, each tensor with its place in the whole."""
     # The only format that any layout can load and that resumes exactly: with `dp_reshardable`, results drifted.
-    metadata = {"distrib_optim_sharding_type": "fully_reshardable"}
+    metadata: dict[str, Any] = {"distrib_optim_sharding_type": "fully_reshardable"}
+    if parallel.gathers_in_host_memory():
+        metadata["distrib_optim_fully_reshardable_mem_efficient"] = True
     sharded: ShardedStateDict = {}
     for name, network in zip(_PREFIXES, state.networks, strict=False):
         # Each tensor knows its place in the whole model, so the names of the chunks matter on this rank only.
@@ -301,7 +314,7 @@ def _sharded(state: LearnerState, is_loading: bool) -> ShardedStateDict:
 def _tensors(chunk: PolicyModel, prefix: str) -> ShardedStateDict:
     """A chunk's tensors by its own names. In the checkpoint, names start with ``prefix``, so that no two networks share
     one."""
-    described = lora.trained_state(chunk) or chunk.sharded_state_dict()
+    described = checkpoint_reader.without_extra_state(lora.trained_state(chunk) or chunk.sharded_state_dict())
     if prefix:
         add_prefix_for_sharding(described, prefix)
     return described

@@ -7,8 +7,7 @@ TransformerEngine's layers. What always holds: only the classes and functions th
 resolved; any other is refused by its name before it is looked up.
 
 TransformerEngine unpickles its extra state without a check. That state is not needed here, because fp8 scales are
-computed from the tensors as they are. So it is never passed from a checkpoint to a layer; see
-:func:`without_extra_state`.
+computed from the tensors as they are. So it is neither saved nor loaded; see :func:`without_extra_state`.
 """
 
 import io
@@ -121,9 +120,9 @@ def check_objects(folder: Path, index: Metadata) -> None:
 
 
 def without_extra_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a module's state with None in place of its layers' extra state, which they would unpickle. Given None,
-    they keep their own."""
-    return {name: None if _EXTRA_STATE in name else value for name, value in state.items()}
+    """Return a module's state without its layers' extra state. Only TransformerEngine's layers have any, so without it a
+    checkpoint of either kind of layer can be loaded into the other."""
+    return {name: value for name, value in state.items() if _EXTRA_STATE not in name}
 
 
 class CheckedCommon(TorchCommonLoadStrategy):

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, Serializatio
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
+from asyncrl.device.pinning import HostArena, of_its_own
 from learners.checkpoint_manifest import StoredFile
 
 _BACKEND = CheckpointingConfig("torch_dist", 1)
@@ -32,9 +33,14 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class PlannedSave(torch_strategy.TorchDistSaveShardedStrategy):
-    """Uses Megatron's format and plan, but :meth:`write` and :meth:`complete` write the files."""
+    """Uses Megatron's format and plan, but :meth:`write` and :meth:`complete` write the files.
 
-    def __init__(self) -> None:
+    Args:
+        arena: where the copies are made that are written.
+    """
+
+    def __init__(self, arena: HostArena) -> None:
+        self._arena = arena
         super().__init__(_BACKEND.sharded_backend, _BACKEND.sharded_backend_version)
 
     def async_save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Path) -> AsyncRequest:
@@ -42,6 +48,7 @@ class PlannedSave(torch_strategy.TorchDistSaveShardedStrategy):
         Megatron nothing to do."""
         by_key, _, _ = torch_strategy._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
         self._writer = _Writer(checkpoint_dir)
+        self._writer.arena = self._arena
         (_, self._metadata, _), *_ = save_state_dict_async_plan(
             torch_strategy.mcore_to_pyt_state_dict(by_key),
             self._writer,
@@ -70,13 +77,16 @@ class PlannedSave(torch_strategy.TorchDistSaveShardedStrategy):
 class _Writer(FileSystemWriterAsync):
     """Copies what this rank saves, and writes the copy to one file."""
 
+    arena: HostArena
+
     def prepare_write_data(self, plan: SavePlan, planner: SavePlanner) -> None:
         self._name = f"{plan.storage_data.prefix}0{DEFAULT_SUFFIX}"
-        self._copies = []
-        for item in plan.items:
-            data = planner.resolve_data(item)
-            # An object is already a copy: its pickled bytes.
-            self._copies.append((item, data.detach().to("cpu", copy=True) if isinstance(data, Tensor) else data))
+        resolved = [planner.resolve_data(item) for item in plan.items]
+        # An object is already a copy: its pickled bytes.
+        copies = iter(self.arena.copies([data for data in resolved if isinstance(data, Tensor)]))
+        self._copies = [
+            (item, next(copies) if isinstance(data, Tensor) else data) for item, data in zip(plan.items, resolved, strict=True)
+        ]
 
     def write(self) -> Written:
         if not self._copies:
@@ -84,7 +94,14 @@ class _Writer(FileSystemWriterAsync):
         path = Path(self.checkpoint_dir) / self._name
         with path.open("wb") as file:
             parts = [
-                _write_item(self.transforms, file, data, item, self._name, SerializationFormat.TORCH_SAVE)
+                _write_item(
+                    self.transforms,
+                    file,
+                    of_its_own(data) if isinstance(data, Tensor) else data,
+                    item,
+                    self._name,
+                    SerializationFormat.TORCH_SAVE,
+                )
                 for item, data in self._copies
             ]
             file.flush()

@@ -26,6 +26,7 @@ from torch import Tensor
 from asyncrl.core.errors import RecipeError
 from learners.megatron.attention import PackedAttention
 from learners.megatron.elementwise import gated_silu, rms_norm
+from learners.megatron.engine import engine_layers, why_unusable
 from learners.megatron.experts import Experts, Router
 from learners.megatron.model_config import has_experts
 
@@ -49,19 +50,8 @@ def block_spec(config: TransformerConfig, chunk: int | None) -> TransformerBlock
 
 
 def uses_transformer_engine(config: TransformerConfig) -> bool:
-    """Whether the layers are TransformerEngine's, whose attention takes packed rows in half precision only.
-
-    With context parallelism, layers are Megatron's with our own attention, because that is tested to give one rank's
-    results.
-    """
-    # Check for a GPU first: without one, the package may be installed all the same, and its import fails in many ways.
-    if not torch.cuda.is_available() or config.params_dtype is torch.float32 or config.context_parallel_size > 1:
-        return False
-    try:
-        importlib.import_module("transformer_engine.pytorch")
-    except (ImportError, RuntimeError, OSError):
-        return False
-    return True
+    """Whether the layers are TransformerEngine's; see :func:`.engine.engine_layers`."""
+    return engine_layers(config.params_dtype, config.context_parallel_size)
 
 
 def check_fp8(config: TransformerConfig) -> None:
@@ -76,7 +66,7 @@ def check_fp8(config: TransformerConfig) -> None:
     if not torch.cuda.is_available():
         lacking = "this host has no GPU"
     elif not uses_transformer_engine(config):
-        lacking = "TransformerEngine cannot be imported"
+        lacking = f"TransformerEngine cannot be used: {why_unusable()}"
     elif torch.cuda.get_device_capability() < _FP8_CAPABILITY:
         lacking = f"{torch.cuda.get_device_name()} has none"
     if lacking:

@@ -71,7 +71,7 @@ class _TokenLogProbabilities(torch.autograd.Function):
         for number, columns in enumerate(_ranges(entries, tile.entries)):
             of_entries = _operand(weight[columns]).t()
             for rows in _ranges(tokens, tile.tokens):
-                logits = _product(_operand(hidden[rows]), of_entries).div_(temperature)
+                logits = _cooled(_product(_operand(hidden[rows]), of_entries), temperature)
                 chosen[rows] += _at_targets(logits, local[rows] - columns.start)
                 peak = torch.amax(logits, -1, out=peaks[number, rows])
                 logits -= peak.unsqueeze(1)
@@ -110,7 +110,7 @@ class _TokenLogProbabilities(torch.autograd.Function):
             entries_grad = None if weight_grad is None else torch.zeros_like(entries, dtype=torch.float32)
             for rows in _ranges(len(hidden), ctx.tile.tokens):
                 of_rows = _operand(hidden[rows])
-                logp = _product(of_rows, entries.t()).div_(ctx.temperature).sub_(log_normalizer[rows].unsqueeze(1))
+                logp = _cooled(_product(of_rows, entries.t()), ctx.temperature).sub_(log_normalizer[rows].unsqueeze(1))
                 gradient = logp.exp()
                 if of_entropy is None:
                     gradient *= -of_logp[rows].unsqueeze(1)
@@ -124,8 +124,8 @@ class _TokenLogProbabilities(torch.autograd.Function):
                 if entries_grad is not None:
                     _add_product(entries_grad, gradient.t(), of_rows)
             if weight_grad is not None and entries_grad is not None:
-                weight_grad[columns] = entries_grad.div_(ctx.temperature)
-        return hidden_grad.div_(ctx.temperature).to(hidden.dtype), weight_grad, None, None, None, None
+                weight_grad[columns] = _cooled(entries_grad, ctx.temperature)
+        return _cooled(hidden_grad, ctx.temperature).to(hidden.dtype), weight_grad, None, None, None, None
 
 
 def _ranges(length: int, step: int) -> Iterator[slice]:
@@ -141,6 +141,11 @@ def _operand(matrix: Tensor) -> Tensor:
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """The matrix product, accumulated and returned in float32."""
     return left @ right if left.dtype is torch.float32 else torch.mm(left, right, out_dtype=torch.float32)
+
+
+def _cooled(values: Tensor, temperature: float) -> Tensor:
+    """``values / temperature``, in place. Dividing by 1 changes nothing, but passes over all of them."""
+    return values if temperature == 1.0 else values.div_(temperature)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

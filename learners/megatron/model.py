@@ -11,6 +11,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from torch import Tensor
 
 from asyncrl.core.recipe.schema import LearnerConfig
+from learners.megatron import optimizer_state, parallel
 from learners.megatron.layer_spec import block_spec, uses_transformer_engine
 from learners.megatron.log_probabilities import Predictions, token_log_probabilities
 from learners.megatron.model_config import PolicyConfig
@@ -130,8 +131,13 @@ def distribute(chunks: Sequence[PolicyModel], learner: LearnerConfig) -> tuple[l
         use_distributed_optimizer=True,
     )
     optimizer = get_megatron_optimizer(
-        config, wrapped, config_overrides=get_standard_config_overrides(config), use_gloo_process_groups=False
+        config,
+        wrapped,
+        config_overrides=get_standard_config_overrides(config),
+        use_gloo_process_groups=parallel.gathers_in_host_memory(),
     )
+    if torch.cuda.is_available():
+        optimizer_state.fuse(optimizer)
     for group in optimizer.param_groups:
         # Megatron leaves this to its own scheduler, which is not used here. Norms and biases are not decayed.
         group["weight_decay"] = learner.weight_decay * group["wd_mult"]

@@ -17,6 +17,7 @@ from asyncrl.core.recipe.expert_rules import expert_layers
 from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_positive, check_routing
 from asyncrl.core.recipe.schema import LearnerConfig
 from learners.flops import ProductShapes
+from learners.megatron.engine import engine_layers
 from learners.packing import FP8_MULTIPLE
 
 _SIZES = (
@@ -181,6 +182,7 @@ def _check_fp8(source: PreTrainedConfig, learner: LearnerConfig) -> None:
 def _transformer_config(source: PreTrainedConfig, learner: LearnerConfig) -> TransformerConfig:
     architecture = _architecture(source)
     dtype = _DTYPES[learner.dtype]
+    on_engine = engine_layers(dtype, learner.context_parallel)
     return TransformerConfig(
         num_layers=source.num_hidden_layers,
         hidden_size=source.hidden_size,
@@ -216,7 +218,7 @@ def _transformer_config(source: PreTrainedConfig, learner: LearnerConfig) -> Tra
         variable_seq_lengths=learner.pipeline_parallel > 1,
         # Read by dense models too: with variable lengths Megatron refuses the default.
         moe_token_dispatcher_type="alltoall",
-        **_expert_options(source, learner),
+        **_expert_options(source, learner, grouped=on_engine),
         recompute_granularity=None if learner.recompute == "none" else learner.recompute,
         recompute_method="uniform" if learner.recompute == "full" else None,
         recompute_num_layers=1 if learner.recompute == "full" else None,
@@ -226,17 +228,18 @@ def _transformer_config(source: PreTrainedConfig, learner: LearnerConfig) -> Tra
         deallocate_pipeline_outputs=False,
         # The loss divides by the batch's own denominator: Megatron must not average over micro-batches or replicas.
         calculate_per_token_loss=True,
-        # All of these compile on first use, which takes longer than a whole run of a small model on a CPU.
+        # All of these compile on first use, which takes longer than a whole run of a small model on a CPU. The two that are
+        # on under TransformerEngine are kernels; without the second, Megatron waits for the GPU four times a layer.
         persist_layer_norm=False,
-        bias_activation_fusion=False,
+        bias_activation_fusion=on_engine,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
-        apply_rope_fusion=False,
+        apply_rope_fusion=on_engine,
     )
 
 
-def _expert_options(source: PreTrainedConfig, learner: LearnerConfig) -> dict[str, Any]:
+def _expert_options(source: PreTrainedConfig, learner: LearnerConfig, *, grouped: bool) -> dict[str, Any]:
     """Options of a mixture of experts in which every token reaches all experts that it is routed to.
 
     There is no loss that balances the experts. It would be a function of all tokens of a micro-batch together, and a
@@ -255,6 +258,8 @@ def _expert_options(source: PreTrainedConfig, learner: LearnerConfig) -> dict[st
         "moe_router_pre_softmax": not source.norm_topk_prob,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
+        # All experts of a rank in one product, instead of one after another.
+        "moe_grouped_gemm": grouped,
         "expert_model_parallel_size": learner.expert_parallel,
         "expert_tensor_parallel_size": learner.expert_tensor_parallel,
     }

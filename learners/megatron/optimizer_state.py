@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+
+def fuse(optimizer: MegatronOptimizer) -> None:
+    """Have torch's Adam update all parameters in one kernel. TransformerEngine's does so by itself."""
+    for each in optimizer.chained_optimizers:
+        if isinstance(each.optimizer, torch.optim.AdamW):
+            for group in each.optimizer.param_groups:
+                group["fused"], group["foreach"] = True, False
 
 
 def ensure_state(optimizer: DistributedOptimizer) -> None:
@@ -19,7 +28,7 @@ def ensure_state(optimizer: DistributedOptimizer) -> None:
     for parameter in _parameters(inner):
         if not inner.state[parameter]:
             inner.state[parameter] = {
-                "step": torch.tensor(0.0),
+                "step": _step(0.0, parameter, inner),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
@@ -41,7 +50,13 @@ def load_state(optimizer: DistributedOptimizer, loaded: dict[str, Any]) -> None:
         optimizer.load_parameter_state_from_fully_reshardable(tensors)
     for parameter, step in steps.items():
         if step is not None:
-            inner.state[parameter]["step"] = step.clone()
+            inner.state[parameter]["step"] = _step(float(step), parameter, inner)
+
+
+def _step(count: float, parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """A step counter of its own for a parameter. The fused Adam has it on the parameter's device, any other on the CPU."""
+    fused = optimizer.param_groups[0].get("fused")
+    return torch.tensor(count, dtype=torch.float32, device=parameter.device if fused else "cpu")
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

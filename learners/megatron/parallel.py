@@ -27,6 +27,12 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
+def gathers_in_host_memory() -> bool:
+    """Whether a checkpoint's optimizer state is gathered in host memory, by gloo. On a GPU the gathered state would take as
+    much memory again as the state itself; on a CPU the ranks' own groups are gloo's already."""
+    return torch.cuda.is_available()
+
+
 def initialise(spec: RankSpec, deadlines: DeadlinesConfig, seed: int) -> None:
     """Meet the other ranks, form Megatron's groups and seed this rank. ``deadlines.step`` bounds every later
     collective.
@@ -55,7 +61,7 @@ def initialise(spec: RankSpec, deadlines: DeadlinesConfig, seed: int) -> None:
             expert_tensor_parallel_size=layout.expert_tensor,
             virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
             distributed_timeout_minutes=deadlines.step / 60,
-            create_gloo_process_groups=False,
+            create_gloo_process_groups=gathers_in_host_memory(),
         )
     # Megatron's own seeding covers its random streams but not torch's default generator. CPU initialisation draws from
     # that generator, and its seed differs from process to process.

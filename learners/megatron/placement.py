@@ -94,8 +94,12 @@ _LAYER_RULES: dict[str, _Rule] = {
     "self_attention.linear_qkv.layer_norm_weight": _whole("input_layernorm.weight"),
     "mlp.linear_fc1.layer_norm_weight": _whole("post_attention_layernorm.weight"),
 }
-_EXPERT_RULES: dict[str, _Rule] = {"linear_fc1.weight": _gate_up, "linear_fc2.weight": _split("down_proj.weight", 1)}
-_EXPERT_NAME = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
+_EXPERT_RULES: dict[str, _Rule] = {"linear_fc1": _gate_up, "linear_fc2": _split("down_proj.weight", 1)}
+_EXPERT_NAME = re.compile(
+    r"mlp\.experts\.(?:local_experts\.(?P<alone>\d+)\.(?P<layer>linear_fc[12])\.weight"
+    # TransformerEngine's grouped layer has a weight for each of the rank's experts.
+    r"|(?P<grouped_layer>linear_fc[12])\.weight(?P<grouped>\d+))"
+)
 ADAPTERS = "adapters"
 """Name of the module beside a linear layer whose parameters belong to no Hugging Face tensor; see :mod:`.lora`."""
 _LAYER_NAME = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -150,8 +154,9 @@ def _placed(model: PolicyModel, spec: RankSpec) -> Iterator[Placed]:
         prefix = f"model.layers.{int(layer[1]) + first_layer}." if layer else ""
         if expert:
             ranks, rank, is_first_replica = spec.layout.expert_tensor, spec.expert_tensor_rank, spec.is_first_expert_replica
-            number = spec.expert_rank * (model.config.num_moe_experts // spec.layout.expert) + int(expert[1])
-            rule = _within(f"mlp.experts.{number}.", _EXPERT_RULES[expert[2]])
+            place = int(expert["alone"] or expert["grouped"])
+            number = spec.expert_rank * (model.config.num_moe_experts // spec.layout.expert) + place
+            rule = _within(f"mlp.experts.{number}.", _EXPERT_RULES[expert["layer"] or expert["grouped_layer"]])
         else:
             rule = _LAYER_RULES[layer[2]] if layer else _MODEL_RULES[parameter_name]
         # In a tied model, the output layer is the last stage's copy of the embedding, which the first stage holds.

@@ -14,6 +14,7 @@ from torch import Tensor
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, GaeAdvantage, NoKl
 from asyncrl.core.recipe.schema import DeadlinesConfig, LearnerConfig
+from asyncrl.device.pinning import HostArena
 from learners.checkpoint_manifest import CheckpointShape, Progress
 from learners.flops import peak_flops
 from learners.megatron import checkpoint, hugging_face, lora, parallel, placement
@@ -108,7 +109,7 @@ class Trainer:
             self._policy = Network(self._chunks, shapes, learner, temperature, self.clock)
             self._critic = None if critic is None else self._new_critic(learner, critic, temperature)
         trained = [self._policy] if self._critic is None else [self._policy, self._critic]
-        self._state = checkpoint.LearnerState(trained, shape, spec)
+        self._state = checkpoint.LearnerState(trained, shape, spec, HostArena())
         self._references: list[LowRank | ReferenceWeights] = []
         if not isinstance(algorithm.kl, NoKl):
             # With adapters, the frozen weights without them are the reference, or those of a named one in their place.

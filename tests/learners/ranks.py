@@ -29,8 +29,10 @@ _CONTEXT.set_forkserver_preload(["rank_preload"])
 
 
 def _start_server() -> None:
-    # The server takes its module path from the environment only (CPython passes sys.path on and then ignores it).
-    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
+    # The server takes its module path from the environment only (CPython passes sys.path on and then ignores it). On a machine
+    # with a GPU, its preload must ask for GPUs without starting CUDA, which no fork would survive.
+    path = os.pathsep.join(filter(None, sys.path))
+    with mock.patch.dict(os.environ, PYTHONPATH=path, PYTORCH_NVML_BASED_CUDA_CHECK="1"):
         forkserver.ensure_running()
 
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.core.publication import Shard
-from asyncrl.weights.fingerprint import fingerprint
+from asyncrl.weights.fingerprint import FingerprintSum, _coordinate_weights, device_weights, fingerprint
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float64]
 
@@ -87,3 +87,19 @@ def test_is_the_same_on_a_gpu(dtype: torch.dtype) -> None:
 def test_refuses_wide_elements() -> None:
     with pytest.raises(ValueError, match="complex128 are 16 bytes"):
         fingerprint(whole("w", torch.zeros(2, dtype=torch.complex128)))
+
+
+@given(name=st.text(min_size=1), dimension=st.integers(0, 3), first=st.integers(0, 2**40), extent=st.integers(1, 50))
+def test_a_device_computes_the_numbers_that_a_cpu_does(name: str, dimension: int, first: int, extent: int) -> None:
+    cpu = torch.device("cpu")
+    expected = _coordinate_weights(name, dimension, first, extent, cpu)
+    assert torch.equal(device_weights(name, dimension, first, extent, cpu), expected)
+
+
+def test_a_sum_is_that_of_the_fingerprints() -> None:
+    shards = [whole(name, random_tensor([5, 3], dtype, 1)) for name, dtype in zip("abcde", DTYPES, strict=True)]
+    total = FingerprintSum()
+    assert total.total() == 0
+    for shard in [*shards, whole("empty", torch.empty(0, 2)), whole("scalar", torch.tensor(3.0))]:
+        total.add(shard)
+    assert total.total() == (sum(map(fingerprint, shards)) + fingerprint(whole("scalar", torch.tensor(3.0)))) % 2**64

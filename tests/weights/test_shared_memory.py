@@ -10,6 +10,7 @@ import torch
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
+from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.fingerprint import fingerprint
 from asyncrl.weights.shared_memory import MemoryFull, SharedMemory
 from asyncrl.weights.transport import merge
@@ -121,3 +122,51 @@ def test_a_full_file_system_is_named_with_size_and_remedy(writers, tmp_path: Pat
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(MemoryFull, match=rf"{tmp_path}.*no room for 16 more bytes of w.*has \d+ bytes.*--shm-size"):
         writers[0].write(V1, [Shard("w", (4,), (0,), torch.ones(4))])
+
+
+class CountingPins:
+    """Pins nothing, and keeps account of it."""
+
+    def __init__(self):
+        self.pinned = 0
+
+    def pin(self, address: int, size: int) -> str:
+        self.pinned += 1
+        return ""
+
+    def unpin(self, address: int) -> None:
+        self.pinned -= 1
+
+
+def test_a_device_writes_through_a_pinned_mapping_once_the_file_has_its_memory(tmp_path: Path) -> None:
+    pins, read_pins = CountingPins(), CountingPins()
+    readers = PinnedFiles(read_pins)
+    with closing(SharedMemory("run", 0, str(tmp_path), PinnedFiles(pins), mapped_from="cpu")) as writer:
+        for number in range(6):
+            model = tensors(number)
+            if number == 5:  # larger than the file was
+                model["norm"] = torch.randn(500)
+            shards = [Shard(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in model.items()]
+            publication = merge([writer.write(PolicyVersion(number), shards)])
+            assert pins.pinned == max(0, min(2, number - 1))
+            loaded = dict(SharedMemory.read(publication, mappings=readers))
+            assert all(torch.equal(loaded[name], tensor) for name, tensor in model.items())
+            assert publication.fingerprint == sum(map(fingerprint, shards)) % 2**64
+        assert read_pins.pinned == 2
+    readers.close()
+    assert pins.pinned == read_pins.pinned == 0
+
+
+def test_a_publication_is_in_the_order_of_layers_whichever_rank_has_which_experts(tmp_path: Path) -> None:
+    parts = []
+    for rank in range(2):
+        names = [f"model.layers.{layer}.mlp.experts.{2 * rank + expert}.w" for layer in (0, 2, 10) for expert in range(2)]
+        if rank == 0:
+            names = ["model.embed_tokens.weight", *names, "lm_head.weight"]
+        with closing(SharedMemory("order", rank, str(tmp_path))) as writer:
+            parts.append(writer.write(V1, [Shard(name, (2,), (0,), torch.ones(2)) for name in names]))
+    whole = merge(parts)
+    layers = [int(shard.name.split(".")[2]) for shard in whole.shards if ".layers." in shard.name]
+    assert layers == sorted(layers)
+    assert len(whole.shards) == 14
+    assert {shard.file for shard in whole.shards if ".experts.3" in shard.name} == {1}

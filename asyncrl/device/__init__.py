@@ -1,0 +1,1 @@
+"""What the learner and the weight transports know of devices: host memory that a GPU reads and writes by itself."""

@@ -1,0 +1,46 @@
+"""Whether the layers are TransformerEngine's, decided before Megatron's configuration is made: its fusions depend on it."""
+
+import importlib
+import importlib.util
+import logging
+from functools import lru_cache
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+PACKAGE = "transformer_engine"
+
+
+def engine_layers(dtype: torch.dtype, context_parallel: int) -> bool:
+    """Whether the layers are TransformerEngine's, whose attention takes packed rows in half precision only.
+
+    With context parallelism, layers are Megatron's with our own attention, because that is tested to give one rank's
+    results.
+    """
+    # Check for a GPU first: without one, the package may be installed all the same, and its import fails in many ways.
+    if not torch.cuda.is_available() or dtype is torch.float32 or context_parallel > 1:
+        return False
+    unusable = why_unusable()
+    if unusable:
+        _warn_once(unusable)
+    return not unusable
+
+
+def why_unusable() -> str:
+    """Say why TransformerEngine cannot be used in this process; empty if it can."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        return "it is not installed"
+    try:
+        importlib.import_module(f"{PACKAGE}.pytorch")
+    except (ImportError, RuntimeError, OSError) as error:
+        return f"it is installed, but cannot be imported: {type(error).__name__}: {error}"
+    return ""
+
+
+@lru_cache(maxsize=1)
+def _warn_once(unusable: str) -> None:
+    logger.warning(
+        "TransformerEngine is not used, so layers are slower by about a fifth: %s; `asyncrl doctor` says what would mend it",
+        unusable,
+    )

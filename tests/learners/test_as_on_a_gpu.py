@@ -1,0 +1,50 @@
+"""What differs on a GPU, as far as a CPU can show it."""
+
+import gpu_side
+import pytest
+import torch
+from learner_samples import assemble, make_model
+from ranks import run_ranks
+from test_layouts import recipe_and_grid
+from test_learner_checkpoint import AFTER, BEFORE, assert_identical, readings_of
+from test_model_folders import stored
+from test_ranks import distance
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("from_engine", [False, True])
+def test_a_checkpoint_passes_between_layers_with_and_without_extra_state(folder, tmp_path, from_engine):
+    recipe, grid = recipe_and_grid(folder)
+    ((saved, loaded),) = run_ranks(
+        gpu_side.between_layers, recipe, folder, BEFORE[:1], tmp_path / "version-000007", from_engine, **grid
+    )
+    assert_identical(assemble([loaded]), assemble([saved]))
+
+
+def test_the_fused_adam_goes_on_to_the_bit_from_a_checkpoint_that_gloo_gathered(folder, tmp_path):
+    outcomes = {}
+    for gpu in (False, True):
+        recipe, grid = recipe_and_grid(folder, data=2)
+        target = tmp_path / str(gpu) / "version-000008"
+        results = run_ranks(gpu_side.goes_on, recipe, folder, BEFORE, target, AFTER, gpu, **grid)
+        first, second, weights, resumed = zip(*results, strict=True)
+        assert readings_of(second) == readings_of(first)
+        assert_identical(assemble(resumed), assemble(weights))
+        outcomes[gpu] = assemble(weights)
+    assert 0 <= distance(outcomes[True], outcomes[False]) < 1e-5
+
+
+@pytest.mark.parametrize("layout", [{}, {"data": 2, "expert": 2}, {"tensor": 2, "expert_tensor": 2}], ids=["one", "ep2", "etp2"])
+def test_grouped_experts_load_publish_and_save_the_same_bits(tmp_path, layout):
+    folder, saved = make_model(tmp_path / "model", "qwen3_moe"), tmp_path / "saved"
+    recipe, grid = recipe_and_grid(folder, **layout)
+    whole = assemble(run_ranks(gpu_side.grouped_experts, recipe, folder, saved, **grid))
+    expected, written = stored(folder), stored(saved)
+    assert whole.keys() == expected.keys() == written.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(torch.from_numpy(whole[name]).float(), tensor)
+        assert torch.equal(written[name], tensor)
