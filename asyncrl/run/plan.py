@@ -5,7 +5,8 @@ the environment can play a task of each source.
 The memory is an estimate, good enough to tell a run that fits from one that does not.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -14,6 +15,7 @@ from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.reward import ModelReward, RewardConfig
 from asyncrl.core.recipe.schema import GeneratedTasks, LearnerConfig, ModelConfig, Recipe
 from asyncrl.envs.load import load_environment
+from asyncrl.run import gpus
 from asyncrl.run.automatic import Choice
 from asyncrl.run.further_trackers import check_further_trackers
 from asyncrl.run.machine import Machine
@@ -46,12 +48,13 @@ _Splits = tuple[tuple[Split, Sequence[TaskSource]], ...]
 
 
 class Processes(msgspec.Struct, frozen=True):
-    """``count`` equal processes of the run, and the memory that each is expected to take."""
+    """``count`` equal processes of the run, the memory that each is expected to take, and the GPUs that it is given."""
 
     role: str
     count: int
     each_bytes: int
     what: str
+    gpus: float = 0
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -120,8 +123,8 @@ def make_plan(
         note: shows the user a line while the environment takes long to play a task.
 
     Raises:
-        RecipeError: the model, the tasks, the environment, the tool parser or a class that the recipe names is missing,
-            they do not fit together, or the environment breaks when a task is played.
+        RecipeError: this machine has too few GPUs; the model, the tasks, the environment, the tool parser or a class that the
+            recipe names is missing; they do not fit together; or the environment breaks when a task is played.
     """
     check_further_trackers(recipe.tracking)
     load_environment(recipe.environment)
@@ -130,6 +133,9 @@ def make_plan(
     shape = read_shape(recipe.model.path)
     check_sizes(shape, recipe.model, recipe.learner, recipe.generators)
     check_reference(recipe, shape)
+    machine = machine or Machine.here()
+    if machine.gpus and not os.environ.get("RAY_ADDRESS"):  # of a cluster, only the driver will know
+        gpus.require(recipe, machine.gpus, "this machine")
     outstanding = (recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step
     greedy = recipe.algorithm.greedy_sample is not None
     episodes = recipe.batch.groups_per_step * (recipe.batch.group_size - greedy)
@@ -139,14 +145,14 @@ def make_plan(
     )
     played = play_first_tasks(recipe, splits, note)
     plan = Plan(
-        processes=_processes(recipe, shape, outstanding),
+        processes=tuple(_with_gpus(recipe, machine, _processes(recipe, shape, outstanding))),
         sources=tuple(_describe(recipe, splits)),
         parameters=shape.parameters,
         episodes_per_step=episodes,
         episodes_in_all=episodes * recipe.steps,
         outstanding_groups=outstanding,
         running_episodes=recipe.generators.count * recipe.generators.max_running,
-        machine=machine or Machine.here(),
+        machine=machine,
         choices=tuple(choices),
         inert=inert(recipe),
         remarks=(),
@@ -196,6 +202,13 @@ def _processes(recipe: Recipe, shape: ModelShape, outstanding: int) -> tuple[Pro
     )
 
 
+def _with_gpus(recipe: Recipe, machine: Machine, processes: Iterable[Processes]) -> Iterator[Processes]:
+    """Yield the processes with the GPUs that each is given."""
+    each = {need.role: need.each for need in gpus.needs_of(recipe)} if machine.gpus else {}
+    for process in processes:
+        yield msgspec.structs.replace(process, gpus=each.get(process.role, 0))
+
+
 def _reward_model(reward: RewardConfig, policy: ModelConfig) -> Iterator[Processes]:
     """The reward model, if there is one: its weights, and the activations of one layer in one forward pass."""
     if isinstance(reward, ModelReward):
@@ -238,8 +251,34 @@ def _learner_state_bytes(learner: LearnerConfig, shape: ModelShape) -> int:
     return state + learner.micro_batch_tokens // layout.context * (hidden + logits)
 
 
+def _remarks_on_gpus(recipe: Recipe, shape: ModelShape, machine: Machine) -> Iterator[str]:
+    """Remarks on what the run makes of this machine's GPUs."""
+    if machine.idle_gpus:
+        yield (
+            f"GPUs of this machine that the run does not use: {machine.idle_gpus}; install asyncrl[gpu] in an environment of its "
+            "own, and see docs/gpu.md"
+        )
+    if not machine.gpus:
+        return
+    if recipe.learner.dtype == "float32":
+        yield (
+            "learner.dtype float32 on GPUs: layers are Megatron's plain ones, without TransformerEngine, and matrix products do "
+            "not use tensor cores; set learner.dtype=bfloat16, which keeps fp32 master weights, unless you compare numbers"
+        )
+    if machine.gpu_memory:
+        state = _learner_state_bytes(recipe.learner, shape)
+        engine = int(recipe.generators.gpu_memory_share * machine.gpu_memory) if recipe.learner.gpu == "shared" else 0
+        if state + engine > machine.gpu_memory:
+            beside = f" and {memory(engine)} for the engine beside it" if engine else ""
+            yield (
+                f"a learner rank needs about {memory(state)} of GPU memory{beside}, and a GPU here has "
+                f"{memory(machine.gpu_memory)}: lower learner.micro_batch_tokens or generators.gpu_memory_share, set "
+                "learner.recompute=full, train adapters (learner.lora), or use more ranks"
+            )
+
+
 def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
-    remarks = []
+    remarks = list(_remarks_on_gpus(recipe, shape, plan.machine))
     if plan.total_bytes > plan.machine.memory:
         remarks.append(_beyond_the_machine(recipe, plan))
     elif plan.total_bytes > plan.machine.free:

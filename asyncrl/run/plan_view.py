@@ -7,7 +7,7 @@ from rich.text import Text
 
 from asyncrl.core.recipe.schema import BufferConfig, Recipe
 from asyncrl.core.text import counted
-from asyncrl.run.plan import Plan
+from asyncrl.run.plan import Plan, Processes
 from asyncrl.run.units import memory, quantity
 
 
@@ -27,10 +27,21 @@ def _processes(plan: Plan) -> Table:
     table.add_column("", footer="in all")
     table.add_column("count", justify="right")
     table.add_column("each", justify="right", footer=memory(plan.total_bytes))
+    on_gpus = plan.machine.gpus > 0
+    if on_gpus:
+        table.add_column("GPUs", justify="right", footer=f"of {plan.machine.gpus}")
     table.add_column("what", footer=free)
     for process in plan.processes:
-        table.add_row(process.role, str(process.count), memory(process.each_bytes), process.what)
+        gpus = [_gpus(process)] if on_gpus else []
+        table.add_row(process.role, str(process.count), memory(process.each_bytes), *gpus, process.what)
     return table
+
+
+def _gpus(process: Processes) -> str:
+    """What each of the processes is given of the GPUs."""
+    if not process.gpus:
+        return ""
+    return "a shared one" if process.gpus < 1 else f"{process.gpus:g} each"
 
 
 def _tasks(plan: Plan) -> Table:

@@ -70,30 +70,28 @@ def between_layers(
 
 
 def goes_on(
-    spec: RankSpec, recipe: Recipe, folder: Path, before: Batches, target: Path, after: Batches, gpu: bool
-) -> tuple[list[StepReport], list[StepReport], list[PlainShard], list[PlainShard]]:
-    """Train, save, train on; then load and train on again. Reports and weights of both."""
+    spec: RankSpec, recipe: Recipe, folder: Path, before: Batches, checkpoint: Path, after: Batches, gpu: bool, loads: bool
+) -> tuple[list[StepReport], list[PlainShard]]:
+    """Train and save, or load; then train on. ``gpu`` trains as on a GPU: reports and weights of what came after."""
     with ExitStack() as changed:
         if gpu:
             changed.enter_context(mock.patch.object(parallel, "gathers_in_host_memory", return_value=True))
-        outcomes = []
-        for batches in (before, None):
-            learner = new_learner(spec, recipe, folder)
-            optimizer = learner._trainer._policy.optimizer
-            if gpu:
-                optimizer_state.fuse(optimizer)
-                assert all(group["fused"] for group in optimizer.param_groups)
-            if batches is None:
-                learner.load_checkpoint(target)
-            else:
-                for batch, rows in batches:
-                    _step(learner, batch, rows)
-                learner.start_checkpoint(target)
-                learner.finish_checkpoint()
-            outcomes.append(([_step(learner, batch, rows) for batch, rows in after], plain_shards(learner)))
-            learner.close()
-    (first, weights), (second, resumed) = outcomes
-    return first, second, weights, resumed
+        learner = new_learner(spec, recipe, folder)
+        optimizer = learner._trainer._policy.optimizer
+        if gpu:
+            optimizer_state.fuse(optimizer)
+            assert all(group["fused"] for group in optimizer.param_groups)
+        if loads:
+            learner.load_checkpoint(checkpoint)
+        else:
+            for batch, rows in before:
+                _step(learner, batch, rows)
+            learner.start_checkpoint(checkpoint)
+            learner.finish_checkpoint()
+        reports = [_step(learner, batch, rows) for batch, rows in after]
+        weights = plain_shards(learner)
+        learner.close()
+    return reports, weights
 
 
 def grouped_experts(spec: RankSpec, recipe: Recipe, folder: Path, saved: Path) -> list[PlainShard]:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 SCRIPT = """
-import asyncio, os, signal, subprocess, sys, time
+import asyncio, os, pathlib, signal, subprocess, sys, time
 import psutil, ray
 from asyncrl.run.cluster import Cluster, starting_ray, stop_ray
 from asyncrl.run.processes import adopt_orphans, end_descendants
@@ -34,6 +34,7 @@ class Actor:
 async def lose(learner):
     cluster = object.__new__(Cluster)
     cluster._learners = [learner]
+    cluster._log_of = lambda number: pathlib.Path("/nowhere")
     try:
         async with cluster.watching_learners():
             ray.kill(learner)

@@ -16,6 +16,9 @@ from asyncrl.core.recipe.sampling_rules import SAMPLING_RULES
 from asyncrl.core.recipe.schema import FileTasks, Recipe
 from asyncrl.core.text import counted
 
+LARGEST_HALF = 0.5
+"""The largest share of a GPU's memory for an engine that may have to share the GPU with another one."""
+
 Rule = Callable[[Recipe], Iterator[RecipeError]]
 
 
@@ -95,6 +98,31 @@ def _fp8_has_layers_that_know_it(recipe: Recipe) -> Iterator[RecipeError]:
         )
 
 
+def _two_processes_share_a_gpu(recipe: Recipe) -> Iterator[RecipeError]:
+    learner, generators = recipe.learner, recipe.generators
+    if learner.gpu != "shared":
+        return
+    if learner.layout.ranks > 1:
+        yield RecipeError(
+            "learner.gpu",
+            f"the learner has {learner.layout.ranks} ranks, and NCCL refuses two of them on one GPU, which could happen where "
+            "GPUs are shared",
+            "set it to own, or the learner's parallel sizes to 1",
+        )
+    if generators.tensor_parallel > 1:
+        yield RecipeError(
+            "learner.gpu",
+            f"an engine over generators.tensor_parallel {generators.tensor_parallel} GPUs cannot share them",
+            "set it to own, or generators.tensor_parallel to 1",
+        )
+    if generators.gpu_memory_share > LARGEST_HALF:
+        yield RecipeError(
+            "generators.gpu_memory_share",
+            f"{generators.gpu_memory_share:g} of a GPU's memory for an engine leaves too little for what shares the GPU with it",
+            f"set it to at most {LARGEST_HALF:g} (0.4 is a good beginning), or learner.gpu to own",
+        )
+
+
 def _experts_are_shared_out_within_a_stage(recipe: Recipe) -> Iterator[RecipeError]:
     learner = recipe.learner
     stage = learner.layout.stage_ranks
@@ -166,6 +194,7 @@ _RULES: tuple[Rule, ...] = (
     _every_rank_gets_a_group,
     _chunks_are_of_a_pipeline,
     _fp8_has_layers_that_know_it,
+    _two_processes_share_a_gpu,
     _experts_are_shared_out_within_a_stage,
     _the_warmup_ends,
     _held_out_tasks_are_held_out,

@@ -123,7 +123,8 @@ class GeneratorsConfig(Section, frozen=True):
         max_running: the most episodes that one engine plays at once; fewer while its key-value cache is too small for them.
         dtype: type of the engine's weights and activations; ``auto`` is bfloat16 where the processor or GPU supports it.
         kv_cache_mb: memory for the key-value cache of one engine on CPU, in MiB; on a GPU see ``gpu_memory_share``.
-        gpu_memory_share: share of a GPU's memory that one engine takes; not used on CPU.
+        gpu_memory_share: share of a GPU's memory that one engine takes; not used on CPU. At most 0.5 if ``learner.gpu`` is
+            ``shared``.
         tensor_parallel: GPUs that one engine spans; must be 1 on CPU.
     """
 
@@ -131,7 +132,7 @@ class GeneratorsConfig(Section, frozen=True):
     max_running: Annotated[Count, AUTOMATIC] = 64
     dtype: Annotated[Literal["bfloat16", "float16", "float32"], AUTOMATIC] = "bfloat16"
     kv_cache_mb: Annotated[Count, AUTOMATIC] = 256
-    gpu_memory_share: Annotated[float, Meta(gt=0, le=1)] = 0.85
+    gpu_memory_share: Annotated[Annotated[float, Meta(gt=0, le=1)], AUTOMATIC] = 0.85
     tensor_parallel: Count = 1
 
 
@@ -292,7 +293,10 @@ class LearnerConfig(Section, frozen=True):
         schedule: how the learning rate follows from the training step.
         weight_decay: decoupled weight decay.
         clip_grad: the largest gradient norm; a gradient with a larger norm is scaled down to it.
-        dtype: type of the parameters in the forward pass; bfloat16 keeps fp32 master weights.
+        dtype: type of the parameters in the forward pass; bfloat16 keeps fp32 master weights. ``auto`` is bfloat16 on GPUs, where
+            float32 is several times slower, and float32 on CPU.
+        gpu: ``own``, or ``shared``: two processes of the run use one GPU, such as the learner and an engine. Then the learner
+            has one rank. ``auto`` shares if there is only one GPU. Not used on CPU.
         fp8: multiply the layers' matrices in 8-bit floating point, with TransformerEngine and a current scale for each tensor:
             all in e4m3, or gradients in e5m2 (``hybrid``). Attention, norms, output layer and optimizer are not affected. Needs
             ``dtype`` bfloat16, a model without experts and GPUs of compute capability 8.9 or newer; not yet tested on one.
@@ -317,7 +321,8 @@ class LearnerConfig(Section, frozen=True):
     schedule: LinearSchedule | CustomSchedule = LinearSchedule()
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0
     clip_grad: Positive = 1.0
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Annotated[Literal["float32", "bfloat16"], AUTOMATIC] = "float32"
+    gpu: Annotated[Literal["own", "shared"], AUTOMATIC] = "own"
     fp8: Literal["none", "e4m3", "hybrid"] = "none"
     micro_batch_tokens: Annotated[Count, AUTOMATIC] = 8192
     tensor_parallel: Count = 1
