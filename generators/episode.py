@@ -128,14 +128,15 @@ class EpisodeTools(msgspec.Struct, frozen=True):
         engine: samples the turns.
         chat: turns messages into token ids.
         reader: reads tool calls from sampled text.
-        environment_factory: makes a new environment for each episode.
+        make_environment: makes the environment of an episode of a task; see
+            :meth:`asyncrl.envs.worker_environments.WorkerEnvironments.make`.
         errors: counts the errors of the environments' code.
     """
 
     engine: Engine
     chat: ChatFormat
     reader: ToolCallReader
-    environment_factory: Callable[[], Environment]
+    make_environment: Callable[[Task], Environment]
     errors: ErrorCounts = msgspec.field(default_factory=ErrorCounts)
 
 
@@ -326,7 +327,7 @@ def _number(name: str, value: object) -> float:
 async def _environment_of(task: Task, limits: EpisodeLimits, tools: EpisodeTools) -> AsyncIterator[HostedEnvironment]:
     """Make a new environment, and close it at the end. An error of its code is counted."""
     try:
-        environment = make_hosted(tools.environment_factory, task)
+        environment = make_hosted(tools.make_environment, task)
         try:
             yield environment
         finally:

@@ -5,7 +5,7 @@ An episode that breaks its environment gets no reward.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -81,13 +81,14 @@ def require_results(evaluated: Sequence[Evaluated]) -> list[EvaluationResult]:
 
 
 async def evaluate(
-    tasks: Sequence[HeldOutTask], limits: EpisodeLimits, tools: EpisodeTools, *, at_once: int, attempts: int
+    tasks: Sequence[HeldOutTask], limits: Mapping[str, EpisodeLimits], tools: EpisodeTools, *, at_once: int, attempts: int
 ) -> list[Trajectory | BrokenEpisode]:
     """Play the episodes of each task. The engine serves these episodes and all other requests at the same time.
 
     An episode that breaks its environment ``attempts`` times has no trajectory. It is never counted as a reward of 0.
 
     Args:
+        limits: by member of the environment.
         at_once: most episodes played at the same time.
         attempts: how often an episode may break its environment before it is left out.
 
@@ -98,7 +99,7 @@ async def evaluate(
     with first_error():
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(_evaluate(each.task, sample_index, limits, tools, slots, attempts))
+                group.create_task(_evaluate(each.task, sample_index, limits[each.task.environment], tools, slots, attempts))
                 for each in tasks
                 for sample_index in range(each.samples)
             ]

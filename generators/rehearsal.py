@@ -18,7 +18,7 @@ from generators.episode import EpisodeLimits, checked_reset, checked_step
 
 
 async def rehearse(
-    task: Task, environment_factory: Callable[[], Environment], limits: EpisodeLimits, at: Callable[[str], None]
+    task: Task, make_environment: Callable[[Task], Environment], limits: EpisodeLimits, at: Callable[[str], None]
 ) -> None:
     """Play ``task`` with an empty answer, within the deadlines of a real episode.
 
@@ -29,7 +29,7 @@ async def rehearse(
         EnvironmentBroken: a method raised, returned something invalid, or took too long.
     """
     at("the constructor")
-    environment = make_hosted(environment_factory, task)
+    environment = make_hosted(make_environment, task)
     method = "reset"
     try:
         async with asyncio.timeout(limits.episode_timeout_s):

@@ -96,7 +96,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     """The settings of a worker that come from the recipe.
 
     Attributes:
-        limits, evaluation_limits: the limits of training episodes, and of those of evaluations.
+        limits, evaluation_limits: by member of the environment, the limits of training episodes, and of those of evaluations.
         max_running: most episodes that the worker plays at once.
         lease_s: seconds of silence after which the buffer gives up a worker.
         greedy_sample: index of the sample of each group that is played at temperature 0; None if there is none.
@@ -104,8 +104,8 @@ class WorkerSettings(msgspec.Struct, frozen=True):
         evaluation_attempts: how often an evaluation task may break its environment before it is left out.
     """
 
-    limits: EpisodeLimits
-    evaluation_limits: EpisodeLimits
+    limits: Mapping[str, EpisodeLimits]
+    evaluation_limits: Mapping[str, EpisodeLimits]
     max_running: int
     group_size: int
     lease_s: float
@@ -116,9 +116,10 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, recipe: Recipe) -> "WorkerSettings":
         """Take the settings from a recipe."""
+        members = recipe.environment.by_member
         return cls(
-            limits=EpisodeLimits.of(recipe),
-            evaluation_limits=EpisodeLimits.for_evaluation(recipe),
+            limits={member: EpisodeLimits.of(recipe, member) for member in members},
+            evaluation_limits={member: EpisodeLimits.for_evaluation(recipe, member) for member in members},
             max_running=recipe.generators.max_running,
             group_size=recipe.batch.group_size,
             lease_s=recipe.deadlines.lease,
@@ -263,7 +264,7 @@ class GeneratorWorker:
     async def _run_sample(self, lease: Lease, index: int) -> None:
         """Play one episode, have it scored, and hand it in or give it back. Only playing takes room in the engine."""
         ticket = lease.ticket
-        limits = self._settings.limits
+        limits = self._settings.limits[ticket.task.environment]
         if index == self._settings.greedy_sample:
             limits = limits.greedy()
         accepted = time.perf_counter()

@@ -127,11 +127,11 @@ class Measured:
         """
         await self._llm.reset_prefix_cache()
         engine = RecordingEngine(self._engine)
-        tools = EpisodeTools(engine, self._chat, self._reader, lambda: Waiting(wait_s))
+        tools = EpisodeTools(engine, self._chat, self._reader, lambda task: Waiting(wait_s))
         tasks = [HeldOutTask(task, "bench", GROUP_SIZE) for task in make_tasks(count // GROUP_SIZE, seed)]
         began = time.perf_counter()
         with (lag or LoopLag()).probing():
-            played = await evaluate(tasks, self._limits, tools, at_once=count, attempts=1)
+            played = await evaluate(tasks, {"": self._limits}, tools, at_once=count, attempts=1)
         seconds = time.perf_counter() - began
         for each in played:
             if not isinstance(each, Trajectory) or each.metrics.get("tool_calls") != self._limits.max_turns:
@@ -197,7 +197,7 @@ def make_tasks(count: int, seed: int) -> list[Task]:
 
 async def tool_overhead_ms(calls: int) -> float:
     """Return what one call of a tool costs beside the tool, in milliseconds: checks, deadline, record and the answer."""
-    environment = make_hosted(Waiting, make_tasks(1, 0)[0])
+    environment = make_hosted(lambda task: Waiting(), make_tasks(1, 0)[0])
     await checked_reset(environment)
     action = Action("", (ToolCall("add", {"a": 1, "b": 2}),))
     began = time.perf_counter()

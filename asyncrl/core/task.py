@@ -8,18 +8,20 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import Message
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One problem for the model to solve. Tasks with equal ids are the same task.
 
     Attributes:
         id: unique within its source.
         prompt: what the user asks the model, or chat messages of which the last is the user's (:mod:`asyncrl.core.chat_prompt`).
         data: everything else the environment needs, e.g. the expected answer. The model never sees it.
+        environment: which environment of a mixture plays it; empty where there is no mixture.
     """
 
     id: TaskId
     prompt: str | tuple[Message, ...]
     data: dict[str, Any] = {}
+    environment: str = ""
 
     @property
     def question(self) -> str:

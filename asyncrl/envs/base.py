@@ -1,8 +1,12 @@
 """The environment contract: async methods ``reset``, ``step`` and ``close``, and one instance for each episode."""
 
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +14,7 @@ import msgspec
 from asyncrl.core.messages import CallRecord, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.core.users_error import UsersError
+from asyncrl.envs.provided import Provided
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -70,6 +75,40 @@ class Environment(ABC):
     must let ``asyncio.CancelledError`` through within a few seconds; otherwise it is abandoned, and ``close`` is called while
     it still runs.
     """
+
+    provided: Provided = Provided()
+    """What the worker gives this episode. It is set before the constructor runs."""
+
+    @cached_property
+    def secrets(self) -> Mapping[str, str]:
+        """Values of the environment variables that ``environment.secrets`` of the recipe names."""
+        return self.provided.secrets
+
+    @cached_property
+    def shared(self) -> Any:
+        """What :meth:`share` yielded for all episodes of this worker. A test that needs it may set it."""
+        return self.provided.shared
+
+    @cached_property
+    def workspace(self) -> Path:
+        """A temporary folder of this episode, made when it is first asked for and removed after ``close``."""
+        folder = self.provided.workspace
+        if folder is None:  # outside a run
+            own = self.__dict__.setdefault("__asyncrl_folder__", tempfile.TemporaryDirectory(prefix="asyncrl-"))
+            return Path(own.name)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    @classmethod
+    @asynccontextmanager
+    async def share(cls, **options: Any) -> AsyncIterator[Any]:
+        """Set up what all episodes of a worker share, such as a database or a server; yield it, and tear it down afterwards.
+
+        It is entered once in each worker before the first episode, within ``deadlines.start``, and left after the last, within
+        a tenth of ``deadlines.shutdown``. ``options`` are those of the constructor; a parameter ``secrets`` gets the secrets.
+        What it yields is used by many episodes at the same time. If it ends by itself, the worker is replaced.
+        """
+        yield None
 
     async def ready(self) -> None:
         """Wait until an episode can begin. Called once before ``reset``, and not limited by the deadline of the episode.

@@ -21,6 +21,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.users_error import UsersError
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
 from asyncrl.envs.contained import Raised, contained, ended
+from asyncrl.envs.workspaces import remove_after_episode
 
 T = TypeVar("T")
 
@@ -52,7 +53,7 @@ class HostedEnvironment:
         return await self._call("step", lambda: self._environment.step(action))
 
     async def close(self, seconds: float) -> None:
-        """Close the environment within ``seconds``. A call that ignored its cancellation may still be running."""
+        """Close the environment within ``seconds``, and remove its folder. A call that ignored its cancellation may still run."""
         where = f"{type(self._environment).__name__}.close"
         remedy = "raise environment.tool_timeout_s"
         try:
@@ -62,6 +63,9 @@ class HostedEnvironment:
             raise self._broken("close", late)  # noqa: B904 - its cause is set there
         finally:
             self._host.end()
+            workspace = self._environment.provided.workspace
+            if workspace is not None and "workspace" in vars(self._environment):  # it was asked for, so it was made
+                await remove_after_episode(workspace)
 
     @contextmanager
     def blamed(self, method: str) -> Iterator[None]:
@@ -92,9 +96,13 @@ class HostedEnvironment:
         return outcome
 
     def _broken(self, method: str, error: BaseException) -> EnvironmentBroken:
-        raised = UsersError.of(error, getattr(type(self._environment), method, None))
+        secrets = self._environment.provided.secrets
+        raised = secrets.cleaned(UsersError.of(error, getattr(type(self._environment), method, None)))
         if isinstance(error, EnvironmentBroken):
-            error.raised = getattr(error, "raised", None) or raised  # the user's own class may not have called our constructor
+            # The user's own class may not have called our constructor.
+            error.raised = getattr(error, "raised", None) or raised
+            error.problem = secrets.clean(getattr(error, "problem", str(error)))
+            error.args = (error.problem,)
             return error
         name = f"{type(self._environment).__name__}.{raised.method or method}"
         broken = EnvironmentBroken(f"task {self._task.id}: {name} {raised.problem}{raised.where}", raised)
@@ -102,14 +110,16 @@ class HostedEnvironment:
         return broken
 
 
-def make_hosted(environment_factory: Callable[[], Environment], task: Task) -> HostedEnvironment:
+def make_hosted(make_environment: Callable[[Task], Environment], task: Task) -> HostedEnvironment:
     """Make a new environment for one episode of ``task``.
 
     Raises:
-        EnvironmentBroken: its constructor raised.
+        EnvironmentBroken: its constructor raised, or the task names none.
     """
     try:
-        return HostedEnvironment(environment_factory(), task)
+        return HostedEnvironment(make_environment(task), task)
+    except EnvironmentBroken:
+        raise
     except BaseException as error:
         raised = UsersError.of(error)
         problem = f"the environment could not be made: {raised.problem.removeprefix('raised ')}{raised.where}"

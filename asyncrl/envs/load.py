@@ -1,97 +1,160 @@
-"""Finds the class that ``environment.name`` in a recipe means, and makes an instance of it for each episode.
+"""Loads the environments of a recipe: one function that knows the kinds, and all about Python classes.
 
 Whatever is wrong with the name or the options is found here, before anything starts, and raised as a :class:`RecipeError`.
 """
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from difflib import get_close_matches
-from functools import partial
 from types import ModuleType
+from typing import Any
 
 import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.plug_in import import_module, users_code
-from asyncrl.core.recipe.environment import ClassEnvironment, EnvironmentConfig
+from asyncrl.core.recipe.environment import (
+    ClassEnvironment,
+    EnvironmentConfig,
+    McpEnvironment,
+    MemberConfig,
+    RemoteEnvironment,
+    member_place,
+)
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Environment
+from asyncrl.envs.member import Member
+from asyncrl.envs.provided import Provided
+from asyncrl.envs.secrets import Secrets
 from asyncrl.envs.signature import Parameters
+from asyncrl.envs.tool_process import Load
 from asyncrl.envs.tools import ToolEnvironment
 
 BUILT_IN = {"calculator": "asyncrl.envs.calculator:Calculator"}
 
-_NAME, _OPTIONS = "environment.name", "environment.options"
 _OWN = "or name your own as `module:Class`, importable from where the command is run"
 
 
-def load_environment(spec: EnvironmentConfig) -> Callable[[], Environment]:
-    """A function that makes the environment of one episode each time it is called.
+def load_members(environment: EnvironmentConfig) -> dict[str, Member]:
+    """Load and check each environment that plays episodes, by name.
 
     Raises:
-        RecipeError: there is no such environment, or ``spec.options`` do not fit its constructor.
+        RecipeError: there is no such environment, or its options do not fit.
     """
-    spec = _of_a_class(spec)
-    return partial(_make, *_class_and_options(spec), spec.tool_timeout_s)
+    return {name: load_member(spec, member_place(name)) for name, spec in environment.by_member.items()}
 
 
-def make_tasks(spec: EnvironmentConfig, split: str, count: int, seed: int) -> Sequence[Task]:
-    """The tasks that the recipe's environment makes itself; see :meth:`Environment.make_tasks`.
+def load_member(spec: MemberConfig, place: str = "environment") -> Member:
+    """Load and check one environment.
+
+    Args:
+        place: the recipe key of its section, for errors.
 
     Raises:
-        RecipeError: there is no such environment, its options do not fit, it makes no tasks, or it raises while it makes them.
+        RecipeError: there is no such environment, or its options do not fit.
     """
-    spec = _of_a_class(spec)
-    environment, options = _class_and_options(spec)
-    with users_code(f"make_tasks of {spec.name!r} raised", _NAME, "fix it, or set tasks.kind to `files` and name the files"):
-        try:
-            tasks = environment.make_tasks(split, count, seed, **options)
-        except NotImplementedError as error:
-            raise RecipeError(
-                "tasks.kind", f"environment {spec.name!r} makes no tasks of its own", "use `files` and name the files"
-            ) from error
-        return list(tasks) if isinstance(tasks, Sequence) else tasks
+    match spec:
+        case ClassEnvironment():
+            return ClassMember(spec, place)
+        case RemoteEnvironment():
+            raise RecipeError(f"{place}.kind", "environments of kind remote cannot be used yet", "use kind class")
+        case McpEnvironment():
+            raise RecipeError(f"{place}.kind", "environments of kind mcp cannot be used yet", "use kind class")
 
 
-def _of_a_class(spec: EnvironmentConfig) -> ClassEnvironment:
-    if isinstance(spec, ClassEnvironment):
-        return spec
-    kind = type(spec).__struct_config__.tag
-    raise RecipeError("environment.kind", f"environments of kind {kind} cannot be used yet", "use kind class")
+def make_tasks(spec: MemberConfig, split: str, count: int, seed: int) -> Sequence[Task]:
+    """Make tasks of one environment; see :meth:`Environment.make_tasks`. Raises ``RecipeError``."""
+    return load_member(spec).make_tasks(split, count, seed)
 
 
-def _class_and_options(spec: ClassEnvironment) -> tuple[type[Environment], dict[str, object]]:
-    """The environment's class, and its options converted for the constructor. Resolving annotations runs the user's code, too."""
-    problem = f"inspecting environment {spec.name!r} and its options failed with"
-    with users_code(problem, _NAME, "fix the class and its constructor"):
-        environment = environment_class(spec.name)
-        return environment, _checked_options(spec, environment)
+class ClassMember(Member):
+    """A Python class, and its options converted for the constructor. Resolving annotations runs the user's code, too.
+
+    Raises:
+        RecipeError: there is no such class, its options do not fit its constructor, or a deadline of one of its tools is longer
+            than an episode.
+    """
+
+    def __init__(self, spec: ClassEnvironment, place: str) -> None:
+        super().__init__(spec, place)
+        self._name, self._tool_timeout_s = spec.name, spec.tool_timeout_s
+        problem = f"inspecting environment {spec.name!r} and its options failed with"
+        with users_code(problem, f"{place}.name", "fix the class and its constructor"):
+            self.environment = environment_class(spec.name, f"{place}.name")
+            self._options = _checked_options(spec, self.environment, place)
+            self._share_takes_secrets = "secrets" in inspect.signature(self.environment.share).parameters
+        for tool in getattr(self.environment, "tools", {}).values():
+            if tool.timeout_s is not None and tool.timeout_s > spec.episode_timeout_s:
+                problem = f"tool {tool.name} has a timeout_s of {tool.timeout_s:g} s, which is more than"
+                limit = f"{place}.episode_timeout_s {spec.episode_timeout_s:g} s for the whole episode"
+                raise RecipeError(f"{place}.name", f"{problem} {limit}", "lower the one or raise the other")
+
+    @property
+    def process_class(self) -> Load | None:
+        """The class, if it has tools that run in a process."""
+        has_any = any(tool.in_process for tool in getattr(self.environment, "tools", {}).values())
+        return Load(self.environment.__module__, self.environment.__qualname__) if has_any else None
+
+    def make(self, provided: Provided = Provided()) -> Environment:  # noqa: B008 - immutable
+        """Make the environment of one episode."""
+        instance = self.environment.__new__(self.environment, **self._options)
+        # Before the constructor, which may need what is provided; and past a __setattr__ of a frozen class.
+        object.__setattr__(instance, "provided", provided)
+        self.environment.__init__(instance, **self._options)
+        if isinstance(instance, ToolEnvironment):
+            instance.tool_timeout_s = self._tool_timeout_s
+        return instance
+
+    def share(self, secrets: Secrets) -> AbstractAsyncContextManager[Any]:
+        """Return the context of the class's ``share``."""
+        extra = {"secrets": secrets} if self._share_takes_secrets else {}
+        shared = self.environment.share(**self._options, **extra)
+        if inspect.iscoroutine(shared):
+            shared.close()
+        if not isinstance(shared, AbstractAsyncContextManager):
+            raise TypeError(f"share() returned {shared!r}; decorate it with @classmethod and @contextlib.asynccontextmanager")
+        return shared
+
+    def make_tasks(self, split: str, count: int, seed: int) -> Sequence[Task]:
+        """Make tasks; see :meth:`Environment.make_tasks`."""
+        raised = f"make_tasks of {self._name!r} raised"
+        with users_code(raised, f"{self.place}.name", "fix it, or set tasks.kind to `files` and name the files"):
+            try:
+                tasks = self.environment.make_tasks(split, count, seed, **self._options)
+            except NotImplementedError as error:
+                problem = f"environment {self._name!r} makes no tasks of its own"
+                raise RecipeError("tasks.kind", problem, "use `files` and name the files") from error
+            return list(tasks) if isinstance(tasks, Sequence) else tasks
 
 
-def environment_class(name: str) -> type[Environment]:
+def environment_class(name: str, place: str = "environment.name") -> type[Environment]:
     """The class that ``name`` means: a built-in one, or ``module:Class``.
+
+    Args:
+        place: the recipe key of the name, for errors.
 
     Raises:
         RecipeError: there is no such environment, or it cannot be used; names the nearest choices.
     """
     module_name, separator, class_name = BUILT_IN.get(name, name).partition(":")
     if not separator:
-        raise RecipeError(_NAME, f"there is no environment {name!r}", f"{_choices(name, list(BUILT_IN))}, {_OWN}")
-    found = getattr(_import(module_name), class_name, None)
+        raise RecipeError(place, f"there is no environment {name!r}", f"{_choices(name, list(BUILT_IN))}, {_OWN}")
+    found = getattr(_import(module_name, place), class_name, None)
     if not (isinstance(found, type) and issubclass(found, Environment)):
         problem = "is not an Environment" if found else "does not exist"
-        raise RecipeError(_NAME, f"class {class_name!r} of module {module_name} {problem}", _classes(module_name, class_name))
+        raise RecipeError(place, f"class {class_name!r} of module {module_name} {problem}", _classes(module_name, class_name))
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
-        raise RecipeError(_NAME, f"{name} is an abstract class and cannot be used", f"define {missing} in class {class_name}")
+        raise RecipeError(place, f"{name} is an abstract class and cannot be used", f"define {missing} in class {class_name}")
     return found
 
 
-def _import(module_name: str) -> ModuleType:
+def _import(module_name: str, place: str) -> ModuleType:
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise RecipeError(_NAME, f"{module_name!r} is not a module name", _OWN.removeprefix("or "))
-    return import_module(module_name, _NAME, f"{_choices(module_name, list(BUILT_IN))}, {_OWN}", f"fix the module, {_OWN}")
+        raise RecipeError(place, f"{module_name!r} is not a module name", _OWN.removeprefix("or "))
+    return import_module(module_name, place, f"{_choices(module_name, list(BUILT_IN))}, {_OWN}", f"fix the module, {_OWN}")
 
 
 def _classes(module_name: str, class_name: str) -> str:
@@ -107,27 +170,22 @@ def _choices(wrong: str, choices: list[str]) -> str:
     return f"known are {', '.join(f'`{choice}`' for choice in choices)}" if choices else "none is defined there"
 
 
-def _checked_options(spec: ClassEnvironment, environment: type[Environment]) -> dict[str, object]:
+def _checked_options(spec: ClassEnvironment, environment: type[Environment], place: str) -> dict[str, object]:
     constructor = environment.__init__
     if constructor is object.__init__:
         if spec.options:
-            raise RecipeError(_OPTIONS, f"{spec.name} takes no options, got {sorted(spec.options)}", "leave them out")
+            raise RecipeError(f"{place}.options", f"{spec.name} takes no options, got {sorted(spec.options)}", "leave them out")
         return {}
     try:
         parameters = Parameters(constructor, environment.__name__)
     except TypeError as error:
-        raise RecipeError(_NAME, str(error), "type the constructor's parameters: options are checked by type") from error
+        raise RecipeError(
+            f"{place}.name", str(error), "type the constructor's parameters: options are checked by type"
+        ) from error
     for option in spec.options:
         if option not in parameters.names:
-            raise RecipeError(f"{_OPTIONS}.{option}", "there is no such option", _choices(option, list(parameters.names)))
+            raise RecipeError(f"{place}.options.{option}", "there is no such option", _choices(option, list(parameters.names)))
     try:
         return parameters.convert(spec.options)
     except msgspec.ValidationError as error:
-        raise RecipeError(_OPTIONS, f"{error}, got {spec.options}", f"use {parameters.usage}") from error
-
-
-def _make(environment: type[Environment], options: dict[str, object], tool_timeout_s: float) -> Environment:
-    instance = environment(**options)
-    if isinstance(instance, ToolEnvironment):
-        instance.tool_timeout_s = tool_timeout_s
-    return instance
+        raise RecipeError(f"{place}.options", f"{error}, got {spec.options}", f"use {parameters.usage}") from error

@@ -19,15 +19,15 @@ class Parameters:
         usage: how to call the function, e.g. ``calculator(expression: str)``.
 
     Args:
-        function: a plain or async function whose first parameter is ``self``.
+        function: a plain or async function whose first parameter is ``self``, unless ``is_static``.
         name: the function's name in ``usage`` and in errors.
 
     Raises:
         TypeError: a parameter has no type, has one that JSON cannot carry, or is positional-only or variadic.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str) -> None:
-        parameters = list(inspect.signature(function).parameters.values())[1:]
+    def __init__(self, function: Callable[..., Any], name: str, is_static: bool = False) -> None:
+        parameters = list(inspect.signature(function).parameters.values())[0 if is_static else 1 :]
         try:
             types = get_type_hints(function, include_extras=True)
         except NameError as error:

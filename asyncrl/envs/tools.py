@@ -15,17 +15,20 @@ A complete environment::
         def reward(self, task: Task, answer: str) -> float:
             return float(answer.strip() == task.data["answer"])
 
-What always holds: every call of a turn gets exactly one ``tool`` message, in the order of the calls; nothing that a tool does
-breaks the episode (the model is told about it, and the step has a fault), while an exception from ``reset`` or ``reward`` does.
+What always holds: the calls of a turn run side by side; every call gets exactly one ``tool`` message, in the order of the calls;
+nothing that a tool does breaks the episode (the model is told about it, and the step has a fault), while an exception from
+``reset`` or ``reward`` does.
 """
 
+import asyncio
 import inspect
 import math
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, overload
 
 import msgspec
 
@@ -33,50 +36,110 @@ from asyncrl.core.chat_prompt import opening
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
-from asyncrl.core.text import short, text_of, told
+from asyncrl.core.text import counted, short, text_of, told
 from asyncrl.core.trajectory import FINAL_REWARD
 from asyncrl.core.users_error import UsersError, WrongResult
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
-from asyncrl.envs.contained import Overdue, Raised, contained_within
+from asyncrl.envs.contained import Overdue, Raised, contained, contained_within
 from asyncrl.envs.signature import Parameters
 from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.envs.tool_process import Answered, Load, Refused
+from asyncrl.envs.tool_processes import ProcessEnded, ToolProcesses
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-_MARK = "__asyncrl_tool__"
+_MARK, _CALLS, _PROCESSES = "__asyncrl_tool__", "__asyncrl_calls__", "__asyncrl_processes__"
+AT_ONCE = 16
+"""The most calls of one turn that run at the same time."""
 
 
 class ToolError(Exception):
     """Raised by a tool to tell the model what went wrong. It is an expected failure, so it is not logged."""
 
 
-def tool(method: Method) -> Method:
+class _Marks(msgspec.Struct, frozen=True):
+    """What :func:`tool` says of a method."""
+
+    timeout_s: float | None = None
+    max_calls: int | None = None
+    process: bool = False
+
+
+@overload
+def tool(method: Method) -> Method: ...
+
+
+@overload
+def tool(
+    *, timeout_s: float | None = None, max_calls: int | None = None, process: bool = False
+) -> Callable[[Method], Method]: ...
+
+
+def tool(
+    method: Method | None = None, *, timeout_s: float | None = None, max_calls: int | None = None, process: bool = False
+) -> Method | Callable[[Method], Method]:
     """Mark a method of a :class:`ToolEnvironment` as a tool that the model may call.
 
     The model is told the method's name, docstring and typed parameters; describe a parameter by
     ``Annotated[str, msgspec.Meta(description=...)]``. The method returns text, or anything that JSON can carry. An ``async``
     method runs in an asyncio task of its own, in the event loop of all episodes, and must not block the loop. A plain method
     runs in a thread of its own; if it misses its deadline, it is interrupted some seconds later, at its next Python instruction.
+
+    The calls of one turn run side by side. Tools that must run in the order of the calls can share an ``asyncio.Lock``, which
+    lets them in as they come.
+
+    Args:
+        method: the method; a ``staticmethod`` gets no ``self``.
+        timeout_s: deadline of a call in seconds, in place of the recipe's ``tool_timeout_s``.
+        max_calls: the most calls in an episode; a further one is answered with an error.
+        process: run the calls in processes of the worker, for code that computes for long or cannot be trusted to end: a call
+            that misses its deadline is killed, with the processes that it started. It must be a ``staticmethod``, since nothing
+            of the environment is there, and its class must be one that a module has by name. Time in which all processes are
+            busy does not count.
+
+    Raises:
+        TypeError, ValueError: an argument is not of its type or not above 0.
     """
-    setattr(method, _MARK, True)
-    return method
+    for name, value in (("timeout_s", timeout_s), ("max_calls", max_calls)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf):
+            raise ValueError(f"@tool({name}={value!r}): it must be a number above 0, or left out")
+    if isinstance(max_calls, float):
+        raise ValueError(f"@tool(max_calls={max_calls!r}): it must be an integer")
+
+    def mark(marked: Method) -> Method:
+        function = marked.__func__ if isinstance(marked, staticmethod) else marked
+        setattr(function, _MARK, _Marks(timeout_s, max_calls, process))
+        return marked
+
+    return mark if method is None else mark(method)
 
 
 class Tool:
     """A marked method, ready to be described to the model and called.
 
+    Attributes:
+        timeout_s: deadline of a call, if the tool has one of its own.
+        max_calls: the most calls in an episode; None if there is no limit.
+        in_process: whether its calls run in a process of their own.
+
     Raises:
-        TypeError: the method's signature cannot be described; the message says why.
+        TypeError: the method's signature cannot be described, or it needs ``self`` where there is none; the message says why.
     """
 
-    def __init__(self, name: str, method: Callable[..., Any]) -> None:
+    def __init__(self, name: str, method: Callable[..., Any], is_static: bool) -> None:
+        marks: _Marks = getattr(method, _MARK)
         self.name = name
-        self.parameters = Parameters(method, name)
+        self.timeout_s, self.max_calls, self.in_process = marks.timeout_s, marks.max_calls, marks.process
+        if self.in_process and not is_static:
+            problem = "runs in another process, where there is no `self`"
+            raise TypeError(f"{name}: process=True {problem}; make it a @staticmethod that gets all it needs from the model")
+        self._is_static = is_static
+        self.parameters = Parameters(method, name, is_static)
         self.spec = ToolSpec(name, inspect.getdoc(method) or "", self.parameters.schema)
         self.method = method
 
     async def __call__(self, environment: Environment, arguments: Mapping[str, Any]) -> str:
         """Run the tool on ``environment`` with ``arguments`` that :attr:`parameters` has converted."""
-        bound = partial(self.method, environment, **arguments)
+        bound = partial(self.method, **arguments) if self._is_static else partial(self.method, environment, **arguments)
         if inspect.iscoroutinefunction(self.method):
             result = await bound()
         else:
@@ -95,6 +158,13 @@ class _Answer(msgspec.Struct, frozen=True):
     text: str
     record: CallRecord
     error: UsersError | None = None
+
+
+class _Ready(msgspec.Struct, frozen=True):
+    """A call that fits its tool. A tool in a process of its own gets the arguments as the model wrote them."""
+
+    tool: Tool
+    arguments: Mapping[str, Any]
 
 
 _FAULTS = {
@@ -127,7 +197,10 @@ class ToolEnvironment(Environment):
         super().__init_subclass__(**kwargs)
         marked = {name: method for name, method in inspect.getmembers(cls, inspect.isfunction) if hasattr(method, _MARK)}
         try:
-            cls.tools = {name: Tool(name, method) for name, method in marked.items()}
+            cls.tools = {
+                name: Tool(name, method, isinstance(inspect.getattr_static(cls, name), staticmethod))
+                for name, method in marked.items()
+            }
         except TypeError as error:
             raise TypeError(f"{cls.__name__}: tool {error}") from error
 
@@ -144,7 +217,7 @@ class ToolEnvironment(Environment):
         return Observation(opening(self.system_prompt, task.prompt), tuple(tool.spec for tool in self.tools.values()))
 
     async def step(self, action: Action) -> StepResult:
-        """Run the calls of the turn in order; without calls, reward the answer. The first fault is reported."""
+        """Run the calls of the turn side by side; without calls, reward the answer. The first fault is reported."""
         if not action.calls:
             reward = self.reward(self.task, action.content)
             value = await reward if inspect.isawaitable(reward) else reward
@@ -154,7 +227,7 @@ class ToolEnvironment(Environment):
                 problem = f"returned a reward named {taken[0]!r}, which every episode already has; rename it"
                 raise WrongResult(type(self).reward, problem)
             return StepResult(Observation(()), total, done=True, metrics=counts | named)
-        answers = [await self._run(call) for call in action.calls]
+        answers = await self._run_all([self._begin(call) for call in action.calls])
         records = tuple(answer.record for answer in answers)
         return StepResult(
             Observation(tuple(Message("tool", answer.text) for answer in answers)),
@@ -178,7 +251,26 @@ class ToolEnvironment(Environment):
             raise WrongResult(type(self).reward, f"returned {short(value)}; {expected}")
         return named, total
 
-    async def _run(self, call: ToolCall | MalformedCall) -> _Answer:
+    async def _run_all(self, calls: "Sequence[_Answer | _Ready]") -> list[_Answer]:
+        """Answer the calls of a turn in their order. If one breaks the environment, the others are still waited for."""
+        if len(calls) == 1:
+            return [await self._run(calls[0])]
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def run(call: _Answer | _Ready) -> _Answer:
+            async with room:
+                return await self._run(call)
+
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(contained(partial(run, call))) for call in calls]
+        answers = [each.result() for each in running]
+        for answer in answers:
+            if isinstance(answer, Raised):
+                raise answer.error
+        return [answer for answer in answers if not isinstance(answer, Raised)]
+
+    def _begin(self, call: ToolCall | MalformedCall) -> "_Answer | _Ready":
+        """Return what is to be run for a call, or the answer to a call that reaches no tool."""
         if isinstance(call, MalformedCall):
             return self._malformed("", f"unreadable call: {call.problem}; use {self._usages()}")
         tool = self.tools.get(call.name)
@@ -188,28 +280,65 @@ class ToolEnvironment(Environment):
             arguments = tool.parameters.convert(call.arguments)
         except msgspec.ValidationError as error:
             return self._malformed(call.name, f"{error}; use {tool.parameters.usage}")
-        name = f"tool {call.name} of {type(self).__name__}"
-        began = time.perf_counter()
-        result = await contained_within(self.tool_timeout_s, lambda: tool(self, arguments), name)
-        seconds = time.perf_counter() - began
-        if not isinstance(result, Raised):
-            return _Answer(result, CallRecord(call.name, seconds, CallOutcome.OK))
-        problem, expected = self._problem(call.name, result.error)
-        outcome = CallOutcome.TIMEOUT if isinstance(result.error, Overdue) else CallOutcome.ERROR
-        raised = None if expected else UsersError.of(result.error, tool.method)
-        return _Answer(error_text(problem), CallRecord(call.name, seconds, outcome, problem), raised)
+        if tool.max_calls is not None and self._count_call(tool.name) > tool.max_calls:
+            problem = f"{tool.name} may be called {counted(tool.max_calls, 'time')} in all, and no more"
+            return _Answer(error_text(problem), CallRecord(tool.name, 0.0, CallOutcome.ERROR, problem))
+        return _Ready(tool, call.arguments if tool.in_process else arguments)
 
-    def _problem(self, called: str, error: BaseException) -> tuple[str, bool]:
+    def _count_call(self, name: str) -> int:
+        """Count a call of a tool, and return how many there were in this episode."""
+        # Set here, because a subclass need not call our constructor or our reset.
+        calls: Counter[str] = self.__dict__.setdefault(_CALLS, Counter())
+        calls[name] += 1
+        return calls[name]
+
+    async def _run(self, call: "_Answer | _Ready") -> _Answer:
+        if isinstance(call, _Answer):
+            return call
+        tool = call.tool
+        timeout_s = tool.timeout_s or self.tool_timeout_s
+        name = f"tool {tool.name} of {type(self).__name__}"
+        began = time.perf_counter()
+        result: str | UsersError | Raised
+        if tool.in_process:
+            result = await contained(partial(self._run_in_process, tool, call.arguments, timeout_s))
+        else:
+            result = await contained_within(timeout_s, partial(tool, self, call.arguments), name)
+        seconds = time.perf_counter() - began
+        if isinstance(result, str):
+            return _Answer(result, CallRecord(tool.name, seconds, CallOutcome.OK))
+        raised: UsersError | None
+        if isinstance(result, UsersError):
+            raised = cleaned = self.provided.secrets.cleaned(result)
+            problem, outcome = cleaned.problem.removeprefix("raised "), CallOutcome.ERROR
+        else:
+            problem, expected = self._problem(tool.name, result.error, timeout_s)
+            outcome = CallOutcome.TIMEOUT if isinstance(result.error, Overdue) else CallOutcome.ERROR
+            raised = None if expected else self.provided.secrets.cleaned(UsersError.of(result.error, tool.method))
+        return _Answer(error_text(problem), CallRecord(tool.name, seconds, outcome, problem), raised)
+
+    async def _run_in_process(self, tool: Tool, arguments: Mapping[str, Any], timeout_s: float) -> str | UsersError:
+        processes = self.provided.processes
+        if processes is None:  # outside a run
+            processes = self.__dict__.setdefault(_PROCESSES, ToolProcesses(type(self).__name__, most=1))
+        answer = await processes.call(Load(type(self).__module__, type(self).__qualname__), tool.name, arguments, timeout_s)
+        if isinstance(answer, Refused):
+            raise ToolError(answer.problem)
+        return answer.text if isinstance(answer, Answered) else answer.error
+
+    def _problem(self, called: str, error: BaseException, timeout_s: float) -> tuple[str, bool]:
         """Return what the model is told about an error of a tool, and whether such an error was to be expected."""
         match error:
             case EnvironmentBroken():
                 raise error
             case ToolError():
-                return text_of(error), True
+                return self.provided.secrets.clean(text_of(error)), True
             case Overdue():
-                return f"{called} took longer than {self.tool_timeout_s:g} s", True
+                return f"{called} took longer than {timeout_s:g} s", True
+            case ProcessEnded():
+                return f"{called} failed: {error}", True
             case _:
-                return told(error), False
+                return self.provided.secrets.clean(told(error)), False
 
     def _malformed(self, called: str, problem: str) -> _Answer:
         return _Answer(error_text(problem), CallRecord(called, 0.0, CallOutcome.MALFORMED, problem))

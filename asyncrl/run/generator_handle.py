@@ -1,6 +1,7 @@
 """One generator's actor, and the calls that the driver makes to it, each with its deadline."""
 
 import asyncio
+import os
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -12,6 +13,7 @@ from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import DeadlinesConfig, Recipe
+from asyncrl.envs.secrets import read_secrets
 from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from asyncrl.run.folder import RunFolder
@@ -122,5 +124,7 @@ def make_generator(
         num_gpus=of_one_engine(recipe) if on_gpu else 0,
         max_concurrency=1000,
         scheduling_strategy="DEFAULT" if node is None else NodeAffinitySchedulingStrategy(node, soft=False),
-    ).remote(recipe, model_path, buffer, reward_model, number, folder.trajectories, log)
+    ).remote(
+        recipe, model_path, buffer, reward_model, number, read_secrets(recipe.environment, os.environ), folder.trajectories, log
+    )
     return GeneratorHandle(worker, actor, recipe.deadlines, log)

@@ -10,18 +10,22 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
-from asyncrl.core.errors import EnvironmentBroken, RecipeError
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, RecipeError
 from asyncrl.core.plug_in import users_code
+from asyncrl.core.recipe.environment import ClassEnvironment, member_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.text import told
-from asyncrl.envs.base import Environment
 from asyncrl.envs.blocking import BlockingWatch, find_place
 from asyncrl.envs.hosted import CANCELLED_ENVIRONMENT_S
-from asyncrl.envs.load import load_environment
+from asyncrl.envs.load import load_members
+from asyncrl.envs.secrets import read_secrets
+from asyncrl.envs.worker_environments import WorkerEnvironments
 from buffers.task_stream import TaskSource
 from generators.episode import EpisodeLimits
 from generators.rehearsal import rehearse
@@ -33,7 +37,7 @@ SLACK_S = 2.0
 NEVER_S = 1e6
 """Seconds for which the event loop may be blocked: whoever waits for the thread has a deadline of its own."""
 
-_PLACE = "environment.name"
+Broken = EnvironmentBroken | DeadlineExceeded | ComponentFailed
 
 
 def play_first_tasks(
@@ -41,101 +45,154 @@ def play_first_tasks(
 ) -> tuple[str, ...]:
     """Play a task of each source with an empty answer, and return remarks for the user.
 
+    What the episodes share is set up once, as in a generator.
+
     Args:
         splits: each split with its sources.
         note: shows the user a line while this takes long.
 
     Raises:
-        RecipeError: no task of a source that was tried can be played; its notes hold the traceback.
+        RecipeError: no task of a source that was tried can be played, what the episodes share cannot be set up, or a secret is
+            not set; its notes hold the traceback.
     """
-    make, limits = load_environment(recipe.environment), EpisodeLimits.of(recipe)
     remarks: dict[str, None] = {}
-    with users_code("playing a task raised", _PLACE, "correct the environment"), _quiet_logging():
-        for split, sources in splits:
-            for source in sources:
-                remarks |= dict.fromkeys(_play_source(f"tasks.{split} ({source.name})", source, make, limits, note))
+    with users_code("playing a task raised", _place(recipe, ""), "correct the environment"), _quiet_logging():
+        stage = _Stage(recipe, note)
+        try:
+            for split, sources in splits:
+                for source in sources:
+                    if stage.stuck:
+                        stage = _Stage(recipe, note)
+                    remarks |= dict.fromkeys(_play_source(f"tasks.{split} ({source.name})", source, stage, recipe))
+        finally:
+            stage.close()
     return tuple(remarks)
 
 
-def _play_source(
-    name: str, source: TaskSource, make: Callable[[], Environment], limits: EpisodeLimits, note: Callable[[str], None]
-) -> Iterator[str]:
-    first: EnvironmentBroken | None = None
-    for index in dict.fromkeys((0, len(source.tasks) // 2, len(source.tasks) - 1)):
-        played = _Played(source.tasks[index], make, limits)
-        broken = played.wait(note)
-        yield from played.blocked_by
+def _place(recipe: Recipe, member: str) -> str:
+    """The recipe key to blame for a broken environment."""
+    spec = recipe.environment.by_member.get(member)
+    return f"{member_place(member)}.name" if isinstance(spec, ClassEnvironment) else member_place(member)
+
+
+def _play_source(name: str, source: TaskSource, stage: "_Stage", recipe: Recipe) -> Iterator[str]:
+    first: Broken | None = stage.broken
+    indexes = (0, len(source.tasks) // 2, len(source.tasks) - 1) if first is None else ()
+    member = source.tasks[0].environment
+    for index in dict.fromkeys(indexes):
+        broken = stage.play(source.tasks[index])
+        yield from stage.blocked_by
         if broken is None:
             if first is not None:
                 yield f"{name}: {first}; in a run, tasks that break their environment are tried again and then left out"
             return
         first = first or broken
-        if played.stuck:
+        if stage.stuck:
             break
     assert first is not None
     if os.environ.get("RAY_ADDRESS"):
         yield f"{name}: {first}, on this machine; the generators will be in the cluster that RAY_ADDRESS names"
         return
     remedy = f"correct it, and launch again (found by playing some of {name} with an empty answer)"
-    refusal = RecipeError(_PLACE, f"{first}", remedy)
-    if first.raised is not None and first.raised.traceback:
+    refusal = RecipeError(_place(recipe, member), f"{first}", remedy)
+    if isinstance(first, EnvironmentBroken) and first.raised is not None and first.raised.traceback:
         refusal.add_note(first.raised.traceback.rstrip())
     raise refusal
 
 
-class _Played:
-    """Plays one task in a thread, which is left behind if it gets stuck.
+class _Stage:
+    """A thread with an event loop in which the environments are open and tasks are played. It is left behind if it gets stuck.
 
     Attributes:
-        stuck: whether the thread did not end in time.
-        blocked_by: a sentence about each place in the code that blocked the event loop for a second or longer.
+        broken: why the environments could not be opened; None if they could.
+        stuck: whether the thread did not answer in time or has ended, so that nothing more can be played in it.
+
+    Raises:
+        RecipeError: a secret is not set.
     """
 
-    def __init__(self, task: Task, make: Callable[[], Environment], limits: EpisodeLimits) -> None:
-        self._task, self._make, self._limits = task, make, limits
-        self._ended = threading.Event()
-        self._broken: EnvironmentBroken | None = None
-        self._at = ""
+    def __init__(self, recipe: Recipe, note: Callable[[str], None]) -> None:
+        self._recipe, self._note = recipe, note
+        secrets = read_secrets(recipe.environment, os.environ)
+        self._environments = WorkerEnvironments(load_members(recipe.environment), secrets, "preflight")
+        self._loop: asyncio.AbstractEventLoop
+        self._work: asyncio.Queue[Callable[[], Coroutine[Any, Any, None]] | None]
+        self._watch: BlockingWatch
+        self._answered = threading.Event()
+        self._result: Broken | None = None
+        self._what = self._at = "the environments"
         self.stuck = False
-        self.blocked_by: tuple[str, ...] = ()
-        self._thread = threading.Thread(target=self._run, name=f"playing task {task.id}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="playing the first tasks", daemon=True)
         self._thread.start()
+        self._answered.wait()
+        self.broken = self._do(self._open, recipe.deadlines.start, "", "setting up what episodes share")
 
-    def wait(self, note: Callable[[str], None]) -> EnvironmentBroken | None:
-        """Wait for the end, and return what broke; None if nothing did."""
-        limits = self._limits
-        seconds = limits.episode_timeout_s + limits.close_timeout_s + CANCELLED_ENVIRONMENT_S + SLACK_S
-        if not self._ended.wait(min(SLOW_S, seconds)):
-            note(f"playing task {self._task.id} once, to check the environment: {self._at} has been running for {SLOW_S:g} s")
-        if not self._ended.wait(max(0.0, seconds - SLOW_S)):
+    @property
+    def blocked_by(self) -> tuple[str, ...]:
+        """A sentence about each place in the code that blocked the event loop for a second or longer."""
+        return self._watch.told
+
+    def play(self, task: Task) -> Broken | None:
+        """Play one task, and return what broke; None if nothing did."""
+        limits = EpisodeLimits.of(self._recipe, task.environment)
+        job = partial(rehearse, task, self._environments.make, limits, self._now_at)
+        seconds = limits.episode_timeout_s + limits.close_timeout_s + CANCELLED_ENVIRONMENT_S
+        return self._do(job, seconds, f"task {task.id}", f"playing task {task.id} once, to check the environment")
+
+    def close(self) -> None:
+        """Tear down what the episodes share."""
+        if not self.stuck:
+            seconds = self._recipe.deadlines.shutdown / 10
+            self._do(partial(self._environments.close, seconds), seconds, "", "tearing down what episodes share")
+        if not self.stuck:
+            self._loop.call_soon_threadsafe(self._work.put_nowait, None)
+
+    def _do(self, job: Callable[[], Coroutine[Any, Any, None]], seconds: float, what: str, noted: str) -> Broken | None:
+        """Do a job in the thread, and return what broke."""
+        self._answered.clear()
+        self._result, self._what, self._at = None, f"{what}: " if what else "", noted
+        seconds += SLACK_S
+        self._loop.call_soon_threadsafe(self._work.put_nowait, job)
+        if not self._answered.wait(min(SLOW_S, seconds)):
+            doing = f"{noted}: {self._at} has" if what else f"{noted} has"
+            self._note(f"{doing} been running for {SLOW_S:g} s")
+        if not self._answered.wait(max(0.0, seconds - SLOW_S)):
             self.stuck = True
             place, _ = find_place(sys._current_frames().get(self._thread.ident or 0), self._run.__code__)
-            return EnvironmentBroken(
-                f"task {self._task.id}: {self._at} has not returned for {seconds:g} s, and is in {place}; {place.remedy}"
-            )
-        return self._broken
+            problem = f"{self._at} has not returned for {seconds:g} s, and is in {place}; {place.remedy}"
+            return EnvironmentBroken(f"{self._what}{problem}")
+        return self._result
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._play())
+            asyncio.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - whatever the user's code does to its event loop
-            if not self._ended.is_set():
-                self._broken = EnvironmentBroken(f"task {self._task.id}: {self._at} ended the event loop with {told(error)}")
+            if not self._answered.is_set():
+                self._result = EnvironmentBroken(f"{self._what}{self._at} ended the event loop with {told(error)}")
         finally:
-            self._ended.set()
+            self.stuck = True
+            self._answered.set()
 
-    async def _play(self) -> None:
-        loop, thread = asyncio.get_running_loop(), threading.current_thread()
-        watch = BlockingWatch(loop, thread, self._run.__code__, NEVER_S, on_blocked=lambda problem: None)
-        watch.start()
+    async def _serve(self) -> None:
+        self._loop, self._work = asyncio.get_running_loop(), asyncio.Queue()
+        self._watch = BlockingWatch(
+            self._loop, threading.current_thread(), self._run.__code__, NEVER_S, on_blocked=lambda problem: None
+        )
+        self._watch.start()
+        self._answered.set()
         try:
-            await rehearse(self._task, self._make, self._limits, self._now_at)
-        except EnvironmentBroken as broken:
-            self._broken = broken
+            while (job := await self._work.get()) is not None:
+                try:
+                    await job()
+                except (EnvironmentBroken, DeadlineExceeded, ComponentFailed) as broken:
+                    self._result = broken
+                self._answered.set()  # not at the loop's end, which waits for what the environment may have left behind
         finally:
-            self.blocked_by = watch.told
-            watch.close()
-        self._ended.set()  # here, because the loop's end waits for threads and tasks that the environment may have left behind
+            self._watch.close()
+
+    async def _open(self) -> None:
+        await self._environments.start(self._recipe.deadlines.start)
+        await self._environments.try_processes()
 
     def _now_at(self, method: str) -> None:
         self._at = method

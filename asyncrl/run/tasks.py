@@ -33,7 +33,7 @@ def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) 
     if isinstance(recipe.tasks, FileTasks):
         return read_sources(getattr(recipe.tasks, split), f"tasks.{split}", recipe.tasks.on_malformed)
     count = getattr(recipe.tasks, split)
-    tasks = make_tasks(recipe.environment, split, min(count, make_at_most or count), recipe.seed)
+    tasks = make_tasks(next(iter(recipe.environment.by_member.values())), split, min(count, make_at_most or count), recipe.seed)
     place, maker = f"tasks.{split}", f"make_tasks of environment {recipe.environment.label!r}"
     with users_code(f"{maker} returned what cannot be looked at:", place, "return a list of Tasks, and plain data in them"):
         _check_made(tasks, maker, place)

@@ -10,7 +10,7 @@ from asyncrl.core.errors import Interrupted, RecipeError
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.envs import ToolEnvironment
 from asyncrl.envs.calculator import Calculator
-from asyncrl.envs.load import environment_class, load_environment, make_tasks
+from asyncrl.envs.load import environment_class, load_member, make_tasks
 
 OWN = """
 from asyncrl.envs import Environment, ToolEnvironment, tool
@@ -117,7 +117,7 @@ def spec(name: str, **options: object) -> ClassEnvironment:
 
 
 def test_built_in_with_options_and_deadline():
-    make = load_environment(spec("calculator", max_operations=2))
+    make = load_member(spec("calculator", max_operations=2)).make
     first, second = make(), make()
     assert isinstance(first, Calculator)
     assert first is not second
@@ -126,10 +126,10 @@ def test_built_in_with_options_and_deadline():
 
 
 def test_own_class_from_the_current_directory(module: str):
-    instance = load_environment(spec(f"{module}:Library", shelf="a"))()
+    instance = load_member(spec(f"{module}:Library", shelf="a")).make()
     assert (type(instance).__name__, instance.shelf, instance.height) == ("Library", "a", 2)
     assert environment_class(f"{module}:Library") is type(instance)
-    assert load_environment(spec(f"{module}:Plain"))()
+    assert load_member(spec(f"{module}:Plain")).make()
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_own_class_from_the_current_directory(module: str):
 )
 def test_wrong_names(module: str, name: str, problem: str, remedy: str):
     with pytest.raises(RecipeError) as refused:
-        load_environment(spec(name))
+        load_member(spec(name))
     assert refused.value.place == "environment.name"
     assert problem in refused.value.problem
     assert remedy in refused.value.remedy
@@ -166,7 +166,7 @@ def test_wrong_names(module: str, name: str, problem: str, remedy: str):
 )
 def test_wrong_options(module: str, name: str, options: dict[str, object], place: str, told: str):
     with pytest.raises(RecipeError) as refused:
-        load_environment(spec(name, **options))
+        load_member(spec(name, **options))
     assert refused.value.place == place
     assert told.lower() in str(refused.value).lower()
 
@@ -203,7 +203,7 @@ def test_whatever_make_tasks_raises_is_a_refusal_that_names_it(module: str, name
 
 def test_an_annotation_that_raises_is_a_refusal(module: str):
     with pytest.raises(RecipeError, match=r"environment 'my_hostile:Unresolved' .* ZeroDivisionError: division by zero"):
-        load_environment(spec("my_hostile:Unresolved", shelf="a"))
+        load_member(spec("my_hostile:Unresolved", shelf="a"))
 
 
 def test_ctrl_c_while_tasks_are_made_is_nobodys_fault(module: str, monkeypatch: pytest.MonkeyPatch):

@@ -24,7 +24,7 @@ async def test_the_example_plays(tmp_path: Path, monkeypatch):
     from asyncrl.core.messages import ToolCall
     from asyncrl.core.recipe.environment import ClassEnvironment
     from asyncrl.envs.base import Action
-    from asyncrl.envs.load import load_environment, make_tasks
+    from asyncrl.envs.load import load_member, make_tasks
 
     (module,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     (tmp_path / "guess.py").write_text(module)
@@ -32,7 +32,7 @@ async def test_the_example_plays(tmp_path: Path, monkeypatch):
     spec = ClassEnvironment(name="guess:Guess")
     (task, *_) = make_tasks(spec, "train", 3, seed=0)
     number = task.data["number"]
-    environment = load_environment(spec)()
+    environment = load_member(spec).make()
     observation = await environment.reset(task)
     assert [tool.name for tool in observation.tools] == ["is_larger"]
     asked = await environment.step(Action("", (ToolCall("is_larger", {"than": number - 1}),)))

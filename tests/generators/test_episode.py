@@ -38,7 +38,7 @@ class Stage:
             self.engine,
             self.engine.chat,
             ToolCallReader(self.engine.chat.tokenizer, "hermes"),
-            lambda: Scripted(self.environments),
+            lambda task: Scripted(self.environments),
         )
 
     async def run(self, what: Task, **limits: object) -> Trajectory:
@@ -269,7 +269,7 @@ async def test_a_broken_environment_fails_the_attempt(what: Task, limits: dict[s
 
 
 async def test_an_environment_that_cannot_be_made_fails_the_attempt() -> None:
-    tools = replace(Stage(endless).tools, environment_factory=lambda: Scripted(3))  # type: ignore[arg-type]
+    tools = replace(Stage(endless).tools, make_environment=lambda task: Scripted(3))  # type: ignore[arg-type]
     with pytest.raises(EnvironmentBroken, match="the environment could not be made: AttributeError"):
         await run_episode(task(), NAME, LIMITS, tools)
 

@@ -83,7 +83,7 @@ class Hostile(Environment):
 
 async def play(environment: Environment, **limits: object) -> Trajectory:
     engine = FakeEngine(lambda row: "a")
-    tools = EpisodeTools(engine, engine.chat, ToolCallReader(engine.chat.tokenizer, "hermes"), lambda: environment)
+    tools = EpisodeTools(engine, engine.chat, ToolCallReader(engine.chat.tokenizer, "hermes"), lambda task: environment)
     async with asyncio.timeout(10):
         return await run_episode(task(), EpisodeName(GroupId(7), 2, 1), replace(LIMITS, **limits), tools)
 
@@ -133,7 +133,7 @@ async def test_whatever_an_environment_raises_fails_the_attempt(method: str, wha
 
 @pytest.mark.parametrize("what", RAISED)
 async def test_whatever_making_an_environment_raises_fails_the_attempt(what: str) -> None:
-    def make() -> NoReturn:
+    def make(task: Task) -> NoReturn:
         raise RAISED[what]()
 
     engine = FakeEngine(lambda row: "a")
@@ -265,7 +265,7 @@ async def test_errors_of_tools_and_of_rewards_are_counted_by_place() -> None:
     call = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
     turns = [call, call, "an answer"]
     engine = FakeEngine(lambda row: turns.pop(0))
-    tools = EpisodeTools(engine, engine.chat, ToolCallReader(engine.chat.tokenizer, "hermes"), Broken)
+    tools = EpisodeTools(engine, engine.chat, ToolCallReader(engine.chat.tokenizer, "hermes"), lambda task: Broken())
     with pytest.raises(EnvironmentBroken, match=r"Broken\.reward raised KeyError: 'answer'"):
         await run_episode(task(), EpisodeName(GroupId(7), 2, 1), replace(LIMITS, max_turn_tokens=200, max_context=2_000), tools)
     of_tool, of_reward = tools.errors.counted

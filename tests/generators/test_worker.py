@@ -123,7 +123,7 @@ class Shop:
         self.engine, self.ticket_client = FakeEngine(script), FakeTicketClient(tasks, size)
         self.environments: list[Scripted] = []
         reader = ToolCallReader(self.engine.chat.tokenizer, recipe.model.tool_parser)
-        tools = EpisodeTools(self.engine, self.engine.chat, reader, lambda: self.environment())
+        tools = EpisodeTools(self.engine, self.engine.chat, reader, lambda task: self.environment())
         self.worker = GeneratorWorker(WorkerId("w"), WorkerSettings.of(recipe), tools, self.ticket_client, scoring, keep)
         self.environment: Callable[[], Scripted] = lambda: Scripted(self.environments)
         self.stop = asyncio.Event()

@@ -41,7 +41,8 @@ def describe(value_type: inspect.Type) -> str:
         case inspect.UnionType(types=types):
             return " or ".join(dict.fromkeys(describe(alternative) for alternative in types))
         case inspect.VarTupleType(item_type=inspect.StrType() as item, min_length=least):
-            return f"a list of {f'at least {least} of ' if least else ''}{describe(item).replace('text', 'texts', 1)}"
+            texts = describe(item).replace("text", "text" if least == 1 else "texts", 1)
+            return f"a list of {f'at least {least} ' if least else ''}{texts}"
         case inspect.VarTupleType(item_type=item, min_length=least):
             entries = describe(item).removeprefix("a ").removeprefix("one ") + ("" if least == 1 else "s")
             return f"a list of {f'at least {least} ' if least else ''}{entries}"

@@ -34,10 +34,10 @@ from asyncrl.core.errors import (
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
 from asyncrl.core.users_error import UsersError
-from asyncrl.envs.base import Environment
 from asyncrl.envs.event_loop import EventLoopThread
 from asyncrl.envs.hosted import HostedEnvironment, make_hosted
-from asyncrl.envs.load import load_environment, make_tasks
+from asyncrl.envs.load import load_member, make_tasks
+from asyncrl.envs.member import Member
 from asyncrl.envs.remote import protocol
 from asyncrl.envs.remote.protocol import (
     Answer,
@@ -102,10 +102,10 @@ class EnvironmentServer:
     """
 
     def __init__(self, served: Served, token: str, name: str) -> None:
-        load_environment(served.spec({}))
+        load_member(served.spec({}))
         self.served, self.name = served, name
         self._token = token.encode()
-        self._factories: dict[bytes, Callable[[], Environment]] = {}
+        self._members: dict[bytes, Member] = {}
         self._runner: web.AppRunner | None = None
         self._connections: set[_Connection] = set()
         self._loop: EventLoopThread
@@ -160,16 +160,16 @@ class EnvironmentServer:
         """What blocks or has blocked the environments' event loop; empty if nothing did."""
         return "; ".join(self._loop.blocked_by)
 
-    def factory(self, options: Mapping[str, Any], tool_timeout_s: float) -> Callable[[], Environment]:
-        """Return the function that makes environments with these options.
+    def member(self, options: Mapping[str, Any], tool_timeout_s: float) -> Member:
+        """Return what makes environments with these options.
 
         Raises:
             RecipeError: they do not fit.
         """
         key = protocol.encoder.encode((options, tool_timeout_s))
-        known = self._factories.get(key)
+        known = self._members.get(key)
         if known is None:
-            known = self._factories[key] = load_environment(self.served.spec(options, tool_timeout_s))
+            known = self._members[key] = load_member(self.served.spec(options, tool_timeout_s))
         return known
 
     async def _connect(self, request: web.Request) -> web.StreamResponse:
@@ -284,7 +284,7 @@ class _Connection:
         server = self._server
         match request:
             case Describe():
-                server.factory(request.options, 1.0)
+                server.member(request.options, 1.0)
                 return [Described(request.id)]
             case MakeTasks():
                 spec = server.served.spec(request.options)
@@ -308,8 +308,8 @@ class _Connection:
         return environment
 
     async def _reset(self, request: Reset) -> Observed:
-        factory = self._server.factory(request.options, request.tool_timeout_s)
-        environment = self.episodes[request.episode] = make_hosted(factory, request.task)
+        member = self._server.member(request.options, request.tool_timeout_s)
+        environment = self.episodes[request.episode] = make_hosted(lambda task: member.make(), request.task)
         await environment.ready()
         observation = await environment.reset()
         with environment.blamed("reset"):

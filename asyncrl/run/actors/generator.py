@@ -18,7 +18,9 @@ from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs.event_loop import EventLoopThread
-from asyncrl.envs.load import load_environment
+from asyncrl.envs.load import load_members
+from asyncrl.envs.secrets import Secrets, clean_logs
+from asyncrl.envs.worker_environments import WorkerEnvironments
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.evaluated_episodes import EvaluatedEpisodes
@@ -43,6 +45,7 @@ class GeneratorActor:
 
     Args:
         buffer: the actor of the run's buffer; None for a generator that only evaluates.
+        secrets: those of the environments.
         trajectories: the folder where it writes the episodes of evaluations.
     """
 
@@ -53,10 +56,12 @@ class GeneratorActor:
         buffer: Any | None,
         reward_model: Any | None,
         number: int,
+        secrets: Secrets,
         trajectories: Path,
         log_file: Path,
     ) -> None:
         route_output(log_file)
+        clean_logs(secrets, logging.getLogger().handlers)
         end_by_sigterm()  # Ray's own handler would wait for run(), and processes that tools start would inherit a blocked SIGTERM
         # Before all else: it imports vLLM meanwhile. Where there is a GPU, vLLM's process must not be forked.
         self._server = None if ray.get_gpu_ids() else EngineProcessServer.start()
@@ -69,6 +74,8 @@ class GeneratorActor:
         self._buffer_client: BufferClient | None = None
         self._engine: VllmEngine | None = None
         self._worker: GeneratorWorker | None = None
+        self._secrets = secrets
+        self._environments: WorkerEnvironments | None = None
 
     async def start(self) -> None:
         """Start the engine and warm it up."""
@@ -80,7 +87,7 @@ class GeneratorActor:
 
     async def _start(self) -> None:
         recipe = self._recipe
-        environment_factory = load_environment(recipe.environment)
+        environments = WorkerEnvironments(load_members(recipe.environment), self._secrets, self._id)
         chat = ChatFormat.load(self._model_path)  # before the engine, which takes longer: it may refuse the template
         if self._buffer is not None:
             self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
@@ -100,29 +107,31 @@ class GeneratorActor:
             scoring = make_scoring(recipe.reward, recipe.deadlines.reward, self._reward_model, chat.decode, self._id)
         reasoning = Reasoning(chat, recipe.model.reasoning_parser) if recipe.model.reasoning_parser is not None else None
         reader = ToolCallReader(chat.tokenizer, recipe.model.tool_parser, reasoning)
-        tools = EpisodeTools(self._engine, chat, reader, environment_factory)
+        tools = EpisodeTools(self._engine, chat, reader, environments.make)
+        self._environments = environments
+        await environments.start(recipe.deadlines.start)
         kept = EvaluatedEpisodes(recipe, Path(self._model_path), self._trajectories, self._id)
         self._worker = GeneratorWorker(self._id, WorkerSettings.of(recipe), tools, ticket_client, scoring, kept.keep)
         gc.freeze()  # what is loaded lives on: searching it for garbage costs more than encoding trajectories
 
     async def run(self) -> None:
         """Generate until :meth:`stop`. If the engine fails, raise its error at once."""
-        loop, worker = self._started()
-        await loop.call(lambda: worker.run(self._stop))
+        loop, worker, environments = self._started()
+        await loop.call(lambda: environments.while_shared(worker.run(self._stop)))
 
     async def install(self, publication: Publication) -> int:
         """Load a published version; returns the fingerprint of what was loaded."""
-        loop, worker = self._started()
+        loop, worker, _ = self._started()
         return await loop.call(lambda: worker.install(publication))
 
     async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> list[Evaluated]:
         """Play the episodes of some tasks, also beside training."""
-        loop, worker = self._started()
-        return await loop.call(lambda: worker.evaluate(tasks, version))
+        loop, worker, environments = self._started()
+        return await loop.call(lambda: environments.while_shared(worker.evaluate(tasks, version)))
 
     async def statistics(self) -> GeneratorStatistics:
         """Return the counters since the engine was ready."""
-        loop, worker = self._started()
+        loop, worker, _ = self._started()
 
         async def count() -> GeneratorStatistics:
             return worker.statistics()
@@ -134,7 +143,7 @@ class GeneratorActor:
 
     async def stop(self) -> None:
         """Make :meth:`run` return."""
-        loop, _ = self._started()
+        loop, _, _ = self._started()
         loop.call_soon(self._stop.set)
 
     async def close(self) -> None:
@@ -145,6 +154,8 @@ class GeneratorActor:
 
     async def _close(self) -> None:
         self._stop.set()
+        if self._environments is not None:
+            await self._environments.close(self._recipe.deadlines.shutdown / 10)
         if self._engine is not None:
             await self._engine.close()
         if self._sink is not None:
@@ -152,10 +163,10 @@ class GeneratorActor:
         if self._buffer_client is not None:
             self._buffer_client.close()
 
-    def _started(self) -> tuple[EventLoopThread, GeneratorWorker]:
-        if self._loop is None or self._worker is None:
+    def _started(self) -> tuple[EventLoopThread, GeneratorWorker, WorkerEnvironments]:
+        if self._loop is None or self._worker is None or self._environments is None:
             raise RuntimeError(f"{self._id} was used before start()")
-        return self._loop, self._worker
+        return self._loop, self._worker, self._environments
 
 
 RemoteGenerator = ray.remote(GeneratorActor)

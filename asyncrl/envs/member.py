@@ -1,0 +1,50 @@
+"""One environment of a recipe, loaded and checked: what a worker needs to play its episodes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.environment import MemberConfig
+from asyncrl.core.task import Task
+from asyncrl.envs.base import Environment
+from asyncrl.envs.provided import Provided
+from asyncrl.envs.secrets import Secrets
+from asyncrl.envs.tool_process import Load
+
+
+class Member(ABC):
+    """An environment that plays episodes: the only one of a recipe, or one of a mixture.
+
+    Attributes:
+        spec: its section of the recipe.
+        place: the recipe key of that section, for errors.
+    """
+
+    def __init__(self, spec: MemberConfig, place: str) -> None:
+        self.spec, self.place = spec, place
+
+    @property
+    def process_class(self) -> Load | None:
+        """The class that processes must be able to load for its tools; None if no tool needs one."""
+        return None
+
+    @abstractmethod
+    def make(self, provided: Provided = Provided()) -> Environment:  # noqa: B008 - immutable
+        """Make the environment of one episode."""
+
+    def share(self, secrets: Secrets) -> AbstractAsyncContextManager[Any]:
+        """Return the context of what all its episodes in a worker share; its value is given to each as ``provided.shared``."""
+        return nullcontext()
+
+    def make_tasks(self, split: str, count: int, seed: int) -> Sequence[Task]:
+        """Make tasks; see :meth:`Environment.make_tasks`.
+
+        Raises:
+            RecipeError: it makes no tasks, or it raises while it makes them.
+        """
+        kind = type(self.spec).__struct_config__.tag
+        raise RecipeError(
+            "tasks.kind", f"an environment of kind {kind} makes no tasks of its own", "use `files` and name the files"
+        )

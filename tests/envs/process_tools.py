@@ -1,0 +1,69 @@
+"""An environment whose tools run in processes of their own, and do what such tools should not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from asyncrl.core.task import Task
+from asyncrl.envs import ToolEnvironment, ToolError, tool
+
+
+class Computing(ToolEnvironment):
+    @tool(process=True)
+    @staticmethod
+    def square(number: int) -> int:
+        """A square."""
+        print("what a tool prints goes to the log")
+        return number * number
+
+    @staticmethod
+    @tool(process=True)
+    async def process_number() -> int:
+        """The process that runs this."""
+        return os.getpid()
+
+    @tool(process=True)
+    @staticmethod
+    def refuse() -> str:
+        """Refuses."""
+        raise ToolError("not today")
+
+    @tool(process=True)
+    @staticmethod
+    def fail() -> str:
+        """Fails."""
+        raise KeyError("inside")  # the line to name
+
+    @tool(process=True)
+    @staticmethod
+    def end(code: int) -> str:
+        """Ends its process."""
+        os._exit(code)
+
+    @tool(process=True)
+    @staticmethod
+    def garbage() -> str:
+        """Writes to every file descriptor, as a hostile tool might."""
+        for descriptor in range(3, 64):
+            try:
+                os.write(descriptor, b"\xff" * 8)
+            except OSError:
+                continue
+        time.sleep(60)
+        return ""
+
+    @tool(process=True, timeout_s=0.5)
+    @staticmethod
+    def hang(file: str) -> str:
+        """Hangs where nothing in Python can interrupt it, with a child that hangs, too."""
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        Path(file).write_text(f"{os.getpid()} {child.pid}")
+        signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
+        signal.sigwait({signal.SIGUSR1})
+        return ""
+
+    def reward(self, task: Task, answer: str) -> float:
+        return 0.0
