@@ -25,10 +25,11 @@ from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, Trajectory
 from asyncrl.envs import Action
+from asyncrl.envs.hosted import make_hosted
 from generators.chat import ChatFormat
 from generators.completion import Completion, Engine
 from generators.engine import VllmEngine
-from generators.episode import EpisodeLimits, EpisodeTools, checked_reset, checked_step, make_hosted
+from generators.episode import EpisodeLimits, EpisodeTools, checked_reset, checked_step
 from generators.evaluation import HeldOutTask, evaluate
 from generators.tool_calls import ToolCallReader
 
