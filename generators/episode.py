@@ -28,6 +28,7 @@ from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResul
 from asyncrl.envs.hosted import HostedEnvironment, make_hosted
 from generators.chat import ChatFormat
 from generators.completion import Engine
+from generators.loop_share import LoopShare
 from generators.token_stream import TokenStream
 from generators.tool_calls import ToolCallReader
 from generators.tool_output import TOOL_OUTPUT_CUT, cut_tool_outputs
@@ -131,6 +132,7 @@ class EpisodeTools(msgspec.Struct, frozen=True):
         make_environment: makes the environment of an episode of a task; see
             :meth:`asyncrl.envs.worker_environments.WorkerEnvironments.make`.
         errors: counts the errors of the environments' code.
+        share: gives the episodes their turns in the event loop.
     """
 
     engine: Engine
@@ -138,6 +140,7 @@ class EpisodeTools(msgspec.Struct, frozen=True):
     reader: ToolCallReader
     make_environment: Callable[[Task], Environment]
     errors: ErrorCounts = msgspec.field(default_factory=ErrorCounts)
+    share: LoopShare = msgspec.field(default_factory=LoopShare)
 
 
 async def run_episode(
@@ -153,6 +156,7 @@ async def run_episode(
     stream = TokenStream()
     metrics: dict[str, float] = {}
     began, started = time.time() - queued_s, time.perf_counter()
+    await tools.share.turn()
     async with _environment_of(task, limits, tools) as environment:
         await environment.ready()
         scope = asyncio.timeout(limits.episode_timeout_s)
@@ -197,6 +201,7 @@ async def _play(
 
     A deadline may end the episode at any await, so both are valid at each of them.
     """
+    await tools.share.turn()
     with environment.blamed("reset"):  # the observation may hold something that no template can render
         stream.append_given(await tools.chat.prompt(observation.messages, observation.tools))
     if len(stream) >= limits.max_context:
@@ -209,6 +214,7 @@ async def _play(
     calls = sampled_tokens = 0
     for turn in range(limits.max_turns):
         room, needs_more = limits.room(len(stream), sampled_tokens)
+        await tools.share.turn()
         asked = time.perf_counter()
         completion = await tools.engine.generate(
             stream.token_ids,
@@ -246,6 +252,7 @@ async def _play(
         if limits.max_sampled_tokens is not None and sampled_tokens >= limits.max_sampled_tokens:
             return StopReason.SAMPLED_TOKENS
         if turn + 1 < limits.max_turns:
+            await tools.share.turn()
             with environment.blamed("step"):
                 messages, cut = cut_tool_outputs(result.observation.messages, limits.max_tool_output)
                 if cut:
