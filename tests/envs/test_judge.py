@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from asyncrl.core.errors import EnvironmentBroken, RecipeError
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentUnreachable, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.envs.rewards import Judge, RewardUnavailable
@@ -94,9 +94,9 @@ async def test_what_passes_is_asked_again():
 
 
 @pytest.mark.parametrize("reply", [status(401), status(404), status(302, Location="http://127.0.0.1:1/")])
-async def test_a_judge_that_refuses_gives_no_reward(reply: Reply):
+async def test_a_judge_that_refuses_ends_the_run(reply: Reply):
     async with serving(reply) as endpoint:
-        with pytest.raises(RewardUnavailable, match="answered status"):
+        with pytest.raises(EnvironmentUnreachable, match="answered status"):
             await Judge(endpoint.url, "m")(TASK, "a")
         assert len(endpoint.asked) == 1
 
@@ -119,7 +119,7 @@ async def test_a_reply_without_a_score_breaks_the_task_after_three():
 async def test_a_missing_token_is_named_and_nothing_is_asked(monkeypatch):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     async with serving(says("Score: 5")) as endpoint:
-        with pytest.raises(RewardUnavailable, match="needs the environment variable JUDGE_KEY"):
+        with pytest.raises(EnvironmentUnreachable, match="needs the environment variable JUDGE_KEY"):
             await Judge(endpoint.url, "m", token_variable="JUDGE_KEY")(TASK, "a")
         assert await Judge(endpoint.url, "m", token_variable="JUDGE_KEY", secrets={"JUDGE_KEY": "s"})(TASK, "a") == 0.5
         assert len(endpoint.asked) == 1
@@ -129,10 +129,10 @@ async def test_a_budget_ends_rewards_and_kept_scores_cost_nothing():
     async with serving(says("Score: 5", tokens=60)) as endpoint:
         judge = Judge(endpoint.url, "m", max_tokens=100)
         assert [await judge(TASK, answer) for answer in ("a", "b", "a", "b")] == [0.5] * 4
-        with pytest.raises(RewardUnavailable, match="spent its budget of 100 tokens"):
+        with pytest.raises(EnvironmentUnreachable, match="spent its budget of 100 tokens"):
             await judge(TASK, "c")
         assert (judge.use.requests, judge.use.tokens, judge.use.kept) == (2, 120, 2)
-        with pytest.raises(RewardUnavailable, match="budget of 0 requests"):
+        with pytest.raises(EnvironmentUnreachable, match="budget of 0 requests"):
             await Judge(endpoint.url, "m", max_requests=0)(TASK, "a")
 
 

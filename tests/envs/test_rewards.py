@@ -80,7 +80,7 @@ async def test_weighted_names_each_part_times_its_weight():
 async def test_weighted_raises_the_error_of_a_part_itself_and_cancels_the_rest():
     waiting = Fixed(None)
     with pytest.raises(RewardUnavailable, match="away"):
-        await Weighted({"judge": (1.0, Fixed(RewardUnavailable("away"))), "other": (1.0, waiting)})(task(), "a")
+        await Weighted({"judge": (1.0, Fixed(RewardUnavailable("away", "incident"))), "other": (1.0, waiting)})(task(), "a")
     assert waiting.cancelled
 
 

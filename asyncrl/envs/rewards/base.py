@@ -8,21 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from asyncrl.core.errors import EnvironmentBroken, FailureKind, ScoringFailed
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 
 
-class RewardUnavailable(ScoringFailed):
-    """Whatever computes the reward was not to be had, so the episode is played again; nothing counts against its task."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(FailureKind.INFRASTRUCTURE, reason)
-        self.args = (reason,)
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Return the class and its constructor's argument."""
-        return type(self), (self.reason,)
+class RewardUnavailable(EnvironmentLost):
+    """What computes the reward is not to be had for a while, so the episode is played again; nothing counts against its task."""
 
 
 class Reward(ABC):
@@ -43,6 +35,7 @@ class Reward(ABC):
 
         Raises:
             RewardUnavailable: what computes it is not to be had at the moment.
+            EnvironmentUnreachable: it will not be had in this run, which ends with the reason.
             EnvironmentBroken: this task cannot be rewarded.
         """
 

@@ -1,7 +1,7 @@
 """The reward that a language model gives to an answer, asked over an OpenAI-compatible endpoint.
 
-What always holds: a judge that stays away, refuses or has spent its budget gives no reward at all
-(:class:`~asyncrl.envs.rewards.RewardUnavailable`). The same question is asked once: its score is kept, and those who ask
+What always holds: a judge that stays away gives no reward at all (:class:`~asyncrl.envs.rewards.RewardUnavailable`), and one that
+refuses or has spent its budget ends the run. The same question is asked once: its score is kept, and those who ask
 meanwhile wait for it. The token stands in no message, log or cache.
 """
 
@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 from msgspec import Meta
 
-from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentUnreachable
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.rewards.base import Reward, RewardUnavailable
@@ -94,7 +94,8 @@ class Judge(Reward):
     """A language model's score of the answer, from 0 for the lowest to 1 for the highest.
 
     A request is made again, after waits that grow, while the endpoint cannot be reached, is overloaded or fails; after
-    ``deadline_s`` the reward is unavailable. Scores are kept by everything that the judge is asked.
+    ``deadline_s`` the reward is unavailable, and the episode is played again. Each ``deadline_s`` of an outage counts as one
+    failure of the infrastructure. Scores are kept by everything that the judge is asked.
 
     Args:
         url: the endpoint's base, such as ``http://localhost:8000/v1``; ``/chat/completions`` is appended.
@@ -110,7 +111,7 @@ class Judge(Reward):
         timeout_s: deadline of one request.
         deadline_s: deadline of one reward, with all its requests and waits.
         at_once: requests at the same time, from one process.
-        max_requests, max_tokens: budget of one process; beyond it the reward is unavailable. None is no limit.
+        max_requests, max_tokens: budget of one process, beyond which the run ends. None is no limit.
         cache: a file that keeps the scores, which several processes may share; None keeps up to 100,000 in memory.
         max_reply_tokens: the most tokens of the judge's reply.
     """
@@ -140,6 +141,7 @@ class Judge(Reward):
         if not lowest < highest:
             raise ValueError(f"the judge's scores go from {lowest:g} to {highest:g}; `lowest` must be below `highest`")
         self._url, self._model = url.rstrip("/") + "/chat/completions", model
+        self._name = f"the judge {model} at {self._url}"
         self._token_variable, self._secrets = token_variable, secrets or {}
         self._instructions = instructions.format(lowest=lowest, highest=highest)
         self._question, self._expected_key = question, expected_key
@@ -192,7 +194,8 @@ class Judge(Reward):
                     await asyncio.sleep(wait * random.uniform(0.75, 1.25))
                     wait = min(2 * wait, LAST_RETRY_S)
         except TimeoutError as late:
-            raise self._unavailable(f"gave no score in {time.monotonic() - began:.0f} s; {problem}", "see its log") from late
+            told = f"{self._name} gave no score in {time.monotonic() - began:.0f} s; {problem}; see its log"
+            raise RewardUnavailable(told, f"{self._name} {os.getpid()} {began // self._deadline_s}") from late
 
     async def _reply(self, body: bytes) -> str:
         """Make one request, and return the text of the reply."""
@@ -213,7 +216,7 @@ class Judge(Reward):
         told = f"answered status {status}: {answer[:TOLD_BYTES].decode(errors='replace')!r}"
         if status >= 500 or status in PASSING:
             raise _NotNow(f"it {told}", after_s)
-        raise self._unavailable(told, "check its url, its model and its token")
+        raise self._refused(told, "check its url, its model and its token")
 
     async def _post(self, body: bytes) -> tuple[int, float, bytes]:
         """Return the answer's status, the seconds after which it asks to be asked again, and its body."""
@@ -235,7 +238,7 @@ class Judge(Reward):
         token = self._secrets.get(self._token_variable) or os.environ.get(self._token_variable)
         if not token:
             remedy = "set it where the run is launched, and name it in environment.secrets"
-            raise self._unavailable(f"needs the environment variable {self._token_variable}, which is not set", remedy)
+            raise self._refused(f"needs the environment variable {self._token_variable}, which is not set", remedy)
         return token
 
     def _check_budget(self) -> None:
@@ -244,10 +247,10 @@ class Judge(Reward):
             (self.use.tokens, self._max_tokens, "tokens"),
         ):
             if most is not None and spent >= most:
-                raise self._unavailable(f"has spent its budget of {most} {what}", f"raise max_{what} if you mean to spend more")
+                raise self._refused(f"has spent its budget of {most} {what}", f"raise max_{what} if you mean to spend more")
 
-    def _unavailable(self, problem: str, remedy: str) -> RewardUnavailable:
-        return RewardUnavailable(f"the judge {self._model} at {self._url} {problem}; {remedy}")
+    def _refused(self, problem: str, remedy: str) -> EnvironmentUnreachable:
+        return EnvironmentUnreachable(f"{self._name} {problem}; {remedy}")
 
 
 class _Gates:

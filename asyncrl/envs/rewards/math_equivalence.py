@@ -5,8 +5,10 @@ wrote, which can take any time and memory. So it runs in processes of its own, a
 """
 
 import asyncio
+import os
 import subprocess
 import sys
+import time
 from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -106,7 +108,8 @@ class MathEquivalence(Reward):
             raise
         if not ready:
             process.kill()
-            raise RewardUnavailable(f"the process that compares answers did not start in {START_S:g} s; free memory for it")
+            problem = f"the process that compares answers did not start in {START_S:g} s; free memory for it"
+            raise RewardUnavailable(problem, f"math {os.getpid()} {time.monotonic() // START_S}")
         return process
 
 
