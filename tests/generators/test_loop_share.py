@@ -1,6 +1,7 @@
 """Turns in one event loop: in order, few in each pass where they take long, and free where nobody waits."""
 
 import asyncio
+import contextlib
 
 from generators.loop_share import LONG_PASS_S, MOST_TURNS, LoopShare
 
@@ -45,10 +46,8 @@ async def test_short_turns_share_passes_up_to_a_limit():
 async def test_a_turn_where_nobody_waits_does_not_yield():
     work = Work(0.0)
     episode = work.episode(0)
-    try:
+    with contextlib.suppress(StopIteration):
         episode.send(None)
-    except StopIteration:
-        pass
     assert work.done == [0]
 
 

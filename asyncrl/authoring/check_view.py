@@ -1,0 +1,33 @@
+"""Shows what a check found, as text that a person reads and can copy."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.text import Text
+
+from asyncrl.authoring.check import Checked
+from asyncrl.authoring.findings import Severity
+from asyncrl.core.text import counted
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow"}
+
+
+def check_view(checked: Sequence[Checked]) -> Iterator[Text]:
+    """The findings of each environment, and what its episodes measured."""
+    for one in checked:
+        errors, warnings = one.errors, len(one.findings) - one.errors
+        verdict = ("in order", "green") if not errors else (counted(errors, "error"), "bold red")
+        yield Text.assemble((one.environment, "bold"), ": ", verdict, f", {counted(warnings, 'warning')}" if warnings else "")
+        for finding in one.findings:
+            yield Text.assemble(
+                "  ", (finding.severity, _STYLES[finding.severity]), f" [{finding.check}] {finding.place}: {finding.problem}; ",
+                (finding.remedy, "italic"),
+            )  # fmt: skip
+        yield Text(f"  {one.train} training and {one.evaluation} evaluation tasks looked at", "dim")
+        if (figures := one.figures) is not None:
+            rewards = ", ".join(f"{each:g}" for each in figures.rewards)
+            yield Text(
+                f"  {figures.episodes} episodes at once: {figures.steps_per_s:,.0f} steps/s, "
+                f"reset {figures.reset_p50_ms:.1f} ms, step {figures.step_p50_ms:.1f} ms "
+                f"(99 %: {figures.step_p99_ms:.1f} ms); rewards seen: {rewards}",
+                "dim",
+            )

@@ -1,0 +1,256 @@
+"""Plays an environment in many ways without a model, and finds what would hurt a run.
+
+Alone and twice, to see whether it is deterministic; a hundred at once, to see whether episodes share state, block the event loop
+or leave things behind; with hostile calls; and with episodes that end in the middle.
+"""
+
+import asyncio
+import math
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import psutil
+
+from asyncrl.authoring.calls import hostile_calls, made_call
+from asyncrl.authoring.findings import Findings
+from asyncrl.authoring.loop_watch import LoopWatch
+from asyncrl.authoring.played import Played, Script, answering, calling, play, saying
+from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.messages import MalformedCall, ToolCall, ToolSpec
+from asyncrl.core.task import Task
+from asyncrl.core.text import short
+from asyncrl.envs.base import Action, Environment
+from asyncrl.envs.hosted import HostedEnvironment
+from generators.episode import EpisodeLimits, checked_reset, checked_step
+
+AT_ONCE = 100
+"""Episodes at once."""
+TURNS = 3
+"""Calls in an episode, before its answer."""
+COMPARED = 6
+"""Tasks whose episodes are compared."""
+ENDED_S = 1.0
+"""Seconds in which a cancelled episode must end."""
+SLOW_RESET_S = 1.0
+
+Make = Callable[[Task], Environment]
+
+
+class EpisodeFigures(msgspec.Struct, frozen=True):
+    """What the episodes measured.
+
+    Attributes:
+        episodes: how many were played at once.
+        steps_per_s: steps of these, a second.
+        reset_p50_ms, step_p50_ms, step_p99_ms: their resets and steps, in milliseconds.
+        rewards: the different rewards seen, at most ten.
+    """
+
+    episodes: int
+    steps_per_s: float
+    reset_p50_ms: float
+    step_p50_ms: float
+    step_p99_ms: float
+    rewards: tuple[float, ...]
+
+
+class EpisodeChecks:
+    """The checks of one environment, to be run in the event loop where its environments are open.
+
+    Args:
+        name: what findings call the environment.
+        make: makes the environment of a task's episode.
+        below: code object of the function that runs the loop.
+        at: told what is done next.
+    """
+
+    def __init__(
+        self, name: str, make: Make, tasks: Sequence[Task], limits: EpisodeLimits, findings: Findings, watch: LoopWatch
+    ) -> None:
+        self._name, self._make, self._tasks, self._limits, self._findings = name, make, tasks, limits, findings
+        self._watch = watch
+        self._rewards: set[float] = set()
+        self.at = "the first episode"
+
+    async def run(self) -> EpisodeFigures | None:
+        """Play everything; None if not even one episode could be played."""
+        self.at = "an episode with an empty answer"
+        first = await self._play(self._tasks[0], answering(""), "episodes")
+        if first is None:
+            return None
+        alone = await self._compared()
+        figures = await self._crowd(alone)
+        await self._hostile(first.tools)
+        await self._cancelled(first.tools)
+        self._check_rewards()
+        self._check_blocking()
+        return figures and msgspec.structs.replace(figures, rewards=tuple(sorted(self._rewards)[:10]))
+
+    async def _play(self, task: Task, script: Script, check: str) -> Played | None:
+        try:
+            played = await play(self._make, task, script, self._limits)
+        except AsyncRLError as error:
+            self._findings.error(
+                check, self._name, f"while playing {self.at}: {error}", "correct it: such episodes get no reward"
+            )
+            return None
+        self._rewards |= set(played.rewards[-1:])
+        return played
+
+    async def _compared(self) -> dict[str, Played]:
+        """Play tasks twice, one after the other, and compare."""
+        alone: dict[str, Played] = {}
+        for task in self._tasks[:COMPARED]:
+            self.at = f"task {short(task.id)} alone"
+            twice = [await self._play(task, self._script(task), "episodes") for _ in range(2)]
+            one, other = twice
+            if one is None or other is None:
+                return alone
+            if one.seen != other.seen:
+                remedy = "take chance from random.Random of the task's id or data, and no time or memory addresses into texts"
+                problem = (
+                    f"the same turns of task {short(task.id)} give something else the second time: {_difference(one, other)}"
+                )
+                self._findings.error("determinism", self._name, problem, remedy)
+                return alone
+            alone[task.id] = one
+        return alone
+
+    def _script(self, task: Task) -> Script:
+        return calling(TURNS, str(task.data.get("answer", "")), task.id)
+
+    async def _crowd(self, alone: dict[str, Played]) -> EpisodeFigures | None:
+        """Play many episodes at once, and see whether they are as when they are alone, and what they leave behind."""
+        self.at = f"{AT_ONCE} episodes at once"
+        tasks = [self._tasks[index % min(len(self._tasks), AT_ONCE)] for index in range(AT_ONCE)]
+        before = _Held.now()
+        began = time.perf_counter()
+        crowd = await asyncio.gather(*(self._play(task, self._script(task), "episodes") for task in tasks))
+        seconds = time.perf_counter() - began
+        played = [each for each in crowd if each is not None]
+        if len(played) < len(crowd):
+            return None
+        for task, each in zip(tasks, played, strict=True):
+            lonely = alone.get(task.id)
+            if lonely is not None and lonely.seen != each.seen:
+                problem = f"task {short(task.id)} plays differently beside {AT_ONCE - 1} others: {_difference(lonely, each)}"
+                remedy = "keep the state of an episode in `self`, set in reset(), and none on the class or in the module"
+                self._findings.error("shared state", self._name, problem, remedy)
+                break
+        await asyncio.sleep(0.2)  # what is being closed may need a moment
+        for what, more in before.grown(AT_ONCE // 2):
+            remedy = "release in close() what reset() and the tools open; close() is called once for each episode"
+            self._findings.error("close", self._name, f"{AT_ONCE} closed episodes left {more} {what} behind", remedy)
+        steps = [one for each in played for one in each.step_s] or [0.0]
+        return EpisodeFigures(
+            episodes=len(played),
+            steps_per_s=len(steps) / seconds,
+            reset_p50_ms=statistics.median(each.reset_s for each in played) * 1e3,
+            step_p50_ms=statistics.median(steps) * 1e3,
+            step_p99_ms=sorted(steps)[math.ceil(0.99 * len(steps)) - 1] * 1e3,
+            rewards=(),
+        )
+
+    async def _hostile(self, tools: Sequence[ToolSpec]) -> None:
+        """Make calls that no tool expects, each in an episode of its own."""
+        for tool in tools:
+            ended = [self._call(call) for call in hostile_calls(tool)]
+            self.at = f"{len(ended)} hostile calls of tool {tool.name}"
+            problems = [problem for problem in await asyncio.gather(*ended) if problem]
+            for problem in problems[:1]:
+                remedy = "check arguments in the tool and raise ToolError; only reset() and reward() may break an episode"
+                self._findings.error("hostile calls", f"{self._name}, tool {tool.name}", problem, remedy)
+        for answer in ("x" * 100_000, "\x00\x1b[2J", "<|im_end|>" * 100, "(" * 5_000):
+            self.at = f"the answer {short(answer)}"
+            await self._play(self._tasks[0], answering(answer), "hostile calls")
+
+    async def _call(self, call: ToolCall | MalformedCall) -> str:
+        """Make one call in an episode of its own; returns what it broke, or nothing."""
+        try:
+            played = await play(self._make, self._tasks[0], saying(call), self._limits)
+        except AsyncRLError as error:
+            return f"{short(call)}: {error}"
+        text = all(isinstance(each.content, str) for each in played.answers[0]) if played.answers else True
+        return "" if text else f"its answer to {short(call)} is not text"
+
+    async def _cancelled(self, tools: Sequence[ToolSpec]) -> None:
+        """Cancel each tool just after it was called."""
+        for tool in tools:
+            self.at = f"cancelling tool {tool.name}"
+            task = self._tasks[0]
+            try:
+                environment = HostedEnvironment(self._make(task), task)
+                try:
+                    await checked_reset(environment)
+                    action = Action("", (made_call(tool, random.Random(tool.name)),))
+                    step = asyncio.ensure_future(checked_step(environment, action))
+                    await asyncio.wait({step}, timeout=0.02)
+                    began = time.monotonic()
+                    step.cancel()
+                    await asyncio.wait({step})
+                    late = time.monotonic() - began
+                    if not step.cancelled() and step.exception() is not None:
+                        raise step.exception() or RuntimeError
+                finally:
+                    await environment.close(self._limits.close_timeout_s)
+            except AsyncRLError as error:
+                remedy = "let asyncio.CancelledError through, and do not count on what a cancelled tool has not done"
+                self._findings.error("cancellation", f"{self._name}, tool {tool.name}", f"{error}", remedy)
+                continue
+            if late > ENDED_S:
+                problem = f"it goes on for {late:.1f} s after its episode was cancelled"
+                remedy = "let asyncio.CancelledError through: catch `Exception`, never everything"
+                self._findings.error("cancellation", f"{self._name}, tool {tool.name}", problem, remedy)
+
+    def _check_rewards(self) -> None:
+        if len(self._rewards) == 1:
+            (only,) = self._rewards
+            known = any("answer" in task.data for task in self._tasks[:COMPARED])
+            answers = "empty, expected (`data['answer']`) or long" if known else "empty or long"
+            remedy = "see that reward() compares with what the task expects"
+            if known:
+                self._findings.error("rewards", self._name, f"every answer, {answers}, is rewarded with {only:g}", remedy)
+            else:
+                remedy += "; put the expected answer into data['answer'], and this check can try it"
+                self._findings.warning("rewards", self._name, f"every answer, {answers}, is rewarded with {only:g}", remedy)
+
+    def _check_blocking(self) -> None:
+        for place, seconds in self._watch.blocked.items():
+            problem = f"it keeps the event loop of all episodes from running for {seconds * 1e3:.0f} ms at a time"
+            self._findings.error("blocking", str(place), problem, place.remedy)
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """What a process holds: open files and sockets, threads, child processes, asyncio tasks."""
+
+    files: int
+    threads: int
+    children: int
+    tasks: int
+
+    @classmethod
+    def now(cls) -> "_Held":
+        process = psutil.Process()
+        return cls(process.num_fds(), threading.active_count(), len(process.children(recursive=True)), len(asyncio.all_tasks()))
+
+    def grown(self, by: int) -> list[tuple[str, int]]:
+        """What there is more of now than then, by at least ``by``."""
+        now = _Held.now()
+        names = {"files": "open files or sockets", "threads": "threads", "children": "processes", "tasks": "asyncio tasks"}
+        more = {name: getattr(now, name) - getattr(self, name) for name in names}
+        return [(names[name], count) for name, count in more.items() if count >= by]
+
+
+def _difference(one: Played, other: Played) -> str:
+    if one.prompt != other.prompt:
+        return f"the prompt is {short(one.prompt)}, then {short(other.prompt)}"
+    for number, (first, second) in enumerate(zip(one.answers, other.answers, strict=False)):
+        if first != second:
+            return f"turn {number} is answered with {short(first)}, then {short(second)}"
+    if one.rewards != other.rewards:
+        return f"the rewards are {short(one.rewards)}, then {short(other.rewards)}"
+    return f"it ends after {len(one.answers)} turns, then after {len(other.answers)}"

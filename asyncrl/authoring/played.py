@@ -1,0 +1,92 @@
+"""Plays an episode by a script in place of a model, and keeps what was seen."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from asyncrl.authoring.calls import made_call
+from asyncrl.core.messages import MalformedCall, Message, ToolCall, ToolSpec
+from asyncrl.core.task import Task
+from asyncrl.envs.base import Action, Environment
+from asyncrl.envs.hosted import HostedEnvironment
+from generators.episode import EpisodeLimits, checked_reset, checked_step
+
+Script = Callable[[int, Sequence[ToolSpec]], Action]
+"""Gives the turn of a number, counted from 0, for the tools of the episode."""
+
+
+class Played(msgspec.Struct):
+    """What was seen in an episode.
+
+    Attributes:
+        prompt: the messages of the first observation.
+        tools: the tools.
+        answers: the messages of each turn's observation.
+        rewards: the reward of each turn.
+        reset_s, step_s: seconds that reset, and each step, took.
+        done: whether the environment ended the episode.
+    """
+
+    prompt: tuple[Message, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+    answers: list[tuple[Message, ...]] = []
+    rewards: list[float] = []
+    reset_s: float = 0.0
+    step_s: list[float] = []
+    done: bool = False
+
+    @property
+    def seen(self) -> bytes:
+        """All that the model was shown and rewarded with, to compare episodes by."""
+        return msgspec.json.encode([self.prompt, self.answers, self.rewards, self.done])
+
+
+async def play(make: Callable[[Task], Environment], task: Task, script: Script, limits: EpisodeLimits) -> Played:
+    """Play one episode of ``task``.
+
+    Raises:
+        EnvironmentBroken: a method raised or returned something invalid.
+    """
+    played = Played()
+    environment = HostedEnvironment(make(task), task)
+    try:
+        began = time.perf_counter()
+        observation = await checked_reset(environment)
+        played.reset_s = time.perf_counter() - began
+        played.prompt, played.tools = observation.messages, observation.tools
+        for number in range(limits.max_turns):
+            began = time.perf_counter()
+            result = await checked_step(environment, script(number, observation.tools))
+            played.step_s.append(time.perf_counter() - began)
+            played.answers.append(result.observation.messages)
+            played.rewards.append(result.reward)
+            if result.done:
+                played.done = True
+                break
+    finally:
+        await environment.close(limits.close_timeout_s)
+    return played
+
+
+def answering(answer: str) -> Script:
+    """The script that answers at once."""
+    return lambda number, tools: Action(answer, ())
+
+
+def calling(turns: int, answer: str, seed: str) -> Script:
+    """The script that calls tools for some turns, with arguments of the right types, and then answers."""
+    generator = random.Random(seed)
+
+    def turn(number: int, tools: Sequence[ToolSpec]) -> Action:
+        if number >= turns or not tools:
+            return Action(answer, ())
+        return Action("", (made_call(generator.choice(tools), generator),))
+
+    return turn
+
+
+def saying(call: ToolCall | MalformedCall) -> Script:
+    """The script that makes one call, and then answers with nothing."""
+    return lambda number, tools: Action("", (call,) if number == 0 else ())

@@ -1,0 +1,154 @@
+"""``asyncrl env``: tools for people who write environments."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from asyncrl.cli.arguments import count, writable_file
+from asyncrl.cli.console import say
+from asyncrl.cli.outcome import ExitCode, show_refusal
+from asyncrl.core.errors import AsyncRLError, RecipeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    Run = Callable[[argparse.Namespace, Console], ExitCode]
+
+_INIT = """\
+Write a new folder with an environment that works, its test, and a recipe that
+trains the tiny model on it: NAME/NAME.py, NAME/test_NAME.py, NAME/NAME.yaml."""
+
+_CHECK = """\
+Look at an environment without a trainer: its tools and their types, its tasks
+(the same for the same seed, none in both splits), and its episodes: alone and
+a hundred at once, with hostile calls, cancelled in the middle. Finds blocking
+calls, shared state, what close() leaves behind, rewards that never differ.
+With --model, also what the model's chat template makes of it. Every finding
+has its place and remedy. The exit code is 0 if there is no error, else 1."""
+
+_PLAY = """\
+Be the model: type calls as name(argument="value") or as JSON, and the answer
+as text. With --script, the turns are read from a file, one in each line."""
+
+_EVAL = """\
+Score a model on an environment's held-out tasks, as `asyncrl evaluate` does
+for a recipe: a Hugging Face folder, a model of the hub, the folder of a run,
+or `tiny`. The episodes are kept, and `asyncrl show` reads them."""
+
+_SUBJECT = "`module:Class`, a built-in environment, or a recipe; then changes of the recipe, KEY=VALUE"
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command ``env``."""
+    parser = commands.add_parser("env", help="begin, check, play and score environments", description="Write environments.")
+    kinds = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    init = _add(kinds, "init", "write an environment to begin with", _INIT, run_init)
+    init.add_argument("name", metavar="NAME", type=Path, help="the new folder")
+    check = _add(kinds, "check", "find what would hurt a run", _CHECK, run_check)
+    _add_subject(check)
+    check.add_argument("--model", metavar="FOLDER", help="look at it through this model's chat template, too")
+    check.add_argument("--json", metavar="FILE", type=writable_file, help="also write the findings there")
+    play = _add(kinds, "play", "be the model", _PLAY, run_play)
+    _add_subject(play)
+    play.add_argument("--task", metavar="ID", default="0", help="id or number of the task (default 0)")
+    play.add_argument("--split", choices=("train", "evaluation"), default="train", help="where the task is from (default train)")
+    play.add_argument("--member", metavar="NAME", help="which environment of a mixture")
+    play.add_argument("--script", metavar="FILE", type=Path, help="read the turns from there")
+    score = _add(kinds, "eval", "score a model", _EVAL, run_eval)
+    _add_subject(score)
+    score.add_argument("--model", metavar="MODEL", required=True, action="append", help="may be given several times")
+    score.add_argument("-n", metavar="N", type=count, help="tasks to play, where the environment makes them (default 200)")
+    score.add_argument("--samples", metavar="N", type=count, help="episodes of each task")
+    score.add_argument("--version", metavar="N", type=int, help="policy version of a run (default the newest)")
+    score.add_argument("--json", metavar="FILE", type=writable_file, help="also write the scores there")
+
+
+def _add(
+    kinds: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, description: str, run: Run
+) -> argparse.ArgumentParser:
+    parser = kinds.add_parser(name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.set_defaults(run=partial(_refusing, run))
+    return parser
+
+
+def _add_subject(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", metavar="ENVIRONMENT [KEY=VALUE ...]", nargs="+", help=_SUBJECT)
+
+
+def _refusing(run: Run, arguments: argparse.Namespace, console: Console) -> ExitCode:
+    try:
+        return run(arguments, console)
+    except RecipeError as error:
+        return show_refusal(error)
+    except AsyncRLError as error:
+        console.print(Text(str(error)), soft_wrap=True)
+        return ExitCode.FAILED
+
+
+def run_init(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Write the files of a new environment."""
+    from asyncrl.authoring.starting import start
+
+    folder: Path = arguments.name
+    files = start(folder)
+    console.print(Text(f"wrote {', '.join(str(file) for file in files)}"), soft_wrap=True)
+    (recipe,) = (file for file in files if file.suffix == ".yaml")
+    console.print(Text(f"next: cd {folder} && asyncrl env check {recipe.name} && asyncrl launch {recipe.name}"), soft_wrap=True)
+    return ExitCode.COMPLETED
+
+
+def run_check(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Check an environment."""
+    import msgspec
+
+    from asyncrl.authoring.check import check
+    from asyncrl.authoring.check_view import check_view
+    from asyncrl.authoring.subject import compose_for_author
+
+    named, *overrides = arguments.overrides
+    checked = check(compose_for_author(named, overrides), arguments.model, say)
+    for line in check_view(checked):
+        console.print(line, soft_wrap=True)
+    if arguments.json is not None:
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(checked), indent=2) + b"\n")
+    return ExitCode.FAILED if any(one.errors for one in checked) else ExitCode.COMPLETED
+
+
+def run_play(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Let a person play an episode."""
+    from asyncrl.authoring import playing
+    from asyncrl.authoring.subject import compose_for_author, subject_named
+
+    named, *overrides = arguments.overrides
+    subject = subject_named(compose_for_author(named, overrides), arguments.member)
+    task = playing.find_task(subject, arguments.split, arguments.task)
+    turns = playing.turns_of_terminal(console.input) if arguments.script is None else playing.turns_of_file(arguments.script)
+    return ExitCode.COMPLETED if playing.play(subject, task, turns, console) is not None else ExitCode.FAILED
+
+
+def run_eval(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Score models."""
+    from asyncrl.authoring.subject import recipe_of
+    from asyncrl.cli.evaluate import evaluate_to_end, prepare
+    from asyncrl.run.evaluation_request import EvaluationRequest
+
+    named, *overrides = arguments.overrides
+    if arguments.n is not None:
+        overrides.append(f"tasks.evaluation={arguments.n}")
+    json = None if arguments.json is None else arguments.json.resolve()
+    with recipe_of(named) as recipe:
+        versions = () if arguments.version is None else (arguments.version,)
+        request = EvaluationRequest(
+            models=tuple(arguments.model), recipe=recipe, overrides=tuple(overrides), samples=arguments.samples, versions=versions
+        )
+        plan, folder = prepare(request)
+    code = evaluate_to_end(plan, folder, console, json)
+    console.print(Text(f"read the episodes: asyncrl show {folder.path}", "dim"), soft_wrap=True)
+    return code

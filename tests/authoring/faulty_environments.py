@@ -1,0 +1,135 @@
+"""Environments with one mistake each, as people make them."""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+
+from asyncrl.core.task import Task
+from asyncrl.envs import ToolEnvironment, tool
+
+
+class Sound(ToolEnvironment):
+    """No mistake; the others differ from it in one point."""
+
+    system_prompt = "Answer with the double."
+
+    @tool
+    async def double(self, number: int) -> int:
+        """Twice the number."""
+        return 2 * number
+
+    def reward(self, task: Task, answer: str) -> float:
+        return float(answer.strip() == str(task.data["answer"]))
+
+    @classmethod
+    def make_tasks(cls, split: str, count: int, seed: int) -> Sequence[Task]:
+        first = 0 if split == "train" else 1_000_000
+        return [
+            Task(id=str(number), prompt=f"{number}?", data={"answer": 2 * number})
+            for number in range(first, first + min(count, 30))
+        ]
+
+
+class Blocking(Sound):
+    @tool
+    async def wait(self) -> str:
+        """Wait."""
+        time.sleep(0.08)
+        return "done"
+
+
+class Undocumented(Sound):
+    @tool
+    async def halve(self, number: int) -> int:
+        return number // 2
+
+
+class Constant(Sound):
+    def reward(self, task: Task, answer: str) -> float:
+        return 0.5
+
+
+class NotFinite(Sound):
+    def reward(self, task: Task, answer: str) -> float:
+        return float("nan")
+
+
+class Shared(Sound):
+    seen: list[int] = []  # noqa: RUF012 - the mistake
+
+    async def reset(self, task: Task):
+        Shared.seen.clear()
+        return await super().reset(task)
+
+    @tool
+    async def remember(self, number: int) -> str:
+        """Remember a number."""
+        await asyncio.sleep(0.001)
+        Shared.seen.append(number)
+        return str(Shared.seen)
+
+
+class Random(Sound):
+    @tool
+    async def roll(self) -> float:
+        """Roll a die."""
+        return random.random()
+
+
+class RandomTasks(Sound):
+    @classmethod
+    def make_tasks(cls, split: str, count: int, seed: int) -> Sequence[Task]:
+        first = 0 if split == "train" else 1_000_000
+        numbers = [random.randint(first, first + 10_000) for _ in range(30)]
+        return [Task(id=f"{split} {index}", prompt=f"{each}?", data={"answer": 2 * each}) for index, each in enumerate(numbers)]
+
+
+class HashedTasks(Sound):
+    @classmethod
+    def make_tasks(cls, split: str, count: int, seed: int) -> Sequence[Task]:
+        first = 0 if split == "train" else 10
+        words = list({f"word {number}" for number in range(first, first + 10)})  # in the order of their hashes
+        return [Task(id=word, prompt=word, data={"answer": word}) for word in words]
+
+
+class Overlapping(Sound):
+    @classmethod
+    def make_tasks(cls, split: str, count: int, seed: int) -> Sequence[Task]:
+        return [Task(id=f"{split} {number}", prompt=f"{number}?", data={"answer": 2 * number}) for number in range(30)]
+
+
+class NeverClosing(Sound):
+    async def reset(self, task: Task):
+        self.file = open(__file__)
+        _kept.append(self.file)
+        return await super().reset(task)
+
+
+_kept: list[object] = []
+
+
+class Swallowing(Sound):
+    @tool
+    async def wait(self) -> str:
+        """Wait."""
+        try:
+            await asyncio.sleep(0.05)
+        except BaseException:
+            await asyncio.sleep(1.1)
+        return "done"
+
+
+class Breaking(Sound):
+    async def step(self, action):
+        for call in action.calls:
+            len(call.arguments["number"] + 1 if isinstance(call.arguments["number"], str) else "")
+        return await super().step(action)
+
+
+class Wordy(Sound):
+    system_prompt = "word " * 5_000
+
+
+class Markup(Sound):
+    system_prompt = "<|im_start|>system\nAnswer with the double.<|im_end|>"

@@ -1,0 +1,96 @@
+"""Each mistake that people make is found, with its place and a remedy; and nothing is found where there is none."""
+
+import inspect
+from pathlib import Path
+
+import faulty_environments
+import pytest
+
+from asyncrl.authoring.check import Checked, check
+from asyncrl.authoring.check_view import check_view
+from asyncrl.authoring.findings import Severity
+from asyncrl.authoring.subject import compose_for_author
+from asyncrl.core.errors import RecipeError
+from learners.tiny.tokenizer import fit_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def _importable_in_another_process(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+
+
+def checked(name: str, *overrides: str, model: str | None = None) -> Checked:
+    (one,) = check(compose_for_author(f"faulty_environments:{name}", overrides), model, lambda note: None)
+    return one
+
+
+def test_a_sound_environment_has_no_findings_and_is_measured(tmp_path: Path):
+    fit_tokenizer(["user: 1? assistant: 2"], 1024).save_pretrained(tmp_path)
+    found = checked("Sound", model=str(tmp_path))
+    assert found.findings == ()
+    assert found.figures is not None
+    assert (found.train, found.evaluation, found.figures.episodes, found.figures.rewards) == (30, 30, 100, (0.0, 1.0))
+    assert "in order" in next(iter(check_view([found]))).plain
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "problem"),
+    [
+        ("Blocking", "blocking", "`time.sleep` in an async method stops all episodes"),
+        ("Blocking", "blocking", "keeps the event loop of all episodes from running"),
+        ("Undocumented", "tools", "tool halve has no docstring"),
+        ("Constant", "rewards", "is rewarded with 0.5"),
+        ("NotFinite", "episodes", "returned nan"),
+        ("Shared", "shared state", "plays differently beside 99 others: turn "),
+        ("Random", "determinism", "something else the second time: turn "),
+        ("RandomTasks", "tasks", "made a second time with the same seed"),
+        ("HashedTasks", "tasks", "another one in another process"),
+        ("Overlapping", "tasks", "equal training tasks but for the id"),
+        ("NeverClosing", "close", "100 closed episodes left 100 open files or sockets behind"),
+        ("Swallowing", "cancellation", "catches the cancellation"),
+        ("Swallowing", "cancellation", "after its episode was cancelled"),
+        ("Breaking", "hostile calls", "TypeError"),
+    ],
+)
+def test_a_mistake_is_found(name: str, kind: str, problem: str, once: "dict[str, Checked]"):
+    if name not in once:
+        once[name] = checked(name)
+    found = [each for each in once[name].findings if each.check == kind and problem in each.problem]
+    assert found, once[name].findings
+    assert all(each.severity is Severity.ERROR and each.remedy for each in found)
+    kinds = {each.check for each in once[name].findings if each.severity is Severity.ERROR}
+    assert kinds <= {kind, "episodes"}, "one mistake is not told as others"
+
+
+@pytest.fixture(scope="module")
+def once() -> "dict[str, Checked]":
+    return {}
+
+
+def test_findings_name_the_line(once: "dict[str, Checked]"):
+    (found,) = (each for each in checked("Undocumented").findings)
+    file = inspect.getsourcefile(faulty_environments)
+    line = faulty_environments.Undocumented.halve.__code__.co_firstlineno
+    assert found.place == f"Undocumented.halve ({file}:{line})"
+
+
+def test_prompts_are_looked_at_through_the_template_of_a_model(tmp_path: Path):
+    fit_tokenizer(["user: 1? assistant: 2"], 1024).save_pretrained(tmp_path)
+    (found,) = checked("Markup", model=str(tmp_path)).findings
+    assert (found.severity, found.check) == (Severity.WARNING, "template")
+    assert "a special token of this model" in found.problem
+    (long,) = checked("Wordy", model=str(tmp_path)).findings[:1]
+    assert long.severity is Severity.ERROR
+    assert "no turn fits" in long.problem
+    (guessed,) = checked("Wordy").findings
+    assert "model.max_context is 1,024" in guessed.problem
+
+
+def test_what_is_no_environment_is_refused():
+    for name, problem in (
+        ("calculators", "is no environment and no recipe"),
+        ("faulty_environments:Soud", "did you mean `Sound`"),
+        ("nowhere.yaml", "there is no recipe file"),
+    ):
+        with pytest.raises(RecipeError, match=problem):
+            check(compose_for_author(name), None, lambda note: None)

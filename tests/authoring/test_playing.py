@@ -1,0 +1,128 @@
+"""A person, or a file, is the model; and what a person types is read as a turn."""
+
+import io
+import json
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from asyncrl.authoring import playing
+from asyncrl.authoring.calls import hostile_calls, made_call, read_turn
+from asyncrl.authoring.subject import compose_for_author, subject_named
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.messages import MalformedCall, ToolCall, ToolSpec
+from asyncrl.envs import ToolEnvironment, tool
+from asyncrl.envs.calculator import Calculator
+
+TOOLS = [each.spec for each in Calculator.tools.values()]
+
+
+def play(turns: playing.Turns, *overrides: str) -> tuple[float | None, str]:
+    subject = subject_named(compose_for_author("calculator", overrides), None)
+    task = playing.find_task(subject, "train", "2")
+    console = Console(file=io.StringIO(), width=200)
+    reward = playing.play(subject, task, turns, console)
+    return reward, console.file.getvalue()
+
+
+def typed(*lines: str) -> playing.Turns:
+    left = list(lines)
+
+    def ask(prompt: str) -> str:
+        if not left:
+            raise EOFError
+        return left.pop(0)
+
+    return playing.turns_of_terminal(ask)
+
+
+def test_calls_are_answered_and_the_answer_is_rewarded(tmp_path: Path):
+    reward, shown = play(typed('calculator("2*3")', '{"name": "calculator", "arguments": {"expression": "1+1"}}', "no idea"))
+    assert reward == 0.0
+    assert "tool: 6" in shown
+    assert "tool: 2" in shown
+    assert "done after 3 turns, reward 0" in shown
+    script = tmp_path / "turns.txt"
+    script.write_text('calculator("2*3") \\\ncalculator("4*5")\nmul(a=2)\n42\n')
+    reward, shown = play(playing.turns_of_file(script))
+    assert shown.index("tool: 6") < shown.index("tool: 20") < shown.index("no tool 'mul'")
+    assert reward == 0.0
+
+
+def test_an_episode_can_be_left_and_has_its_limits():
+    assert play(typed('calculator("1+1")'))[0] is None
+    reward, shown = play(typed(*['calculator("1+1")'] * 3), "environment.max_turns=2")
+    assert reward == 0.0
+    assert "environment.max_turns = 2 reached" in shown
+
+
+def test_tasks_are_found_by_number_and_id():
+    subject = subject_named(compose_for_author("calculator"), None)
+    task = playing.find_task(subject, "evaluation", "1")
+    assert playing.find_task(subject, "evaluation", task.id) == task
+    with pytest.raises(RecipeError, match="a number below 200"):
+        playing.find_task(subject, "evaluation", "200")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        playing.turns_of_file(Path("nowhere.txt"))
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("14", "14", ()),
+        ("(a) or (b)", "(a) or (b)", ()),
+        ("calculator('1+1')", "", (ToolCall("calculator", {"expression": "1+1"}),)),
+        ("think\ncalculator(expression='1+1')", "think", (ToolCall("calculator", {"expression": "1+1"}),)),
+        ("search(word='a', top=3)", "", (ToolCall("search", {"word": "a", "top": 3}),)),
+        ('{"name": "f"}', "", (ToolCall("f", {}),)),
+        ('{"a": 1}', '{"a": 1}', ()),
+        ("{x", "{x", ()),
+    ],
+)
+def test_turns_are_read_as_people_write_them(text: str, content: str, calls: tuple[ToolCall, ...]):
+    action = read_turn(text, TOOLS)
+    assert (action.content, action.calls) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "calculator(1+)",
+        "calculator(a, b)",
+        "calculator('1', '2')",
+        "calculator(**{})",
+        '{"name": "f", "arguments": 3}',
+        '{"name"',
+    ],
+)
+def test_a_call_that_cannot_be_read_is_malformed(text: str):
+    (call,) = read_turn(text, TOOLS).calls
+    assert isinstance(call, MalformedCall)
+    assert call.text == text
+
+
+class Point(msgspec.Struct):
+    x: float
+    y: int | None = None
+
+
+class Typed(ToolEnvironment):
+    @tool
+    async def draw(self, points: list[Point], name: str, filled: bool = False) -> str:
+        """Draw."""
+        return f"{len(points)}"
+
+    def reward(self, task: object, answer: str) -> float:
+        return 0.0
+
+
+def test_made_calls_fit_their_tool_and_hostile_ones_are_calls():
+    spec: ToolSpec = Typed.tools["draw"].spec
+    generator = random.Random(0)
+    for _ in range(50):
+        Typed.tools["draw"].parameters.convert(made_call(spec, generator).arguments)
+    hostile = hostile_calls(spec)
+    assert max(len(json.dumps(call.arguments)) for call in hostile if isinstance(call, ToolCall)) > 100_000
