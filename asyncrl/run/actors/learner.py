@@ -1,5 +1,6 @@
 """One learner rank as a Ray actor: it reads its trajectories, trains, and writes its part of each publication."""
 
+import gc
 import logging
 import os
 import socket
@@ -80,6 +81,7 @@ class LearnerActor:
             model_path=Path(self._model_path),
             rank=rank,
         )
+        gc.freeze()  # what is loaded lives on: Megatron collects garbage at each checkpoint, and would search it for a second
 
     def train(self, batch: Batch) -> StepReport:
         """Train ``batch``, as the learner's part of one training step; a collective call."""
