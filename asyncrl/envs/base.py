@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,6 +15,9 @@ from asyncrl.core.messages import CallRecord, MalformedCall, Message, ToolCall, 
 from asyncrl.core.task import Task
 from asyncrl.core.users_error import UsersError
 from asyncrl.envs.provided import Provided
+
+if TYPE_CHECKING:
+    from asyncrl.envs.lessons.base import Lessons
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -135,3 +138,11 @@ class Environment(ABC):
         constructor. Environments whose tasks come from files need not define this method.
         """
         raise NotImplementedError(f"{cls.__name__} makes no tasks of its own; set tasks.kind to `files` and name the files")
+
+    @classmethod
+    def lessons(cls, **options: Any) -> "Lessons | None":
+        """Return what the tiny model (``model.path: tiny``) is warmed up on, so that it can play tasks of :meth:`make_tasks`.
+
+        ``options`` are those of the constructor. None means that there are no lessons for them.
+        """
+        return None

@@ -9,13 +9,16 @@ import random
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.envs.tools import ToolEnvironment, ToolError, tool
+
+if TYPE_CHECKING:
+    from asyncrl.envs.lessons.base import Lessons
 
 LARGEST_OPERAND = 20
 FIRST_OPERATORS = "+-*"
@@ -62,6 +65,13 @@ class Calculator(ToolEnvironment):
                 tasks.append(Task(id=TaskId(expression), prompt=expression, data={"answer": answer}))
                 sources.append(source)
         return tasks
+
+    @classmethod
+    def lessons(cls, **options: Any) -> "Lessons | None":
+        """Return the lessons for all options."""
+        from asyncrl.envs.lessons.calculator import CalculatorLessons  # which needs this module
+
+        return CalculatorLessons()
 
 
 def calculate(expression: str) -> int:

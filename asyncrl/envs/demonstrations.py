@@ -1,60 +1,117 @@
-"""Demonstrations of calculator tasks for the tiny model's warm-up: the calls, what each returns, and the answer."""
+"""Demonstrations: scripts of lessons, played in the real environment.
 
-import random
+What always holds: everything that the model does not say in a demonstration, from the system prompt to the tools' results, is
+what the environment said.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from asyncrl.core.messages import ToolCall
+from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.messages import Message, ToolCall, ToolSpec
+from asyncrl.core.recipe.environment import MemberConfig
 from asyncrl.core.task import Task
-from asyncrl.envs.calculator import Calculator, calculate, calculate_steps
-from asyncrl.envs.tools import ToolError, error_text
+from asyncrl.core.text import short
+from asyncrl.envs.base import Action, Environment
+from asyncrl.envs.lessons.base import Script
+from asyncrl.envs.load import load_member
+from asyncrl.envs.secrets import read_secrets
+from asyncrl.envs.worker_environments import WorkerEnvironments
+
+AT_ONCE = 32
+"""Demonstrations that are played side by side."""
+SHARING_S = 300.0
+"""Deadline for setting up what episodes share, and for tearing it down."""
+
+
+class LessonUnfit(AsyncRLError):
+    """A lesson's script does not fit its environment."""
 
 
 class Demonstration(msgspec.Struct, frozen=True):
     """One example episode.
 
     Attributes:
-        prompt: the task's prompt.
-        calls: the calls, one for each turn, each with what the tool returns.
+        task: the task that is played.
+        opening: the messages before the first turn.
+        tools: the tools that the environment offers.
+        turns: the turns with calls; each with the environment's messages after it.
         answer: the text of the final turn.
+        reward: the sum of the turns' rewards.
     """
 
-    prompt: str
-    calls: tuple[tuple[ToolCall, str], ...]
+    task: Task
+    opening: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    turns: tuple[tuple[tuple[ToolCall, ...], tuple[Message, ...]], ...]
     answer: str
+    reward: float
 
 
-def demonstrate(task: Task) -> Demonstration:
-    """Solve ``task`` of :class:`~asyncrl.envs.calculator.Calculator` with one call for each operation, from left to right."""
-    name = Calculator.calculator.__name__
-    steps = calculate_steps(task.question)
-    calls = tuple((ToolCall(name, {"expression": operation}), str(value)) for operation, value in steps)
-    return Demonstration(task.question, calls, answer=str(steps[-1][1]))
+def demonstrate(make: Callable[[Task], Environment], scripts: Sequence[tuple[Task, Script]]) -> list[Demonstration]:
+    """Play each script in an environment that ``make`` makes for its task; returns one demonstration for each, in their order.
 
-
-def demonstrate_mistake(task: Task) -> Demonstration:
-    """Demonstrate the task like :func:`demonstrate`, after a refused call with the whole expression.
-
-    If the whole expression is one operation, the calculator accepts it, and the demonstration has no mistake.
+    Raises:
+        LessonUnfit: an episode ends before its script does, or goes on after it.
     """
-    ideal = demonstrate(task)
-    call = ToolCall(Calculator.calculator.__name__, {"expression": task.question})
+    return asyncio.run(_play_all(make, scripts))
+
+
+def demonstrate_in(member: str, spec: MemberConfig, scripts: Sequence[tuple[Task, Script]]) -> list[Demonstration]:
+    """Do what :func:`demonstrate` does in environments such as a worker of a run makes.
+
+    Args:
+        member: name of the environment in the recipe, which its tasks name.
+
+    Raises:
+        LessonUnfit: as :func:`demonstrate`.
+        RecipeError: the environment or its options are wrong, or a secret is not set.
+        EnvironmentBroken: what its episodes share cannot be set up, or an environment cannot be made.
+    """
+    environments = WorkerEnvironments({member: load_member(spec)}, read_secrets(spec, os.environ), "lessons")
+
+    async def in_worker() -> list[Demonstration]:
+        await environments.start(SHARING_S)
+        try:
+            return await _play_all(environments.make, scripts)
+        finally:
+            await environments.close(SHARING_S)
+
+    return asyncio.run(in_worker())
+
+
+async def _play_all(make: Callable[[Task], Environment], scripts: Sequence[tuple[Task, Script]]) -> list[Demonstration]:
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(task: Task, script: Script) -> Demonstration:
+        async with room:
+            return await play(make(task), task, script)
+
+    return await asyncio.gather(*(one(task, script) for task, script in scripts))
+
+
+async def play(environment: Environment, task: Task, script: Script) -> Demonstration:
+    """Play ``script`` in ``environment``, and close it.
+
+    Raises:
+        LessonUnfit: the episode ends before the script does, or goes on after it.
+    """
     try:
-        calculate(task.question)
-    except ToolError as error:
-        return Demonstration(task.question, ((call, error_text(error)), *ideal.calls), ideal.answer)
-    return ideal
-
-
-def demonstrate_impatience(task: Task, impatience: float, generator: random.Random) -> Demonstration:
-    """Demonstrate the task like :func:`demonstrate`, but with a bad habit: additions are often skipped.
-
-    At an addition, with probability ``impatience``, the calls end, and the answer is the value before the addition. A model that
-    always does so solves 2/3 of the tasks with one operation, 1/3 of those with two and 1/6 of those with three.
-    """
-    ideal = demonstrate(task)
-    for index, (call, _) in enumerate(ideal.calls):
-        value_so_far, plus, _ = call.arguments["expression"].partition("+")
-        if plus and generator.random() < impatience:
-            return Demonstration(task.question, ideal.calls[:index], value_so_far)
-    return ideal
+        await environment.ready()
+        observation = await environment.reset(task)
+        turns, reward = [], 0.0
+        for calls in script.turns:
+            result = await environment.step(Action("", calls))
+            if result.done:
+                raise LessonUnfit(f"lesson for task {task.id}: the episode ends at {short(calls)}, before the script does")
+            turns.append((calls, result.observation.messages))
+            reward += result.reward
+        result = await environment.step(Action(script.answer, ()))
+        if not result.done:
+            raise LessonUnfit(f"lesson for task {task.id}: the episode goes on after the answer {short(script.answer)}")
+        return Demonstration(task, observation.messages, observation.tools, tuple(turns), script.answer, reward + result.reward)
+    finally:
+        await environment.close()

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from difflib import get_close_matches
+from hashlib import blake2b
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +27,7 @@ from asyncrl.core.recipe.environment import (
 )
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Environment
+from asyncrl.envs.lessons.base import Lessons
 from asyncrl.envs.member import Member
 from asyncrl.envs.provided import Provided
 from asyncrl.envs.secrets import Secrets
@@ -67,6 +70,11 @@ def load_member(spec: MemberConfig, place: str = "environment") -> Member:
 def make_tasks(spec: MemberConfig, split: str, count: int, seed: int) -> Sequence[Task]:
     """Make tasks of one environment; see :meth:`Environment.make_tasks`. Raises ``RecipeError``."""
     return load_member(spec).make_tasks(split, count, seed)
+
+
+def find_lessons(spec: MemberConfig) -> Lessons | None:
+    """Return what the tiny model can be warmed up on; see :meth:`Environment.lessons`. Raises ``RecipeError``."""
+    return load_member(spec).lessons()
 
 
 class ClassMember(Member):
@@ -127,6 +135,21 @@ class ClassMember(Member):
                 problem = f"environment {self._name!r} makes no tasks of its own"
                 raise RecipeError("tasks.kind", problem, "use `files` and name the files") from error
             return list(tasks) if isinstance(tasks, Sequence) else tasks
+
+    def lessons(self) -> Lessons | None:
+        """Return the class's lessons for the options."""
+        with users_code(f"lessons of {self._name!r} raised", f"{self.place}.name", "fix it, or name another model than `tiny`"):
+            return self.environment.lessons(**self._options)
+
+    def lessons_digest(self) -> str:
+        """Return a digest of the source files of the class and of its lessons, and of what the lessons read."""
+        lessons = self.lessons()
+        digest = blake2b(b"" if lessons is None else lessons.digest().encode(), digest_size=16)
+        modules = {each.__module__ for each in (*self.environment.__mro__, *type(lessons).__mro__)}
+        for name in sorted(modules):
+            file = None if name.partition(".")[0] in sys.stdlib_module_names else sys.modules[name].__file__
+            digest.update(Path(file).read_bytes() if file else b"")
+        return digest.hexdigest()
 
 
 def environment_class(name: str, place: str = "environment.name") -> type[Environment]:

@@ -25,6 +25,7 @@ from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import TINY
 from asyncrl.run.preflight import play_first_tasks
 from asyncrl.run.tasks import held_out_tasks, load_sources
+from asyncrl.run.tiny_lessons import remarks_on
 from generators.evaluation import HeldOutTask
 from generators.vllm_parsers import check_parsers
 
@@ -110,7 +111,7 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
     greedy = first.evaluation.temperature == 0
     samples = request.samples or first.evaluation.samples or (1 if greedy else SAMPLES)
     sources = load_sources(first, "evaluation")
-    remarks = list(play_first_tasks(first, (("evaluation", sources),), note))
+    remarks = [*play_first_tasks(first, (("evaluation", sources),), note), *remarks_on(first)]
     check_parsers(first.model.tool_parser, first.model.reasoning_parser)  # last: it may take seconds
     if greedy and samples > 1:
         remarks.append(

@@ -5,17 +5,16 @@ interrupted.
 """
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from asyncrl.core.errors import ComponentFailed
-from asyncrl.core.recipe.environment import ClassEnvironment, EnvironmentConfig
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.helper_process import helped
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.model_shape import TINY
 from asyncrl.run.model_sources import fetched, is_remote
+from asyncrl.run.tiny_lessons import players_of
 from asyncrl.run.warm_up import Made, Request, Step
 
 
@@ -30,16 +29,9 @@ async def resolve_model(recipe: Recipe, view: LiveView) -> Path:
     if is_remote(recipe):
         view.phase("Fetching the model from the Hugging Face hub")
     if recipe.model.path == TINY:
-        return await _make_tiny(Request(_calculator_options(recipe.environment), recipe.seed), recipe.deadlines.start, view)
+        request = Request(players_of(recipe), recipe.model.tool_parser, recipe.seed)
+        return await _make_tiny(request, recipe.deadlines.start, view)
     return await fetched(recipe.model.path, "model.path", recipe.deadlines.start)
-
-
-def _calculator_options(environment: EnvironmentConfig) -> dict[str, Any]:
-    """The options of the calculator that the model is warmed up with: the recipe's own, or else the default ones, which teach
-    calling a tool and little else."""
-    members = environment.by_member.values()
-    own = (member.options for member in members if isinstance(member, ClassEnvironment) and member.name == "calculator")
-    return next(own, {})
 
 
 async def _make_tiny(request: Request, seconds: float, view: LiveView) -> Path:

@@ -24,6 +24,7 @@ from asyncrl.run.preflight import play_first_tasks
 from asyncrl.run.reference_folder import check_reference
 from asyncrl.run.reward_folder import read_reward_shape
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
+from asyncrl.run.tiny_lessons import remarks_on
 from asyncrl.run.units import memory, quantity
 from buffers.sampling import make_sampler
 from buffers.task_stream import TaskSource
@@ -143,7 +144,7 @@ def make_plan(
         ("train", make_task_stream(recipe, CHECKED_TASKS).sources),
         ("evaluation", load_sources(recipe, "evaluation", CHECKED_TASKS)),
     )
-    played = play_first_tasks(recipe, splits, note)
+    played = (*play_first_tasks(recipe, splits, note), *remarks_on(recipe))
     plan = Plan(
         processes=tuple(_with_gpus(recipe, machine, _processes(recipe, shape, outstanding))),
         sources=tuple(_describe(recipe, splits)),

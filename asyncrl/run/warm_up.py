@@ -1,15 +1,25 @@
 """Makes the tiny model in a process of its own: ``python -m asyncrl.run.warm_up REQUEST``. Prints progress as JSON lines."""
 
 import sys
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
+from asyncrl.core.task import Task
+from asyncrl.run.tiny_player import Player
+
 
 class Request(msgspec.Struct, frozen=True):
-    """Which tiny model to make."""
+    """Which tiny model to make.
 
-    environment_options: dict[str, Any]
+    Attributes:
+        players: the environments that it is made for, by member of the recipe.
+        tool_parser: reads its calls in the run.
+    """
+
+    players: dict[str, Player]
+    tool_parser: str
     seed: int
 
 
@@ -37,7 +47,13 @@ def main(request: Request) -> None:
     def on_progress(progress: TinyProgress) -> None:
         report(Step(progress.fraction, progress.text))
 
-    report(Made(str(ensure_tiny_model(request.environment_options, request.seed, on_progress))))
+    def judge(folder: Path, tasks: Mapping[str, Sequence[Task]]) -> dict[str, list[float]]:
+        from asyncrl.run.tiny_player import play_greedily
+
+        return play_greedily(folder, request.players, request.tool_parser, tasks)
+
+    environments = {member: player.environment for member, player in request.players.items()}
+    report(Made(str(ensure_tiny_model(environments, request.seed, on_progress, judge=judge))))
 
 
 if __name__ == "__main__":

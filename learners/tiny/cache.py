@@ -14,13 +14,17 @@ import tempfile
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.envs import calculator, demonstrations, signature, tools
+from asyncrl.envs import demonstrations, signature
+from asyncrl.envs.load import load_member
 from learners.tiny.settings import WarmUp
+
+if TYPE_CHECKING:
+    from learners.tiny.making import Judge
 
 COMPLETE = "complete.json"
 CACHE_VARIABLE = "ASYNCRL_CACHE"
@@ -41,29 +45,32 @@ def default_cache_root() -> Path:
 
 
 def ensure_tiny_model(
-    environment_options: Mapping[str, Any],
+    environments: Mapping[str, ClassEnvironment],
     seed: int,
     progress: Callable[[TinyProgress], None],
     cache_root: Path | None = None,
     settings: WarmUp = _DEFAULT_WARM_UP,
+    judge: "Judge | None" = None,
 ) -> Path:
-    """Return the Hugging Face folder of the tiny model, which is made first if it is not in the cache. That takes under
+    """Return the Hugging Face folder of the tiny model, which is made first if it is not in the cache. That takes about
     a minute on two cores.
 
     Args:
-        environment_options: options of the calculator environment that the model is made for.
+        environments: the environments that the model is made for, by member of the recipe.
         seed: seed of the initial weights, the demonstrations and their order.
         progress: called with the progress so far; not called if the model is in the cache.
         cache_root: the cache's folder; by default :func:`default_cache_root`.
         settings: settings of the warm-up.
+        judge: lets the finished model play, to see whether it has learned what it should. Without one, that is concluded
+            from the model's first choices at each token of ideal demonstrations.
 
     Raises:
-        RecipeError: if the options do not fit the environment.
-        WarmUpFailed: if the warm-up did not teach the model what it should.
+        RecipeError: an environment, or its options, are wrong.
+        LessonFailed: an environment has no lessons, or they cannot be taught.
+        WarmUpFailed: the warm-up did not teach the model what it should.
     """
-    environment = ClassEnvironment(name="calculator", options=dict(environment_options))
     root = cache_root or default_cache_root()
-    entry = root / _key(environment, seed, settings)
+    entry = root / _key(environments, seed, settings)
     if not _is_whole(entry):
         root.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=".making-", dir=root))
@@ -71,7 +78,7 @@ def ensure_tiny_model(
             # Imported late: torch and transformers take seconds to import, and a model in the cache needs neither.
             from learners.tiny.making import make
 
-            make(made, environment, seed, settings, lambda fraction, text: progress(TinyProgress(fraction, text)))
+            make(made, environments, seed, settings, lambda fraction, text: progress(TinyProgress(fraction, text)), judge)
             (made / COMPLETE).write_bytes(msgspec.json.format(msgspec.json.encode(_digests(made))))
             _publish(made, entry)
         finally:
@@ -79,15 +86,12 @@ def ensure_tiny_model(
     return entry
 
 
-def _key(environment: ClassEnvironment, seed: int, settings: WarmUp) -> str:
-    """Digest of everything that determines the model: options, seed, settings, the code that makes it, and the versions
-    of its libraries."""
-    digest = hashlib.sha256(msgspec.json.encode([environment.options, seed, settings], order="deterministic"))
-    sources = [
-        *sorted(Path(__file__).parent.glob("*.py")),
-        *(Path(str(module.__file__)) for module in (calculator, demonstrations, signature, tools)),
-    ]
-    for source in sources:
+def _key(environments: Mapping[str, ClassEnvironment], seed: int, settings: WarmUp) -> str:
+    """Digest of everything that determines the model: names and options of the environments, their code and that of their
+    lessons, seed, settings, the code that makes the model, and the versions of its libraries."""
+    named = [(name, each.name, each.options, load_member(each).lessons_digest()) for name, each in environments.items()]
+    digest = hashlib.sha256(msgspec.json.encode([named, seed, settings], order="deterministic"))
+    for source in (*sorted(Path(__file__).parent.glob("*.py")), Path(demonstrations.__file__), Path(signature.__file__)):
         digest.update(source.read_bytes())
     for library in ("torch", "transformers", "tokenizers"):
         digest.update(f"{library} {version(library)}".encode())

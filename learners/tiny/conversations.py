@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from asyncrl.envs.calculator import Calculator
 from asyncrl.envs.demonstrations import Demonstration
 from learners.tiny.chat_template import CHAT_TEMPLATE
 from learners.tiny.tokenizer import ASSISTANT_HEADER, END_OF_TURN
@@ -44,23 +43,29 @@ class PaddedRows(msgspec.Struct, frozen=True):
 
 def messages(demonstration: Demonstration) -> list[dict[str, Any]]:
     """The demonstration as a list of messages, in the form that chat templates take."""
-    conversation: list[dict[str, Any]] = [{"role": "user", "content": demonstration.prompt}]
-    for call, result in demonstration.calls:
-        function = {"name": call.name, "arguments": call.arguments}
-        conversation.append({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]})
-        conversation.append({"role": "tool", "content": result})
+    conversation: list[dict[str, Any]] = [{"role": each.role, "content": each.content} for each in demonstration.opening]
+    for calls, results in demonstration.turns:
+        functions = [{"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in calls]
+        conversation.append({"role": "assistant", "content": "", "tool_calls": functions})
+        conversation += [{"role": each.role, "content": each.content} for each in results]
     return [*conversation, {"role": "assistant", "content": demonstration.answer}]
 
 
 def render(demonstrations: Sequence[Demonstration]) -> list[str]:
     """Render the text of each demonstration, tools included."""
-    tools = [tool.spec.as_template_input() for tool in Calculator.tools.values()]
-    texts, _ = render_jinja_template([messages(each) for each in demonstrations], tools=tools, chat_template=CHAT_TEMPLATE)
-    return list(texts)
+    return [_rendered(each) for each in demonstrations]
+
+
+def _rendered(demonstration: Demonstration) -> str:
+    tools = [tool.as_template_input() for tool in demonstration.tools] or None
+    (text,), _ = render_jinja_template([messages(demonstration)], tools=tools, chat_template=CHAT_TEMPLATE)
+    return str(text)
 
 
 def encode(demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokenizerFast) -> list[Example]:
     """Encode each demonstration as tokens, and mark the assistant's tokens."""
+    if not demonstrations:
+        return []
     header = tokenizer.encode(ASSISTANT_HEADER)
     end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     encoded = tokenizer(render(demonstrations), add_special_tokens=False)["input_ids"]

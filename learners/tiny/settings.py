@@ -1,4 +1,4 @@
-"""The settings of the tiny model's warm-up."""
+"""The settings of the tiny model's warm-up. What depends on the environment comes from its lessons."""
 
 import msgspec
 
@@ -7,18 +7,18 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the tiny model's warm-up.
 
     Attributes:
-        impatience: how often the demonstrator skips an addition. Above one half, a greedy model always skips.
-        steps: optimizer steps. The learning rates rise for ``lr_steps``, and fall to zero in the second half.
+        steps: optimizer steps; None means as many as the lessons of all environments ask for together. The learning rates
+            rise for ``lr_steps``, and fall to zero in the second half.
         matrix_lr: learning rate of Muon.
         lr: learning rate of AdamW.
         measure_every: optimizer steps between measurements.
-        skill: share of the tasks without additions that the model must solve greedily in the end.
+        skill: share of the tasks without temptation that the model must solve greedily in the end.
         threads: CPU threads; their number influences the result.
-        training_tasks, held_out_tasks: number of tasks to train on, and of other tasks to measure on.
+        training_tasks: tasks of each environment to train on; None means as many as its lessons ask for.
+        held_out_tasks: other tasks of each environment, to measure on.
     """
 
-    impatience: float = 0.75
-    steps: int = 140
+    steps: int | None = None
     lr_steps: int = 20
     batch_size: int = 64
     matrix_lr: float = 0.04
@@ -26,5 +26,5 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
     measure_every: int = 20
     skill: float = 0.8
     threads: int = 2
-    training_tasks: int = 6000
+    training_tasks: int | None = None
     held_out_tasks: int = 300

@@ -1,4 +1,4 @@
-"""How many tasks a model would solve greedily, measured without playing a single episode.
+"""How many tasks a model would solve greedily, measured without playing a single episode, to show how a warm-up goes on.
 
 In an ideal demonstration, the task determines every turn, and the tool always gives the same answer to a correct call.
 So a greedy episode succeeds if and only if each of the assistant's tokens is the model's first choice after the
@@ -23,15 +23,17 @@ def spoken_logits(model: Qwen3ForCausalLM, rows: PaddedRows) -> tuple[torch.Tens
 
 
 @torch.no_grad()
-def measure(model: Qwen3ForCausalLM, kinds: Sequence[PaddedRows]) -> float:
+def measure(model: Qwen3ForCausalLM, kinds: Sequence[PaddedRows | None]) -> float:
     """The share of tasks solved greedily, averaged over the kinds of tasks, each with equal weight.
 
     Args:
         model: the model to measure.
-        kinds: for each kind of task, ideal demonstrations.
+        kinds: for each kind of task, ideal demonstrations; None if there are none.
     """
     shares = []
     for rows in kinds:
+        if rows is None:
+            continue
         logits, targets = spoken_logits(model, rows)
         spoken = rows.spoken[:, 1:]
         right = torch.ones(spoken.shape, dtype=torch.bool)

@@ -1,12 +1,12 @@
 """The tiny model's tokenizer: byte-level BPE fitted to the conversations it will see, so that episodes are short.
 
 The JSON of tool specifications and calls is the same in every episode, and becomes a few long tokens. Every digit, and
-every operator next to a digit, stays a token of its own. Any other text can still be encoded, as bytes. Fitting is
-deterministic.
+every operator next to a digit, stays a token of its own; so do the pieces that lessons name, or they are split into the
+same tokens everywhere. Any other text can still be encoded, as bytes. Fitting is deterministic.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -27,13 +27,17 @@ _MAX_TOKEN_CHARACTERS = 64
 _MAX_VOCABULARY = 1024
 
 
-def fit_tokenizer(texts: Iterable[str], max_length: int) -> PreTrainedTokenizerFast:
-    """Fit a tokenizer to ``texts``, which are rendered conversations; ``max_length`` is the model's context in
-    tokens."""
+def fit_tokenizer(texts: Iterable[str], max_length: int, pieces: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Fit a tokenizer to ``texts``, which are rendered conversations.
+
+    Args:
+        max_length: the model's context in tokens.
+        pieces: regular expressions of text that is tokenized by itself, whatever stands around it.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_DIGIT_OR_OPERATOR), "isolated"),
+            pre_tokenizers.Split(Regex("|".join((*pieces, _DIGIT_OR_OPERATOR))), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -1,9 +1,9 @@
 """Supervised warm-up of the tiny model: it learns to copy what the demonstrations show, including a bad habit.
 
-The demonstrator is impatient and mostly skips additions. A model that copies it well solves about 40 % of its tasks. It
-fails the others because its policy is wrong, not because it copies badly: it still has to learn when to call the tool.
-(A model that is stopped in the middle of its warm-up fails as often, but at copying digits, which reinforcement
-learning improves far more slowly.)
+The demonstrator mostly gives in to a habit that costs reward: at the calculator it is impatient and skips additions. A model
+that copies it well solves about 40 % of its tasks. It fails the others because its policy is wrong, not because it copies
+badly: it still has to learn when to call the tool. (A model that is stopped in the middle of its warm-up fails as often, but
+at copying digits, which reinforcement learning improves far more slowly.)
 
 Hidden matrices are trained by Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), all other
 parameters by AdamW. AdamW alone takes three times as many steps, and masters short tasks long before it solves a single
@@ -35,7 +35,7 @@ class Measurement(msgspec.Struct, frozen=True):
 
     Attributes:
         success: share of the held-out tasks that it solves.
-        skill: share of the held-out tasks without additions that it solves.
+        skill: share of the held-out tasks that do not tempt it that it solves.
     """
 
     step: int
@@ -43,18 +43,13 @@ class Measurement(msgspec.Struct, frozen=True):
     skill: float
 
 
-class Material(msgspec.Struct, frozen=True):
-    """Rows by kind of task. Tasks of one kind have the same number of operations; the kinds are in rising order.
+class Rows(msgspec.Struct, frozen=True):
+    """One kind of task as token rows; see :class:`learners.tiny.material.Kind`."""
 
-    Attributes:
-        train: demonstrations with the habit.
-        held_out: ideal demonstrations of other tasks.
-        spared: the demonstrations in ``held_out`` whose tasks have no additions, which the habit does not affect.
-    """
-
-    train: Sequence[Sequence[Example]]
-    held_out: Sequence[Sequence[Example]]
-    spared: Sequence[Sequence[Example]]
+    weight: float
+    train: Sequence[Example]
+    held_out: Sequence[Example]
+    spared: Sequence[Example]
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -79,33 +74,29 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 def warm_up(
     tokenizer: PreTrainedTokenizerFast,
-    material: Material,
+    kinds: Sequence[Rows],
     settings: WarmUp,
+    steps: int,
     seed: int,
     progress: Callable[[Measurement], None],
-) -> Qwen3ForCausalLM:
-    """Train a new model and return it; ``progress`` is called with every measurement.
+) -> tuple[Qwen3ForCausalLM, Measurement]:
+    """Train a new model for ``steps`` optimizer steps and return it with the last measurement.
 
-    Raises:
-        WarmUpFailed: if the model is less skilful in the end than ``settings.skill``.
+    ``progress`` is called with every measurement.
     """
-    held_out, spared = ([pad(rows) for rows in kinds] for kinds in (material.held_out, material.spared))
+    held_out = [pad(kind.held_out) if kind.held_out else None for kind in kinds]
+    spared = [pad(kind.spared) if kind.spared else None for kind in kinds]
     with torch.random.fork_rng(), _threads(settings.threads):
         torch.manual_seed(seed)
         model = new_model(tokenizer)
         optimizers = _optimizers(model, settings)
-        batches = _batches(material.train, settings.batch_size, random.Random(seed))
-        for step in range(1, settings.steps + 1):
-            _train(model, optimizers, next(batches), _lr_share(step, settings))
-            if step % settings.measure_every == 0 or step == settings.steps:
+        batches = _batches(kinds, settings.batch_size, random.Random(seed))
+        for step in range(1, steps + 1):
+            _train(model, optimizers, next(batches), _lr_share(step, steps, settings.lr_steps))
+            if step % settings.measure_every == 0 or step == steps:
                 measured = Measurement(step, measure(model, held_out), measure(model, spared))
                 progress(measured)
-    if measured.skill < settings.skill:
-        raise WarmUpFailed(
-            f"after {settings.steps} steps the tiny model solves {measured.skill:.0%} of tasks without additions, but "
-            f"{settings.skill:.0%} are wanted; try another seed"
-        )
-    return model
+    return model, measured
 
 
 def _optimizers(model: Qwen3ForCausalLM, settings: WarmUp) -> dict[torch.optim.Optimizer, float]:
@@ -119,9 +110,9 @@ def _optimizers(model: Qwen3ForCausalLM, settings: WarmUp) -> dict[torch.optim.O
     }
 
 
-def _lr_share(step: int, settings: WarmUp) -> float:
-    """Share of the peak learning rate: it rises, stays level, and falls over the second half to just above zero."""
-    return min(1.0, step / settings.lr_steps, 2 * (settings.steps + 1 - step) / settings.steps)
+def _lr_share(step: int, steps: int, rising: int) -> float:
+    """Share of the peak learning rate: it rises for the first steps, and falls over the second half to just above zero."""
+    return min(1.0, step / rising, 2 * (steps + 1 - step) / steps)
 
 
 def _train(
@@ -141,12 +132,11 @@ def _train(
         optimizer.step()
 
 
-def _batches(kinds: Sequence[Sequence[Example]], size: int, generator: random.Random) -> Iterator[list[Example]]:
-    """Yield endless batches of all kinds. The last kind has the longest and hardest tasks, and comes twice as often as
-    each other kind."""
-    weights = [1] * (len(kinds) - 1) + [2]
+def _batches(kinds: Sequence[Rows], size: int, generator: random.Random) -> Iterator[list[Example]]:
+    """Yield endless batches of all kinds, each as often as its weight says."""
+    weights = [kind.weight for kind in kinds]
     while True:
-        yield [generator.choice(kind) for kind in generator.choices(kinds, weights, k=size)]
+        yield [generator.choice(kind.train) for kind in generator.choices(kinds, weights, k=size)]
 
 
 @contextmanager

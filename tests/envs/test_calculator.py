@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
-from asyncrl.envs import Action, Environment, Fault, ToolError
+from asyncrl.envs import Action, Fault, ToolError
 from asyncrl.envs.calculator import Calculator, calculate, calculate_steps, split_of
-from asyncrl.envs.demonstrations import Demonstration, demonstrate, demonstrate_impatience, demonstrate_mistake
+from asyncrl.envs.lessons.calculator import CalculatorLessons
 
 
 def operations(task: Task) -> int:
@@ -96,24 +96,11 @@ def test_the_last_number_of_the_answer_counts(answer: str, reward: float):
     assert Calculator().reward(Task(id=TaskId("3-10"), prompt="3-10", data={"answer": -7}), answer) == reward
 
 
-async def play(environment: Environment, task: Task, demonstration: Demonstration) -> float:
-    """The reward of a demonstration in the real environment, which must answer its calls as it says."""
-    await environment.reset(task)
-    for call, answer in demonstration.calls:
-        result = await environment.step(Action("", (call,)))
-        assert result.observation.messages[0].content == answer
-    return (await environment.step(Action(demonstration.answer, ()))).reward
-
-
-async def test_demonstrations_are_what_the_environment_does():
-    generator = random.Random(0)
+def test_impatience_only_skips_additions():
+    lessons, generator = CalculatorLessons(), random.Random(0)
     skipped = 0
     for task in Calculator.make_tasks("train", 60, 0):
-        assert await play(Calculator(), task, demonstrate(task)) == 1.0
-        assert await play(Calculator(), task, demonstrate_mistake(task)) == 1.0
-        hasty = demonstrate_impatience(task, 0.5, generator)
-        skips = len(hasty.calls) < operations(task)
-        assert await play(Calculator(), task, hasty) == (0.0 if skips else 1.0)
+        skips = len(lessons.habitual(task, 0.5, generator).turns) < operations(task)
         assert not skips or "+" in task.prompt
         skipped += skips
     assert skipped > 10
@@ -121,5 +108,5 @@ async def test_demonstrations_are_what_the_environment_does():
 
 def test_the_habit_at_its_most_frequent_solves_two_fifths():
     tasks = Calculator.make_tasks("evaluation", 450, 0)
-    solved = [operations(task) == len(demonstrate_impatience(task, 1.0, random.Random(0)).calls) for task in tasks]
+    solved = [operations(task) == len(CalculatorLessons().habitual(task, 1.0, random.Random(0)).turns) for task in tasks]
     assert 0.3 < sum(solved) / len(solved) < 0.48

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from asyncrl.envs.calculator import Calculator
 from asyncrl.envs.demonstrations import demonstrate
+from asyncrl.envs.lessons.calculator import CalculatorLessons
 from learners.tiny.conversations import render
 from learners.tiny.tokenizer import fit_tokenizer
 
@@ -197,7 +198,8 @@ def unigram() -> PreTrainedTokenizerFast:
 
 def tiny() -> PreTrainedTokenizerFast:
     """The tiny model's own tokenizer."""
-    return fit_tokenizer(render([demonstrate(task) for task in Calculator.make_tasks("train", 60, 0)]), 1024)
+    scripts = [(task, CalculatorLessons().ideal(task)) for task in Calculator.make_tasks("train", 60, 0)]
+    return fit_tokenizer(render(demonstrate(lambda task: Calculator(), scripts)), 1024)
 
 
 FAMILIES = {

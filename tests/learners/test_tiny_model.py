@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -12,16 +14,21 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.envs.calculator import Calculator
-from asyncrl.envs.demonstrations import demonstrate
+from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.task import Task
+from asyncrl.envs.calculator import Calculator, split_of
+from asyncrl.envs.demonstrations import Demonstration, demonstrate
+from asyncrl.envs.lessons.calculator import CalculatorLessons
 from learners.tiny import TinyProgress, ensure_tiny_model
 from learners.tiny.cache import CACHE_VARIABLE, COMPLETE, default_cache_root
 from learners.tiny.conversations import Example, encode, pad, render
+from learners.tiny.material import kinds_of, subjects_of
 from learners.tiny.settings import WarmUp
 from learners.tiny.success import spoken_logits
 from learners.tiny.tokenizer import fit_tokenizer
-from learners.tiny.warmup import Material, Measurement, WarmUpFailed, new_model, warm_up
+from learners.tiny.warmup import Measurement, Rows, WarmUpFailed, new_model, warm_up
 
+CALCULATOR = ClassEnvironment(name="calculator")
 SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, threads=1, training_tasks=60, held_out_tasks=30)
 
 
@@ -36,7 +43,11 @@ def _one_thread() -> Iterator[None]:
 
 def make(root: Path, seed: int = 0, settings: WarmUp = SHORT) -> tuple[Path, list[TinyProgress]]:
     seen: list[TinyProgress] = []
-    return ensure_tiny_model({}, seed, seen.append, root, settings), seen
+    return ensure_tiny_model({"": CALCULATOR}, seed, seen.append, root, settings), seen
+
+
+def ideal(tasks: Sequence[Task]) -> list[Demonstration]:
+    return demonstrate(lambda task: Calculator(), [(task, CalculatorLessons().ideal(task)) for task in tasks])
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +120,47 @@ def test_nothing_is_left_of_a_failed_warm_up(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_judge_sees_decides(tmp_path: Path):
+    """The tasks are held out, and their rewards count where nothing tempts: there is no `+` in those tasks."""
+    wanted = msgspec.structs.replace(SHORT, skill=0.9)
+    asked: list[Task] = []
+
+    def judge(folder: Path, tasks: Mapping[str, Sequence[Task]], fails_at: str) -> dict[str, list[float]]:
+        assert (folder / "tokenizer.json").is_file()
+        asked.extend(tasks[""])
+        return {"": [0.0 if fails_at in task.question else 1.0 for task in tasks[""]]}
+
+    for fails_at, refused in (("+", False), ("-", True)):
+        seen: list[TinyProgress] = []
+        trying = partial(judge, fails_at=fails_at)
+        with pytest.raises(WarmUpFailed, match=r"solves .* of 'calculator'") if refused else nullcontext():
+            ensure_tiny_model({"": CALCULATOR}, 0, seen.append, tmp_path / fails_at, wanted, trying)
+    assert {split_of(task.question) for task in asked} == {"evaluation"}
+
+
+def test_several_environments_are_taught_together(tmp_path: Path):
+    """Each counts the same, however many kinds of tasks it has, and each is asked about in the end."""
+    one, three = (ClassEnvironment(name="calculator", options={"max_operations": count}) for count in (1, 3))
+    subjects = subjects_of({"one": one, "three": three}, 0, SHORT)
+    kinds = {name: kinds_of(subject, 0) for name, subject in subjects.items()}
+    assert [len(kinds["one"]), len(kinds["three"])] == [1, 3]
+    assert [sum(kind.weight for kind in each) for each in kinds.values()] == [1.0, 1.0]
+    assert [kind.weight for kind in kinds["three"]] == [0.25, 0.25, 0.5]
+    asked: list[str] = []
+
+    def judge(folder: Path, tasks: Mapping[str, Sequence[Task]]) -> dict[str, list[float]]:
+        asked.extend(tasks)
+        return {name: [1.0] * len(some) for name, some in tasks.items()}
+
+    folder = ensure_tiny_model({"one": one, "three": three}, 0, lambda progress: None, tmp_path, SHORT, judge)
+    assert asked == ["one", "three"]
+    assert folder.name != ensure_tiny_model({"one": one}, 0, lambda progress: None, tmp_path, SHORT, judge).name
+
+
 def test_wrong_options_are_refused(tmp_path: Path):
+    wrong = ClassEnvironment(name="calculator", options={"max_operation": 2})
     with pytest.raises(RecipeError, match="max_operations"):
-        ensure_tiny_model({"max_operation": 2}, 0, lambda progress: None, tmp_path)
+        ensure_tiny_model({"": wrong}, 0, lambda progress: None, tmp_path)
 
 
 def test_the_cache_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -123,21 +172,21 @@ def test_the_cache_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_measured_success_is_that_of_real_decoding():
     """A model that knows a few tasks by heart and no others: decode one token at a time, and compare."""
-    tasks = Calculator.make_tasks("train", 24, 0, max_operations=1)
-    demonstrations = [demonstrate(task) for task in tasks]
+    demonstrations = ideal(Calculator.make_tasks("train", 24, 0, max_operations=1))
     tokenizer = fit_tokenizer(render(demonstrations), 1024)
     rows = encode(demonstrations, tokenizer)
-    settings = WarmUp(steps=18, lr_steps=5, batch_size=16, measure_every=18, skill=0.0, threads=1)
-    measured: list[Measurement] = []
-    model = warm_up(tokenizer, Material([rows[:8]], [rows], [rows]), settings, 0, measured.append)
+    settings = WarmUp(lr_steps=5, batch_size=16, measure_every=18, threads=1)
+    seen: list[Measurement] = []
+    model, measured = warm_up(tokenizer, [Rows(1.0, rows[:8], rows, rows)], settings, 18, 0, seen.append)
     solved = [follows_greedily(model, row) for row in rows]
-    assert measured[-1].success == pytest.approx(sum(solved) / len(solved))
+    assert seen == [measured]
+    assert measured.success == pytest.approx(sum(solved) / len(solved))
     assert 0 < sum(solved) < len(solved)
 
 
 @torch.no_grad()
 def test_padding_changes_no_logits():
-    demonstrations = [demonstrate(task) for task in Calculator.make_tasks("train", 6, 0)]
+    demonstrations = ideal(Calculator.make_tasks("train", 6, 0))
     tokenizer = fit_tokenizer(render(demonstrations), 1024)
     rows = encode(demonstrations, tokenizer)
     with torch.random.fork_rng():

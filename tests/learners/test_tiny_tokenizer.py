@@ -8,21 +8,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from asyncrl.core.messages import Message
 from asyncrl.envs.calculator import Calculator
-from asyncrl.envs.demonstrations import Demonstration, demonstrate, demonstrate_mistake
+from asyncrl.envs.demonstrations import Demonstration, demonstrate
+from asyncrl.envs.lessons.calculator import CalculatorLessons
 from generators.chat import ChatFormat
 from generators.tool_calls import ToolCallReader
 from learners.tiny.conversations import encode, messages, pad, render
 from learners.tiny.tokenizer import END_OF_TURN, TAG_TOKENS, fit_tokenizer
 
+LESSONS = CalculatorLessons()
 TASKS = Calculator.make_tasks("train", 120, 0)
 TOOLS = [tool.spec.as_template_input() for tool in Calculator.tools.values()]
 
 
 @pytest.fixture(scope="module")
 def demonstrations() -> list[Demonstration]:
-    return [show(task) for task in TASKS for show in (demonstrate, demonstrate_mistake)]
+    return demonstrate(
+        lambda task: Calculator(), [(task, show(task)) for task in TASKS for show in (LESSONS.ideal, LESSONS.mistaken)]
+    )
+
+
+@pytest.fixture(scope="module")
+def three_calls() -> Demonstration:
+    return demonstrate(lambda task: Calculator(), [(TASKS[2], LESSONS.ideal(TASKS[2]))])[0]
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +67,18 @@ def test_every_digit_is_a_token_of_its_own(tokenizer: PreTrainedTokenizerFast):
     assert tokenizer.tokenize("12*4-19") == list("12*4-19")
 
 
+@given(st.sampled_from(["Ada", "Ada Loo", "Bo"]), st.text(max_size=3), st.text(max_size=3))
+def test_pieces_are_tokenized_the_same_everywhere(named: PreTrainedTokenizerFast, name: str, before: str, after: str):
+    tokens = named.tokenize(name)
+    text = named.tokenize(f"{before},{name},{after}")
+    assert any(text[start : start + len(tokens)] == tokens for start in range(len(text)))
+
+
+@pytest.fixture(scope="module")
+def named() -> PreTrainedTokenizerFast:
+    return fit_tokenizer(["who is Ada, Ada Loo, and Bo? who is Bo, who is Ada Loo"] * 3, 64, [r"[A-Z][a-z]+(?: [A-Z][a-z]+)*"])
+
+
 def test_tags_survive_decoding_without_special_tokens(tokenizer: PreTrainedTokenizerFast):
     text = "".join(TAG_TOKENS)
     token_ids = tokenizer.encode(text)
@@ -83,12 +103,10 @@ def test_more_messages_only_append(demonstrations: list[Demonstration], tokenize
         assert rendered.count(END_OF_TURN) == len(conversation)
 
 
-def test_a_row_grown_turn_by_turn_is_the_rendered_one(tokenizer: PreTrainedTokenizerFast):
+def test_a_row_grown_turn_by_turn_is_the_rendered_one(three_calls: Demonstration, tokenizer: PreTrainedTokenizerFast):
     """What a generator builds out of prompt, sampled turns and deltas equals what the warm-up trained on, token by token."""
     chat = ChatFormat(tokenizer)
-    specs = [tool.spec for tool in Calculator.tools.values()]
-    demonstration = demonstrate(TASKS[2])
-    (row,) = encode([demonstration], tokenizer)
+    (row,) = encode([three_calls], tokenizer)
     spoken = [token for token, said in zip(row.token_ids, row.spoken, strict=True) if said]
     turns = [[]]
     for token in spoken:
@@ -96,24 +114,23 @@ def test_a_row_grown_turn_by_turn_is_the_rendered_one(tokenizer: PreTrainedToken
         if token == chat.end_of_turn:
             turns.append([])
     assert turns.pop() == []
-    assert len(turns) == len(demonstration.calls) + 1
+    assert len(turns) == len(three_calls.turns) + 1
 
-    grown = asyncio.run(chat.prompt([Message("user", demonstration.prompt)], specs))
-    for turn, (_, result) in zip(turns, demonstration.calls, strict=False):
-        grown += turn + asyncio.run(chat.delta([Message("tool", result)]))
+    grown = asyncio.run(chat.prompt(three_calls.opening, three_calls.tools))
+    for turn, (_, results) in zip(turns, three_calls.turns, strict=False):
+        grown += turn + asyncio.run(chat.delta(results))
     assert tuple(grown + turns[-1]) == row.token_ids
 
 
-def test_vllm_reads_what_the_demonstrations_say(tokenizer: PreTrainedTokenizerFast):
+def test_vllm_reads_what_the_demonstrations_say(three_calls: Demonstration, tokenizer: PreTrainedTokenizerFast):
     chat = ChatFormat(tokenizer)
     reader = ToolCallReader(tokenizer, "hermes")
-    demonstration = demonstrate(TASKS[2])
-    (row,) = encode([demonstration], tokenizer)
+    (row,) = encode([three_calls], tokenizer)
     spoken = [token for token, said in zip(row.token_ids, row.spoken, strict=True) if said]
     *calls, answer, rest = chat.decode(spoken).split(END_OF_TURN)
     actions = [reader.read(text) for text in calls]
-    assert [action.calls for action in actions] == [(call,) for call, _ in demonstration.calls]
-    assert (reader.read(answer).content, reader.read(answer).calls, rest) == (demonstration.answer, (), "")
+    assert [action.calls for action in actions] == [calls for calls, _ in three_calls.turns]
+    assert (reader.read(answer).content, reader.read(answer).calls, rest) == (three_calls.answer, (), "")
 
 
 def test_padding_is_never_spoken(demonstrations: list[Demonstration], tokenizer: PreTrainedTokenizerFast):

@@ -1,0 +1,63 @@
+"""Decides what the tiny model is warmed up on: the lessons of the recipe's environments.
+
+Environments of the user's own need no lessons. If none has any, the model is made for the calculator, which teaches it to call a
+tool and little else.
+"""
+
+import msgspec
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.environment import ClassEnvironment, member_place
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.envs.load import BUILT_IN, find_lessons
+from asyncrl.run.model_shape import TINY, TINY_SHAPE
+from asyncrl.run.tiny_player import Player
+from generators.episode import EpisodeLimits
+
+CALCULATOR = ClassEnvironment(name="calculator")
+
+
+def players_of(recipe: Recipe) -> dict[str, Player]:
+    """Return the environments that the recipe's tiny model is made for, by member, with the limits of their episodes.
+
+    Raises:
+        RecipeError: an environment is wrong, or a built-in one has no lessons for its options.
+    """
+    if players := _taught(recipe):
+        return players
+    positions = TINY_SHAPE.max_position_embeddings
+    limits = EpisodeLimits.of(recipe, next(iter(recipe.environment.by_member)))
+    roomy = msgspec.structs.replace(
+        limits, max_turns=CALCULATOR.max_turns, max_turn_tokens=positions, max_context=positions, end_on=frozenset()
+    )
+    return {"": Player(CALCULATOR, roomy)}
+
+
+def remarks_on(recipe: Recipe) -> tuple[str, ...]:
+    """Return a remark for the user if the recipe's model is the tiny one, and an environment has no lessons for it.
+
+    Raises:
+        RecipeError: as :func:`players_of`.
+    """
+    if recipe.model.path != TINY:
+        return ()
+    taught = _taught(recipe)
+    unknown = [spec.label for member, spec in recipe.environment.by_member.items() if member not in taught]
+    if not unknown:
+        return ()
+    problem = f"{TINY} has not been warmed up on {' and '.join(unknown)}, and will hardly get anywhere there"
+    return (f"model.path: {problem}; name a better model, or give the environment lessons (docs/built-in-environments.md)",)
+
+
+def _taught(recipe: Recipe) -> dict[str, Player]:
+    """Return the members with lessons."""
+    players = {}
+    for member, spec in recipe.environment.by_member.items():
+        if not isinstance(spec, ClassEnvironment):
+            continue
+        if find_lessons(spec) is not None:
+            players[member] = Player(spec, EpisodeLimits.of(recipe, member))
+        elif spec.name in BUILT_IN:
+            problem = f"{TINY} cannot be warmed up on {member_place(member)} ({spec.name}): with these options it has no lessons"
+            raise RecipeError("model.path", problem, "name a Hugging Face folder, or a model of the hub as organisation/name")
+    return players

@@ -1,0 +1,122 @@
+"""Lessons of the built-in environments: ideal scripts solve their tasks, habits leave room to learn, demonstrations are real."""
+
+import random
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from asyncrl.core.messages import Message, ToolCall
+from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.task import Task
+from asyncrl.envs.base import Action, Environment, Observation, StepResult
+from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.demonstrations import Demonstration, LessonUnfit, demonstrate, demonstrate_in
+from asyncrl.envs.lessons import Lessons, Script
+from asyncrl.envs.load import find_lessons, load_member, make_tasks
+
+TAUGHT: list[tuple[str, dict[str, Any]]] = [("calculator", {})]
+"""Built-in environments with the options of their recipes."""
+
+
+def lessons_for(name: str, options: dict[str, Any]) -> tuple[ClassEnvironment, Lessons]:
+    environment = ClassEnvironment(name=name, options=options)
+    lessons = find_lessons(environment)
+    assert lessons is not None
+    return environment, lessons
+
+
+def played(environment: ClassEnvironment, scripts: list[tuple[Task, Script]]) -> list[Demonstration]:
+    return demonstrate_in("", environment, scripts)
+
+
+@pytest.mark.parametrize(("name", "options"), TAUGHT)
+def test_ideal_scripts_solve_their_tasks_also_after_a_mistake(name: str, options: dict[str, Any]):
+    environment, lessons = lessons_for(name, options)
+    tasks = make_tasks(environment, "evaluation", 30, 0)
+    for show in (lessons.ideal, lessons.mistaken):
+        assert [each.reward for each in played(environment, [(task, show(task)) for task in tasks])] == [1.0] * len(tasks)
+
+
+@pytest.mark.parametrize(("name", "options"), TAUGHT)
+def test_the_habit_costs_reward_but_not_at_every_task(name: str, options: dict[str, Any]):
+    """So a greedy model that has the habit leaves something to learn, and shows whether it has learned anything at all."""
+    environment, lessons = lessons_for(name, options)
+    tasks = make_tasks(environment, "evaluation", 150, 0)
+    scripts = [(task, lessons.habitual(task, 1.0, random.Random(0))) for task in tasks]
+    rewards = [each.reward for each in played(environment, scripts)]
+    assert 0.2 < fmean(rewards) < 0.7
+    tempted = [script != lessons.ideal(task) for task, script in scripts]
+    assert {reward for reward, fell in zip(rewards, tempted, strict=True) if not fell} == {1.0}
+    assert fmean(reward for reward, fell in zip(rewards, tempted, strict=True) if fell) < 0.3  # some are right by luck
+    never = [lessons.habitual(task, 0.0, random.Random(0)) for task in tasks]
+    assert never == [lessons.ideal(task) for task in tasks]
+
+
+@pytest.mark.parametrize(("name", "options"), TAUGHT)
+def test_lessons_depend_on_the_task_only(name: str, options: dict[str, Any]):
+    environment, lessons = lessons_for(name, options)
+    tasks = make_tasks(environment, "train", 20, 3)
+    _, others = lessons_for(name, options)
+    assert [lessons.ideal(task) for task in tasks] == [others.ideal(task) for task in tasks]
+    seeded = [[each.habitual(task, 0.5, random.Random(1)) for task in tasks] for each in (lessons, others)]
+    assert seeded[0] == seeded[1]
+
+
+@pytest.mark.parametrize(("name", "options"), TAUGHT)
+def test_splits_share_no_task_and_ids_follow_from_the_seed(name: str, options: dict[str, Any]):
+    environment, _ = lessons_for(name, options)
+    train = [make_tasks(environment, "train", 300, seed) for seed in (0, 0, 1)]
+    evaluation = {task.question for seed in (0, 1) for task in make_tasks(environment, "evaluation", 100, seed)}
+    assert train[0] == train[1] != train[2]
+    assert len({task.id for task in train[0]}) == 300
+    assert not evaluation & {task.question for tasks in train for task in tasks}
+
+
+def test_a_demonstration_is_what_the_environment_says():
+    task = Calculator.make_tasks("train", 3, 0)[2]
+    environment, lessons = lessons_for("calculator", {})
+    (shown,) = played(environment, [(task, lessons.mistaken(task))])
+    assert shown.opening == (Message("user", task.question),)
+    assert [spec.name for spec in shown.tools] == ["calculator"]
+    assert shown.turns[0][1] == (Message("tool", "error: not one operation on two integers"),)
+    for (call,), (result,) in shown.turns[1:]:
+        assert eval(call.arguments["expression"]) == int(result.content)
+
+
+class Short(Environment):
+    """Ends after a given number of turns."""
+
+    def __init__(self, turns: int) -> None:
+        self.left = turns
+
+    async def reset(self, task: Task) -> Observation:
+        return Observation((Message("user", task.question),))
+
+    async def step(self, action: Action) -> StepResult:
+        self.left -= 1
+        return StepResult(Observation(()), 0.0, done=self.left == 0)
+
+
+@pytest.mark.parametrize(("turns", "problem"), [(1, "ends at"), (3, "goes on after the answer '7'")])
+def test_a_script_that_does_not_fit_is_refused(turns: int, problem: str):
+    task = Calculator.make_tasks("train", 1, 0)[0]
+    script = Script.one_by_one((ToolCall("calculator", {"expression": "3+4"}),), "7")
+    with pytest.raises(LessonUnfit, match=f"task .*{problem}"):
+        demonstrate(lambda task: Short(turns), [(task, script)])
+
+
+class Untaught(Calculator):
+    """Has no lessons for long expressions."""
+
+    @classmethod
+    def lessons(cls, **options: Any) -> Lessons | None:
+        return super().lessons(**options) if options["max_operations"] == 1 else None
+
+
+def test_lessons_may_depend_on_the_options_and_are_told_apart_by_their_code():
+    short, long = (ClassEnvironment(name=f"{__name__}:Untaught", options={"max_operations": n}) for n in (1, 2))
+    assert find_lessons(short) is not None
+    assert find_lessons(long) is None
+    digests = {load_member(each).lessons_digest() for each in (short, long, ClassEnvironment(name="calculator"))}
+    assert len(digests) == 3
