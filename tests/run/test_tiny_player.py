@@ -1,0 +1,93 @@
+"""The tiny model plays before a run as it will in the run, and what it is warmed up on follows from the recipe."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.environment import ClassEnvironment, MixedEnvironment
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.envs import calculator
+from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.demonstrations import demonstrate
+from asyncrl.envs.lessons import Lessons
+from asyncrl.envs.lessons.calculator import CalculatorLessons
+from asyncrl.run.compose import compose
+from asyncrl.run.tiny_lessons import players_of, remarks_on
+from asyncrl.run.tiny_player import Player, play_greedily
+from generators.episode import EpisodeLimits
+from learners.tiny.conversations import encode, pad, render
+from learners.tiny.settings import WarmUp
+from learners.tiny.success import spoken_logits
+from learners.tiny.tokenizer import fit_tokenizer
+from learners.tiny.warmup import Rows, warm_up
+
+
+@pytest.fixture(scope="module")
+def quickstart() -> Recipe:
+    return compose("quickstart")
+
+
+def test_episodes_end_as_each_token_says(tmp_path: Path, quickstart: Recipe):
+    """A model that knows some tasks by heart: it solves by playing what it solves by its first choices at each token."""
+    tasks = Calculator.make_tasks("train", 24, 0, max_operations=1)
+    shown = demonstrate(Calculator, [(task, CalculatorLessons().ideal(task)) for task in tasks])
+    tokenizer = fit_tokenizer(render(shown), 1024)
+    rows = encode(shown, tokenizer)
+    settings = WarmUp(lr_steps=5, batch_size=16, measure_every=18, threads=1)
+    model, _ = warm_up(tokenizer, [Rows(1.0, rows[:8], rows, rows)], settings, 18, 0, lambda measured: None)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with torch.no_grad():
+        solved = [bool((logits.argmax(-1) == wanted).all()) for logits, wanted in (spoken_logits(model, pad([r])) for r in rows)]
+    assert 0 < sum(solved) < len(solved)
+
+    limits = EpisodeLimits.of(quickstart)
+    players = {"": Player(quickstart.environment, limits), "hasty": Player(quickstart.environment, limits)}
+    players["hasty"] = Player(quickstart.environment, msgspec.structs.replace(limits, max_turns=1))
+    rewards = play_greedily(tmp_path, players, "hermes", {"": tasks, "hasty": tasks[:4]})
+    assert all(reward == 1.0 for reward, follows in zip(rewards[""], solved, strict=True) if follows)
+    assert sum(rewards[""]) - sum(solved) <= 2  # right although it departed from the demonstration, by luck
+    assert rewards["hasty"] == [0.0] * 4  # one turn is not enough for a call and an answer
+
+
+class Untaught(Calculator):
+    """An environment of the user's own, without lessons."""
+
+    @classmethod
+    def lessons(cls, **options: object) -> Lessons | None:
+        return None
+
+
+OWN = ClassEnvironment(name=f"{__name__}:Untaught")
+
+
+def test_all_members_with_lessons_are_taught(quickstart: Recipe):
+    easy = ClassEnvironment(name="calculator", options={"max_operations": 1}, max_turns=3)
+    members = {"easy": easy, "own": OWN, "hard": quickstart.environment}
+    mixed = msgspec.structs.replace(quickstart, environment=MixedEnvironment(members=members))
+    players = players_of(mixed)
+    assert {name: (player.environment, player.limits.max_turns) for name, player in players.items()} == {
+        "easy": (easy, 3),
+        "hard": (quickstart.environment, 6),
+    }
+    (remark,) = remarks_on(mixed)
+    assert f"not been warmed up on {OWN.name}" in remark
+
+
+def test_an_environment_of_ones_own_gets_the_calculators_model_and_a_remark(quickstart: Recipe):
+    own = msgspec.structs.replace(quickstart, environment=msgspec.structs.replace(OWN, max_turns=1))
+    (player,) = players_of(own).values()
+    assert (player.environment.name, player.environment.options, player.limits.max_turns) == ("calculator", {}, 6)
+    assert "name a better model, or give the environment lessons" in remarks_on(own)[0]
+    assert remarks_on(quickstart) == ()
+    other = msgspec.structs.replace(own, model=msgspec.structs.replace(own.model, path="/some/folder"))
+    assert remarks_on(other) == ()
+
+
+def test_a_built_in_environment_without_lessons_is_refused(quickstart: Recipe, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(calculator.Calculator, "lessons", Untaught.lessons)
+    with pytest.raises(RecipeError, match=r"model.path: tiny .* environment \(calculator\): .*; name a Hugging Face folder"):
+        remarks_on(quickstart)
