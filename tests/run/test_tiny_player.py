@@ -33,7 +33,7 @@ def quickstart() -> Recipe:
 def test_episodes_end_as_each_token_says(tmp_path: Path, quickstart: Recipe):
     """A model that knows some tasks by heart: it solves by playing what it solves by its first choices at each token."""
     tasks = Calculator.make_tasks("train", 24, 0, max_operations=1)
-    shown = demonstrate(Calculator, [(task, CalculatorLessons().ideal(task)) for task in tasks])
+    shown = demonstrate(lambda task: Calculator(), [(task, CalculatorLessons().ideal(task)) for task in tasks])
     tokenizer = fit_tokenizer(render(shown), 1024)
     rows = encode(shown, tokenizer)
     settings = WarmUp(lr_steps=5, batch_size=16, measure_every=18, threads=1)
