@@ -69,9 +69,8 @@ def subjects_of(environments: Mapping[str, ClassEnvironment], seed: int, setting
         if lessons is None:
             raise LessonFailed(f"environment {environment.name!r} has no lessons for its options; name another model than `tiny`")
         train = make_tasks(environment, "train", settings.training_tasks or lessons.tasks, seed)
-        subjects[name] = Subject(
-            environment, lessons, train, make_tasks(environment, "evaluation", settings.held_out_tasks, seed)
-        )
+        held_out = make_tasks(environment, "evaluation", settings.held_out_tasks, seed)
+        subjects[name] = Subject(name, environment, lessons, _named(train, name), _named(held_out, name))
     return subjects
 
 
