@@ -39,7 +39,7 @@ setup: $(INSTALLED)
 setup-dev: $(INSTALLED_DEV)
 
 $(INSTALLED): requirements/cpu.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "asyncrl needs Python 3.11; set PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "asyncrl needs Python 3.11 to 3.13 (tested: 3.11); set PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "Setting up $(VENV) (once, about two minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) setuptools==$$(sed -n 's/^setuptools==//p' requirements/cpu.txt) 2>$(VENV)/pip.log || { cat $(VENV)/pip.log; exit 1; }

@@ -52,6 +52,14 @@ the target reward, and when. Takes over an hour. Started again with the same
 file, it does the runs that are missing."""
 
 
+_GPU = """\
+Measure one GPU in five parts: one learner rank beside the CPU, training steps
+beside a plain loop, log-probabilities beside full logits, publications beside
+the bus, and an engine with a short run. Says what is missing instead of
+failing, and takes at most eight minutes. On a machine without vLLM and Ray:
+python -m asyncrl.bench.gpu"""
+
+
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command ``bench``."""
     parser = commands.add_parser("bench", help="run a benchmark", description="Measure asyncrl on this machine.")
@@ -71,6 +79,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     pool.add_argument("--hours", metavar="N", type=count, default=24, help="hours of simulated time (default 24)")
     _add(kinds, "staleness", "effect of each value of buffer.on_stale", _STALENESS, run_staleness)
     _add(kinds, "learner", "the learner beside a plain PyTorch loop", _LEARNER, run_learner)
+    gpu = _add(kinds, "gpu", "one GPU, in five parts", _GPU, run_gpu)
+    gpu.add_argument("--small", action="store_true", help="tiny shapes, which run on a CPU too: this measures nothing")
     _add(kinds, "learning", "whether the quickstart learns", _LEARNING, run_learning)
 
 
@@ -172,6 +182,18 @@ def run_learner(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
     console.print(learner.view(learner.run(arguments.json, console)))
     return ExitCode.COMPLETED
+
+
+def run_gpu(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Measure one GPU."""
+    from asyncrl.bench.gpu.run import run
+    from asyncrl.bench.gpu.settings import GpuBenchSettings
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    result = run(arguments.json, say, GpuBenchSettings.small() if arguments.small else None)
+    return ExitCode.FAILED if result.failures else ExitCode.COMPLETED
 
 
 def run_learning(arguments: argparse.Namespace, console: Console) -> ExitCode:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import asyncrl
-from asyncrl.cli import bench, buffer, env, evaluate, export, launch, logs, report, show
+from asyncrl.cli import bench, buffer, doctor, env, evaluate, export, launch, logs, report, show
 from asyncrl.cli.console import PatientConsole, not_shown, show_what_can_be_shown
 from asyncrl.cli.outcome import ExitCode, show_system_failure
 from asyncrl.run.stopping import interrupting
@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     export.add_command(commands)
     env.add_command(commands)
     bench.add_command(commands)
+    doctor.add_command(commands)
     buffer.add_command(commands)
     logs.add_command(commands)
     show.add_command(commands)

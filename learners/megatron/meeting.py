@@ -11,13 +11,12 @@ import os
 import socket
 from typing import Any
 
-import psutil
 import torch.distributed as dist
 
 from learners.rank import FileMeeting, RankSpec, TcpMeeting
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-_LOOPBACK = "127.0.0.1"
+_LOOPBACK, _LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 
 
 def meet(spec: RankSpec, seconds: float) -> dist.Store:
@@ -59,5 +58,13 @@ def _address_towards(host: str, port: int) -> str:
 
 
 def _interface_of(address: str) -> str | None:
-    """The name of the interface that has ``address``; None if no interface has it, as in some sandboxes."""
+    """The name of the interface that has ``address``; None if no interface has it, as in some sandboxes.
+
+    Without psutil, only the loopback is known; on several hosts, gloo then chooses by itself.
+    """
+    try:
+        import psutil
+    except ImportError:
+        names = [name for _, name in socket.if_nameindex()]
+        return _LOOPBACK_INTERFACE if address == _LOOPBACK and _LOOPBACK_INTERFACE in names else None
     return next((name for name, has in psutil.net_if_addrs().items() if any(one.address == address for one in has)), None)

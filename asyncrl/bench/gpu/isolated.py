@@ -1,0 +1,69 @@
+"""Runs each measurement in a new process with a deadline, and without any package beyond the learner's own."""
+
+import os
+import traceback
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+from unittest import mock
+
+from asyncrl.core.errors import AsyncRLError
+from asyncrl.weights.parent_watch import die_with_parent
+
+Answer = TypeVar("Answer")
+
+END_S = 5.0
+"""How long a process that has answered may take to end."""
+
+
+class MeasurementFailed(AsyncRLError):
+    """A measurement raised an error, died, or did not finish in time."""
+
+
+def isolated(work: Callable[..., Answer], *arguments: object, seconds: float, gpus: bool = True) -> Answer:
+    """Call ``work`` in a new process, and return what it returns.
+
+    Args:
+        work: an importable function, whose arguments and result can be pickled.
+        seconds: how long it may take.
+        gpus: whether it sees the GPUs.
+
+    Raises:
+        MeasurementFailed: it raised an error, died, or did not finish in time.
+    """
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(sender, work, arguments), daemon=False)
+    with mock.patch.dict(os.environ, {} if gpus else {"CUDA_VISIBLE_DEVICES": ""}):
+        process.start()
+    sender.close()
+    name = f"{work.__module__.rpartition('.')[2]}.{work.__name__}"
+    try:
+        if not receiver.poll(seconds):
+            raise MeasurementFailed(f"{name} was ended, because it had not finished after {seconds:.0f} s")
+        succeeded, answer = receiver.recv()
+        process.join(END_S)
+    except EOFError:
+        process.join(END_S)
+        raise MeasurementFailed(f"the process of {name} died with exit code {process.exitcode}") from None
+    finally:
+        if process.is_alive():
+            process.kill()
+            process.join()
+        receiver.close()
+    if not succeeded:
+        raise MeasurementFailed(f"{name}: {answer}")
+    found: Answer = answer
+    return found
+
+
+def _work(sender: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    die_with_parent()
+    try:
+        answer = (True, work(*arguments))
+    except Exception as error:  # noqa: BLE001 - told to whoever waits
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        answer = (False, f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}, line {place.lineno})")
+    sender.send(answer)
+    sender.close()

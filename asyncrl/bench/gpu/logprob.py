@@ -1,0 +1,144 @@
+"""Part 3: log-probabilities and entropies from hidden states, beside full logits and beside what the hardware allows."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from asyncrl.bench.gpu.settings import LogprobSettings
+from asyncrl.bench.gpu.subject import device, synchronize
+
+WITHIN, MEMORY_SHARE = 1.5, 0.1
+"""The targets: time over the limit of the hardware, and memory over that of full logits."""
+
+
+class LogprobResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured, both passes together.
+
+    Attributes:
+        seconds, full_seconds: of the kernel, and by way of full logits; None where these did not fit.
+        products_seconds: the four matrix products alone, of the same operands: a limit of any way.
+        bandwidth_seconds: reading and writing each operand, gradient and tile of logits once at the measured bandwidth.
+        limit_ratio: ``seconds`` over the larger limit.
+        peak_bytes, full_peak_bytes: GPU memory beyond the operands; None on a CPU.
+        largest_gap: largest difference of the log-probabilities of the two ways.
+        bytes_per_s: measured bandwidth of a copy within the device's memory, reads and writes.
+        targets: which targets were met.
+        missing: what was not measured, and why.
+    """
+
+    seconds: float
+    full_seconds: float | None
+    products_seconds: float
+    bandwidth_seconds: float
+    limit_ratio: float
+    peak_bytes: int | None
+    full_peak_bytes: int | None
+    largest_gap: float | None
+    bytes_per_s: float
+    targets: dict[str, bool]
+    missing: tuple[str, ...]
+
+
+def measure(settings: LogprobSettings) -> LogprobResult:
+    """Measure in this process."""
+    from learners.megatron.log_probabilities import token_log_probabilities
+
+    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    torch.manual_seed(0)
+    options = {"device": device(), "dtype": dtype}
+    hidden = torch.randn(settings.tokens, settings.hidden, **options).requires_grad_()  # type: ignore[call-overload]
+    weight = (0.02 * torch.randn(settings.vocabulary, settings.hidden, **options)).requires_grad_()  # type: ignore[call-overload]
+    targets = torch.randint(0, settings.vocabulary, (settings.tokens,), device=device())
+    slopes = torch.randn(settings.tokens, device=device())
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD
+    assert group is not None
+
+    def of(logp: Tensor) -> Tensor:
+        torch.autograd.grad((logp * slopes).sum(), (hidden, weight))
+        return logp.detach()
+
+    def kernel() -> Tensor:
+        return of(token_log_probabilities(hidden, weight, targets, 1.0, group).logp)
+
+    def full() -> Tensor:
+        every = torch.log_softmax((hidden @ weight.t()).float(), -1)
+        return of(every.gather(1, targets.unsqueeze(1)).squeeze(1))
+
+    gradient = torch.empty(settings.tokens, min(settings.vocabulary, 8192), **options)  # type: ignore[call-overload]
+
+    def products() -> None:
+        with torch.no_grad():
+            for start in range(0, settings.vocabulary, gradient.size(1)):
+                part = weight[start : start + gradient.size(1)]
+                for _ in range(2):
+                    hidden @ part.t()
+                of_part = gradient[:, : len(part)]
+                of_part @ part
+                of_part.t() @ hidden
+
+    missing = [] if torch.cuda.is_available() else ["a GPU: the figures are of a CPU and mean nothing"]
+    seconds, peak, ours = median_of(kernel, settings.repetitions)
+    full_seconds: float | None = None
+    full_peak: int | None = None
+    gap: float | None = None
+    try:
+        full_seconds, full_peak, theirs = median_of(full, settings.repetitions)
+        gap = (ours - theirs).abs().max().item()
+    except torch.OutOfMemoryError:
+        missing.append("full logits: they did not fit into the GPU's memory")
+    products_seconds, _, _ = median_of(products, settings.repetitions)
+    speed = bandwidth()
+    operands = hidden.nbytes + weight.nbytes
+    # Each pass reads the operands and passes over the float32 logits twice; the second writes two gradients.
+    moved = 4 * operands + 2 * 2 * 4 * settings.tokens * settings.vocabulary
+    limit = max(products_seconds, moved / speed)
+    dist.destroy_process_group()
+    targets_met = {f"within {WITHIN} of the limit": seconds <= WITHIN * limit}
+    if peak is not None and full_peak:
+        targets_met[f"at most {MEMORY_SHARE} of full logits' memory"] = peak <= MEMORY_SHARE * full_peak
+    return LogprobResult(
+        seconds=seconds,
+        full_seconds=full_seconds,
+        products_seconds=products_seconds,
+        bandwidth_seconds=moved / speed,
+        limit_ratio=seconds / limit,
+        peak_bytes=peak,
+        full_peak_bytes=full_peak,
+        largest_gap=gap,
+        bytes_per_s=speed,
+        targets=targets_met,
+        missing=tuple(missing),
+    )
+
+
+def median_of(work: Callable[[], Tensor | None], repetitions: int) -> tuple[float, int | None, Tensor]:
+    """Median seconds of ``work``, GPU memory beyond what was there before, and the last result."""
+    on_gpu = torch.cuda.is_available()
+    result, took, peak = work(), [], None
+    for _ in range(repetitions):
+        synchronize()
+        before = 0
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        began = time.perf_counter()
+        result = work()
+        synchronize()
+        took.append(time.perf_counter() - began)
+        peak = torch.cuda.max_memory_allocated() - before if on_gpu else None
+    return statistics.median(took), peak, torch.empty(0) if result is None else result
+
+
+def bandwidth() -> float:
+    """Bytes a second of a copy within the device's memory, read and written."""
+    size = (1 << 30) if torch.cuda.is_available() else (64 << 20)
+    source = torch.ones(size, dtype=torch.uint8, device=device())
+    target = torch.empty_like(source)
+    seconds, _, _ = median_of(lambda: target.copy_(source), 5)
+    return 2 * size / seconds

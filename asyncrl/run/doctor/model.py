@@ -1,0 +1,48 @@
+"""Looks at a model's folder: its architecture, its sizes, and whether its chat template marks where a turn ends."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.memory_files import memory_file_system
+from asyncrl.run.doctor.finding import Finding, fine, problem
+from asyncrl.run.model_shape import read_shape
+from asyncrl.run.units import memory, quantity
+
+
+def check_model(path: Path) -> Iterator[Finding]:
+    """Look at the model in a Hugging Face folder."""
+    try:
+        shape = read_shape(str(path))
+    except AsyncRLError as error:
+        yield problem("model", str(error), "docs/models.md lists the models that can be trained")
+        return
+    yield fine("model", f"about {quantity(shape.parameters)} parameters")
+    needed = 2 * sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    folder = memory_file_system()
+    free = _free(folder)
+    if needed > free:
+        yield problem(
+            "shared memory",
+            f"two versions of the weights take {memory(needed)}, and {memory(free)} are free at {folder}",
+            "make it larger (--shm-size for a container, else mount -o remount,size=...)",
+        )
+    yield from _template(path)
+
+
+def _template(path: Path) -> Iterator[Finding]:
+    from generators.chat import ChatFormat, TemplateUnsuitable  # takes seconds
+
+    try:
+        ChatFormat.load(str(path))
+    except TemplateUnsuitable as error:
+        yield problem("chat template", str(error), "docs/models.md says what a template must do")
+    except (OSError, ValueError) as error:
+        yield problem("chat template", f"the tokenizer cannot be loaded: {error}", "put tokenizer.json into the model's folder")
+    else:
+        yield fine("chat template", "it marks where each turn begins and ends")
+
+
+def _free(folder: Path) -> int:
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,67 @@
+"""The benchmark of a GPU on a CPU: its arithmetic, its processes, and one part from beginning to end."""
+
+import os
+import sys
+import time
+
+import msgspec
+import pytest
+
+from asyncrl.bench.gpu import engine, run, settings, training
+from asyncrl.bench.gpu.isolated import MeasurementFailed, isolated
+from asyncrl.bench.gpu.run import GpuBenchResult
+from asyncrl.bench.gpu.settings import EngineSettings, GpuBenchSettings
+from asyncrl.bench.gpu.training import Case, Speed
+
+
+def test_sizes_are_those_of_the_models_they_are_named_after():
+    assert settings.QWEN3_06B.parameters == 596_049_920
+    assert settings.QWEN3_17B.parameters == 1_720_574_976
+    assert settings.QWEN3_4B.parameters == 4_022_468_096
+
+
+def test_a_measurement_has_a_process_of_its_own():
+    assert isolated(os.getpid, seconds=60) != os.getpid()
+    assert isolated(os.getenv, "CUDA_VISIBLE_DEVICES", seconds=60, gpus=False) == ""
+
+
+def test_a_measurement_that_fails_dies_or_hangs_says_so():
+    with pytest.raises(MeasurementFailed, match="ZeroDivisionError"):
+        isolated(divmod, 1, 0, seconds=60)
+    with pytest.raises(MeasurementFailed, match="died with exit code 3"):
+        isolated(os._exit, 3, seconds=60)
+    with pytest.raises(MeasurementFailed, match="had not finished after 0 s"):
+        isolated(time.sleep, 1000, seconds=0.1)
+
+
+def test_targets_are_judged_by_what_was_measured():
+    speed = Speed(1.0, 100.0, 1.0, 0.5, None)
+    cases = [
+        Case(model="1.7B", rows="equal", options={}, learner=speed, ratio=0.9),
+        Case(model="1.7B", rows="lognormal", options={}, learner=speed, ratio=1.6),
+        Case(model="1.7B", rows="equal", options={"recompute": "full"}, learner=msgspec.structs.replace(speed, mfu=0.1)),
+        Case(model="4B", rows="equal", options={}, problem="there was no time left"),
+    ]
+    assert list(training._targets(cases).values()) == [False, True, True]
+
+
+def test_an_engine_that_is_not_installed_is_missing_and_no_failure(monkeypatch):
+    monkeypatch.setattr(engine, "NEEDED", ("vllm", "no_such_package"))
+    result = engine.measure(EngineSettings(), 1.0)
+    assert result.engine is result.run is None
+    assert result.missing == ("no_such_package: not installed",)
+
+
+def test_a_part_runs_to_its_end_and_is_written(tmp_path):
+    lines: list[str] = []
+    file = tmp_path / "gpu.json"
+    result = run.run(file, lines.append, GpuBenchSettings.small(), ("logprob",))
+    assert not result.failures
+    assert msgspec.json.decode(file.read_bytes(), type=GpuBenchResult) == result
+    assert result.logprob is not None
+    assert result.logprob.largest_gap < 1e-4
+    assert result.logprob.seconds > 0
+    assert result.packages["torch"] is not None
+    assert any(line.strip().startswith("missing: a GPU") for line in lines) or result.device != "cpu"
+    assert result.engine is None
+    assert sys.version.startswith(result.python)

@@ -1,0 +1,57 @@
+"""The learner on a machine that has torch, transformers, megatron-core, msgspec, numpy and safetensors, and nothing else of what
+asyncrl can use."""
+
+import os
+import subprocess
+import sys
+
+BLOCKED = """
+import sys
+
+# What this project names among its dependencies and the learner can do without. Others may need what they brought along.
+LACKING = {
+    "vllm", "ray", "mlflow", "hydra", "omegaconf", "psutil", "pyarrow", "rich", "aiohttp", "jinja2", "pandas", "fastapi",
+}
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in LACKING else self.finder.find_spec(name, path, target)
+
+    def find_distributions(self, context):
+        return getattr(self.finder, "find_distributions", lambda context: [])(context)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+"""
+
+LEARNER = """
+import learners.learner, learners.megatron.meeting, learners.megatron.cpu_compat
+learners.megatron.cpu_compat.install()
+import learners.megatron.trainer, learners.megatron.export
+import asyncrl.bench.gpu.run, asyncrl.weights.shared_memory
+missing = LACKING & {name.partition(".")[0] for name in sys.modules}
+assert not missing, missing
+"""
+
+STEP = """
+import asyncrl.bench.gpu.subject as subject, asyncrl.bench.gpu.settings as settings
+with subject.all_folders(), subject.folder_for(settings.TINY) as folder:
+    subject.make_model(folder, settings.TINY)
+    batch, rows = subject.rows_of([24] * 8, settings.TINY.vocabulary)
+    learner = subject.make_learner(folder, 256)
+    assert subject.values_of(learner.step(batch, rows))["learner/grad_norm"] > 0
+    learner.close()
+"""
+
+
+def test_the_learner_trains_without_what_engines_and_runs_need():
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED + LEARNER + STEP],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,122 @@
+"""What the doctor says of machines with all kinds of defects."""
+
+import json
+import resource
+import socket
+
+import pytest
+from packaging.requirements import Requirement
+
+from asyncrl.cli.main import main
+from asyncrl.run.doctor import device, examine, packages, system
+from asyncrl.run.doctor.device import Probed, judge, probed
+from asyncrl.run.doctor.finding import Finding, Level, fine
+from asyncrl.run.doctor.model import check_model
+
+H100 = Probed(
+    torch="2.13.0", cuda="13.0", available=True, devices=("NVIDIA H100",), capability=(9, 0), nccl="2.29.3", attention=("flash",)
+)
+
+
+def levels(findings):
+    return {finding.topic: finding.level for finding in findings}
+
+
+def test_a_version_is_compared_with_its_range():
+    wanted = Requirement("torch>=2.10,<3")
+    assert packages.check_version(wanted, "2.13.0+cpu", required=True) is None
+    old = packages.check_version(wanted, "2.4.1", required=True)
+    assert old.level is Level.PROBLEM
+    assert "torch 2.4.1 is outside" in old.found
+    assert "torch<3,>=2.10" in old.remedy
+    assert "not installed" in packages.check_version(wanted, None, required=True).found
+    assert packages.check_version(wanted, None, required=False) is None
+    assert packages.check_python(">=3.11,<3.14", "3.12.4").level is Level.FINE
+    assert packages.check_python(">=3.11,<3.14", "3.10.1").level is Level.PROBLEM
+
+
+def test_this_machine_s_packages_are_as_declared():
+    assert not [finding for finding in packages.check_packages() if finding.level is Level.PROBLEM]
+
+
+@pytest.mark.parametrize(
+    ("devices", "found", "unused", "topic", "level", "told"),
+    [
+        (0, Probed(torch="2.13.0+cpu", cuda=None), "", "GPU", Level.FINE, "none"),
+        (2, H100, "torch's CPU build is installed", "GPU", Level.PROBLEM, "2 here, but torch's CPU build"),
+        (1, Probed(torch="2.13", cuda="13.0", errors={"cuda": "driver too old"}), "", "torch", Level.PROBLEM, "driver too old"),
+        (1, H100, "", "TransformerEngine", Level.NOTE, "not installed"),
+    ],
+)
+def test_what_driver_and_torch_answer_is_compared(devices, found, unused, topic, level, told):
+    finding = next(each for each in judge(devices, found, unused) if each.topic == topic)
+    assert finding.level is level
+    assert told in finding.found
+
+
+def test_an_engine_that_is_installed_but_unusable_is_a_problem():
+    told = {"torch": "2.13.0", "cuda": "13.0", "available": True, "devices": ["a"], "capability": [8, 0], "nccl": "2"}
+    broken = probed("a warning\n" + json.dumps(told | {"errors": {"transformer_engine.pytorch": "undefined symbol: _ZN"}}))
+    found = {finding.topic: finding for finding in judge(1, broken, "")}
+    assert found["TransformerEngine"].level is Level.PROBLEM
+    assert "undefined symbol" in found["TransformerEngine"].found
+    assert "--no-build-isolation" in found["TransformerEngine"].remedy
+    assert found["GPU"].level is Level.NOTE  # no fp8
+    working = probed(json.dumps(told | {"transformer_engine.pytorch": "2.11.0"}))
+    assert levels(judge(1, working, ""))["TransformerEngine"] is Level.FINE
+
+
+def test_the_probe_runs_here():
+    findings = list(device.check_devices())
+    assert findings
+    assert all(finding.level is Level.FINE for finding in findings if "CPU" in finding.found)
+
+
+def test_few_descriptors_and_a_full_memory_file_system_are_problems(monkeypatch, tmp_path):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    (few,) = system.check_descriptors()
+    assert few.level is Level.PROBLEM
+    assert "ulimit -n 4096" in few.remedy
+    (tmp_path / "asyncrl-old-rank0-even").touch()
+    monkeypatch.setattr(system, "memory_file_system", lambda: tmp_path)
+    findings = list(system.check_shared_memory())
+    assert [finding.level for finding in findings] == [Level.NOTE, Level.NOTE]
+    assert "asyncrl-old-rank0-even" in findings[1].found
+
+
+def test_a_cluster_that_does_not_answer_and_a_folder_that_cannot_be_written(monkeypatch, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        assert levels(system.check_ray()) == {"Ray": Level.FINE}
+    assert levels(system.check_ray()) == {"Ray": Level.PROBLEM}
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert levels(system.check_folders(tmp_path / "new" / "runs"))["run folder"] is Level.PROBLEM
+
+
+def test_a_folder_that_holds_no_model_is_a_problem(tmp_path):
+    (finding,) = check_model(tmp_path)
+    assert finding.level is Level.PROBLEM
+
+
+def test_a_check_that_breaks_is_a_finding_and_the_others_go_on():
+    def breaks():
+        yield fine("ports", "open")
+        raise ZeroDivisionError("here")
+
+    findings = list(examine.contained("ports", breaks))
+    assert [finding.level for finding in findings] == [Level.FINE, Level.PROBLEM]
+    assert "ZeroDivisionError: here" in findings[1].found
+    assert not examine.is_healthy(findings)
+
+
+@pytest.mark.parametrize(("level", "code"), [(Level.NOTE, 0), (Level.PROBLEM, 1)])
+def test_the_command_s_exit_code_tells_whether_there_is_a_problem(monkeypatch, capsys, level, code):
+    found = [Finding("ports", level, "closed", "open them")]
+    monkeypatch.setattr(examine, "examine", lambda *_: iter(found))
+    assert main(["doctor", "--json"]) == code
+    assert json.loads(capsys.readouterr().out) == [
+        {"topic": "ports", "level": str(level), "found": "closed", "remedy": "open them"}
+    ]
+    assert main(["doctor"]) == code
+    assert "open them" in capsys.readouterr().out
