@@ -113,7 +113,9 @@ def measure(settings: TrainingSettings, seconds: float) -> TrainingResult:
     if not torch.cuda.is_available():
         missing.append("a GPU: the figures are of a CPU and mean nothing")
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return TrainingResult(device=name, cases=tuple(cases), targets=_targets(cases) if torch.cuda.is_available() else {}, missing=tuple(missing))
+    return TrainingResult(
+        device=name, cases=tuple(cases), targets=_targets(cases) if torch.cuda.is_available() else {}, missing=tuple(missing)
+    )
 
 
 def _cases_of(size: ModelSize, settings: TrainingSettings) -> list[tuple[str, dict[str, str], bool]]:
