@@ -12,15 +12,22 @@ class RemoteEnvironment(Environment):
     """Passes the calls of one episode on to a server, always the same.
 
     A lost server is an ``EnvironmentLost``, whatever the call: the episode is issued again.
+
+    Attributes:
+        episode: its number.
     """
 
     def __init__(self, pool: ServerPool) -> None:
-        self._pool, self._episode = pool, next(pool.episode_numbers)
+        self._pool, self.episode = pool, next(pool.episode_numbers)
         self._connection: Connection | None = None
 
     async def ready(self) -> None:
         """Wait for a server."""
-        self._connection = await self._pool.take()
+        self.use(await self._pool.take())
+
+    def use(self, connection: Connection) -> None:
+        """Play the episode over this connection."""
+        self._connection = connection
 
     async def reset(self, task: Task) -> Observation:
         """Begin the episode on the server."""
@@ -30,7 +37,7 @@ class RemoteEnvironment(Environment):
             return Reset(
                 id=number,
                 deadline_s=servers.episode_timeout_s,
-                episode=self._episode,
+                episode=self.episode,
                 task=task,
                 options=dict(servers.options),
                 tool_timeout_s=servers.tool_timeout_s,
@@ -44,7 +51,7 @@ class RemoteEnvironment(Environment):
         seconds, calls, content = self._pool.servers.episode_timeout_s, protocol.wire_calls(action), action.content
 
         def request(number: int) -> Step:
-            return Step(id=number, deadline_s=seconds, episode=self._episode, content=content, calls=calls)
+            return Step(id=number, deadline_s=seconds, episode=self.episode, content=content, calls=calls)
 
         return protocol.step_result(await self._connected.step(request))
 
@@ -55,7 +62,7 @@ class RemoteEnvironment(Environment):
             return
         try:
             seconds = self._pool.servers.tool_timeout_s
-            await connection.close_episode(lambda number: Close(id=number, deadline_s=seconds, episode=self._episode))
+            await connection.close_episode(lambda number: Close(id=number, deadline_s=seconds, episode=self.episode))
         finally:
             self._pool.give_back(connection)
 

@@ -50,16 +50,18 @@ class ServerPool:
 
     Attributes:
         servers: what it was made with.
+        up: the connections that are up, by URL.
+        changed: notified when there is a further one.
         episode_numbers: numbers for episodes, none of which comes twice.
         remarks: sentences for the user about servers that were lost and came back.
     """
 
     def __init__(self, servers: Servers, token: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.servers, self._token, self._clock = servers, token, clock
-        self._up: dict[str, Connection] = {}
+        self.up: dict[str, Connection] = {}
         self._why_down: dict[str, str] = dict.fromkeys(servers.urls, "not connected yet")
         self._losses: dict[str, int] = dict.fromkeys(servers.urls, 0)
-        self._changed = asyncio.Condition()
+        self.changed = asyncio.Condition()
         self._environment = ""
         self.episode_numbers = itertools.count()
         self.remarks: list[str] = []
@@ -72,16 +74,16 @@ class ServerPool:
         """
         waited_for = f"any of {', '.join(self.servers.urls)}"
         try:
-            async with asyncio.timeout(self.servers.wait_s), self._changed:
-                await self._changed.wait_for(lambda: self._up)
-                connection = min(self._up.values(), key=lambda each: (each.episodes, random.random()))
+            async with asyncio.timeout(self.servers.wait_s), self.changed:
+                await self.changed.wait_for(lambda: self.up)
+                connection = min(self.up.values(), key=lambda each: (each.episodes, random.random()))
                 connection.episodes += 1
                 return connection
         except TimeoutError as error:
             reasons = "; ".join(self._why_down[url] for url in self.servers.urls)
             raise EnvironmentUnreachable(
                 f"an episode waited {self.servers.wait_s:g} s for {waited_for} ({reasons}); start one again with `asyncrl env "
-                "serve` and resume the run, or raise deadlines.environment"
+                "serve` and resume the run, or raise environment.server_timeout_s"
             ) from error
 
     @staticmethod
@@ -107,12 +109,12 @@ class ServerPool:
             if self._losses[url]:
                 self._remark(f"the environment server {url} answers again, after {self._clock() - down_since:.0f} s")
             try:
-                async with self._changed:
-                    self._up[url] = connection
-                    self._changed.notify_all()
+                async with self.changed:
+                    self.up[url] = connection
+                    self.changed.notify_all()
                 await connection.lost.wait()
             finally:
-                self._up.pop(url, None)
+                self.up.pop(url, None)
                 await connection.close()
             retry, down_since = FIRST_RETRY_S, self._clock()
             self._lost(url, connection)
@@ -129,7 +131,7 @@ class ServerPool:
         self._why_down[url] = f"{url} is gone: {connection.why}"
         times = "" if self._losses[url] == 1 else f" (loss {self._losses[url]})"
         episodes = f"its {connection.episodes} episodes are issued again" if connection.episodes else "it had no episodes"
-        left = "the other servers go on" if self._up else f"new episodes wait for up to {self.servers.wait_s:g} s"
+        left = "the other servers go on" if self.up else f"new episodes wait for up to {self.servers.wait_s:g} s"
         self._remark(f"the environment server {url} is gone{times}: {connection.why}; {episodes}, and {left}")
 
     def _remark(self, sentence: str) -> None:

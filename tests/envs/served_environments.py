@@ -1,0 +1,60 @@
+"""Environments that the tests serve: each does one thing that a server must survive."""
+
+import asyncio
+import time
+from typing import ClassVar
+
+from asyncrl.core.task import Task
+from asyncrl.envs import Action, Environment, Observation, StepResult, ToolEnvironment, ToolError, tool
+
+
+class Notes(ToolEnvironment):
+    """Keeps notes, one list for each episode."""
+
+    system_prompt = "Take notes."
+    open: ClassVar[list["Notes"]] = []
+    closed = 0
+    cancelled = 0
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+        self.notes: list[str] = []
+        Notes.open.append(self)
+
+    @tool
+    async def note(self, text: str, seconds: float = 0.0) -> str:
+        """Write a note down."""
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            Notes.cancelled += 1
+            raise
+        if text == "forbidden":
+            raise ToolError("no such note")
+        self.notes.append(self.prefix + text)
+        return " ".join(self.notes)
+
+    @tool
+    async def block(self, seconds: float) -> str:
+        """Block the event loop."""
+        time.sleep(seconds)  # noqa: ASYNC251 - this is what the test is about
+        return "done"
+
+    def reward(self, task: Task, answer: str) -> float:
+        if answer == "break":
+            raise KeyError("broken on purpose")
+        return float(answer == task.data["answer"])
+
+    async def close(self) -> None:
+        Notes.open.remove(self)
+        Notes.closed += 1
+
+
+class Wrong(Environment):
+    """Returns what no step may return."""
+
+    async def reset(self, task: Task) -> Observation:
+        return Observation(())
+
+    async def step(self, action: Action) -> StepResult:
+        return "nothing"  # type: ignore[return-value]

@@ -1,0 +1,321 @@
+"""Environments over a real socket: server and clients in one process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import aiohttp.web
+import msgspec
+import pytest
+from served_environments import Notes
+
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, EnvironmentUnreachable, RecipeError
+from asyncrl.core.ids import TaskId
+from asyncrl.core.messages import CallOutcome, MalformedCall, Message, ToolCall
+from asyncrl.core.task import Task
+from asyncrl.envs import Action, Fault
+from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.remote import protocol
+from asyncrl.envs.remote.connection import Connection, NotConnected
+from asyncrl.envs.remote.environment import RemoteEnvironment
+from asyncrl.envs.remote.pool import ServerPool, Servers, serving
+from asyncrl.envs.remote.server import EnvironmentServer, Served
+
+TOKEN = "a token of the tests"
+TASK = Task(id=TaskId("t"), prompt="Note it.", data={"answer": "yes"})
+
+
+@asynccontextmanager
+async def served(
+    name: str = "served_environments:Notes", port: int = 0, **options: Any
+) -> AsyncIterator[tuple[EnvironmentServer, str]]:
+    server = EnvironmentServer(Served(name, options), TOKEN, "asyncrl test")
+    port = await server.start("127.0.0.1", port)
+    try:
+        yield server, f"ws://127.0.0.1:{port}"
+    finally:
+        await server.close()
+
+
+def servers(*urls: str, wait_s: float = 20.0, **options: Any) -> Servers:
+    return Servers(urls, options, tool_timeout_s=5.0, episode_timeout_s=20.0, wait_s=wait_s, client="asyncrl test")
+
+
+@asynccontextmanager
+async def connected(url: str, token: str = TOKEN) -> AsyncIterator[Connection]:
+    async with aiohttp.ClientSession() as session:
+        connection = await Connection.open(url, token, "asyncrl test", session)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+
+async def begun(pool: ServerPool, task: Task = TASK) -> RemoteEnvironment:
+    environment = RemoteEnvironment(pool)
+    await environment.ready()
+    await environment.reset(task)
+    return environment
+
+
+async def all_up(pool: ServerPool, count: int) -> None:
+    async with asyncio.timeout(20), pool.changed:
+        await pool.changed.wait_for(lambda: len(pool.up) == count)
+
+
+def call(name: str, **arguments: Any) -> Action:
+    return Action("", (ToolCall(name, arguments),))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_notes() -> None:
+    Notes.open, Notes.closed, Notes.cancelled = [], 0, 0
+
+
+async def test_an_episode_is_played_as_if_it_were_here() -> None:
+    async with served(prefix="server ") as (_, url), serving(servers(url, prefix="- "), TOKEN) as pool:
+        environment = RemoteEnvironment(pool)
+        await environment.ready()
+        observation = await environment.reset(TASK)
+        assert observation.messages == (Message("system", "Take notes."), Message("user", "Note it."))
+        assert observation.tools == tuple(tool.spec for tool in Notes.tools.values())
+        huge = 10**30
+        bad = MalformedCall("{", "not JSON")
+        result = await environment.step(Action("hm", (ToolCall("note", {"text": "one"}), bad, ToolCall("note", {"text": huge}))))
+        assert result.observation.messages[0] == Message("tool", "- one")
+        assert [record.outcome for record in result.calls] == [CallOutcome.OK, CallOutcome.MALFORMED, CallOutcome.MALFORMED]
+        assert result.fault is Fault.MALFORMED_CALL
+        refused = await environment.step(call("note", text="forbidden"))
+        assert (refused.fault, refused.observation.messages[0].content) == (Fault.TOOL_ERROR, "error: no such note")
+        end = await environment.step(Action("yes", ()))
+        assert (end.reward, end.done) == (1.0, True)
+        await environment.close()
+        assert Notes.closed == 1
+
+
+async def test_tasks_are_made_on_the_server_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "TASKS_IN_A_MESSAGE", 7)
+    async with served("calculator") as (_, url), connected(url) as connection:
+        tasks = await connection.make_tasks({"max_operations": 2}, "train", 30, 5, 20.0)
+        assert tasks == list(Calculator.make_tasks("train", 30, 5, max_operations=2))
+        with pytest.raises(RecipeError, match=r"environment\.options\.max_operation: there is no such option.*max_operations"):
+            await connection.describe({"max_operation": 2}, 20.0)
+        with pytest.raises(RecipeError, match="makes no tasks of its own"):
+            async with served() as (_, other), connected(other) as without:
+                await without.make_tasks({}, "train", 1, 0, 20.0)
+
+
+async def test_who_has_another_token_or_no_server_is_told_what_to_do() -> None:
+    async with served() as (_, url):
+        with pytest.raises(NotConnected, match="refuses the token; give both sides the same one"):
+            async with connected(url, "wrong"):
+                pass
+    with pytest.raises(NotConnected, match=r"cannot be reached.*asyncrl env serve"):
+        async with connected(url):
+            pass
+    with pytest.raises(NotConnected, match="cannot be reached"):
+        async with connected("not a url"):
+            pass
+
+
+async def test_another_version_is_refused_and_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served() as (_, url), aiohttp.ClientSession() as session:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with session.ws_connect(url, headers=headers) as socket:
+            await socket.send_bytes(msgspec.msgpack.encode({"type": "hello", "protocol": 2, "client": "asyncrl 9"}))
+            answer = msgspec.msgpack.decode((await socket.receive()).data)
+            assert answer["type"] == "refused"
+            assert "asyncrl test speaks protocol 1, and asyncrl 9 speaks 2" in answer["problem"]
+            assert (await socket.receive()).data == protocol.REFUSED_CODE
+
+
+async def test_a_broken_environment_is_no_reward_and_names_its_line() -> None:
+    async with served() as (_, url), serving(servers(url), TOKEN) as pool:
+        environment = await begun(pool)
+        with pytest.raises(EnvironmentBroken, match="KeyError: 'broken on purpose'") as broken:
+            await environment.step(Action("break", ()))
+        assert broken.value.raised is not None
+        assert (broken.value.raised.method, broken.value.raised.file.endswith("served_environments.py")) == ("reward", True)
+        await environment.close()
+    async with served("served_environments:Wrong") as (_, url), serving(servers(url), TOKEN) as pool:
+        with pytest.raises(EnvironmentBroken, match="must return a StepResult, not 'nothing'"):
+            await (await begun(pool)).step(Action("", ()))
+
+
+async def test_a_lost_server_is_no_fault_of_the_task_and_is_connected_again() -> None:
+    async with served() as (server, url), serving(servers(url), TOKEN) as pool:
+        environment = await begun(pool)
+        playing = asyncio.create_task(environment.step(call("note", text="x", seconds=60)))
+        await asyncio.sleep(0)
+        await server.close()
+        with pytest.raises(EnvironmentLost, match="is gone") as lost:
+            await playing
+        with pytest.raises(EnvironmentLost) as again:
+            await environment.step(Action("yes", ()))
+        assert lost.value.incident == again.value.incident
+        await environment.close()
+        async with served(port=int(url.rpartition(":")[2])):
+            after = await begun(pool)
+            assert (await after.step(Action("yes", ()))).reward == 1.0
+            await after.close()
+        gone, back = pool.remarks[:2]
+        assert "its 1 episodes are issued again, and new episodes wait" in gone
+        assert "answers again" in back
+
+
+async def test_waiting_for_a_server_ends_with_the_reason() -> None:
+    async with served() as (_, url):
+        pass
+    async with serving(servers(url, wait_s=0.05), TOKEN) as pool:
+        with pytest.raises(EnvironmentUnreachable, match=r"waited 0.05 s for any of ws.*server_timeout_s"):
+            await RemoteEnvironment(pool).ready()
+
+
+async def test_load_is_spread_and_one_lost_server_takes_only_its_own_episodes() -> None:
+    async with served() as (first, one), served() as (second, two), serving(servers(one, two), TOKEN) as pool:
+        await all_up(pool, 2)
+        environments = [await begun(pool) for _ in range(8)]
+        assert (first.episodes, second.episodes) == (4, 4)
+        await first.close()
+        outcomes = await asyncio.gather(*(each.step(Action("yes", ())) for each in environments), return_exceptions=True)
+        assert sum(isinstance(each, EnvironmentLost) for each in outcomes) == 4
+        assert len({each.incident for each in outcomes if isinstance(each, EnvironmentLost)}) == 1
+        assert (await (await begun(pool)).step(Action("yes", ()))).reward == 1.0
+        for each in environments:
+            await each.close()
+
+
+async def test_what_the_client_stops_waiting_for_is_cancelled_on_the_server() -> None:
+    async with served() as (_, url), serving(servers(url), TOKEN) as pool:
+        environment = await begun(pool)
+        playing = asyncio.create_task(environment.step(call("note", text="x", seconds=60)))
+        await asyncio.sleep(0.1)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        await environment.close()
+        assert (Notes.cancelled, Notes.closed, Notes.open) == (1, 1, [])
+
+
+async def test_episodes_of_a_client_that_vanishes_are_closed() -> None:
+    async with served() as (server, url):
+        async with serving(servers(url), TOKEN) as pool:
+            for _ in range(3):
+                await begun(pool)
+            assert server.episodes == 3
+        async with asyncio.timeout(20):
+            while Notes.open:  # noqa: ASYNC110 - closing happens in the server's other event loop
+                await asyncio.sleep(0.01)
+        assert Notes.closed == 3
+
+
+async def test_a_blocked_environment_is_late_and_the_connection_lives() -> None:
+    async with served() as (_, url), connected(url) as connection:
+        pool = ServerPool(servers(url), TOKEN)
+        environment = RemoteEnvironment(pool)
+        environment.use(connection)
+        await environment.reset(TASK)
+        with pytest.raises(EnvironmentBroken, match=r"step took longer than 0\.2 s"):
+            await connection.step(
+                lambda number: protocol.Step(
+                    id=number,
+                    deadline_s=0.2,
+                    episode=environment.episode,
+                    content="",
+                    calls=protocol.wire_calls(call("block", seconds=1.5)),
+                )
+            )
+        await connection.describe({}, 20.0)
+        assert not connection.lost.is_set()
+
+
+async def test_what_is_too_large_or_no_message_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served() as (_, url), serving(servers(url), TOKEN) as pool:
+        environment = await begun(pool)
+        monkeypatch.setattr(protocol, "LARGEST_MESSAGE", 1000)
+        with pytest.raises(EnvironmentBroken, match="a message may have 1,000"):
+            await environment.step(call("note", text="x" * 2000))
+        monkeypatch.setattr(protocol, "LARGEST_MESSAGE", 10_000)
+        await environment.step(call("note", text="x" * 900))
+        monkeypatch.setattr(protocol, "LARGEST_MESSAGE", 1000)
+        with pytest.raises(EnvironmentBroken, match="the answer has"):
+            await environment.step(call("note", text="x" * 500))
+        await environment.close()
+        async with aiohttp.ClientSession() as session:
+            for sent in (b"\xc1", msgspec.msgpack.encode({"type": "close"}), b""):
+                async with session.ws_connect(url, headers={"Authorization": f"Bearer {TOKEN}"}) as socket:
+                    await socket.send_bytes(sent)
+                    assert (await socket.receive()).data == aiohttp.WSCloseCode.PROTOCOL_ERROR
+        assert (await (await begun(pool)).step(Action("yes", ()))).done
+
+
+async def test_a_client_written_from_the_document_plays_an_episode() -> None:
+    """What docs/remote-environments.md shows, with msgpack and a WebSocket only."""
+    async with served() as (_, url), aiohttp.ClientSession() as session:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with session.ws_connect(url, headers=headers) as socket:
+
+            async def ask(**message: Any) -> dict[str, Any]:
+                await socket.send_bytes(msgspec.msgpack.encode(message))
+                answer: dict[str, Any] = msgspec.msgpack.decode((await socket.receive()).data)
+                return answer
+
+            welcome = await ask(type="hello", protocol=1, client="by hand")
+            assert (welcome["type"], welcome["protocol"], welcome["environment"]) == ("welcome", 1, "served_environments:Notes")
+            task = {"id": "t", "prompt": "Note it.", "data": {"answer": "yes"}}
+            observed = await ask(
+                type="reset", id=1, deadline_s=9.0, episode=7, task=task, options={}, tool_timeout_s=5.0, unknown="ignored"
+            )
+            assert observed["messages"][1] == {"role": "user", "content": "Note it."}
+            assert observed["tools"][1]["name"] == "note"
+            calls = [{"type": "call", "name": "note", "arguments": '{"text": "hello"}'}]
+            stepped = await ask(type="step", id=2, deadline_s=9.0, episode=7, content="", calls=calls)
+            assert stepped["messages"] == [{"role": "tool", "content": "hello"}]
+            assert (stepped["reward"], stepped["done"], stepped["fault"]) == (0.0, False, None)
+            done = await ask(type="step", id=3, deadline_s=9.0, episode=7, content="yes", calls=[])
+            assert (done["reward"], done["done"]) == (1.0, True)
+            assert await ask(type="close", id=4, deadline_s=9.0, episode=7) == {"type": "closed", "id": 4}
+            late = await ask(type="step", id=5, deadline_s=9.0, episode=7, content="", calls=[])
+            assert (late["type"], late["reason"]) == ("failed", "broken")
+
+
+async def test_a_server_written_from_the_document_is_played_on() -> None:
+    """A whole server of another environment: answers are made by hand."""
+
+    async def serve(request: aiohttp.web.Request) -> aiohttp.web.WebSocketResponse:
+        assert request.headers["Authorization"] == f"Bearer {TOKEN}"
+        socket = aiohttp.web.WebSocketResponse()
+        await socket.prepare(request)
+        async for frame in socket:
+            asked = msgspec.msgpack.decode(frame.data)
+            match asked["type"]:
+                case "hello":
+                    answer = {"type": "welcome", "protocol": 1, "environment": "echo", "server": "by hand", "session": "s1"}
+                case "reset":
+                    said = [{"role": "user", "content": asked["task"]["prompt"]}]
+                    answer = {"type": "observed", "id": asked["id"], "messages": said, "tools": []}
+                case "step":
+                    answer = {"type": "stepped", "id": asked["id"], "messages": [], "reward": 0.5, "done": True}
+                case "close":
+                    answer = {"type": "closed", "id": asked["id"]}
+                case _:
+                    continue
+            await socket.send_bytes(msgspec.msgpack.encode(answer))
+        return socket
+
+    application = aiohttp.web.Application()
+    application.router.add_get("/", serve)
+    runner = aiohttp.web.AppRunner(application)
+    await runner.setup()
+    site = aiohttp.web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        async with serving(servers(f"ws://127.0.0.1:{runner.addresses[0][1]}"), TOKEN) as pool:
+            environment = await begun(pool)
+            result = await environment.step(Action("anything", ()))
+            assert (result.reward, result.done, result.fault) == (0.5, True, None)
+            await environment.close()
+    finally:
+        await runner.cleanup()
