@@ -18,6 +18,8 @@ from generators.first_error import first_error
 
 logger = logging.getLogger(__name__)
 
+MOST_LOSSES = 10
+"""How often an episode may lose what its environment stands on before it is left out."""
 _EVALUATION_GROUP = GroupId(-1)
 
 
@@ -109,12 +111,17 @@ async def evaluate(
 async def _evaluate(
     task: Task, sample_index: int, limits: EpisodeLimits, tools: EpisodeTools, slots: asyncio.Semaphore, attempts: int
 ) -> Trajectory | BrokenEpisode:
-    broken: list[EnvironmentBroken] = []
+    broken: list[EnvironmentBroken | EnvironmentLost] = []
+    losses = 0
     while len(broken) < attempts:
         try:
             async with slots:
                 return await run_episode(task, EpisodeName(_EVALUATION_GROUP, sample_index, len(broken)), limits, tools)
         except EnvironmentLost as lost:  # the next try waits until there is something to stand on again
+            losses += 1
+            if losses == MOST_LOSSES:  # the task may be what ends its server
+                broken.append(lost)
+                break
             logger.warning("an evaluation episode is played again: %s", lost)
         except EnvironmentBroken as error:
             broken.append(error)

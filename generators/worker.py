@@ -70,6 +70,7 @@ class GeneratorStatistics(EngineUse, frozen=True):
         errors: errors of the environments' code, by place.
         blocked_by: a sentence about each place in the code that blocked the episodes' event loop for a second or
             longer.
+        remarks: sentences for the user about what the episodes' environments share, such as servers that were lost.
     """
 
     finished_episodes: int = 0
@@ -84,11 +85,12 @@ class GeneratorStatistics(EngineUse, frozen=True):
     finished: FinishedEpisodes = msgspec.field(default_factory=FinishedEpisodes)
     errors: tuple[CountedError, ...] = ()
     blocked_by: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def __add__(self, successor: "GeneratorStatistics") -> "GeneratorStatistics":
         """Add the counters of the successor. What is not a counter is taken from the successor."""
         sums = {name: getattr(self, name) + getattr(successor, name) for name in self.__struct_fields__}
-        latest = {name: getattr(successor, name) for name in ("last_pause_seconds", "episode_limit", "blocked_by")}
+        latest = {name: getattr(successor, name) for name in ("last_pause_seconds", "episode_limit", "blocked_by", "remarks")}
         return GeneratorStatistics(**sums | latest | {"errors": merged(self.errors + successor.errors)})
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from asyncrl.cli import env_serve
 from asyncrl.cli.arguments import count, writable_file
 from asyncrl.cli.console import say
 from asyncrl.cli.outcome import ExitCode, show_refusal
@@ -47,7 +48,9 @@ _SUBJECT = "`module:Class`, a built-in environment, or a recipe; then changes of
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command ``env``."""
-    parser = commands.add_parser("env", help="begin, check, play and score environments", description="Write environments.")
+    parser = commands.add_parser(
+        "env", help="begin, check, play, score and serve environments", description="Write environments."
+    )
     kinds = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     init = _add(kinds, "init", "write an environment to begin with", _INIT, run_init)
     init.add_argument("name", metavar="NAME", type=Path, help="the new folder")
@@ -61,6 +64,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     play.add_argument("--split", choices=("train", "evaluation"), default="train", help="where the task is from (default train)")
     play.add_argument("--member", metavar="NAME", help="which environment of a mixture")
     play.add_argument("--script", metavar="FILE", type=Path, help="read the turns from there")
+    env_serve.add_command(kinds)
     score = _add(kinds, "eval", "score a model", _EVAL, run_eval)
     _add_subject(score)
     score.add_argument("--model", metavar="MODEL", required=True, action="append", help="may be given several times")

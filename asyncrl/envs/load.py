@@ -5,7 +5,7 @@ Whatever is wrong with the name or the options is found here, before anything st
 
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from difflib import get_close_matches
 from hashlib import blake2b
@@ -49,6 +49,16 @@ def load_members(environment: EnvironmentConfig) -> dict[str, Member]:
     return {name: load_member(spec, member_place(name)) for name, spec in environment.by_member.items()}
 
 
+def check_members(environment: EnvironmentConfig, variables: Mapping[str, str]) -> None:
+    """Load each environment, and check what only a launch can see, such as whether servers answer.
+
+    Raises:
+        RecipeError: one of them cannot be used.
+    """
+    for member in load_members(environment).values():
+        member.check(variables)
+
+
 def load_member(spec: MemberConfig, place: str = "environment") -> Member:
     """Load and check one environment.
 
@@ -62,9 +72,13 @@ def load_member(spec: MemberConfig, place: str = "environment") -> Member:
         case ClassEnvironment():
             return ClassMember(spec, place)
         case RemoteEnvironment():
-            raise RecipeError(f"{place}.kind", "environments of kind remote cannot be used yet", "use kind class")
+            from asyncrl.envs.remote.member import RemoteMember
+
+            return RemoteMember(spec, place)
         case McpEnvironment():
-            raise RecipeError(f"{place}.kind", "environments of kind mcp cannot be used yet", "use kind class")
+            from asyncrl.envs.mcp.member import McpMember
+
+            return McpMember(spec, place)
 
 
 def make_tasks(spec: MemberConfig, split: str, count: int, seed: int) -> Sequence[Task]:

@@ -1,7 +1,7 @@
 """One environment of a recipe, loaded and checked: what a worker needs to play its episodes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
@@ -38,6 +38,20 @@ class Member(ABC):
     def share(self, secrets: Secrets) -> AbstractAsyncContextManager[Any]:
         """Return the context of what all its episodes in a worker share; its value is given to each as ``provided.shared``."""
         return nullcontext()
+
+    def check(self, variables: Mapping[str, str]) -> None:
+        """Check at launch what loading cannot see, such as whether a server answers.
+
+        Args:
+            variables: the environment variables of this process.
+
+        Raises:
+            RecipeError: it cannot be used.
+        """
+
+    def remarks(self, shared: Any) -> Sequence[str]:
+        """Return sentences for the user about ``shared``, the value of :meth:`share`, so far."""
+        return ()
 
     def make_tasks(self, split: str, count: int, seed: int) -> Sequence[Task]:
         """Make tasks; see :meth:`Environment.make_tasks`.

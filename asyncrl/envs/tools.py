@@ -33,7 +33,7 @@ from typing import Any, ClassVar, TypeVar, overload
 import msgspec
 
 from asyncrl.core.chat_prompt import opening
-from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, EnvironmentUnreachable
 from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall, ToolSpec
 from asyncrl.core.task import Task
 from asyncrl.core.text import counted, short, text_of, told
@@ -329,7 +329,7 @@ class ToolEnvironment(Environment):
     def _problem(self, called: str, error: BaseException, timeout_s: float) -> tuple[str, bool]:
         """Return what the model is told about an error of a tool, and whether such an error was to be expected."""
         match error:
-            case EnvironmentBroken():
+            case EnvironmentBroken() | EnvironmentLost() | EnvironmentUnreachable():
                 raise error
             case ToolError():
                 return self.provided.secrets.clean(text_of(error)), True

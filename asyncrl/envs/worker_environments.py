@@ -99,6 +99,12 @@ class WorkerEnvironments:
             problem = f"the environment could not be made: {raised.problem.removeprefix('raised ')}{raised.where}"
             raise EnvironmentBroken(f"task {task.id}: {problem}", raised) from error
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences for the user about what the episodes share."""
+        parts = ((self._members[name], part) for name, part in self._shared.items())
+        return tuple(sentence for member, part in parts for sentence in member.remarks(part.value))
+
     async def while_shared(self, work: Coroutine[Any, Any, T]) -> T:
         """Do ``work``, unless something that the episodes share ends by itself.
 

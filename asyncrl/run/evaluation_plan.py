@@ -4,6 +4,7 @@ What always holds: all models play the same tasks with the same limits and the s
 ``model.path``, and in what is chosen for the size of a model.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.schema import NoJournal, Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectories
-from asyncrl.envs.load import load_members
+from asyncrl.envs.load import check_members
 from asyncrl.run.compose import compose_for
 from asyncrl.run.evaluated_model import NAME_A_MODEL, EvaluatedModel, Weights, find_model, recipe_that_trained
 from asyncrl.run.evaluation_request import EvaluationRequest
@@ -107,7 +108,7 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
     machine = Machine.here()
     planned = tuple(_plan_model(model, recipe, request.overrides, machine) for model in models)
     first = planned[0].recipe
-    load_members(first.environment)
+    check_members(first.environment, os.environ)
     greedy = first.evaluation.temperature == 0
     samples = request.samples or first.evaluation.samples or (1 if greedy else SAMPLES)
     sources = load_sources(first, "evaluation")

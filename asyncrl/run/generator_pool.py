@@ -85,7 +85,7 @@ class GeneratorPool:
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self._last_death = "none was ever up"
-        self._blocking: set[str] = set()
+        self._told_remarks: set[str] = set()
         self._told_errors: set[tuple[str, str, int, str]] = set()
 
     async def start(self) -> None:
@@ -306,14 +306,14 @@ class GeneratorPool:
         for slot, generator, answer in zip(slots, asked, answers, strict=True):
             if answer is not None and slot.up and slot.generator is generator:
                 slot.counted(answer)
-                self._tell_blocked(generator.worker, answer)
+                self._tell_remarks(generator.worker, answer)
                 self._tell_errors(answer.errors)
         return [slot.counters for slot in self._slots]
 
-    def _tell_blocked(self, worker: WorkerId, statistics: GeneratorStatistics) -> None:
-        for sentence in statistics.blocked_by:
-            if sentence not in self._blocking:
-                self._blocking.add(sentence)
+    def _tell_remarks(self, worker: WorkerId, statistics: GeneratorStatistics) -> None:
+        for sentence in statistics.blocked_by + statistics.remarks:
+            if sentence not in self._told_remarks:
+                self._told_remarks.add(sentence)
                 self._note(f"{worker}: {sentence}")
 
     def _tell_errors(self, errors: Sequence[CountedError]) -> None:

@@ -42,6 +42,7 @@ class GeneratorSlot:
             last_pause_seconds=self._past.last_pause_seconds,
             episode_limit=self._past.episode_limit,
             blocked_by=self._past.blocked_by,
+            remarks=self._past.remarks,
         )
 
     @property

@@ -14,7 +14,7 @@ from asyncrl.core.recipe.conflicts import conflicts
 from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.reward import ModelReward, RewardConfig
 from asyncrl.core.recipe.schema import GeneratedTasks, LearnerConfig, ModelConfig, Recipe
-from asyncrl.envs.load import load_members
+from asyncrl.envs.load import check_members
 from asyncrl.run import gpus
 from asyncrl.run.automatic import Choice
 from asyncrl.run.further_trackers import check_further_trackers
@@ -128,7 +128,7 @@ def make_plan(
             recipe names is missing; they do not fit together; or the environment breaks when a task is played.
     """
     check_further_trackers(recipe.tracking)
-    load_members(recipe.environment)
+    check_members(recipe.environment, os.environ)
     customs = _try_customs(recipe)
     make_sampler(recipe.buffer, {})  # checks the class and its options; the weights of the sources do not matter
     shape = read_shape(recipe.model.path)

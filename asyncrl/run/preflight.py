@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, RecipeError
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EnvironmentBroken, EnvironmentLost, RecipeError
 from asyncrl.core.plug_in import users_code
 from asyncrl.core.recipe.environment import ClassEnvironment, member_place
 from asyncrl.core.recipe.schema import Recipe
@@ -37,7 +37,7 @@ SLACK_S = 2.0
 NEVER_S = 1e6
 """Seconds for which the event loop may be blocked: whoever waits for the thread has a deadline of its own."""
 
-Broken = EnvironmentBroken | DeadlineExceeded | ComponentFailed
+Broken = EnvironmentBroken | EnvironmentLost | DeadlineExceeded | ComponentFailed
 
 
 def play_first_tasks(
@@ -184,7 +184,7 @@ class _Stage:
             while (job := await self._work.get()) is not None:
                 try:
                     await job()
-                except (EnvironmentBroken, DeadlineExceeded, ComponentFailed) as broken:
+                except (EnvironmentBroken, EnvironmentLost, DeadlineExceeded, ComponentFailed) as broken:
                     self._result = broken
                 self._answered.set()  # not at the loop's end, which waits for what the environment may have left behind
         finally:

@@ -1,6 +1,9 @@
 """Environments over a real socket: server and clients in one process."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,9 +17,11 @@ from served_environments import Notes
 from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost, EnvironmentUnreachable, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import CallOutcome, MalformedCall, Message, ToolCall
+from asyncrl.core.recipe.environment import RemoteEnvironment as RemoteConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, Fault
 from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.load import load_member
 from asyncrl.envs.remote import protocol
 from asyncrl.envs.remote.connection import Connection, NotConnected
 from asyncrl.envs.remote.environment import RemoteEnvironment
@@ -319,3 +324,50 @@ async def test_a_server_written_from_the_document_is_played_on() -> None:
             await environment.close()
     finally:
         await runner.cleanup()
+
+
+def test_a_server_needs_neither_torch_nor_vllm_nor_ray() -> None:
+    """In a process in which these cannot be imported, the command line is loaded, and an environment is served."""
+    code = """
+import asyncio, sys
+for missing in ("torch", "vllm", "ray", "transformers", "megatron", "hydra", "omegaconf", "yaml", "pyarrow", "mlflow", "mcp"):
+    sys.modules[missing] = None
+import asyncrl.cli.main
+from asyncrl.envs.remote.server import EnvironmentServer, Served
+
+async def serve():
+    server = EnvironmentServer(Served("calculator"), "token", "asyncrl test")
+    await server.start("127.0.0.1", 0)
+    await server.close()
+
+asyncio.run(serve())
+print("served")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.stdout, ended.returncode) == ("served\n", 0), ended.stderr
+
+
+async def test_launch_checks_servers_options_and_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `asyncrl launch` asks before anything starts; it is blocking code, so the test calls it in a thread."""
+    monkeypatch.setenv("ASYNCRL_ENV_TOKEN", TOKEN)
+    async with served("calculator") as (_, url), served() as (_, other):
+
+        async def refused(*urls: str, **keys: Any) -> str:
+            member = load_member(RemoteConfig(urls=urls, **keys))
+            with pytest.raises(RecipeError) as wrong:
+                await asyncio.to_thread(member.check, os.environ)
+            return str(wrong.value)
+
+        fine = load_member(RemoteConfig(urls=(url,), options={"max_operations": 1}))
+        await asyncio.to_thread(fine.check, os.environ)
+        tasks = await asyncio.to_thread(fine.make_tasks, "train", 5, 1)
+        assert list(tasks) == list(Calculator.make_tasks("train", 5, 1, max_operations=1))
+        assert "environment.options.level: there is no such option" in await refused(url, options={"level": 1})
+        assert "environment.urls: the servers differ" in await refused(url, other)
+        assert "environment.urls: ws://127.0.0.1:1 cannot be reached" in await refused(url, "ws://127.0.0.1:1")
+        monkeypatch.setenv("ASYNCRL_ENV_TOKEN", "another")
+        assert "refuses the token" in await refused(url)
+        assert "the environment variable NO_TOKEN is not set" in await refused(url, token_variable="NO_TOKEN")
+        for wrong in ("http://a:1", "ws://", "ws://user:secret@a:1", "ws://a:b"):
+            with pytest.raises(RecipeError, match=r"environment\.urls.*ws://host:port"):
+                load_member(RemoteConfig(urls=(wrong,)))

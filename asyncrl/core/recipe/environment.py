@@ -85,11 +85,13 @@ class RemoteEnvironment(EpisodeConfig, frozen=True, tag_field="kind", tag="remot
         urls: the servers, as ``ws://host:port``; episodes are spread over them.
         token_variable: name of the environment variable that has the servers' token.
         options: keyword arguments of the environment's constructor.
+        server_timeout_s: how long episodes wait while no server is there, before the run ends.
     """
 
     urls: Annotated[tuple[Text, ...], Meta(min_length=1)]
     token_variable: VariableName = "ASYNCRL_ENV_TOKEN"
     options: dict[str, Any] = {}
+    server_timeout_s: Seconds = 300.0
 
     @property
     def label(self) -> str:
@@ -106,21 +108,31 @@ class McpEnvironment(EpisodeConfig, frozen=True, tag_field="kind", tag="mcp"):
     """The tools of an MCP server (Model Context Protocol), which is started by ``command`` or answers at ``url``.
 
     Attributes:
-        reward: ``module:function`` that rewards the final answer, called with the task and the answer.
-        command: the server's command line; it is spoken to over standard input and output.
+        reward: what rewards the final answer: ``exact``, ``math``, or ``module:function``, called with the task and the answer.
+        tasks: ``module:function`` that makes tasks, called with split, count and seed; empty if they come from files.
+        command: the server's command line; it is spoken to over standard input and output. ``python`` is the interpreter that
+            runs asyncrl.
         url: where the server answers (streamable HTTP); empty if it is started by ``command``.
         tools: names of the tools that the model is shown; empty means all.
         system_prompt: the system message before the task's prompt; none if empty.
         secrets: names of environment variables that the server gets. The values are taken where the run is launched, and stand
             in no file of the run.
+        token_variable: name of the environment variable whose value is sent to ``url`` as bearer token; null if none is.
+        session: ``shared`` by all episodes of a generator; or one for each ``episode``, for servers that keep state or answer
+            one call after the other. With ``command``, each session is a process.
+        server_timeout_s: how long episodes wait while no session can be begun, before the run ends.
     """
 
     reward: Text
+    tasks: str = ""
     command: tuple[Text, ...] = ()
     url: str = ""
     tools: tuple[Text, ...] = ()
     system_prompt: str = ""
     secrets: tuple[VariableName, ...] = ()
+    token_variable: VariableName | None = None
+    session: Literal["shared", "episode"] = "shared"
+    server_timeout_s: Seconds = 300.0
 
     @property
     def label(self) -> str:
@@ -130,7 +142,7 @@ class McpEnvironment(EpisodeConfig, frozen=True, tag_field="kind", tag="mcp"):
     @property
     def secret_variables(self) -> tuple[str, ...]:
         """Names of the environment variables that this environment needs."""
-        return self.secrets
+        return self.secrets + ((self.token_variable,) if self.token_variable else ())
 
 
 MemberConfig = ClassEnvironment | RemoteEnvironment | McpEnvironment

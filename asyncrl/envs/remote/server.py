@@ -12,7 +12,9 @@ always holds:
 import asyncio
 import hmac
 import logging
+import os
 import secrets
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -37,7 +39,6 @@ from asyncrl.core.users_error import UsersError
 from asyncrl.envs.event_loop import EventLoopThread
 from asyncrl.envs.hosted import HostedEnvironment, make_hosted
 from asyncrl.envs.load import load_member, make_tasks
-from asyncrl.envs.member import Member
 from asyncrl.envs.remote import protocol
 from asyncrl.envs.remote.protocol import (
     Answer,
@@ -59,7 +60,9 @@ from asyncrl.envs.remote.protocol import (
     Tasks,
     Welcome,
 )
+from asyncrl.envs.secrets import Secrets, read_secrets
 from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.envs.worker_environments import WorkerEnvironments
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +70,8 @@ BLOCKED_S = 60.0
 """Seconds for which environments may block their event loop; after that the server ends and says which code blocked it."""
 CLOSE_S = 10.0
 """Deadline of closing an environment whose client is gone."""
+START_S = 300.0
+"""Deadline of setting up what environments share."""
 STOP_S = 10.0
 """Seconds that connections have to end when the server is stopped."""
 
@@ -98,14 +103,15 @@ class EnvironmentServer:
         name: the server's program and version, as clients are told.
 
     Raises:
-        RecipeError: there is no such environment, or its options do not fit.
+        RecipeError: there is no such environment, its options do not fit, or a secret is not set.
     """
 
     def __init__(self, served: Served, token: str, name: str) -> None:
-        load_member(served.spec({}))
         self.served, self.name = served, name
+        self.check({})
+        self._secrets: Secrets = read_secrets(served.spec({}), os.environ)
         self._token = token.encode()
-        self._members: dict[bytes, Member] = {}
+        self._environments: dict[bytes, asyncio.Task[WorkerEnvironments]] = {}
         self._runner: web.AppRunner | None = None
         self._connections: set[_Connection] = set()
         self._loop: EventLoopThread
@@ -139,6 +145,10 @@ class EnvironmentServer:
         await asyncio.gather(*(each.end() for each in self._connections))
         if self._runner is not None:
             await self._runner.cleanup()
+            try:
+                await self._loop.call(self._close_environments)
+            except ProcessDied as death:
+                logger.warning("%s", death)
             self._loop.close()
 
     @property
@@ -160,17 +170,38 @@ class EnvironmentServer:
         """What blocks or has blocked the environments' event loop; empty if nothing did."""
         return "; ".join(self._loop.blocked_by)
 
-    def member(self, options: Mapping[str, Any], tool_timeout_s: float) -> Member:
-        """Return what makes environments with these options.
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Raise ``RecipeError`` if a client's options do not fit."""
+        load_member(self.served.spec(options))
+
+    async def environments(self, options: Mapping[str, Any], tool_timeout_s: float) -> WorkerEnvironments:
+        """Return what makes environments with these options; what they share is set up first. Called in their event loop.
 
         Raises:
-            RecipeError: they do not fit.
+            RecipeError: the options do not fit.
+            EnvironmentBroken: what they share cannot be set up.
         """
         key = protocol.encoder.encode((options, tool_timeout_s))
-        known = self._members.get(key)
-        if known is None:
-            known = self._members[key] = load_member(self.served.spec(options, tool_timeout_s))
-        return known
+        if (starting := self._environments.get(key)) is None:
+            spec = self.served.spec(options, tool_timeout_s)
+            starting = self._environments[key] = asyncio.create_task(self._start_environments(spec))
+        try:
+            return await asyncio.shield(starting)
+        except AsyncRLError:
+            self._environments.pop(key, None)
+            raise
+
+    async def _start_environments(self, spec: ClassEnvironment) -> WorkerEnvironments:
+        made = WorkerEnvironments({"": load_member(spec)}, self._secrets, self.name)
+        await made.start(START_S)
+        return made
+
+    async def _close_environments(self) -> None:
+        for starting in self._environments.values():
+            try:
+                await (await starting).close(CLOSE_S)
+            except AsyncRLError as error:
+                logger.warning("%s", error)
 
     async def _connect(self, request: web.Request) -> web.StreamResponse:
         shown = request.headers.get("Authorization", "").encode(errors="replace")
@@ -284,7 +315,7 @@ class _Connection:
         server = self._server
         match request:
             case Describe():
-                server.member(request.options, 1.0)
+                server.check(request.options)
                 return [Described(request.id)]
             case MakeTasks():
                 spec = server.served.spec(request.options)
@@ -308,8 +339,10 @@ class _Connection:
         return environment
 
     async def _reset(self, request: Reset) -> Observed:
-        member = self._server.member(request.options, request.tool_timeout_s)
-        environment = self.episodes[request.episode] = make_hosted(lambda task: member.make(), request.task)
+        environments = await self._server.environments(request.options, request.tool_timeout_s)
+        # Here is one environment, whatever the client's recipe calls it.
+        task = msgspec.structs.replace(request.task, environment="")
+        environment = self.episodes[request.episode] = make_hosted(environments.make, task)
         await environment.ready()
         observation = await environment.reset()
         with environment.blamed("reset"):
@@ -371,3 +404,29 @@ def _tasks(number: int, tasks: Sequence[Task]) -> list[Tasks]:
     size = protocol.TASKS_IN_A_MESSAGE
     parts = [tuple(tasks[begin : begin + size]) for begin in range(0, len(tasks), size)] or [()]
     return [Tasks(number, part, more=index + 1 < len(parts)) for index, part in enumerate(parts)]
+
+
+async def serve(served: Served, token: str, host: str, port: int, name: str, listening: Callable[[int], None]) -> None:
+    """Serve an environment until the process is told to stop.
+
+    Args:
+        listening: is called with the port as soon as clients can connect.
+
+    Raises:
+        RecipeError: the environment cannot be used.
+        OSError: the address cannot be used.
+        ComponentFailed: the environments' event loop ended, or was blocked for too long.
+    """
+    server = EnvironmentServer(served, token, name)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    listening(await server.start(host, port))
+    failing = asyncio.create_task(server.wait_failed())
+    stopping = asyncio.create_task(stopped.wait())
+    await asyncio.wait({failing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if failing.done():
+        raise failing.result()
+    failing.cancel()
+    await server.close()

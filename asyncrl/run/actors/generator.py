@@ -131,10 +131,10 @@ class GeneratorActor:
 
     async def statistics(self) -> GeneratorStatistics:
         """Return the counters since the engine was ready."""
-        loop, worker, _ = self._started()
+        loop, worker, environments = self._started()
 
         async def count() -> GeneratorStatistics:
-            return worker.statistics()
+            return msgspec.structs.replace(worker.statistics(), remarks=environments.remarks)
 
         return msgspec.structs.replace(await loop.call(count), blocked_by=loop.blocked_by)
 

@@ -1,0 +1,99 @@
+"""``asyncrl env serve``: serves an environment to workers elsewhere.
+
+It imports nothing but the environment, its server and the console, so that it runs where torch, vLLM and Ray are not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.text import Text
+
+import asyncrl
+from asyncrl.cli.console import error_console
+from asyncrl.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from asyncrl.cli.outcome import ExitCode
+
+_DESCRIPTION = """\
+Serve an environment from here to the generators of a run elsewhere, whose
+recipe has `environment: {kind: remote, urls: [ws://HOST:PORT]}`. The token is
+taken from an environment variable on both sides. See docs/remote-environments.md."""
+
+_MAKE_TOKEN = "python -c 'import secrets; print(secrets.token_urlsafe())'"
+
+
+def add_command(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command ``serve``."""
+    parser = kinds.add_parser(
+        "serve",
+        help="serve an environment to runs elsewhere",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("environment", metavar="ENVIRONMENT", help="`module:Class`, or a built-in environment")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1: this machine only)")
+    parser.add_argument("--port", type=_port, required=True, help="port to listen at; 0 takes a free one")
+    parser.add_argument(
+        "--option", metavar="KEY=VALUE", type=_option, action="append", default=[], help="of the constructor; recipes override it"
+    )
+    parser.add_argument(
+        "--secret", metavar="VARIABLE", action="append", default=[], help="an environment variable for `self.secrets`"
+    )
+    parser.add_argument(
+        "--token-variable", metavar="VARIABLE", default="ASYNCRL_ENV_TOKEN", help="has the token (default ASYNCRL_ENV_TOKEN)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Serve until Ctrl-C or SIGTERM."""
+    from asyncrl.cli.outcome import ExitCode, show_refusal
+    from asyncrl.core.errors import ComponentFailed
+    from asyncrl.envs.remote.server import Served, serve
+
+    token = os.environ.get(arguments.token_variable, "")
+    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    served = Served(arguments.environment, dict(arguments.option), tuple(arguments.secret))
+
+    def listening(port: int) -> None:
+        console.print(Text(f"serving {arguments.environment} at ws://{host}:{port}; Ctrl-C ends it"), soft_wrap=True)
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        if not token:
+            problem = f"the environment variable {arguments.token_variable} is not set"
+            raise RecipeError("", problem, f"export {arguments.token_variable}=$({_MAKE_TOKEN}), the same where you launch")
+        name = f"asyncrl {asyncrl.__version__}"
+        asyncio.run(serve(served, token, arguments.host, arguments.port, name, listening))
+    except RecipeError as error:
+        return show_refusal(error)
+    except ComponentFailed as error:
+        error_console().print(Text(str(error)))
+        return ExitCode.FAILED
+    return ExitCode.COMPLETED
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a port, 0 to 65535")
+    return int(text)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """Read ``KEY=VALUE``; the value is JSON, or else plain text."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} must be KEY=VALUE")
+    try:
+        return key, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return key, value

@@ -1,0 +1,1 @@
+"""The tools of an MCP server (Model Context Protocol) as the tools of an environment."""

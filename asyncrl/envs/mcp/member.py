@@ -1,0 +1,132 @@
+"""An environment of kind ``mcp``, loaded and checked."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.plug_in import import_module, users_code
+from asyncrl.core.recipe.environment import McpEnvironment
+from asyncrl.core.task import Task
+from asyncrl.envs.base import Environment
+from asyncrl.envs.member import Member
+from asyncrl.envs.own_loop import run_in_own_loop
+from asyncrl.envs.provided import Provided
+from asyncrl.envs.secrets import Secrets, read_secrets
+
+if TYPE_CHECKING:
+    from asyncrl.envs.mcp.session import McpServer
+
+
+class McpMember(Member):
+    """The tools of an MCP server, with a reward.
+
+    Raises:
+        RecipeError: there is no such reward or maker of tasks, or neither or both of ``command`` and ``url`` are given.
+    """
+
+    def __init__(self, spec: McpEnvironment, place: str) -> None:
+        super().__init__(spec, place)
+        self._spec = spec
+        if find_spec("mcp") is None:
+            raise RecipeError(place, "environments of kind mcp need the package mcp", 'run `pip install "asyncrl[mcp]"`')
+        if bool(spec.command) == bool(spec.url):
+            given = "both are given" if spec.url else "neither is given"
+            raise RecipeError(place, f"of command and url {given}", "name one of them")
+        if spec.url and not spec.url.startswith(("http://", "https://")):
+            raise RecipeError(f"{place}.url", f"{spec.url!r} is no HTTP address", "write it as http://host:port/path")
+        if spec.token_variable and not spec.url:
+            raise RecipeError(f"{place}.token_variable", "a token is sent to a url only", "name it under secrets")
+        from asyncrl.envs.rewards.load import load_reward
+
+        self._reward = load_reward(spec.reward, f"{place}.reward")
+        self._make_tasks = _load_maker(spec.tasks, f"{place}.tasks") if spec.tasks else None
+
+    def make(self, provided: Provided = Provided()) -> Environment:  # noqa: B008 - immutable
+        """Make the environment of one episode."""
+        from asyncrl.envs.mcp.environment import McpToolEnvironment
+
+        environment = McpToolEnvironment(provided.shared, self._reward, self._spec.system_prompt, self._spec.tool_timeout_s)
+        environment.provided = provided
+        return environment
+
+    def share(self, secrets: Secrets) -> AbstractAsyncContextManager[Any]:
+        """Return the context of the sessions."""
+        from asyncrl.envs.mcp.sessions import mcp_sessions
+
+        spec = self._spec
+        return mcp_sessions(self._server(secrets), shared=spec.session == "shared", wait_s=spec.server_timeout_s)
+
+    def remarks(self, shared: Any) -> Sequence[str]:
+        """Sentences about sessions that ended and were begun again."""
+        return tuple(shared.remarks)
+
+    def check(self, variables: Mapping[str, str]) -> None:
+        """Begin a session, and check the tools.
+
+        Raises:
+            RecipeError: that cannot be done.
+        """
+        server = self._server(read_secrets(self._spec, variables))
+        run_in_own_loop(lambda: self._check(server), f"checking {server.name}")
+
+    async def _check(self, server: "McpServer") -> None:
+        from asyncrl.envs.mcp.environment import check_schema
+        from asyncrl.envs.mcp.session import McpSession, NoSession
+
+        session = McpSession(server)
+        try:
+            await session.start()
+        except NoSession as problem:
+            raise RecipeError(f"{self.place}.{problem.key}", problem.problem, problem.remedy) from problem
+        try:
+            for spec in session.tools:
+                if wrong := check_schema(spec):
+                    raise RecipeError(f"{self.place}.tools", wrong, "correct the server, or leave this tool out of `tools`")
+        finally:
+            await session.end()
+
+    def make_tasks(self, split: str, count: int, seed: int) -> Sequence[Task]:
+        """Make tasks by the function that ``tasks`` names."""
+        if self._make_tasks is None:
+            remedy = "name a function under environment.tasks, or use `files` and name the files"
+            raise RecipeError("tasks.kind", "an environment of kind mcp makes no tasks of its own", remedy)
+        with users_code(f"{self._spec.tasks} raised", f"{self.place}.tasks", "correct it"):
+            tasks = self._make_tasks(split, count, seed)
+            return list(tasks) if isinstance(tasks, Sequence) else tasks
+
+    def _server(self, secrets: Secrets) -> "McpServer":
+        from asyncrl.envs.mcp.session import McpServer
+
+        spec = self._spec
+        return McpServer(
+            command=spec.command,
+            url=spec.url,
+            tools=spec.tools,
+            variables={name: secrets[name] for name in spec.secrets},
+            token=secrets[spec.token_variable] if spec.token_variable else "",
+        )
+
+
+def _load_maker(name: str, place: str) -> Callable[[str, int, int], Sequence[Task]]:
+    """Find the function that makes tasks.
+
+    Raises:
+        RecipeError: there is none.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not attribute.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+        raise RecipeError(place, f"{name!r} does not name a function", "write it as `module:function`")
+    module = import_module(module_name, place, "put it into the folder you launch from", "correct the module")
+    found = getattr(module, attribute, None)
+    if not inspect.isfunction(found):
+        raise RecipeError(place, f"module {module_name} has no function {attribute!r}", f"define it in {module.__file__}")
+    try:
+        inspect.signature(found).bind("train", 1, 0)
+    except TypeError as error:
+        remedy = "give it the parameters split, count and seed"
+        raise RecipeError(place, f"{name} cannot be called with split, count and seed: {error}", remedy) from error
+    maker: Callable[[str, int, int], Sequence[Task]] = found
+    return maker

@@ -1,0 +1,318 @@
+"""One session with an MCP server, over the standard streams of a process or over streamable HTTP.
+
+What always holds: the session is entered and left in an asyncio task of its own, as the SDK requires; everybody who waits for an
+answer is told at once when the session has ended; calls do not wait for each other.
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncrl.core.errors import AsyncRLError, EnvironmentLost
+from asyncrl.core.messages import ToolSpec
+from asyncrl.core.text import counted, told
+from asyncrl.envs.contained import Raised, contained
+from asyncrl.envs.mcp.errors_log import ErrorsLog
+from asyncrl.envs.tools import ToolError
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.client._transport import Transport
+    from mcp.types import CallToolResult
+
+logger = logging.getLogger(__name__)
+
+START_S = 60.0
+"""Seconds in which a server must have started, answered the handshake and listed its tools."""
+END_S = 10.0
+"""Seconds that a session has to end; its process is killed sooner."""
+CONNECT_S = 30.0
+PYTHON = ("python", "python3")
+"""Programs that mean the interpreter that runs this code, which need not be on the path."""
+MOST_PAGES = 100
+"""Pages of a list of tools that are read."""
+_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
+"""Names that MCP allows for tools."""
+_LOST_ANSWERS = ("Session terminated", "Server returned an error response")
+"""Texts with which the SDK answers calls over HTTP whose server has forgotten the session, or is failing."""
+
+
+class McpServer(msgspec.Struct, frozen=True):
+    """How a server is reached.
+
+    Attributes:
+        command: its command line; empty if it is reached by ``url``.
+        url: where it answers.
+        tools: names of the tools that are used; all if empty.
+        variables: environment variables that its process gets beside the usual ones.
+        token: bearer token that is sent to ``url``; none if empty.
+    """
+
+    command: tuple[str, ...]
+    url: str
+    tools: tuple[str, ...]
+    variables: Mapping[str, str]
+    token: str = ""
+
+    @property
+    def name(self) -> str:
+        """What messages call the server."""
+        program, *arguments = self.command or ("",)
+        return f"the MCP server {self.url or ' '.join((Path(program).name, *arguments))[:60]}"
+
+    def __repr__(self) -> str:
+        """Show no variable's value."""
+        return f"McpServer({self.name})"
+
+
+class NoSession(AsyncRLError):
+    """A session could not be begun.
+
+    Args:
+        key: key of the environment's section that is to blame.
+    """
+
+    def __init__(self, key: str, problem: str, remedy: str) -> None:
+        self.key, self.problem, self.remedy = key, problem, remedy
+        super().__init__(f"{problem}; {remedy}")
+
+
+class McpSession:
+    """A session; call :meth:`start` first and :meth:`end` last.
+
+    Attributes:
+        tools: the tools that are used, in the server's order.
+        lost: set when the session has ended, whoever ended it.
+    """
+
+    def __init__(self, server: McpServer) -> None:
+        self.server = server
+        self.tools: tuple[ToolSpec, ...] = ()
+        self.lost = asyncio.Event()
+        self._begun, self._leaving = asyncio.Event(), asyncio.Event()
+        self._incident = f"{server.name} {secrets.token_hex(8)}"
+        self._client: Client
+        self._errors: ErrorsLog | None = None
+        self._task: asyncio.Task[Raised | None]
+
+    async def start(self) -> None:
+        """Begin the session and list the tools.
+
+        Raises:
+            NoSession: that cannot be done.
+        """
+        self._task = asyncio.create_task(contained(self._run), name=f"session with {self.server.name}")
+        begun = asyncio.create_task(self._begun.wait())
+        try:
+            await asyncio.wait({begun, self._task}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            if not self._begun.is_set():
+                raise await self._not_begun()
+            self._check_tools()
+        except BaseException:
+            await self.end()
+            raise
+        finally:
+            begun.cancel()
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool, and return its result as text.
+
+        Raises:
+            ToolError: the server or the tool says that the call failed.
+            EnvironmentLost: the session ended.
+        """
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        if self.lost.is_set():
+            raise self.lost_error()
+        try:
+            result = await self._client.call_tool(name, dict(arguments))
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED or error.message in _LOST_ANSWERS:
+                self._leave()
+                raise self.lost_error() from error
+            raise ToolError(error.message) from error
+        except RuntimeError as error:  # the SDK's word for a result that does not fit the tool's own schema
+            raise ToolError(str(error)) from error
+        text = result_text(result)
+        if result.is_error:
+            raise ToolError(text or "the tool failed, and did not say why")
+        return text
+
+    def lost_error(self) -> EnvironmentLost:
+        """The error of those who depended on this session."""
+        return EnvironmentLost(f"the session with {self.server.name} has ended{self._said()}", self._incident)
+
+    async def end(self) -> None:
+        """End the session, and its process."""
+        self._leave()
+        if not self._begun.is_set():
+            self._task.cancel()  # it waits for the server's answer, and not to be told to leave
+        await asyncio.wait({self._task}, timeout=END_S)
+        if not self._task.done():
+            self._task.cancel()
+            logger.warning("a session with %s did not end within %g s and is abandoned", self.server.name, END_S)
+
+    def _leave(self) -> None:
+        self.lost.set()
+        self._leaving.set()
+
+    async def _run(self) -> None:
+        from mcp import Client
+
+        try:
+            async with AsyncExitStack() as stack, Client(_noting_end(self._transport(stack), self._leave), cache=None) as client:
+                self.tools = await _all_tools(client)
+                self._client = client
+                self._begun.set()
+                await self._leaving.wait()
+        finally:
+            self._leave()
+
+    def _transport(self, stack: AsyncExitStack) -> "Transport":
+        server = self.server
+        if server.url:
+            import httpx2
+            from mcp.client.streamable_http import streamable_http_client
+
+            client = httpx2.AsyncClient(
+                headers={"Authorization": f"Bearer {server.token}"} if server.token else None,
+                # A tool has the environment's deadline, and each call in flight needs a connection of its own.
+                timeout=httpx2.Timeout(None, connect=CONNECT_S),
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
+            )
+            return streamable_http_client(server.url, http_client=client)
+        from mcp import StdioServerParameters
+        from mcp.client.stdio import stdio_client
+
+        errors = self._errors = ErrorsLog(server.name)
+        stack.callback(errors.close)
+        program, *arguments = server.command
+        if program in PYTHON:
+            program = sys.executable
+        return stdio_client(
+            StdioServerParameters(command=program, args=arguments, env=dict(server.variables)), errlog=errors.file
+        )
+
+    async def _not_begun(self) -> NoSession:
+        """Say why the session has not begun."""
+        server = self.server
+        key, remedy = ("url", "correct the URL, or start the server") if server.url else ("command", "run it by hand to see why")
+        if not self._task.done():
+            problem = f"{server.name} did not answer the handshake of MCP within {START_S:g} s{self._said()}"
+            return NoSession(key, problem, remedy)
+        outcome = self._task.result()
+        error = _leaf(outcome.error) if isinstance(outcome, Raised) else ConnectionError("it ended")
+        if isinstance(error, FileNotFoundError | PermissionError) and server.command:
+            program = server.command[0]
+            why = (
+                "cannot be executed" if shutil.which(program, mode=0) or isinstance(error, PermissionError) else "does not exist"
+            )
+            return NoSession("command", f"the program {program!r} {why}", "install it where the run is launched, or correct it")
+        what = "ended, or does not speak MCP" if server.command else "cannot be reached, or does not speak MCP"
+        return NoSession(key, f"{server.name} {what}: {told(error)}{self._said()}", remedy)
+
+    def _said(self) -> str:
+        last = self._errors.last if self._errors is not None else ""
+        return f"; its last words: {last}" if last else ""
+
+    def _check_tools(self) -> None:
+        """Keep the tools that are used, and check their names."""
+        server, known = self.server, {tool.name: tool for tool in self.tools}
+        if len(known) < len(self.tools):
+            raise NoSession("tools", f"{server.name} lists two tools of the same name", "correct the server")
+        missing = [name for name in server.tools if name not in known]
+        if missing:
+            listed = ", ".join(known) or "none"
+            raise NoSession("tools", f"{server.name} has no tool {missing[0]!r}", f"its tools are: {listed}")
+        if not known:
+            raise NoSession("tools", f"{server.name} has no tools", "use a server that has some")
+        used = server.tools or tuple(known)
+        strange = [name for name in used if not _NAME.fullmatch(name)]
+        if strange:
+            raise NoSession("tools", f"{server.name} has a tool named {strange[0]!r}", "use letters, digits and _ . / - in names")
+        self.tools = tuple(known[name] for name in used)
+
+
+async def _all_tools(client: "Client") -> tuple[ToolSpec, ...]:
+    tools: list[ToolSpec] = []
+    cursor: str | None = None
+    for _ in range(MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        tools += [ToolSpec(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    return tuple(tools)
+
+
+def result_text(result: "CallToolResult") -> str:
+    """Return a tool's result as the text that the model is shown: its text, or else its structured content as JSON."""
+    parts = [_block_text(block) for block in result.content]
+    if not parts and result.structured_content is not None:
+        return msgspec.json.encode(result.structured_content).decode()
+    return "\n".join(parts)
+
+
+def _block_text(block: Any) -> str:
+    match block.type:
+        case "text":
+            return str(block.text)
+        case "resource":
+            text = getattr(block.resource, "text", None)
+            return f"[{block.resource.uri}: not text]" if text is None else str(text)
+        case "resource_link":
+            return f"[{block.name}: {block.uri}]"
+        case kind:
+            return f"[{kind}, {counted(len(block.data), 'character')} of {block.mime_type}: not shown]"
+
+
+@asynccontextmanager
+async def _noting_end(transport: "Transport", ended: Any) -> AsyncIterator[Any]:
+    """Pass ``transport`` on, and call ``ended`` as soon as the server's side of it has ended."""
+    async with transport as (reading, writing):
+        yield _NotedEnd(reading, ended), writing
+
+
+class _NotedEnd:
+    """A stream of the SDK that tells when it has ended."""
+
+    def __init__(self, stream: Any, ended: Any) -> None:
+        self._stream, self._ended = stream, ended
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __aiter__(self) -> "_NotedEnd":
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self._stream.__anext__()
+        except BaseException:
+            self._ended()
+            raise
+
+    async def __aenter__(self) -> "_NotedEnd":
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *raised: Any) -> Any:
+        return await self._stream.__aexit__(*raised)
+
+
+def _leaf(error: BaseException) -> BaseException:
+    """The first error that a group of errors holds."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
