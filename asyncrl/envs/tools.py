@@ -211,6 +211,20 @@ class ToolEnvironment(Environment):
         The method may be ``async``. An exception means that the environment broke.
         """
 
+    def turn_reward(
+        self, action: Action, calls: Sequence[CallRecord]
+    ) -> float | Mapping[str, float] | Awaitable[float | Mapping[str, float]]:
+        """The reward of a turn with calls, as :meth:`reward` returns it; 0 unless a subclass says otherwise.
+
+        An episode's reward is the sum over its turns. Whether a turn is credited with its own reward or with all later ones,
+        ``algorithm.credit`` says.
+
+        Args:
+            action: the turn.
+            calls: what became of its calls, in their order.
+        """
+        return 0.0
+
     async def reset(self, task: Task) -> Observation:
         """Begin an episode, and return the system prompt, the task's prompt and the tools."""
         self.task = task
@@ -219,28 +233,24 @@ class ToolEnvironment(Environment):
     async def step(self, action: Action) -> StepResult:
         """Run the calls of the turn side by side; without calls, reward the answer. The first fault is reported."""
         if not action.calls:
-            reward = self.reward(self.task, action.content)
-            value = await reward if inspect.isawaitable(reward) else reward
-            named, total = self._rewards(value)
-            counts = _count([])
-            if taken := sorted(named.keys() & {FINAL_REWARD, *counts}):
-                problem = f"returned a reward named {taken[0]!r}, which every episode already has; rename it"
-                raise WrongResult(type(self).reward, problem)
-            return StepResult(Observation(()), total, done=True, metrics=counts | named)
+            named, total = await self._rewards(type(self).reward, self.reward(self.task, action.content))
+            return StepResult(Observation(()), total, done=True, metrics=_count([]) | named)
         answers = await self._run_all([self._begin(call) for call in action.calls])
         records = tuple(answer.record for answer in answers)
+        named, total = await self._rewards(type(self).turn_reward, self.turn_reward(action, records))
         return StepResult(
             Observation(tuple(Message("tool", answer.text) for answer in answers)),
-            reward=0.0,
+            reward=total,
             done=False,
-            metrics=_count(records),
+            metrics=_count(records) | named,
             fault=next((_FAULTS[record.outcome] for record in records if record.outcome in _FAULTS), None),
             calls=records,
             errors=tuple(answer.error for answer in answers if answer.error is not None),
         )
 
-    def _rewards(self, value: object) -> tuple[dict[str, float], float]:
-        """Return the named rewards, if there are any, and their sum or the only reward."""
+    async def _rewards(self, method: Callable[..., Any], returned: object) -> tuple[dict[str, float], float]:
+        """Return the named rewards that ``method`` returned, if there are any, and their sum or the only reward."""
+        value = await returned if inspect.isawaitable(returned) else returned
         try:
             named = {name: float(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
             total = float(sum(named.values())) if isinstance(value, Mapping) else float(value)  # type: ignore[arg-type]
@@ -248,7 +258,10 @@ class ToolEnvironment(Environment):
             total = math.nan
         if not math.isfinite(total):
             expected = "it must return a finite number, or a dictionary of finite numbers by name"
-            raise WrongResult(type(self).reward, f"returned {short(value)}; {expected}")
+            raise WrongResult(method, f"returned {short(value)}; {expected}")
+        if taken := sorted(named.keys() & {FINAL_REWARD, *_count([])}):
+            problem = f"returned a reward named {taken[0]!r}, which every episode already has; rename it"
+            raise WrongResult(method, problem)
         return named, total
 
     async def _run_all(self, calls: "Sequence[_Answer | _Ready]") -> list[_Answer]:

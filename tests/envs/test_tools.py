@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -9,8 +10,9 @@ import pytest
 
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.ids import TaskId
-from asyncrl.core.messages import CallOutcome, MalformedCall, Message, ToolCall
+from asyncrl.core.messages import CallOutcome, CallRecord, MalformedCall, Message, ToolCall
 from asyncrl.core.task import Task
+from asyncrl.core.users_error import WrongResult
 from asyncrl.envs import Action, Fault, StepResult, ToolEnvironment, ToolError, tool
 
 TASK = Task(id=TaskId("t"), prompt="Find it.", data={"answer": "42"})
@@ -197,6 +199,43 @@ async def test_several_rewards_are_summed_and_reported_by_name():
     result = await environment.step(Action("a", ()))
     assert (result.done, result.reward) == (True, 1.5)
     assert result.metrics == {"tool_calls": 0, "tool_errors": 0, "malformed_calls": 0, "right": 1.0, "polite": 0.5}
+
+
+async def test_turns_with_calls_have_rewards_of_their_own():
+    class Stepwise(ToolEnvironment):
+        @tool
+        async def look(self) -> str:
+            """Look."""
+            return "seen"
+
+        async def turn_reward(self, action: Action, calls: Sequence[CallRecord]) -> dict[str, float]:
+            return {"looked": 0.25 * sum(call.outcome is CallOutcome.OK for call in calls), "wrote": float(bool(action.content))}
+
+        def reward(self, task: Task, answer: str) -> float:
+            return 1.0
+
+    environment = Stepwise()
+    await environment.reset(Task(id=TaskId("t"), prompt="?"))
+    turn = await environment.step(Action("so", (ToolCall("look", {}), ToolCall("look", {}), ToolCall("see", {}))))
+    assert (turn.reward, turn.metrics["looked"], turn.metrics["wrote"], turn.metrics["tool_calls"]) == (1.5, 0.5, 1.0, 2.0)
+    answer = await environment.step(Action("so", ()))
+    assert (answer.reward, answer.done) == (1.0, True)
+
+
+@pytest.mark.parametrize("value", [None, float("inf"), {"tool_calls": 1.0}, {"a": "b"}])
+async def test_a_wrong_reward_of_a_turn_names_the_method(value: object):
+    class Wrong(ToolEnvironment):
+        def turn_reward(self, action: Action, calls: Sequence[CallRecord]) -> object:
+            return value
+
+        def reward(self, task: Task, answer: str) -> float:
+            return 1.0
+
+    environment = Wrong()
+    await environment.reset(Task(id=TaskId("t"), prompt="?"))
+    with pytest.raises(WrongResult) as raised:
+        await environment.step(Action("", (ToolCall("look", {}),)))
+    assert raised.value.method.__name__ == "turn_reward"
 
 
 async def test_a_reward_is_not_called_like_a_count():

@@ -1,0 +1,69 @@
+"""Programs are run in the real sandbox, where there is one."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from asyncrl.core.errors import EnvironmentBroken, RecipeError
+from asyncrl.core.ids import TaskId
+from asyncrl.core.task import Task
+from asyncrl.envs.rewards import CodeTests
+from asyncrl.envs.rewards.code_tests import program_of
+from asyncrl.envs.sandbox.limits import Limits
+from asyncrl.envs.sandbox.sandbox import Sandbox
+
+CALLS = [{"call": "add(1, 2)", "returns": 3}, {"call": "add(-1, 1)", "returns": 0}, {"call": "add([1], [2])", "returns": [1, 2]}]
+PRINTS = [{"stdin": "1 2\n", "stdout": "3"}, {"stdin": "2 2\n", "stdout": "4\n"}]
+
+
+def task(tests: object) -> Task:
+    return Task(id=TaskId("t"), prompt="?", data={"tests": tests})
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def sandbox() -> AsyncIterator[Sandbox]:
+    try:
+        async with Sandbox() as sandbox:
+            yield sandbox
+    except RecipeError as error:
+        pytest.skip(f"no sandbox works here: {error}")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("answer", "tests", "share"),
+    [
+        ("Here:\n```python\ndef add(a, b):\n    return a + b\n```\nDone.", CALLS, 1.0),
+        ("def add(a, b):\n    return 3", CALLS, 1 / 3),
+        ("def add(a, b):\n    return a - b", CALLS, 0.0),
+        ("def add(a, b", CALLS, 0.0),
+        ("import sys\nsys.exit(0)", CALLS, 0.0),
+        ("open('results', 'w').write('[3]\\n[0]\\n')\nimport os\nos._exit(0)", CALLS, 2 / 3),
+        ("a, b = map(int, input().split())\nprint(a + b)", PRINTS, 1.0),
+        ("print(3)", PRINTS, 0.5),
+        ("print(3)\nraise SystemExit(1)", PRINTS, 0.0),
+        ("def add(a, b):\n    return a + b\nif __name__ == '__main__':\n    print(3)", [*CALLS, PRINTS[0]], 1.0),
+    ],
+)
+async def test_the_share_of_passed_tests(sandbox: Sandbox, answer: str, tests: object, share: float):
+    assert await CodeTests(sandbox, all_or_nothing=False)(task(tests), answer) == pytest.approx(share)
+    assert await CodeTests(sandbox)(task(tests), answer) == float(share == 1.0)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_program_that_does_not_end_passes_nothing(sandbox: Sandbox):
+    reward = CodeTests(sandbox, limits=Limits(wall_s=0.5))
+    assert await reward(task(CALLS), "while True: pass") == 0.0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tests_that_cannot_be_read_break_the_task(sandbox: Sandbox):
+    for tests in ([], ["add(1, 2) == 3"], [{"call": 1, "returns": 2}], [{"stdin": ""}], 3):
+        with pytest.raises(EnvironmentBroken, match="task 't'"):
+            await CodeTests(sandbox)(task(tests), "pass")
+
+
+def test_the_last_block_of_code_is_the_program():
+    assert program_of("```python\na\n```\n```py\nb\n```") == "b\n"
+    assert program_of("a = 1") == "a = 1"
