@@ -146,7 +146,7 @@ def _show_tools(tools: Sequence[ToolSpec], console: Console) -> None:
             f"{name}: {part.get('type', 'any')}" for name, part in tool.parameters.get("properties", {}).items()
         )
         console.print(Text.assemble((f"{tool.name}({parameters})", "cyan"), f"  {tool.description}"))
-    console.print(Text(HELP, "dim"))
+    console.print(Text(HELP, "dim"), soft_wrap=True)
 
 
 def _show(messages: Sequence[Message], console: Console) -> None:

@@ -92,7 +92,7 @@ class CodeTests(Reward):
         found = expected(task, self._key, "code tests")
         kinds: Mapping[bool, type] = {True: CallTest, False: OutputTest}
         try:
-            tests = [msgspec.convert(test, kinds["call" in test]) for test in found]
+            tests: list[CallTest | OutputTest] = [msgspec.convert(test, kinds["call" in test]) for test in found]
         except (msgspec.ValidationError, TypeError) as error:
             shapes = '{"call": ..., "returns": ...} or {"stdin": ..., "stdout": ...}'
             raise EnvironmentBroken(f"task {short(task.id)}: a test cannot be read ({error}); write {shapes}") from error

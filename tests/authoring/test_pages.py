@@ -1,0 +1,43 @@
+"""The examples of docs/rewards.md and docs/environments.md work as they stand."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from asyncrl.envs import Environment, ToolEnvironment
+
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES = [
+    pytest.param(example, id=f"{page} {number}")
+    for page in ("environments", "rewards")
+    for number, example in enumerate(re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL))
+]
+
+
+def environment_of(example: str) -> type[Environment]:
+    names: dict[str, object] = {"__name__": "example"}
+    exec(compile(example, "page.md", "exec"), names)
+    found = [each for each in names.values() if isinstance(each, type) and issubclass(each, Environment)]
+    (own,) = (each for each in found if each not in (Environment, ToolEnvironment))
+    return own
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_defines_an_environment(example: str):
+    assert environment_of(example)()
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) == 7
+
+
+def test_the_first_environment_has_no_findings(tmp_path: Path, monkeypatch):
+    from asyncrl.authoring.check import check
+    from asyncrl.authoring.subject import compose_for_author
+
+    (tmp_path / "dictionary_of_the_page.py").write_text(EXAMPLES[0].values[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (checked,) = check(compose_for_author("dictionary_of_the_page:Dictionary"), None, lambda note: None)
+    assert checked.findings == ()
