@@ -60,7 +60,7 @@ def _read_source(
     for path in find_files(root, file.split, place):
         label = name if path == root else f"{name}/{path.relative_to(root).as_posix()}"
         files.append(LabelledFile(label, _reader_of(path, place)(path, place, file.prompt_key, file.id_key)))
-    tasks = TaskRows(files, file.prompt_key, file.id_key, id_prefix, taken)
+    tasks = TaskRows(files, file.prompt_key, file.id_key, id_prefix, taken, file.environment)
     if tasks.skipped and on_malformed == "refuse":
         raise RecipeError(place, tasks.told(), "correct or remove such rows, or set tasks.on_malformed to skip")
     if not len(tasks):
@@ -70,7 +70,8 @@ def _read_source(
     if tasks.skipped:
         rows = len(tasks) + tasks.skipped
         logger.warning("%s: %d of %d rows skipped as malformed: %s", place, tasks.skipped, rows, tasks.told())
-    digest = blake2b("".join(found.rows.digest for found in files).encode(), digest_size=16).hexdigest()
+    content = "".join(found.rows.digest for found in files) + file.environment
+    digest = blake2b(content.encode(), digest_size=16).hexdigest()
     return TaskSource(name, tasks, file.weight, tasks.skipped, digest)
 
 

@@ -58,9 +58,19 @@ class TaskRows:
         prompt_key, id_key: keys of the prompt and the id in a row.
         id_prefix: prefix for the ids that rows have.
         taken: ids of other sources; the ids of this source are added to it.
+        environment: the member of a mixture that plays the tasks.
     """
 
-    def __init__(self, files: Sequence[LabelledFile], prompt_key: str, id_key: str, id_prefix: str, taken: set[str]) -> None:
+    def __init__(
+        self,
+        files: Sequence[LabelledFile],
+        prompt_key: str,
+        id_key: str,
+        id_prefix: str,
+        taken: set[str],
+        environment: str = "",
+    ) -> None:
+        self._environment = environment
         self._files, self._prompt_key, self._id_key, self._id_prefix = files, prompt_key, id_key, id_prefix
         self._problems: list[str] = []
         self.skipped = 0
@@ -80,7 +90,8 @@ class TaskRows:
         task_id = TaskId(self._id(file, position, row.get(self._id_key)))
         data = {key: value for key, value in row.items() if key not in (self._prompt_key, self._id_key)}
         prompt = row[self._prompt_key]
-        return Task(id=task_id, prompt=prompt if isinstance(prompt, str) else chat_prompt(prompt), data=data)
+        asked = prompt if isinstance(prompt, str) else chat_prompt(prompt)
+        return Task(id=task_id, prompt=asked, data=data, environment=self._environment)
 
     def _check(self, file: LabelledFile, taken: set[str]) -> Sequence[int]:
         """Return the positions of the good rows."""

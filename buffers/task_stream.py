@@ -191,20 +191,22 @@ def _digest(source: TaskSource) -> str:
 def source_names(files: Sequence[TaskFile], place: str) -> list[str]:
     """Return a name for each source: the end of its path, long enough to be unique, and ``:split`` if it has one.
 
+    In a mixture of environments it begins with the member and a slash.
+
     Raises:
-        RecipeError: two sources have the same path and split.
+        RecipeError: two sources have the same path, split and environment.
     """
-    sources = [(Path(file.path), file.split) for file in files]
+    sources = [(Path(file.path), file.split, file.environment) for file in files]
     for index, source in enumerate(sources):
         if source in sources[:index]:
             raise RecipeError(f"{place}[{index}]", f"{source[0]} is listed twice", "name it once, with a larger weight")
     return [_name(source, sources) for source in sources]
 
 
-def _name(source: tuple[Path, str], sources: Sequence[tuple[Path, str]]) -> str:
-    def end(of: tuple[Path, str], parts: int) -> str:
-        path, split = of
-        return "/".join(path.parts[-parts:]) + (f":{split}" if split else "")
+def _name(source: tuple[Path, str, str], sources: Sequence[tuple[Path, str, str]]) -> str:
+    def end(of: tuple[Path, str, str], parts: int) -> str:
+        path, split, environment = of
+        return (f"{environment}/" if environment else "") + "/".join(path.parts[-parts:]) + (f":{split}" if split else "")
 
     parts = 1
     while sum(end(other, parts) == end(source, parts) for other in sources) > 1:

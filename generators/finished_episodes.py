@@ -85,15 +85,19 @@ class FinishedEpisodes(msgspec.Struct):
     def __add__(self, other: "FinishedEpisodes") -> "FinishedEpisodes":
         return added(self, other)
 
-    def add(self, trajectory: Trajectory, source: str, seconds: float, *, empty_answer: bool) -> None:
-        """Count one episode of a task of ``source``, which took ``seconds`` in all."""
+    def add(self, trajectory: Trajectory, source: str, seconds: float, *, empty_answer: bool, member: str = "") -> None:
+        """Count one episode of a task of ``source``, which took ``seconds`` in all.
+
+        Args:
+            member: which environment of a mixture played it; its tools are counted as ``member.tool``.
+        """
         self.episode.add(seconds)
         self.queue.add(trajectory.times.queued_s)
         if trajectory.times.scoring_s:
             self.scoring.add(trajectory.times.scoring_s)
         for turn in trajectory.turns:
             for call in turn.calls:
-                self._add_call(call)
+                self._add_call(call, member)
         if trajectory.sampling.temperature == 0:
             return
         counts = _entry(self.sources, source, EpisodeCounts)
@@ -112,14 +116,14 @@ class FinishedEpisodes(msgspec.Struct):
             reported.episodes += 1
             reported.total += value
 
-    def _add_call(self, call: CallRecord) -> None:
+    def _add_call(self, call: CallRecord, member: str) -> None:
         if call.outcome is CallOutcome.TRUNCATED:  # it was never made
             return
         self.calls += 1
         if call.outcome is CallOutcome.MALFORMED:  # its tool is whatever the model wrote
             self.malformed_calls += 1
             return
-        tool = _entry(self.tools, call.tool, ToolCounts)
+        tool = _entry(self.tools, f"{member}.{call.tool}" if member else call.tool, ToolCounts)
         tool.calls += 1
         tool.errors += call.outcome is CallOutcome.ERROR
         tool.timeouts += call.outcome is CallOutcome.TIMEOUT

@@ -292,7 +292,7 @@ class GeneratorWorker:
             await self._ticket_client.fail(ticket.group_id, index, kind, str(failure), incident)
         else:
             seconds, empty = time.perf_counter() - accepted, self._is_empty_answer(trajectory)
-            self._finished.add(trajectory, ticket.source, seconds, empty_answer=empty)
+            self._finished.add(trajectory, ticket.source, seconds, empty_answer=empty, member=ticket.task.environment)
             await self._ticket_client.commit(trajectory)
         self._leases.settled(lease, index)
 

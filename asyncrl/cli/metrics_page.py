@@ -27,12 +27,12 @@ A run records these metrics for each training step, `evaluation/...` for each ev
 step" is the time between the ends of two training steps.
 
 * **Which episodes**: `reward/mean` and `episode/...` are of the episodes that the step trained. `finished/...`,
-  `environment/...`, `source/...`, `tool/...` and `latency/...` are of those that were handed in since the last step,
-  *before* the buffer's filters, and whether or not they are trained later. Greedy episodes count for tools and
+  `environment/...`, `source/...`, `member/...`, `tool/...` and `latency/...` are of those that were handed in since
+  the last step, *before* the buffer's filters, and whether or not they are trained later. Greedy episodes count for tools and
   latencies only.
 * **Whose metrics**: what an environment reports (`StepResult.metrics`, the counts of a `ToolEnvironment`, rewards
-  that have names) is `environment/<metric>`. A run has one environment; where its tasks come from several sources,
-  `source/<source>/...` tells them apart.
+  that have names) is `environment/<metric>`. In a mixture of environments, `member/<member>/...` tells them apart, and
+  a tool is called `<member>.<tool>`; where tasks come from several sources, `source/<source>/...` does so for these.
 * **Names**: in a name that a recipe, an environment or a tool brings along, everything but letters, digits, `_`, `.`
   and `-` becomes `_`; it is cut to {longest} characters, and then ends in a checksum that keeps names apart. The most
   frequent {sources} sources, {metrics} metrics ({source_metrics} by source) and {tools} tools have curves of their
@@ -63,6 +63,7 @@ _SECTIONS = {
     "finished": "Finished episodes",
     "environment": "What the environment reports",
     "source": "By task source",
+    "member": "By member of a mixture of environments",
     "tool": "By tool",
     "latency": "Latencies",
     "episode": "Trained episodes",
@@ -86,7 +87,7 @@ _SECTIONS = {
 
 def declared() -> list[Metric]:
     """Every metric that a run can record; a part of a name that depends on the run stands in angle brackets."""
-    source, metric, tool = "<source>", "<metric>", "<tool>"
+    source, member, metric, tool = "<source>", "<member>", "<metric>", "<tool>"
     return [
         *_in_module(metrics),
         _with("7", "<k>", metrics.evaluation_pass(7)),
@@ -96,6 +97,9 @@ def declared() -> list[Metric]:
         episode_metrics.environment_metric(metric),
         *episode_metrics.source_metrics(source).values(),
         episode_metrics.source_environment_metric(source, metric),
+        *episode_metrics.member_metrics(member).values(),
+        episode_metrics.member_environment_metric(member, metric),
+        metrics.evaluation_of(member),
         *episode_metrics.tool_metrics(tool).values(),
         _with("0", "<staleness>", learner_metrics.tokens_at(0)),
         *(

@@ -32,11 +32,11 @@ class BackgroundWriter:
     """The thread and its queue. Call its methods from one thread; none of them raises.
 
     Args:
-        environment: name of the environment that the episodes were played in.
+        environment: names the environment that plays the tasks of a source.
         load: called once in the thread, to load what makes text of tokens.
     """
 
-    def __init__(self, environment: str, load: Callable[[], Decode]) -> None:
+    def __init__(self, environment: Callable[[str | None], str], load: Callable[[], Decode]) -> None:
         self._environment, self._load = environment, load
         self._work: queue.Queue[_File | threading.Event] = queue.Queue(QUEUE_LENGTH)
         self._lost = 0

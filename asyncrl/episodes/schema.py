@@ -70,7 +70,7 @@ SCHEMA = pa.schema(
         _field("kind", pa.string(), "train or evaluation"),
         _field("step", pa.int32(), "the training step that trained it; null in an evaluation"),
         _field("version", pa.int32(), "the policy version that was trained, or that was published when the evaluation began"),
-        _field("environment", pa.string(), "environment.name of the recipe"),
+        _field("environment", pa.string(), "environment.name of the recipe, or the member of a mixture of environments"),
         _field("source", pa.string(), "the task source that its task was drawn from"),
         _field("task_id", pa.string(), "the task"),
         _field("group_id", pa.int64(), "the group; -1 in an evaluation"),

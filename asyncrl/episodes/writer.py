@@ -20,15 +20,19 @@ _REPEATING = ["kind", "environment", "source", "task_id", "stop_reason", "prompt
 """Columns whose values repeat. All others would only cost time as a dictionary."""
 
 
-def table(episodes: Sequence[KeptEpisode], environment: str, decode: Decode) -> pa.Table:
-    """Make the table of ``episodes``, which were played in ``environment``."""
+def table(episodes: Sequence[KeptEpisode], environment: Callable[[str | None], str], decode: Decode) -> pa.Table:
+    """Make the table of ``episodes``.
+
+    Args:
+        environment: names the environment that plays the tasks of a source.
+    """
     trajectories = [episode.trajectory for episode in episodes]
     prompts = _Texts(decode)
     columns: dict[str, Any] = {
         "kind": [episode.kind for episode in episodes],
         "step": [episode.step for episode in episodes],
         "version": [episode.version for episode in episodes],
-        "environment": [environment] * len(episodes),
+        "environment": [environment(episode.source) for episode in episodes],
         "source": [episode.source for episode in episodes],
         "task_id": [each.task_id for each in trajectories],
         "group_id": [each.group_id for each in trajectories],

@@ -1,8 +1,9 @@
 """Metrics of the episodes that finished since the last training step: what environments reported, how long things took.
 
 Finished episodes are all that were handed in for training, before the buffer's filters; ``reward/mean`` and ``episode/...``
-are of the trained ones. A run has one environment, so ``environment/...`` is of that one; the same by task source where there are
-several. Percentiles are read from histograms added over all generators (:mod:`asyncrl.core.latencies`), and are at most 9 % off.
+are of the trained ones. ``environment/...`` is of all environments together, ``member/...`` of each one of a mixture, and
+``source/...`` of each task source where there are several. Percentiles are read from histograms added over all generators
+(:mod:`asyncrl.core.latencies`), and are at most 9 % off.
 """
 
 import statistics
@@ -13,6 +14,7 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.counters import added, grown
 from asyncrl.core.latencies import Latencies
 from asyncrl.core.metrics import Metric, Reading, Reduction
+from asyncrl.core.recipe.environment import EnvironmentConfig, MixedEnvironment, member_of
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.metric_names import FrequentNames, safe_name
 from generators.finished_episodes import OTHER, EpisodeCounts, FinishedEpisodes, ReportedMetric, ToolCounts
@@ -93,8 +95,24 @@ def source_environment_metric(source: str, name: str) -> Metric:
     return _mean(f"source/{source}/{metric.name}", metric.unit, f"{metric.meaning}; episodes of `{source}`")
 
 
+def member_metrics(member: str) -> dict[str, Metric]:
+    """The metrics of one member of a mixture of environments, by short name."""
+    whose = f"finished episodes of member `{member}`"
+    episodes = Metric(f"member/{member}/episodes", "episodes", Reduction.SUM, whose)
+    return of_finished(f"member/{member}", whose) | {"episodes": episodes}
+
+
+def member_environment_metric(member: str, name: str) -> Metric:
+    """The metric of what one member of a mixture reports as ``name``."""
+    metric = environment_metric(name)
+    return _mean(f"member/{member}/{metric.name}", metric.unit, f"{metric.meaning}; episodes of member `{member}`")
+
+
 def tool_metrics(tool: str) -> dict[str, Metric]:
-    """The metrics of one tool, by short name. Calls that cannot be read or do not fit reach no tool."""
+    """The metrics of one tool, by short name. Calls that cannot be read or do not fit reach no tool.
+
+    In a mixture of environments a tool is called ``member.tool``.
+    """
     return {
         "calls": Metric(f"tool/{tool}/calls", "calls", Reduction.SUM, f"calls that reached `{tool}`"),
         "error_share": _mean(f"tool/{tool}/error_share", "share", f"share of the calls in which `{tool}` raised"),
@@ -128,11 +146,17 @@ def finished_between(before: Sequence[GeneratorStatistics], after: Sequence[Gene
 
 
 class EpisodeMetrics:
-    """Makes the readings of each training step, and remembers which names have curves."""
+    """Makes the readings of each training step, and remembers which names have curves.
 
-    def __init__(self) -> None:
+    Args:
+        environment: what the episodes are played in.
+    """
+
+    def __init__(self, environment: EnvironmentConfig) -> None:
+        self._environment = environment
         self._sources = FrequentNames(MOST_SOURCES)
         self._metrics, self._metrics_of_sources = FrequentNames(MOST_METRICS), FrequentNames(MOST_METRICS_OF_A_SOURCE)
+        self._metrics_of_members = FrequentNames(MOST_METRICS)
         self._tools = FrequentNames(MOST_TOOLS)
         self._stopped: set[StopReason] = set()
         self._told: set[str] = set()
@@ -145,7 +169,7 @@ class EpisodeMetrics:
             batch: the batch of the training step.
             draw_shares: the share of each task source in the draws.
         """
-        return [*self._of_finished(finished), *self._of_sources(finished, batch, draw_shares)]
+        return [*self._of_finished(finished), *self._of_sources(finished, batch, draw_shares), *self._of_members(finished)]
 
     def notices(self) -> Iterator[str]:
         """Yield a sentence about each kind of name of which there are too many, once."""
@@ -206,6 +230,23 @@ class EpisodeMetrics:
             yield Reading(metrics["trained_share"], len(rewards) / len(trained), len(trained))
             if rewards:
                 yield Reading(metrics["trained_reward_mean"], statistics.fmean(rewards), len(rewards))
+
+    def _of_members(self, finished: FinishedEpisodes) -> Iterator[Reading]:
+        """Readings by member of a mixture: those of its sources together."""
+        if not isinstance(self._environment, MixedEnvironment):
+            return
+        members = dict.fromkeys(self._environment.members, EpisodeCounts())
+        for source, counts in finished.sources.items():
+            if (member := member_of(self._environment, source)) in members:
+                members[member] = added(members[member], counts)
+        for member, counts in members.items():
+            metrics = member_metrics(member)
+            yield Reading(metrics["episodes"], counts.episodes)
+            if counts.episodes:
+                yield from self._of_episodes(metrics, counts)
+            for name, reported in self._metrics_of_members.fold(counts.metrics, _episodes).items():
+                if name != OTHER:
+                    yield _of_environment(member_environment_metric(member, name), reported, counts)
 
 
 def _episodes(counts: EpisodeCounts | ReportedMetric) -> int:

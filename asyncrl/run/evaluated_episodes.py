@@ -4,11 +4,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from math import ceil
 from pathlib import Path
 
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
+from asyncrl.core.recipe.environment import label_of
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectories, NoTrajectories, SampledTrajectories
 from asyncrl.core.trajectory import Trajectory
@@ -36,7 +37,7 @@ class EvaluatedEpisodes:
     """
 
     def __init__(self, recipe: Recipe, model_path: Path, folder: Path, worker: WorkerId) -> None:
-        self._environment, self._folder, self._worker = recipe.environment.label, folder, worker
+        self._environment, self._folder, self._worker = partial(label_of, recipe.environment), folder, worker
         match recipe.tracking.trajectories:
             case NoTrajectories():
                 self._most: int | None = 0

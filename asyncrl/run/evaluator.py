@@ -29,6 +29,7 @@ class Evaluator:
         trajectories: Path,
     ) -> None:
         self._generators, self._tasks, self._pinned = generators, tasks, pinned
+        self._members = {each.task.id: each.task.environment for each in tasks}
         self._trajectories = trajectories
         self._recorder, self._checkpointer = recorder, checkpointer
 
@@ -41,5 +42,5 @@ class Evaluator:
         """
         forget_evaluation(self._trajectories, version)  # of its first time, if the run was resumed
         evaluated = await self._generators.evaluate(self._tasks, version, pinned=self._pinned)
-        self._recorder.evaluation(version, require_results(evaluated))
+        self._recorder.evaluation(version, require_results(evaluated), self._members)
         self._checkpointer.note()

@@ -102,6 +102,12 @@ def evaluation_pass(k: int) -> Metric:
     return Metric(f"evaluation/pass_at_{k}", "share", Reduction.MEAN, meaning)
 
 
+def evaluation_of(member: str) -> Metric:
+    """The metric of the evaluation of one member of a mixture of environments."""
+    meaning = f"mean reward on held-out tasks of member `{member}` of a mixture of environments"
+    return Metric(f"evaluation/{member}/reward", "reward", Reduction.MEAN, meaning)
+
+
 EVALUATION_OLDEST = Metric(
     "evaluation/oldest_version", "version", Reduction.MAX, "oldest policy version that sampled a token of the evaluation"
 )

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.buffer_api import BufferApi
@@ -37,6 +38,7 @@ from generators.finished_episodes import FinishedEpisodes
 from generators.worker import GeneratorStatistics
 from learners.metrics import EFFECTIVE_SAMPLE_SIZE, GRAD_NORM, TOKENS_COMPUTED
 
+NO_MEMBERS: Mapping[TaskId, str] = MappingProxyType({})
 BOTTLENECK_STEPS = 20
 """How many of the last training steps are searched for the bottleneck."""
 
@@ -67,7 +69,7 @@ class Recorder:
         self._pacing: Pacing | None = None
         self._published_before = PolicyVersion(0)
         self._ledger = NO_GROUPS
-        self._episode_metrics, self._warning_signs = EpisodeMetrics(), WarningSigns(recipe)
+        self._episode_metrics, self._warning_signs = EpisodeMetrics(recipe.environment), WarningSigns(recipe)
 
     async def begin(self) -> None:
         """Start measuring."""
@@ -164,8 +166,14 @@ class Recorder:
         await self._buffer.pace(self._pacing.depth)
         self._view.note(f"buffer.pipeline_depth is {self._pacing.depth} from here on: {self._pacing.reason}")
 
-    def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> None:
-        """Record one evaluation."""
+    def evaluation(
+        self, version: PolicyVersion, results: Sequence[EvaluationResult], members: Mapping[TaskId, str] = NO_MEMBERS
+    ) -> None:
+        """Record one evaluation.
+
+        Args:
+            members: in a mixture of environments, the member that plays each task.
+        """
         reward = statistics.fmean(result.reward for result in results)
         turns = statistics.fmean(result.turns for result in results)
         oldest, newest = versions_of(results, version)
@@ -173,7 +181,7 @@ class Recorder:
         self._totals.evaluation(reward, newest - oldest + 1)
         first = self._totals.first_evaluation
         self._warn(self._warning_signs.evaluation(first, [result.reward for result in results]))
-        passed = self._passed(results)
+        passed, by_member = self._passed(results), _by_member(results, members)
         values = combine(
             [
                 Reading(metrics.EVALUATION_REWARD, reward),
@@ -181,12 +189,14 @@ class Recorder:
                 Reading(metrics.EVALUATION_OLDEST, oldest),
                 Reading(metrics.EVALUATION_NEWEST, newest),
                 *(Reading(metrics.evaluation_pass(k), share) for k, share in passed.items()),
+                *(Reading(metrics.evaluation_of(member), mean) for member, mean in by_member.items()),
             ]
         )
         self._tracker.log(version, values)
         self._tracker.log_evaluated(version)
         played = f"versions {oldest} to {newest}" if newest > oldest else f"version {newest}"
         told = "".join(f", pass@{k} {share:.3f}" for k, share in passed.items())
+        told += "".join(f", {member} {mean:.3f}" for member, mean in by_member.items())
         tasks = counted(len({result.task_id for result in results}), "held-out task")
         several = f", {counted(len(results), 'episode')}" if passed else ""
         self._view.note(f"{played}: evaluation reward {reward:.3f} over {tasks}{several}{told}")
@@ -299,3 +309,12 @@ def _buffer_readings(buffer: BufferStatistics) -> list[Reading]:
         Reading(metrics.COMMITTED, buffer.ledger.committed),
         Reading(metrics.PAYLOAD, buffer.payload_bytes),
     ]
+
+
+def _by_member(results: Sequence[EvaluationResult], members: Mapping[TaskId, str]) -> dict[str, float]:
+    """Return the mean reward of the tasks of each member; nothing where there is no mixture."""
+    rewards: dict[str, list[float]] = {}
+    for result in results:
+        if member := members.get(result.task_id, ""):
+            rewards.setdefault(member, []).append(result.reward)
+    return {member: statistics.fmean(own) for member, own in sorted(rewards.items())}

@@ -7,11 +7,14 @@ import msgspec
 
 from asyncrl.core.chat_prompt import why_no_chat
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.ids import TaskId
 from asyncrl.core.plug_in import users_code
+from asyncrl.core.recipe.environment import MixedEnvironment
 from asyncrl.core.recipe.schema import FileTasks, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
-from asyncrl.envs.load import make_tasks
+from asyncrl.envs.load import load_members
+from asyncrl.envs.member import Member
 from buffers.curriculum import Curriculum, load_curriculum
 from buffers.recorded_tasks import RecordedSource, recorded_stream
 from buffers.task_files import read_sources
@@ -25,7 +28,8 @@ Split = Literal["train", "evaluation"]
 
 
 def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) -> list[TaskSource]:
-    """Read and check the sources of one split. An environment's own tasks are one source, of at most ``make_at_most``.
+    """Read and check the sources of one split. The tasks that an environment makes itself are one source, of at
+    most ``make_at_most``; in a mixture, those of each member are one.
 
     Raises:
         RecipeError: a source cannot be read, or the environment makes no tasks or bad ones.
@@ -33,11 +37,31 @@ def load_sources(recipe: Recipe, split: Split, make_at_most: int | None = None) 
     if isinstance(recipe.tasks, FileTasks):
         return read_sources(getattr(recipe.tasks, split), f"tasks.{split}", recipe.tasks.on_malformed)
     count = getattr(recipe.tasks, split)
-    tasks = make_tasks(next(iter(recipe.environment.by_member.values())), split, min(count, make_at_most or count), recipe.seed)
-    place, maker = f"tasks.{split}", f"make_tasks of environment {recipe.environment.label!r}"
+    at_most = min(count, make_at_most or count)
+    members = load_members(recipe.environment)
+    if not isinstance(recipe.environment, MixedEnvironment):
+        return [TaskSource("generated", _made(members[""], split, at_most, recipe.seed))]
+    return [
+        TaskSource(
+            name,
+            [_in_mixture(task, name) for task in _made(member, split, at_most, recipe.seed)],
+            recipe.tasks.weights.get(name, 1.0),
+        )
+        for name, member in members.items()
+    ]
+
+
+def _made(member: Member, split: Split, count: int, seed: int) -> Sequence[Task]:
+    tasks = member.make_tasks(split, count, seed)
+    place, maker = f"tasks.{split}", f"make_tasks of environment {member.spec.label!r}"
     with users_code(f"{maker} returned what cannot be looked at:", place, "return a list of Tasks, and plain data in them"):
         _check_made(tasks, maker, place)
-    return [TaskSource("generated", tasks)]
+    return tasks
+
+
+def _in_mixture(task: Task, member: str) -> Task:
+    """Give a task to a member. Two members may make the same task, so the id says whose it is."""
+    return msgspec.structs.replace(task, id=TaskId(f"{member}/{task.id}"), environment=member)
 
 
 def load_held_out_tasks(recipe: Recipe) -> list[HeldOutTask]:
@@ -70,7 +94,7 @@ def recorded_task_stream(recipe: Recipe, sources: Sequence[RecordedSource]) -> T
 
 
 def _curriculum(recipe: Recipe, sources: Sequence[str]) -> Curriculum | None:
-    spec = recipe.tasks.curriculum if isinstance(recipe.tasks, FileTasks) else None
+    spec = recipe.tasks.curriculum
     return None if spec is None else load_curriculum(spec, sources)
 
 

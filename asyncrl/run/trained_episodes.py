@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from asyncrl.core.batch import Batch, BatchRow
+from asyncrl.core.recipe.environment import label_of
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import NoTrajectories
 from asyncrl.core.trajectory import Trajectory
@@ -32,7 +33,7 @@ class TrainedEpisodes:
 
     def __init__(self, recipe: Recipe, model_path: Path, folder: Path, rank: RankSpec) -> None:
         self._keep, self._folder, self._rank = recipe.tracking.trajectories, folder, rank
-        self._writer = BackgroundWriter(recipe.environment.label, partial(decoder, model_path))
+        self._writer = BackgroundWriter(partial(label_of, recipe.environment), partial(decoder, model_path))
 
     def chosen(self, batch: Batch, trained: list[RowName]) -> list[RowName]:
         """Name the rows of ``batch`` that this rank keeps.

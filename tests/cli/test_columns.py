@@ -31,7 +31,7 @@ def test_every_fate_is_told():
 
 def test_reading_as_shown_finds_the_episodes(tmp_path, capsys):
     played = [untrained(trajectory(group), Kind.TRAIN, step=group, version=group, source="s") for group in (1, 1, 2)]
-    write(table(played, "world", words), tmp_path / "train-000001-0.parquet")
+    write(table(played, lambda source: "world", words), tmp_path / "train-000001-0.parquet")
     shown, *_ = re.findall(r"```python\n(import pyarrow.*?)```", PAGE.read_text(), re.DOTALL)
     exec(shown.replace("runs/quickstart-20260901T120000Z/trajectories", str(tmp_path)), {})
     assert "task_id_count: [[2,1]]" in capsys.readouterr().out

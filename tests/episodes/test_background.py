@@ -18,7 +18,7 @@ def episodes(step, count=1):
 
 
 def test_files_are_written_and_flushing_waits_for_them(tmp_path):
-    writer = BackgroundWriter("world", lambda: words)
+    writer = BackgroundWriter(lambda source: "world", lambda: words)
     assert writer.flush(0), "nothing was handed over"
     for step in (1, 2):
         writer.put(tmp_path / f"{step}.parquet", episodes(step, count=step))
@@ -28,7 +28,7 @@ def test_files_are_written_and_flushing_waits_for_them(tmp_path):
 
 
 def test_a_disk_that_refuses_is_told_once_and_then_counted(tmp_path, caplog):
-    writer = BackgroundWriter("world", lambda: words)
+    writer = BackgroundWriter(lambda source: "world", lambda: words)
     blocked = tmp_path / "trajectories"
     blocked.touch()  # a file where the folder should be: whatever is written there is refused
     for step in (1, 2, 3):
@@ -49,7 +49,7 @@ def test_a_tokenizer_that_cannot_be_loaded_ends_nothing_and_is_told_with_its_tra
     def load():
         raise RuntimeError("no such tokenizer")
 
-    writer = BackgroundWriter("world", load)
+    writer = BackgroundWriter(lambda source: "world", load)
     writer.put(tmp_path / "1.parquet", episodes(1))
     assert writer.flush(60)
     assert "RuntimeError: no such tokenizer" in writer.news()
@@ -65,7 +65,7 @@ def test_whoever_trains_waits_for_a_slow_disk_only_so_long(tmp_path, monkeypatch
         assert going_on.wait(60)
         return words
 
-    writer = BackgroundWriter("world", load)
+    writer = BackgroundWriter(lambda source: "world", load)
     count = background.QUEUE_LENGTH + 2  # one is being written
     for step in range(1, count + 1):
         writer.put(tmp_path / f"{step}.parquet", episodes(step))
@@ -80,7 +80,7 @@ def test_whoever_trains_waits_for_a_slow_disk_only_so_long(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_file_written_again_takes_the_place_of_the_first(tmp_path, count):
-    writer = BackgroundWriter("world", lambda: words)
+    writer = BackgroundWriter(lambda source: "world", lambda: words)
     writer.put(tmp_path / "1.parquet", episodes(1, count=2))
     writer.put(tmp_path / "1.parquet", episodes(1, count=count))
     assert writer.flush(60)

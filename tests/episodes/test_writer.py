@@ -29,7 +29,7 @@ def episodes():
 
 def test_a_file_says_what_its_episodes_were(episodes, tmp_path):
     path = tmp_path / "new" / "train-000005-0.parquet"
-    write(table(episodes, "my:World", words), path)
+    write(table(episodes, lambda source: "my:World", words), path)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     read = pq.read_table(path)
     assert read.schema.equals(SCHEMA)
@@ -92,7 +92,7 @@ def test_a_file_says_what_its_episodes_were(episodes, tmp_path):
 
 
 def test_lists_of_tokens_are_as_long_as_the_tokens_or_null(episodes):
-    for row in table(episodes, "world", words).to_pylist():
+    for row in table(episodes, lambda source: "world", words).to_pylist():
         of_tokens = [name for name in SCHEMA.names if pa.types.is_list(SCHEMA.field(name).type) and name != "turns"]
         assert {len(row[name]) for name in of_tokens if row[name] is not None} == {len(row["token_ids"])}
 
@@ -100,20 +100,20 @@ def test_lists_of_tokens_are_as_long_as_the_tokens_or_null(episodes):
 def test_a_prompt_that_a_group_shares_is_decoded_once(episodes):
     asked = []
     group = [trained(trajectory(sample=sample), [0.0] * 8) for sample in range(4)]
-    table(group, "world", lambda token_ids: asked.append(tuple(token_ids)) or "")
+    table(group, lambda source: "world", lambda token_ids: asked.append(tuple(token_ids)) or "")
     assert asked.count((0, 1, 2)) == 1
 
 
 def test_a_file_is_replaced_whole_or_stays(episodes, tmp_path):
     path = tmp_path / "train-000005-0.parquet"
-    write(table(episodes, "world", words), path)
+    write(table(episodes, lambda source: "world", words), path)
     before = path.read_bytes()
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
-        write(table(episodes, "world", words), tmp_path / "file" / path.name)
+        write(table(episodes, lambda source: "world", words), tmp_path / "file" / path.name)
     with pytest.raises(AttributeError):
         write(None, path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["file", path.name]
     assert path.read_bytes() == before
-    write(table(episodes[:1], "world", words), path)
+    write(table(episodes[:1], lambda source: "world", words), path)
     assert len(pq.read_table(path)) == 1

@@ -116,7 +116,9 @@ def test_every_token_of_every_row_is_kept_once_as_the_loss_had_it(drawn, parts, 
                         expected[one.group_id, one.sample_index] = [values[mine].tolist() for values in numbers]
                         assert expected[one.group_id, one.sample_index][1] == outcome.weight[mine].tolist()
         seen, of_batch = records.rows(), {(row.group_id, row.sample_index): row for row in batch.rows}
-        found += table([kept(rows[name], of_batch[name], batch, seen.get(name)) for name in chosen], "world", str).to_pylist()
+        found += table(
+            [kept(rows[name], of_batch[name], batch, seen.get(name)) for name in chosen], lambda source: "world", str
+        ).to_pylist()
         names += chosen
     assert sorted(names) == sorted(rows)
     assert [(row["group_id"], row["sample_index"]) for row in found] == names

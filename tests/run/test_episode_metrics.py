@@ -9,6 +9,7 @@ from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.messages import CallOutcome, CallRecord
 from asyncrl.core.metrics import combine
 from asyncrl.core.payload import PayloadRef
+from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.trajectory import EpisodeTimes, Sampling, StopReason, Trajectory, Turn, VersionSpan
 from asyncrl.run.episode_metrics import EpisodeMetrics, finished_between
 from generators.finished_episodes import MAX_NAMES, OTHER, FinishedEpisodes
@@ -55,7 +56,11 @@ def batch(*rewards: tuple[str, float]) -> Batch:
 
 
 def found(finished: FinishedEpisodes, *rewards: tuple[str, float], shares=None) -> dict[str, float]:
-    return combine(EpisodeMetrics().readings(finished, batch(*(rewards or [("a", 1.0)])), shares or {"a": 1.0}))
+    return combine(
+        EpisodeMetrics(ClassEnvironment(name="calculator")).readings(
+            finished, batch(*(rewards or [("a", 1.0)])), shares or {"a": 1.0}
+        )
+    )
 
 
 def test_a_metric_is_its_mean_over_finished_episodes():
@@ -130,7 +135,7 @@ def test_what_a_dead_generator_counted_is_kept():
 
 
 def test_too_many_names_are_folded_into_one_and_the_user_is_told_once():
-    metrics = EpisodeMetrics()
+    metrics = EpisodeMetrics(ClassEnvironment(name="calculator"))
     for _ in range(2):
         finished = counted(*(episode(accuracy=0.5, **{f"task_{i}": 1.0}) for i in range(MAX_NAMES + 200)))
         assert len(finished.sources["a"].metrics) == MAX_NAMES + 1

@@ -35,9 +35,9 @@ def test_a_run_is_kept_whole_in_its_folder(tmp_path, capfd):
     played, kept = trajectory(prompt=3, turns=2), folder.trajectories
     for step in (100, 200):
         episodes = [untrained(played, Kind.TRAIN, step=step, version=step - 1, source="s")]
-        write(table(episodes, "w", words), training_file(kept, step, 0))
+        write(table(episodes, lambda source: "w", words), training_file(kept, step, 0))
     episodes = [untrained(played, Kind.EVALUATION, step=None, version=200, source=None)]
-    write(table(episodes, "w", words), evaluation_file(kept, 200, "generator-0"))
+    write(table(episodes, lambda source: "w", words), evaluation_file(kept, 200, "generator-0"))
     tracker = Tracker(recipe, folder)
     began = time.monotonic()
     tracker.start()

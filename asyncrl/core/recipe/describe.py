@@ -32,6 +32,8 @@ def describe(value_type: inspect.Type) -> str:
             return f"one of {', '.join(str(value) for value in values)}"
         case inspect.DictType(value_type=inspect.StructType() | inspect.UnionType()):
             return "a mapping of names to sections"
+        case inspect.DictType(value_type=inspect.FloatType() as number):
+            return f"a mapping of names to numbers{_range(number)}"
         case inspect.DictType():
             return "a mapping"
         case inspect.StructType():

@@ -174,3 +174,16 @@ EnvironmentConfig = ClassEnvironment | RemoteEnvironment | McpEnvironment | Mixe
 def member_place(member: str) -> str:
     """The recipe key of a member's section, e.g. ``environment.members.easy``; ``environment`` where there is no mixture."""
     return f"environment.members.{member}" if member else "environment"
+
+
+def member_of(environment: EnvironmentConfig, source: str) -> str:
+    """The member that plays the tasks of a source; empty where there is no mixture.
+
+    In a mixture a source's name is that of its member, or begins with it and a slash.
+    """
+    return source.partition("/")[0] if isinstance(environment, MixedEnvironment) else ""
+
+
+def label_of(environment: EnvironmentConfig, source: str | None) -> str:
+    """What the record of an episode calls its environment, given its task source if that is known."""
+    return environment.label if source is None else member_of(environment, source) or environment.label

@@ -11,6 +11,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.algorithm_rules import ALGORITHM_RULES
 from asyncrl.core.recipe.buffer_rules import BUFFER_RULES
 from asyncrl.core.recipe.environment import member_place
+from asyncrl.core.recipe.environment_rules import ENVIRONMENT_RULES
 from asyncrl.core.recipe.reward_rules import REWARD_RULES
 from asyncrl.core.recipe.sampling_rules import SAMPLING_RULES
 from asyncrl.core.recipe.schema import FileTasks, Recipe
@@ -187,6 +188,7 @@ _RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     *BUFFER_RULES,
     *REWARD_RULES,
+    *ENVIRONMENT_RULES,
     *SAMPLING_RULES,
     _the_pace_keeps_the_bound,
     _an_episode_fits_a_micro_batch,

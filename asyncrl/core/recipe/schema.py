@@ -33,36 +33,6 @@ class ModelConfig(Section, frozen=True):
     reasoning_parser: Text | None = None
 
 
-class GeneratedTasks(Section, frozen=True, tag_field="kind", tag="generated"):
-    """Tasks that the environment makes from a seed (its ``make_tasks``).
-
-    Attributes:
-        train: how many different training tasks to make. They are reshuffled and repeated each epoch; more tasks belong in files.
-        evaluation: how many held-out tasks to make; none of them is ever trained on.
-    """
-
-    train: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
-    evaluation: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
-
-
-class TaskFile(Section, frozen=True):
-    """One source of tasks, whose format follows from its name and content.
-
-    Attributes:
-        path: a JSON-lines file (``.jsonl``), a Parquet file (``.parquet``), or a folder that Hugging Face datasets wrote.
-        split: which split of a datasets folder that holds several.
-        weight: how often tasks are drawn from here, relative to the other sources.
-        prompt_key: column that holds the prompt.
-        id_key: column that holds the task's id; a row without one is named by file and line.
-    """
-
-    path: Text
-    split: str = ""
-    weight: Positive = 1.0
-    prompt_key: Text = "prompt"
-    id_key: Text = "id"
-
-
 class CurriculumConfig(Section, frozen=True):
     """A class of your own that changes the weights of the sources while training.
 
@@ -73,6 +43,43 @@ class CurriculumConfig(Section, frozen=True):
 
     name: Text
     options: dict[str, Any] = {}
+
+
+class GeneratedTasks(Section, frozen=True, tag_field="kind", tag="generated"):
+    """Tasks that the environment makes from a seed (its ``make_tasks``). In a mixture each member is a source of tasks.
+
+    Attributes:
+        train: how many different training tasks to make, in a mixture of each member. They are reshuffled and repeated each
+            epoch; more tasks belong in files.
+        evaluation: how many held-out tasks to make, in a mixture of each member; none of them is ever trained on.
+        weights: how often tasks of each member of a mixture are drawn, relative to the others; 1 where nothing is said.
+        curriculum: changes the weights while training.
+    """
+
+    train: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
+    evaluation: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
+    weights: dict[str, Positive] = {}
+    curriculum: CurriculumConfig | None = None
+
+
+class TaskFile(Section, frozen=True):
+    """One source of tasks, whose format follows from its name and content.
+
+    Attributes:
+        path: a JSON-lines file (``.jsonl``), a Parquet file (``.parquet``), or a folder that Hugging Face datasets wrote.
+        split: which split of a datasets folder that holds several.
+        environment: in a mixture, the member that plays these tasks.
+        weight: how often tasks are drawn from here, relative to the other sources.
+        prompt_key: column that holds the prompt.
+        id_key: column that holds the task's id; a row without one is named by file and line.
+    """
+
+    path: Text
+    split: str = ""
+    environment: str = ""
+    weight: Positive = 1.0
+    prompt_key: Text = "prompt"
+    id_key: Text = "id"
 
 
 class FileTasks(Section, frozen=True, tag_field="kind", tag="files"):

@@ -32,7 +32,7 @@ LEARNER_TIME, GENERATOR_TIME = "time/learner/", "time/generators/"
 ENVIRONMENT = "environment/"
 """What the names of the numbers that environments report begin with."""
 
-_OF_ENVIRONMENTS = (ENVIRONMENT, "latency/", "tool/", "source/")
+_OF_ENVIRONMENTS = (ENVIRONMENT, "latency/", "tool/", "source/", "member/")
 _ORDER = (
     "prefill",
     "decode",

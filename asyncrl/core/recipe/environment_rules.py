@@ -1,0 +1,63 @@
+"""Rules between the environment and the tasks: each task is played by a member that there is, and each member has tasks."""
+
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.environment import MixedEnvironment, member_place
+from asyncrl.core.recipe.schema import FileTasks, GeneratedTasks, Recipe
+
+Rule = Callable[[Recipe], Iterator[RecipeError]]
+
+
+def _weights_are_of_members(recipe: Recipe) -> Iterator[RecipeError]:
+    if not isinstance(recipe.tasks, GeneratedTasks):
+        return
+    if not isinstance(recipe.environment, MixedEnvironment):
+        if recipe.tasks.weights:
+            yield RecipeError("tasks.weights", "there is one environment, which makes all tasks", _MIX)
+        if recipe.tasks.curriculum is not None:
+            yield RecipeError("tasks.curriculum", "there is one environment, so there are no weights to change", _MIX)
+        return
+    for name in recipe.tasks.weights:
+        if name not in recipe.environment.members:
+            yield RecipeError(f"tasks.weights.{name}", "environment.members has none of that name", _near(name, recipe))
+
+
+def _each_file_names_its_member(recipe: Recipe) -> Iterator[RecipeError]:
+    if not isinstance(recipe.tasks, FileTasks):
+        return
+    members: Mapping[str, object] = recipe.environment.by_member
+    for split, files in (("train", recipe.tasks.train), ("evaluation", recipe.tasks.evaluation)):
+        for index, file in enumerate(files):
+            place = f"tasks.{split}[{index}].environment"
+            if isinstance(recipe.environment, MixedEnvironment):
+                if file.environment not in members:
+                    problem = (
+                        f"environment.members has no {file.environment!r}"
+                        if file.environment
+                        else f"nothing says which of environment.members plays the tasks of {file.path}"
+                    )
+                    yield RecipeError(place, problem, _near(file.environment, recipe))
+            elif file.environment:
+                yield RecipeError(place, f"{file.environment!r}, but there is one environment, without a name", _MIX)
+
+
+def _each_member_is_trained(recipe: Recipe) -> Iterator[RecipeError]:
+    if isinstance(recipe.tasks, FileTasks) and isinstance(recipe.environment, MixedEnvironment):
+        trained = {file.environment for file in recipe.tasks.train}
+        for name in recipe.environment.members:
+            if name not in trained:
+                remedy = f"add one with `environment: {name}`, or take the member out"
+                yield RecipeError(member_place(name), "no file of tasks.train is for this member", remedy)
+
+
+def _near(name: str, recipe: Recipe) -> str:
+    members = list(recipe.environment.by_member)
+    near = get_close_matches(name, members, n=1)
+    return f"did you mean `{near[0]}`?" if near else f"name one of {', '.join(members)}"
+
+
+_MIX = "leave it out, or set environment.kind to `mixed` and name environment.members"
+
+ENVIRONMENT_RULES: tuple[Rule, ...] = (_weights_are_of_members, _each_file_names_its_member, _each_member_is_trained)
