@@ -13,12 +13,16 @@ import pytest
 from asyncrl.core.errors import EventLoopBlocked, ProcessDied
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
+from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, ToolEnvironment, blocking, tool
 from asyncrl.envs.base import Observation
 from asyncrl.envs.blocking import BlockingWatch, find_place
 from asyncrl.envs.event_loop import EventLoopThread
 from asyncrl.envs.hosted import HostedEnvironment
+from asyncrl.envs.load import load_member
+from asyncrl.envs.secrets import Secrets
+from asyncrl.envs.shared_part import SharedPart
 
 TASK = Task(id=TaskId("t"), prompt="p")
 
@@ -156,6 +160,12 @@ class Slow(ToolEnvironment):
         return "found"
 
     @tool
+    async def rest(self) -> str:
+        """Does nothing, beside the other calls of the turn."""
+        await asyncio.sleep(0)
+        return "rested"
+
+    @tool
     async def gather(self) -> str:
         """Look it up, beside others."""
         await asyncio.gather(self._in_task())
@@ -172,7 +182,7 @@ class Slow(ToolEnvironment):
 async def play(environment: Slow, call: str) -> None:
     hosted = HostedEnvironment(environment, TASK)
     await hosted.reset()
-    await hosted.step(Action("", (ToolCall(call, {}),)))
+    await hosted.step(Action("", (ToolCall("rest", {}), ToolCall(call, {}), ToolCall("rest", {}))))
     await hosted.step(Action("", ()))
     await hosted.close(60.0)
 
@@ -207,6 +217,38 @@ async def test_what_blocks_the_loop_is_found(where: str, call: str, what: str, l
         assert place.where.endswith(f": `{line}`")
         assert remedy in place.remedy
         assert [frame.f_code.co_name for frame in stack][1:3] == ["_block", "wait"]
+
+
+class Sharing(Slow):
+    """Blocks the loop while what its episodes share is set up."""
+
+    blocks_share, ends_share = threading.Event(), threading.Event()
+
+    @classmethod
+    @asynccontextmanager
+    async def share(cls, where: str) -> AsyncIterator[None]:
+        cls.blocks_share.set()
+        cls.ends_share.wait()
+        yield
+
+
+async def test_a_shared_part_that_blocks_the_loop_is_found() -> None:
+    member = load_member(ClassEnvironment(name=f"{__name__}:Sharing", options={"where": "share"}))
+
+    async def share() -> None:
+        part = SharedPart(member, Secrets(), "generator-1", print)
+        await part.entered(20.0)
+        await part.leave(20.0)
+
+    async with thread() as loop:
+        sharing = asyncio.create_task(loop.call(share))
+        try:
+            assert await asyncio.to_thread(Sharing.blocks_share.wait, 20)
+            place, _ = find_place(sys._current_frames()[loop._thread.ident or 0], loop._turn.__code__)
+        finally:
+            Sharing.ends_share.set()
+            await sharing
+    assert (place.what, place.where.rpartition(": ")[2]) == ("Sharing.share", "`cls.ends_share.wait()`")
 
 
 async def test_a_loop_that_waits_is_blocked_by_nobody() -> None:

@@ -311,3 +311,97 @@ async def test_every_call_of_a_turn_is_recorded_in_order():
     assert [record.tool for record in records] == ["add", "refuse", "hang", "fly", "add", ""]
     assert [record.problem for record in records[:3]] == ["", "not today", "hang took longer than 0.05 s"]
     assert records[2].seconds >= 0.05 > records[0].seconds > records[3].seconds == 0
+
+
+class Meeting(ToolEnvironment):
+    """Tools that only end when the others have begun."""
+
+    def __init__(self) -> None:
+        self.barrier, self.order, self.lock = threading.Barrier(3, timeout=20), list[int](), asyncio.Lock()
+
+    @tool
+    def meet(self, number: int) -> int:
+        """Meets the others."""
+        self.barrier.wait()
+        return number
+
+    @tool
+    async def meet_async(self, number: int) -> int:
+        """Meets the others."""
+        await asyncio.to_thread(self.barrier.wait)
+        return number
+
+    @tool
+    async def in_turn(self, number: int) -> int:
+        """Lets the calls in as they come."""
+        async with self.lock:
+            await asyncio.sleep(0)
+            self.order.append(number)
+        return number
+
+    @tool(timeout_s=0.05)
+    async def impatient(self) -> str:
+        """Hangs."""
+        await asyncio.Event().wait()
+        return ""
+
+    @tool(max_calls=2)
+    async def rare(self) -> str:
+        """May be called twice."""
+        return "here"
+
+    @tool
+    @staticmethod
+    def half(number: int) -> float:
+        """Needs nothing of the environment."""
+        return number / 2
+
+    def reward(self, task: Task, answer: str) -> float:
+        return 0.0
+
+
+async def test_the_calls_of_a_turn_run_side_by_side_and_are_answered_in_order():
+    calls = [ToolCall("meet", {"number": 1}), ToolCall("meet_async", {"number": 2}), ToolCall("meet", {"number": 3})]
+    result = await turn(*calls, environment=Meeting())
+    assert [message.content for message in result.observation.messages] == ["1", "2", "3"]
+    environment = Meeting()
+    await turn(*(ToolCall("in_turn", {"number": number}) for number in range(9)), environment=environment)
+    assert environment.order == list(range(9))
+
+
+async def test_a_tool_may_have_a_deadline_and_a_number_of_calls_of_its_own():
+    environment = Meeting()
+    environment.tool_timeout_s = 60.0
+    late = await turn(ToolCall("impatient", {}), ToolCall("half", {"number": 3}), environment=environment)
+    assert [message.content for message in late.observation.messages] == ["error: impatient took longer than 0.05 s", "1.5"]
+    calls = [ToolCall("rare", {})] * 2
+    first, second = [await environment.step(Action("", tuple(calls[:number]))) for number in (1, 2)]
+    assert [message.content for message in (*first.observation.messages, *second.observation.messages)] == [
+        "here",
+        "here",
+        "error: rare may be called 2 times in all, and no more",
+    ]
+    assert [record.outcome for record in second.calls] == [CallOutcome.OK, CallOutcome.ERROR]
+    assert len((await turn(*calls, environment=Meeting())).calls) == 2
+
+
+@pytest.mark.parametrize("wrong", [{"timeout_s": 0}, {"timeout_s": float("inf")}, {"max_calls": 0.5}, {"max_calls": True}])
+def test_a_limit_that_makes_no_sense_is_refused_where_it_stands(wrong: dict[str, float]):
+    with pytest.raises(ValueError, match=f"@tool\\({next(iter(wrong))}="):
+        tool(**wrong)  # type: ignore[call-overload]
+
+
+async def test_a_call_that_breaks_the_environment_does_so_once_the_others_have_ended():
+    class Ending(Toolbox):
+        ended = False
+
+        @tool
+        async def slow(self) -> str:
+            await asyncio.sleep(0.01)
+            self.ended = True
+            return ""
+
+    environment = Ending()
+    with pytest.raises(EnvironmentBroken, match="the database is gone"):
+        await turn(ToolCall("lose_the_world", {}), ToolCall("slow", {}), environment=environment)
+    assert environment.ended
