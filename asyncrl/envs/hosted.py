@@ -42,7 +42,8 @@ class HostedEnvironment:
 
     async def ready(self) -> None:
         """See :meth:`Environment.ready`. Like all calls, it only raises what :meth:`reset` raises."""
-        await self._call("ready", lambda: self._environment.ready())
+        if type(self._environment).ready is not Environment.ready:  # most environments need not wait for anything
+            await self._call("ready", lambda: self._environment.ready())
 
     async def reset(self) -> Observation:
         """See :meth:`Environment.reset`. Like all calls, it only raises ``EnvironmentBroken`` and errors of infrastructure."""
