@@ -18,6 +18,7 @@ class CallFormat(msgspec.Struct, frozen=True):
         begin: the text that begins a call, or the list of a turn's calls.
         end: the text that ends what ``begin`` began; empty where calls end with their JSON.
         without: texts that a template of this format does not hold.
+        json: whether ``begin`` and ``end`` enclose one JSON value: it tells where a call ends even if ``end`` is missing.
     """
 
     parsers: tuple[str, ...]
@@ -25,6 +26,7 @@ class CallFormat(msgspec.Struct, frozen=True):
     begin: str
     end: str
     without: tuple[str, ...] = ()
+    json: bool = False
 
     @property
     def parser(self) -> str:
@@ -38,10 +40,10 @@ _TAG = ("<tool_call>", "</tool_call>")
 FORMATS = (
     CallFormat(("qwen3_coder", "qwen3_xml"), ("<tool_call>", "<function=", "<parameter="), *_TAG),
     CallFormat(("glm45", "glm47"), ("<tool_call>", "<arg_key>", "<arg_value>"), *_TAG),
-    CallFormat(("granite4",), ("<tool_call>", "<|start_of_role|>"), *_TAG),
+    CallFormat(("granite4",), ("<tool_call>", "<|start_of_role|>"), *_TAG, json=True),
     CallFormat(("minimax_m2",), ("<minimax:tool_call>",), "<minimax:tool_call>", "</minimax:tool_call>"),
     CallFormat(("seed_oss",), ("<seed:tool_call>",), "<seed:tool_call>", "</seed:tool_call>"),
-    CallFormat(("hermes", "qwen3_json"), ("<tool_call>",), *_TAG),
+    CallFormat(("hermes", "qwen3_json"), ("<tool_call>",), *_TAG, json=True),
     CallFormat(("deepseek_v3",), (_DEEPSEEK[0], "```json"), *_DEEPSEEK),
     CallFormat(("deepseek_v31",), (_DEEPSEEK[0],), *_DEEPSEEK, without=("```json",)),
     CallFormat(("kimi_k2",), ("<|tool_calls_section_begin|>",), "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
@@ -71,9 +73,9 @@ def format_of(template: str, added_tokens: Collection[str] = ()) -> tuple[CallFo
     return None
 
 
-def marks_of(parser: str) -> tuple[str, str]:
-    """Return the texts that begin and end what a vLLM parser reads as calls; empty where they are not known."""
-    return next(((each.begin, each.end) for each in FORMATS if parser in each.parsers), ("", ""))
+def format_named(parser: str) -> CallFormat | None:
+    """Return the format that a vLLM parser reads, if it is in the table."""
+    return next((each for each in FORMATS if parser in each.parsers), None)
 
 
 def _named(found: CallFormat) -> str:

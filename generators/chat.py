@@ -89,8 +89,8 @@ class ChatFormat:
 
     async def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """Return the first tokens of an episode: messages, tools, and the start of an assistant turn."""
-        turns = _turns(messages)
-        return await self._tokenize(msgspec.msgpack.encode((turns, tools)), partial(self._render, turns, tools))
+        turns, described = _turns(messages), [_readable_json(tool.as_template_input()) for tool in tools]
+        return await self._tokenize(msgspec.msgpack.encode((turns, described)), partial(self._render, turns, described))
 
     async def delta(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens after a turn's :attr:`end_of_turn`: the messages, and the start of the next turn."""
@@ -126,11 +126,13 @@ class ChatFormat:
             self._remembered.keep(key, ids)
         return ids
 
-    def _render(self, turns: Sequence[Mapping[str, str]], tools: Sequence[ToolSpec] = (), generation: bool = True) -> str:
+    def _render(
+        self, turns: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = (), generation: bool = True
+    ) -> str:
         """Return the text that the template writes, with control tokens under their private names."""
         rendered: str = self.tokenizer.apply_chat_template(
             list(turns),
-            tools=[_spelt_out(tool.as_template_input()) for tool in tools] or None,
+            tools=list(tools) or None,
             chat_template=self._template_with_tools if tools else self._template,
             add_generation_prompt=generation,
             tokenize=False,
@@ -199,12 +201,14 @@ class ChatFormat:
         from jinja2 import TemplateError  # comes with transformers
 
         for turns, tools in _CONVERSATIONS:
-            described = [tool.as_template_input() for tool in tools] or None
+            described = [tool.as_template_input() for tool in tools]
             try:
-                usual = self.tokenizer.apply_chat_template(list(turns), described, add_generation_prompt=True, tokenize=False)
+                usual = self.tokenizer.apply_chat_template(
+                    list(turns), described or None, add_generation_prompt=True, tokenize=False
+                )
             except (TemplateError, TypeError):
                 continue  # no system role or no tools: an environment that uses them gets an error later
-            if self._control.encode(self._render(turns, tools)) != self.tokenizer.encode(usual, add_special_tokens=False):
+            if self._control.encode(self._render(turns, described)) != self.tokenizer.encode(usual, add_special_tokens=False):
                 raise self._unsuitable(
                     "it builds special tokens from pieces, as '<|' + role + '|>' does; write each as one piece"
                 )
@@ -229,14 +233,14 @@ def _readable(text: str) -> str:
     return text if text.isascii() else spelt_out(writable(text))
 
 
-def _spelt_out(value: Any) -> Any:
-    """Return the JSON ``value`` with the first character of each private name in its texts replaced by an escape."""
+def _readable_json(value: Any) -> Any:
+    """Return the JSON ``value`` with texts that a tokenizer can read, and that hold no private name."""
     match value:
         case str():
-            return spelt_out(value)
+            return _readable(value)
         case dict():
-            return {_spelt_out(key): _spelt_out(part) for key, part in value.items()}
+            return {_readable_json(key): _readable_json(part) for key, part in value.items()}
         case list() | tuple():
-            return type(value)(_spelt_out(part) for part in value)
+            return type(value)(_readable_json(part) for part in value)
         case _:
             return value

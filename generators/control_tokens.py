@@ -41,7 +41,7 @@ class ControlTokens:
         from tokenizers import Tokenizer  # imported late: needed only to encode
 
         state = msgspec.json.decode(tokenizer.to_str())
-        control = [token["content"] for token in state["added_tokens"] if _is_control(token)]
+        control = [token["content"] for token in state["added_tokens"] if is_control(token)]
         self._name_of = {token: f"{RESERVED}{index}{_END_OF_NAME}" for index, token in enumerate(control)}
         self._token_of = {name: token for token, name in self._name_of.items()}
         longest_first = sorted(control, key=len, reverse=True)  # as the tokenizer itself matches them
@@ -76,7 +76,8 @@ class ControlTokens:
         return self._tokenizer.encode_batch_fast([rendered], add_special_tokens=False)[0].ids
 
 
-def _is_control(token: Mapping[str, Any]) -> bool:
+def is_control(token: Mapping[str, Any]) -> bool:
+    """Whether an added token, as a serialised tokenizer describes it, is a control token."""
     text: str = token["content"]
     return token["special"] or (text.startswith(("<", "[")) and text.endswith((">", "]")))
 

@@ -227,10 +227,10 @@ async def _play(
         sampled_tokens += len(completion.token_ids)
         text = tools.chat.turn_text(completion.token_ids.tolist())
         if not completion.finished_by_stop:
-            if tools.reader.ends_within_call(text):
+            if await tools.reader.is_cut_within_call(text):
                 stream.answer_turn(0.0, (_truncated_call(needs_more),), 0.0)
             return needs_more
-        action = tools.reader.read(text)
+        action = await tools.reader.action(text)
         calls += len(action.calls)
         if limits.max_calls is not None and calls > limits.max_calls:
             return StopReason.MAX_CALLS

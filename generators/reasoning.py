@@ -28,6 +28,7 @@ class Reasoning:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.reasoning import ReasoningParserManager
 
+        self._chat, self._name = chat, parser_name
         self._parser: ReasoningParser = ReasoningParserManager.get_reasoning_parser(parser_name)(chat.tokenizer)
         self._request = ChatCompletionRequest.model_construct(messages=[], tools=None, tool_choice="auto")
         self._begin, self._end = self._parser.reasoning_start_str, self._parser.reasoning_end_str
@@ -35,6 +36,10 @@ class Reasoning:
         self._begun = bool(self._begin and self._begin in start)
         self._over = bool(self._end and self._end in start)
         logging.getLogger("vllm.reasoning").setLevel(logging.CRITICAL)
+
+    def again(self) -> "Reasoning":
+        """Return another one of the same kind, since a parser reads one turn at a time."""
+        return Reasoning(self._chat, self._name)
 
     def cut(self, text: str) -> str:
         """Return the text of a turn without its reasoning: nothing if the reasoning does not end.

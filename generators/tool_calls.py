@@ -11,20 +11,27 @@ What always holds:
 import json
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncrl.core.messages import MalformedCall, ToolCall
 from asyncrl.core.text import class_name, writable
 from asyncrl.envs.base import Action
-from generators.call_formats import marks_of
+from asyncrl.envs.threads import run_in_daemon_thread
+from generators.call_formats import format_named
 from generators.reasoning import Reasoning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Result = TypeVar("Result")
+
 _BEGIN = ("tool_call_start_token", "bot_token", "tool_calls_start_token", "tool_start_token", "tool_call_prefix")
 _END = ("tool_call_end_token", "", "tool_calls_end_token", "tool_end_token", "")
 """Attributes under which vLLM's parsers keep the texts that begin and end a call, if their format has them."""
+_LONG = 4_000
+"""A turn of this many characters or more is read in a thread: the time of some of vLLM's parsers grows with the square of its
+length, and takes seconds for 100 KB."""
 _CUT_PROBLEM = 300
 """The most characters that are told of an error that a parser raised: it may quote a whole turn."""
 
@@ -47,13 +54,30 @@ class ToolCallReader:
         self._reasoning = reasoning
         # Parsers read at most the tools of a request. A valid request for each turn would cost more than parsing.
         self._request = ChatCompletionRequest.model_construct(messages=[], tools=None, tool_choice="auto")
-        self._begin, self._end = marks_of(parser_name)
-        if not self._begin:
-            found = ((self._text(begin), self._text(end)) for begin, end in zip(_BEGIN, _END, strict=True))
-            self._begin, self._end = next((marks for marks in found if marks[0]), ("", ""))
+        known = format_named(parser_name)
+        self._is_json = known is not None and known.json
+        found = ((self._text(begin), self._text(end)) for begin, end in zip(_BEGIN, _END, strict=True))
+        self._begin, self._end = (known.begin, known.end) if known else next((marks for marks in found if marks[0]), ("", ""))
         # vLLM logs a traceback for each turn that it cannot read, and a model in training writes thousands of those.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         logging.getLogger("vllm.parser").setLevel(logging.CRITICAL)
+
+    async def action(self, text: str) -> Action:
+        """Read a turn as :meth:`read` does, without holding up other episodes."""
+        return await self._apart(ToolCallReader.read, text)
+
+    async def is_cut_within_call(self, text: str) -> bool:
+        """See :meth:`ends_within_call`; other episodes are not held up."""
+        return await self._apart(ToolCallReader.ends_within_call, text)
+
+    async def _apart(self, method: "Callable[[ToolCallReader, str], Result]", text: str) -> "Result":
+        if len(text) < _LONG:
+            return method(self, text)
+        # Parsers hold the state of the turn that they read, so this one needs its own.
+        return await run_in_daemon_thread(lambda: method(self._again(), text), name="reading a turn")
+
+    def _again(self) -> "ToolCallReader":
+        return ToolCallReader(self._tokenizer, self._name, None if self._reasoning is None else self._reasoning.again())
 
     def read(self, text: str) -> Action:
         """Read the content and the calls from the text of a turn, which comes without the token that ended the turn."""
@@ -64,19 +88,36 @@ class ToolCallReader:
             self._parser = self._make(self._tokenizer)  # it may hold half a turn
             return self._unreadable(text, f"{class_name(error)}: {error}"[:_CUT_PROBLEM])
         if found.tools_called and found.tool_calls:
-            return Action(found.content or "", tuple(_decode(call.function) for call in found.tool_calls))
+            calls = [_decode(call.function) for call in found.tool_calls]
+            if self._is_half(text) and isinstance(calls[-1], ToolCall):
+                calls[-1] = MalformedCall(writable(f"{calls[-1].name}({calls[-1].arguments})"), self._no_end)
+            return Action(found.content or "", tuple(calls))
         if not self._begin or self._begin not in text:
             return Action(text, ())
         return self._unreadable(text)
 
     def ends_within_call(self, text: str) -> bool:
         """Whether a turn that a limit cut off ends in the middle of a call, as far as the format tells where calls end."""
-        text = self._spoken(text)
-        where = text.rfind(self._begin) if self._begin else -1
-        if where < 0:
-            return text.lstrip().startswith(("{", "[")) and not self._end and not _is_whole(text)
-        body = text[where + len(self._begin) :]
-        return self._end not in body if self._end else not _is_whole(body)
+        return self._is_open(self._spoken(text))
+
+    def _is_open(self, text: str) -> bool:
+        if self._begin and self._begin in text:
+            body = text.rpartition(self._begin)[2]
+            return self._end not in body if self._end else not _is_whole(body)
+        start = text.strip()
+        if self._end or not start.startswith(("{", "[")):
+            return False
+        return not _is_whole(start) and not (start[0] == "[" and start[-1] == "]")
+
+    def _is_half(self, text: str) -> bool:
+        """Whether a turn that the model ended holds only the beginning of its last call: some parsers read what is there."""
+        if not self._begin or not self._is_open(text):
+            return False
+        return not (self._is_json and _is_whole(text.rpartition(self._begin)[2]))
+
+    @property
+    def _no_end(self) -> str:
+        return f"the call does not end: {self._end} is missing" if self._end else "the call does not end"
 
     def _spoken(self, text: str) -> str:
         return text if self._reasoning is None else self._reasoning.cut(text)

@@ -28,6 +28,12 @@ class _TokenizerConfig(msgspec.Struct):
     added_tokens_decoder: dict[str, _AddedToken] = {}
 
 
+class _Tokenizer(msgspec.Struct):
+    """What is needed of ``tokenizer.json``."""
+
+    added_tokens: list[_AddedToken] = []
+
+
 def tool_parser_of(path: str) -> tuple[str, str]:
     """Return the name of the tool parser that fits a model, and why it does.
 
@@ -43,7 +49,7 @@ def tool_parser_of(path: str) -> tuple[str, str]:
     template = "\n".join(_templates(path, config))
     if not template:
         return "hermes", "the model's chat template is not known"  # whoever loads its tokenizer refuses it
-    found = format_of(template, {token.content for token in config.added_tokens_decoder.values()})
+    found = format_of(template) or format_of(template, _added_tokens(path, config))
     if found is None:
         known = ", ".join(dict.fromkeys(each.parser for each in FORMATS))
         raise RecipeError(
@@ -60,6 +66,15 @@ def _config(path: str) -> _TokenizerConfig:
         return msgspec.json.decode(model_file(path, "tokenizer_config.json", _KEY).read_bytes(), type=_TokenizerConfig)
     except (OSError, ValueError, RecursionError, RecipeError):
         return _TokenizerConfig()
+
+
+def _added_tokens(path: str, config: _TokenizerConfig) -> set[str]:
+    """Return the added tokens of a vocabulary: releases of Hugging Face transformers write them to one file or the other."""
+    try:
+        tokenizer = msgspec.json.decode(model_file(path, "tokenizer.json", _KEY).read_bytes(), type=_Tokenizer)
+    except (OSError, ValueError, RecursionError, RecipeError):
+        tokenizer = _Tokenizer()
+    return {token.content for token in (*config.added_tokens_decoder.values(), *tokenizer.added_tokens)}
 
 
 def _templates(path: str, config: _TokenizerConfig) -> Iterator[str]:

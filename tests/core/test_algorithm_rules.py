@@ -15,6 +15,28 @@ def decode(algorithm: dict[str, Any], **sections: Any) -> Any:
 
 
 @pytest.mark.parametrize(
+    ("sampling", "algorithm", "place"),
+    [
+        ({"top_p": 0.9}, {}, "sampling.top_p"),
+        ({"top_k": 20}, {}, "sampling.top_k"),
+        ({"min_p": 0.1}, {"correction": DECOUPLED}, "sampling.min_p"),
+        ({"top_p": 0.9}, {"correction": {"anchor": "proximal_log_linear", "weight": "token"}}, "sampling.top_p"),
+    ],
+)
+def test_truncated_sampling_is_refused_where_ratios_would_be_of_two_distributions(sampling, algorithm, place) -> None:
+    with pytest.raises(RecipeError, match="renormalised over the tokens that were kept") as caught:
+        decode(algorithm, sampling=sampling)
+    assert caught.value.place == place
+    assert "algorithm.correction.anchor=proximal_recomputed" in str(caught.value)
+
+
+def test_truncated_sampling_is_allowed_where_behaviour_probabilities_are_not_used() -> None:
+    anchored = {"correction": {"anchor": "proximal_recomputed"}, "loss": {"kind": "ppo_clip"}}
+    assert not decode(anchored, sampling={"top_p": 0.9, "top_k": 20}, buffer={"max_staleness": 0}).uses_behaviour
+    assert decode({}, evaluation={"temperature": 0.6, "top_p": 0.9}).uses_behaviour, "an evaluation is not trained"
+
+
+@pytest.mark.parametrize(
     ("algorithm", "place", "remedy"),
     [
         ({"correction": {"anchor": "proximal_recomputed"}}, "correction.weight", "set it to token"),

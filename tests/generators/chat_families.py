@@ -36,7 +36,8 @@ _LLAMA_3 = """\
 {%- if tools %}
     {%- set first = messages[0]['content'] | trim %}
     {%- set messages = messages[1:] %}
-    {{- "<|start_header_id|>user<|end_header_id|>\\n\\nYou may call:\\n" }}
+    {{- "<|start_header_id|>user<|end_header_id|>\\n\\nCall a function as " }}
+    {{- '{"name": function name, "parameters": dictionary of argument name and its value}.\\n' }}
     {%- for tool in tools %}{{- tool | tojson(indent=4) + "\\n\\n" }}{%- endfor %}
     {{- first + "<|eot_id|>" }}
 {%- endif %}
@@ -99,6 +100,11 @@ _MISTRAL = """\
         {%- if tools and loop.last %}{{- '[AVAILABLE_TOOLS] ' + tools | string + '[/AVAILABLE_TOOLS]' }}{%- endif %}
         {{- '[INST] ' + message.content + '[/INST]' }}
     {%- elif message.role == 'tool' %}{{- '[TOOL_RESULTS] ' + message.content | string + '[/TOOL_RESULTS]' }}
+    {%- elif message.tool_calls %}
+        {%- for call in message.tool_calls %}
+            {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + call.function.arguments }}
+        {%- endfor %}
+        {{- eos_token }}
     {%- else %}{{- ' ' + message.content | trim + eos_token }}
     {%- endif %}
 {%- endfor %}
@@ -110,6 +116,13 @@ _DEEPSEEK = """\
 {%- for tool in tools or [] %}{{- '\\n' + tool | tojson }}{%- endfor %}
 {%- for message in messages %}
     {%- if message.role == 'user' %}{{- '<｜User｜>' + message.content + '<｜Assistant｜>' }}
+    {%- elif message.role == 'assistant' and message.tool_calls %}
+        {{- '<｜tool▁calls▁begin｜>' }}
+        {%- for call in message.tool_calls %}
+            {{- '<｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>' + call.function.arguments }}
+            {{- '<｜tool▁call▁end｜>' }}
+        {%- endfor %}
+        {{- '<｜tool▁calls▁end｜><｜end▁of▁sentence｜>' }}
     {%- elif message.role == 'assistant' %}{{- message.content + '<｜end▁of▁sentence｜>' }}
     {%- elif message.role == 'tool' %}{{- '<｜tool▁output▁begin｜>' + message.content + '<｜tool▁output▁end｜>' }}
     {%- endif %}
@@ -162,6 +175,7 @@ def qwen_3() -> PreTrainedTokenizerFast:
 def deepseek() -> PreTrainedTokenizerFast:
     """The tokens that begin turns are not special."""
     tags = ["<｜User｜>", "<｜Assistant｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>", "<think>", "</think>"]
+    tags += ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"]
     special = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"]
     return byte_level(_DEEPSEEK, special, tags, "<｜end▁of▁sentence｜>", bos_token="<｜begin▁of▁sentence｜>")
 
@@ -172,7 +186,7 @@ def mistral(prepend: str = "each") -> PreTrainedTokenizerFast:
     ``prepend``: before ``each`` piece of text between control tokens, or before the ``first`` alone.
     """
     control = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"]
-    control += ["[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]
+    control += ["[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]"]
     letters = [chr(code) for code in range(33, 127)]
     merges = [("<", "s"), ("<s", ">"), ("<", "/"), ("</", "s"), ("</s", ">"), ("\u2581", "a"), ("e", "r"), ("\u2581a", "s")]
     vocabulary = [*control, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *letters, *(a + b for a, b in merges)]

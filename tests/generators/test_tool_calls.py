@@ -75,8 +75,9 @@ def test_reads_another_family(reader: ToolCallReader) -> None:
     assert pythonic.read("[add(a=2)]").calls == (ToolCall("add", {"a": 2}),)
 
 
-def test_an_unknown_parser_is_refused_with_those_there_are() -> None:
+def test_an_unknown_parser_is_refused_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecipeError, match=r"model\.tool_parser: .*'hermess'.*hermes.*pythonic"):
         check_parsers("hermess", None)
+    monkeypatch.setattr(vllm_parsers, "_all", lambda kind: frozenset())
     with pytest.raises(RecipeError, match=r"model\.reasoning_parser: .*'r1'.*deepseek_r1.*qwen3"):
         check_parsers("hermes", "r1")

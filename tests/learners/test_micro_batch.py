@@ -73,6 +73,7 @@ def test_no_rows_give_padding_alone():
         ({"sample_index": 9}, "got the payload of sample 9"),
         ({"sampling": Sampled(temperature=1.0, top_p=1.0, top_k=0)}, "temperature 1, top-p 1, top-k 0"),
         ({"sampling": Sampled(temperature=0.8, top_p=0.9, top_k=0)}, "top-p 0.9"),
+        ({"sampling": Sampled(temperature=0.8, min_p=0.2)}, "min-p 0.2"),
     ],
 )
 def test_a_payload_that_does_not_fit_is_refused(changes, message):

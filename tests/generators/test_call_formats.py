@@ -1,0 +1,70 @@
+# ruff: noqa: RUF001 - DeepSeek writes its control tokens with fullwidth bars
+"""The tool parser that fits a chat template."""
+
+import json
+from pathlib import Path
+
+import pytest
+from chat_families import FAMILIES
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.run.chat_template import tool_parser_of
+from generators.call_formats import FORMATS, format_of
+from generators.vllm_parsers import own_tool_parsers
+
+BARS = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+
+
+@pytest.mark.parametrize(
+    ("family", "parser"),
+    [
+        ("bytes", "hermes"),
+        ("tiny", "hermes"),
+        ("qwen 3", "hermes"),
+        ("llama 3", "llama3_json"),
+        ("deepseek", "deepseek_v31"),
+        ("mistral", "mistral"),
+    ],
+)
+def test_the_parser_of_each_family_is_found_in_the_files_of_its_tokenizer(family: str, parser: str, tmp_path: Path) -> None:
+    FAMILIES[family]().save_pretrained(tmp_path)
+    found, reason = tool_parser_of(str(tmp_path))
+    assert found == parser
+    assert reason.startswith(("its chat template has <", "its chat template has [", "its vocabulary has <"))
+
+
+@pytest.mark.parametrize(
+    ("template", "parser"),
+    [
+        ("<tool_call>\n<function=example>\n<parameter=one>\n1\n</parameter>", "qwen3_coder"),
+        ("<tool_call>{function-name}\n<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>", "glm45"),
+        ("<|start_of_role|>assistant<|end_of_role|><tool_call>", "granite4"),
+        (BARS + "function<｜tool▁sep｜>f\n```json\n{}\n```", "deepseek_v3"),
+        (BARS + "f<｜tool▁sep｜>{}", "deepseek_v31"),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi_k2"),
+        ("<minimax:tool_call><invoke name=", "minimax_m2"),
+        ("<|start_header_id|>ipython<|end_header_id|> <|python_tag|>", "llama3_json"),
+    ],
+)
+def test_formats_that_share_marks_are_told_apart(template: str, parser: str) -> None:
+    found = format_of(template, {"<tool_call>", "</tool_call>"})
+    assert found is not None
+    assert found[0].parser == parser
+
+
+def test_every_format_names_a_parser_that_vllm_has() -> None:
+    assert {name for each in FORMATS for name in each.parsers} <= own_tool_parsers()
+
+
+def test_a_template_without_calls_is_refused_with_the_parsers_to_choose_from(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}<|end|>"}))
+    with pytest.raises(RecipeError, match=r"model\.tool_parser: auto, but .* none of the known formats .*hermes.*name the vLLM"):
+        tool_parser_of(str(tmp_path))
+
+
+def test_several_templates_of_one_model_are_looked_at_together(tmp_path: Path) -> None:
+    several = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "<tool_call>"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert tool_parser_of(str(tmp_path))[0] == "hermes"
+    (tmp_path / "chat_template.jinja").write_text("[TOOL_CALLS]")
+    assert tool_parser_of(str(tmp_path))[0] == "mistral", "a file of its own is what the tokenizer uses"
