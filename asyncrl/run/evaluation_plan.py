@@ -16,6 +16,7 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.schema import NoJournal, Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectories
 from asyncrl.envs.load import check_members
+from asyncrl.run import gpus
 from asyncrl.run.compose import compose_for
 from asyncrl.run.evaluated_model import NAME_A_MODEL, EvaluatedModel, Weights, find_model, recipe_that_trained
 from asyncrl.run.evaluation_request import EvaluationRequest
@@ -100,8 +101,8 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
         note: shows the user a line while the environment takes long to play a task.
 
     Raises:
-        RecipeError: a model, a version, the recipe, its environment, its tasks or its tool parser is missing, they do not fit
-            together, or the environment breaks when a task is played.
+        RecipeError: this machine has too few GPUs; a model, a version, the recipe, its environment, its tasks or its tool parser
+            is missing; they do not fit together; or the environment breaks when a task is played.
     """
     models = _named_apart(tuple(_find_models(request)))
     recipe = request.recipe or _recipe_of_a_run(request.models)
@@ -161,6 +162,8 @@ def _plan_model(model: EvaluatedModel, recipe: str, overrides: Sequence[str], ma
         path = trained_by.model.path
     composed, _ = compose_for(machine, recipe, overrides, path)
     _check_context(composed)
+    if machine.gpus and not os.environ.get("RAY_ADDRESS"):
+        gpus.require(composed, machine.gpus, "this machine", engines_only=True)
     # Nothing is trained, so there is nothing to resume; and all episodes are kept, whatever is kept in training.
     tracking = msgspec.structs.replace(composed.tracking, trajectories=AllTrajectories())
     buffer = msgspec.structs.replace(composed.buffer, journal=NoJournal())

@@ -122,8 +122,8 @@ def of_one_engine(recipe: Recipe) -> float:
     return next(need.each for need in needs_of(recipe) if need.role == GENERATOR)
 
 
-def require(recipe: Recipe, there: int, where: str) -> None:
-    """Check that there are as many GPUs as the run needs.
+def require(recipe: Recipe, there: int, where: str, *, engines_only: bool = False) -> None:
+    """Check that there are as many GPUs as the run needs, or as its engines need where nothing is trained.
 
     Args:
         there: how many GPUs there are.
@@ -132,7 +132,7 @@ def require(recipe: Recipe, there: int, where: str) -> None:
     Raises:
         RecipeError: there are fewer; it names both numbers and what would help.
     """
-    needs = needs_of(recipe)
+    needs = [need for need in needs_of(recipe) if not engines_only or need.role == GENERATOR]
     needed = in_all(needs)
     if needed <= there:
         return
@@ -140,7 +140,7 @@ def require(recipe: Recipe, there: int, where: str) -> None:
     remedies = []
     if recipe.generators.count > 1:
         remedies.append("lower generators.count")
-    if recipe.learner.layout.ranks > 1:
+    if recipe.learner.layout.ranks > 1 and not engines_only:
         remedies.append("use fewer learner ranks")
     elif recipe.learner.gpu == "own" and recipe.generators.tensor_parallel == 1:
         remedies.append("set learner.gpu=shared generators.gpu_memory_share=0.4, with which two processes use one GPU")

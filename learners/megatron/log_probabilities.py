@@ -5,7 +5,10 @@ tokens there are and however large the vocabulary is. Between the passes, four n
 backward pass computes the logits again. Logits are float32, whatever the data type of the weights.
 """
 
+import importlib
+import importlib.util
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -68,9 +71,15 @@ class _TokenLogProbabilities(torch.autograd.Function):
         # sum of exponentials times logits.
         peaks, totals, products = hidden.new_empty(3, -(-entries // tile.entries), tokens, dtype=torch.float32)
         chosen = hidden.new_zeros(tokens, dtype=torch.float32)
+        fused = _kernels(hidden)
         for number, columns in enumerate(_ranges(entries, tile.entries)):
             of_entries = _operand(weight[columns]).t()
             for rows in _ranges(tokens, tile.tokens):
+                if fused is not None:
+                    logits = _product(_operand(hidden[rows]), of_entries)
+                    sums = (peaks[number, rows], totals[number, rows], products[number, rows])
+                    fused.reduce_tile(logits, local[rows] - columns.start, temperature, chosen[rows], *sums)
+                    continue
                 logits = _cooled(_product(_operand(hidden[rows]), of_entries), temperature)
                 chosen[rows] += _at_targets(logits, local[rows] - columns.start)
                 peak = torch.amax(logits, -1, out=peaks[number, rows])
@@ -103,6 +112,7 @@ class _TokenLogProbabilities(torch.autograd.Function):
             return (None,) * 6
         of_logp = torch.zeros_like(entropy) if of_logp is None else of_logp
         hidden_grad = torch.zeros_like(hidden, dtype=torch.float32)
+        fused = _kernels(hidden)
         # A frozen output layer needs no gradient.
         weight_grad = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for columns in _ranges(len(weight), ctx.tile.entries):
@@ -110,6 +120,21 @@ class _TokenLogProbabilities(torch.autograd.Function):
             entries_grad = None if weight_grad is None else torch.zeros_like(entries, dtype=torch.float32)
             for rows in _ranges(len(hidden), ctx.tile.tokens):
                 of_rows = _operand(hidden[rows])
+                if fused is not None:
+                    gradient = fused.gradient_of_tile(
+                        _product(of_rows, entries.t()),
+                        local[rows] - columns.start,
+                        ctx.temperature,
+                        log_normalizer[rows],
+                        of_logp[rows],
+                        None if of_entropy is None else of_entropy[rows],
+                        entropy[rows],
+                        entries.dtype,
+                    )
+                    _add_product(hidden_grad[rows], gradient, entries)
+                    if entries_grad is not None:
+                        _add_product(entries_grad, gradient.t(), of_rows)
+                    continue
                 logp = _cooled(_product(of_rows, entries.t()), ctx.temperature).sub_(log_normalizer[rows].unsqueeze(1))
                 gradient = logp.exp()
                 if of_entropy is None:
@@ -126,6 +151,13 @@ class _TokenLogProbabilities(torch.autograd.Function):
             if weight_grad is not None and entries_grad is not None:
                 weight_grad[columns] = _cooled(entries_grad, ctx.temperature)
         return _cooled(hidden_grad, ctx.temperature).to(hidden.dtype), weight_grad, None, None, None, None
+
+
+def _kernels(hidden: Tensor) -> ModuleType | None:
+    """The kernels that pass over a tile only once; None on a CPU, or if Triton is not installed."""
+    if not hidden.is_cuda or importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module("learners.megatron.tile_kernels")
 
 
 def _ranges(length: int, step: int) -> Iterator[slice]:

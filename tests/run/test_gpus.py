@@ -51,6 +51,9 @@ def test_a_run_that_needs_more_is_refused_with_both_numbers():
     assert "lower generators.count" in caught.value.remedy
     assert "learner.gpu=shared" in caught.value.remedy
     make_plan(recipe, replace(ONE, gpus=0))
+    gpus.require(recipe, 2, "this machine", engines_only=True)
+    with pytest.raises(RecipeError, match=r"the run needs 2 GPUs, 2 x 1 \(generator\)"):
+        gpus.require(recipe, 1, "this machine", engines_only=True)
 
 
 @pytest.mark.parametrize(

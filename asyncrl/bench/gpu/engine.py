@@ -199,7 +199,7 @@ def _quickstart(steps: int, seconds: float) -> RunOutcome:
     """Run the quickstart for a few training steps in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-gpu-run-") as folder:
         command = [sys.executable, "-m", "asyncrl.cli.main", "launch", "quickstart", f"steps={steps}", f"run_dir={folder}"]
-        command += ["tasks.evaluation=8", "batch.groups_per_step=4", "batch.group_size=4"]
+        command += ["tasks.evaluation=8", "batch.groups_per_step=4", "batch.group_size=4", "learner.warmup_steps=0"]
         began = time.perf_counter()
         try:
             done = subprocess.run(

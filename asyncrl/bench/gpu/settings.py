@@ -28,7 +28,7 @@ class ModelSize(msgspec.Struct, frozen=True):
         return self.layers * layer + self.hidden + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
 
-TINY = ModelSize("tiny", 64, 192, 2, 4, 2, 16, 512)
+TINY = ModelSize("tiny", 64, 192, 2, 4, 2, 32, 512)
 QWEN3_06B = ModelSize("0.6B", 1024, 3072, 28, 16, 8, 128, 151_936)
 QWEN3_17B = ModelSize("1.7B", 2048, 6144, 28, 16, 8, 128, 151_936)
 QWEN3_4B = ModelSize("4B", 2560, 9728, 36, 32, 8, 128, 151_936)
