@@ -185,6 +185,7 @@ class EpisodeChecks:
             try:
                 environment = HostedEnvironment(self._make(task), task)
                 try:
+                    await environment.ready()
                     await checked_reset(environment)
                     action = Action("", (made_call(tool, random.Random(tool.name)),))
                     step = asyncio.ensure_future(checked_step(environment, action))

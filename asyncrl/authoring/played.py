@@ -52,6 +52,7 @@ async def play(make: Callable[[Task], Environment], task: Task, script: Script, 
     played = Played()
     environment = HostedEnvironment(make(task), task)
     try:
+        await environment.ready()
         began = time.perf_counter()
         observation = await checked_reset(environment)
         played.reset_s = time.perf_counter() - began

@@ -111,6 +111,7 @@ async def _play(subject: Subject, task: Task, turns: Turns, console: Console) ->
 
 
 async def _episode(environment: HostedEnvironment, limits: EpisodeLimits, turns: Turns, console: Console) -> float | None:
+    await environment.ready()
     observation = await checked_reset(environment)
     _show_tools(observation.tools, console)
     _show(observation.messages, console)

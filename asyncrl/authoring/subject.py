@@ -114,9 +114,14 @@ def tasks_of(subject: Subject, split: str) -> list[Task]:
     Raises:
         RecipeError: a source cannot be read, or the environment makes no tasks.
     """
-    sources = load_sources(subject.recipe, "train" if split == "train" else "evaluation", TASKS)
+    recipe = subject.recipe
+    if not has_task_files(recipe):  # its own tasks only
+        recipe = msgspec.structs.replace(recipe, environment=subject.spec)
+    sources = load_sources(recipe, "train" if split == "train" else "evaluation", TASKS)
     tasks = [source.tasks[index] for source in sources for index in range(min(len(source.tasks), TASKS))]
-    return [task for task in tasks if task.environment == subject.member]
+    if has_task_files(recipe):
+        return [task for task in tasks if task.environment == subject.member]
+    return [msgspec.structs.replace(task, environment=subject.member) for task in tasks]
 
 
 def has_task_files(recipe: Recipe) -> bool:

@@ -41,6 +41,10 @@ def check_tasks(subject: Subject, findings: Findings) -> tuple[list[Task], list[
     _check_splits(train, evaluation, place, findings)
     if isinstance(subject.spec, ClassEnvironment) and not has_task_files(subject.recipe):
         _check_determinism(subject, (train, evaluation), place, findings)
+    for split, tasks in (("train", train), ("evaluation", evaluation)):
+        if not tasks:
+            problem = f"there are no {split} tasks for it"
+            raise RecipeError(f"tasks.{split}", problem, "make some, or name a file with tasks whose `environment` is its name")
     for task in (*train, *evaluation):
         if not task.question.strip():
             findings.error("tasks", f"task {short(task.id)}", "its prompt is empty", "ask the model something")
@@ -100,7 +104,7 @@ def _check_determinism(subject: Subject, made: tuple[list[Task], list[Task]], pl
 def _differing(before: Sequence[Task], after: Sequence[Task]) -> int | None:
     """The index of the first task that differs; None if all are equal."""
     for index, (one, other) in enumerate(zip(before, after, strict=False)):
-        if msgspec.json.encode(one) != msgspec.json.encode(other):
+        if (one.id, _content(one)) != (other.id, _content(other)):
             return index
     return None if len(before) == len(after) else min(len(before), len(after))
 

@@ -7,7 +7,9 @@ import asyncio
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich import box
@@ -17,6 +19,7 @@ from rich.table import Table
 from asyncrl.bench.generator_runs import Measured, make_model, tool_overhead_ms
 from asyncrl.bench.loop_lag import LoopLag
 from asyncrl.bench.own_process import in_own_process
+from asyncrl.bench.remote_cost import mcp_call_ms, remote_step_ms
 from asyncrl.core.recipe.schema import GeneratorsConfig
 
 
@@ -70,9 +73,13 @@ class GeneratorBenchResult(GeneratorFigures, frozen=True, kw_only=True):
     """What ``asyncrl bench generators`` writes.
 
     Attributes:
+        remote_step_ms: median of a step on an environment server on this machine, in milliseconds.
+        mcp_call_ms: median of a call of an MCP server's tool over standard streams, in milliseconds.
         seconds: duration of the benchmark.
     """
 
+    remote_step_ms: float
+    mcp_call_ms: float
     settings: GeneratorBenchSettings
     seconds: float
 
@@ -87,9 +94,20 @@ def run(json_file: Path, console: Console, settings: GeneratorBenchSettings | No
     began = time.monotonic()
     console.print("Episodes beside the bare engine, and the event loop's lag ...")
     figures = in_own_process(measure, settings)
-    result = GeneratorBenchResult(**msgspec.structs.asdict(figures), settings=settings, seconds=time.monotonic() - began)
+    console.print("Steps on a server, and calls of an MCP server ...")
+    result = GeneratorBenchResult(
+        **msgspec.structs.asdict(figures),
+        remote_step_ms=in_own_process(_run, remote_step_ms),
+        mcp_call_ms=in_own_process(_run, mcp_call_ms),
+        settings=settings,
+        seconds=time.monotonic() - began,
+    )
     json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, float]]) -> float:
+    return asyncio.run(work())
 
 
 def measure(settings: GeneratorBenchSettings) -> GeneratorFigures:
@@ -139,4 +157,6 @@ def view(result: GeneratorBenchResult) -> RenderableType:
     lags = (result.event_loop_lag_p50_ms, result.event_loop_lag_p99_ms, result.event_loop_lag_max_ms)
     table.add_row(f"event loop lag, {settings.many_episodes} episodes", "{:.1f} p50, {:.1f} p99, {:.1f} max ms".format(*lags))
     table.add_row("one call of a tool", f"{result.tool_overhead_ms:.3f} ms beside the tool")
+    table.add_row("one step on a server", f"{result.remote_step_ms:.2f} ms")
+    table.add_row("one call of an MCP server", f"{result.mcp_call_ms:.2f} ms")
     return table
