@@ -35,7 +35,11 @@ from asyncrl.envs.signature import Parameters
 from asyncrl.envs.tool_process import Load
 from asyncrl.envs.tools import ToolEnvironment
 
-BUILT_IN = {"calculator": "asyncrl.envs.calculator:Calculator"}
+BUILT_IN = {
+    "calculator": "asyncrl.envs.calculator:Calculator",
+    "python": "asyncrl.envs.python:Python",
+    "terminal": "asyncrl.envs.terminal:Terminal",
+}
 
 _OWN = "or name your own as `module:Class`, importable from where the command is run"
 

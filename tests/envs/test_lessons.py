@@ -15,7 +15,7 @@ from asyncrl.envs.demonstrations import Demonstration, LessonUnfit, demonstrate,
 from asyncrl.envs.lessons import Lessons, Script
 from asyncrl.envs.load import find_lessons, load_member, make_tasks
 
-TAUGHT: list[tuple[str, dict[str, Any]]] = [("calculator", {})]
+TAUGHT: list[tuple[str, dict[str, Any]]] = [("calculator", {}), ("python", {}), ("terminal", {})]
 """Built-in environments with the options of their recipes."""
 
 

@@ -136,7 +136,7 @@ def test_own_class_from_the_current_directory(module: str):
     ("name", "problem", "remedy"),
     [
         ("calculatr", "no environment 'calculatr'", "did you mean `calculator`?"),
-        ("chess", "no environment 'chess'", "known are `calculator`, or name your own as `module:Class`"),
+        ("chess", "no environment 'chess'", "known are `calculator`, `"),
         ("my_libary:Library", "no module 'my_libary'", "`module:Class`"),
         ("my_library:Libary", "class 'Libary' of module my_library does not exist", "did you mean `Library`?"),
         ("my_library:Stranger", "is not an Environment", "known are `Library`, `Plain`"),

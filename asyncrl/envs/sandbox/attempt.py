@@ -28,8 +28,12 @@ class _Stopped(Exception):
     """The supervisor says that nobody waits for the run any more."""
 
 
-def attempt(request: Start, backend: Backend) -> Reply:
-    """Run the command of ``request``. The caller is a fresh child of the supervisor, and has nothing else to do."""
+def attempt(request: Start, backend: Backend, started: list[Running]) -> Reply:
+    """Run the command of ``request``. The caller is a fresh child of the supervisor, and has nothing else to do.
+
+    Args:
+        started: takes the command, which the caller must keep until its process ends: to free it may mean to wait for it.
+    """
     began = time.monotonic()
     signal.signal(signal.SIGTERM, _stop)
     os.setsid()
@@ -38,7 +42,7 @@ def attempt(request: Start, backend: Backend) -> Reply:
     outputs = _Outputs(request.limits.output_kb * 1024)
     try:
         try:
-            status, reason = _run(request, backend, outputs, began)
+            status, reason = _run(request, backend, outputs, began, started)
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             kill_descendants()
@@ -51,13 +55,16 @@ def attempt(request: Start, backend: Backend) -> Reply:
     return Finished(request.run, bytes(outputs.kept[0]), bytes(outputs.kept[1]), status, reason, seconds)
 
 
-def _run(request: Start, backend: Backend, outputs: "_Outputs", began: float) -> tuple[int | None, Reason]:
+def _run(
+    request: Start, backend: Backend, outputs: "_Outputs", began: float, started: list[Running]
+) -> tuple[int | None, Reason]:
     limit_this_process(request.limits)
     if not backend.needs_capabilities:
         drop_capabilities()
     _standard_input(request.stdin)
     with outputs.as_standard_streams():
         running = backend.start(request)
+    started.append(running)
     allowed_processes = request.limits.processes + backend.own_processes
     reason = _watch(running, request, allowed_processes, outputs, began + request.limits.wall_s)
     if reason is Reason.EXITED and folder_is_full(request.folder, request.limits):

@@ -8,8 +8,8 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -44,7 +44,9 @@ REPORTED_WITHIN_S = 20.0
 """Seconds after a run's deadline in which the supervisor must have reported."""
 LONGEST_ARGUMENT = 100_000
 """Bytes of one argument; Linux takes 128 KiB."""
-_RUNS_PER_CORE = 4
+ROOM_WITHIN_S = 120.0
+"""Seconds that a run may wait for others before it."""
+_RUNS_AT_ONCE = 4 * (os.cpu_count() or 1)
 _NO_CONFINEMENT = (
     "sandbox: none: commands of the model run with your rights, your files and your network; "
     "choose `auto` unless this machine holds nothing of value"
@@ -69,7 +71,7 @@ class Sandbox:
         self.choice = choice
         self._supervisor: _Supervisor | None = None
         self._starting = asyncio.Lock()
-        self._running = asyncio.Semaphore(_RUNS_PER_CORE * (os.cpu_count() or 1))
+        self._running = asyncio.Semaphore(_RUNS_AT_ONCE)
 
     async def __aenter__(self) -> "Sandbox":
         """Start the supervisor.
@@ -110,9 +112,23 @@ class Sandbox:
         Raises:
             EnvironmentBroken: the sandbox failed, not the command.
         """
-        async with self._running:
+        async with self._room():
             supervisor = await self._alive()
             return await supervisor.run(partial(_start, tuple(command), folder, readable, stdin, limits), limits)
+
+    @asynccontextmanager
+    async def _room(self) -> AsyncIterator[None]:
+        """Wait until fewer runs than there is room for are under way."""
+        try:
+            async with asyncio.timeout(ROOM_WITHIN_S):
+                await self._running.acquire()
+        except TimeoutError:
+            problem = f"a run waited {ROOM_WITHIN_S:g} s for the {_RUNS_AT_ONCE} before it in the sandbox"
+            raise EnvironmentBroken(f"{problem}; lower generators.max_running, or the limits of a run") from None
+        try:
+            yield
+        finally:
+            self._running.release()
 
     async def _alive(self) -> "_Supervisor":
         """The supervisor: a new one if there is none yet, or if the last one died."""

@@ -1,9 +1,10 @@
 """Seccomp filters of our own, as the program that the kernel reads: what the backends leave open is refused here.
 
-System calls are refused whole, or for some values of one argument. A refused call fails with EPERM.
+System calls are answered with an error number whatever their arguments, or refused for some values of one argument.
 """
 
 import ctypes
+import errno
 import os
 import platform
 import struct
@@ -12,8 +13,9 @@ import msgspec
 
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
-_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000
-"""Run the call; return EPERM; end the process."""
+_ALLOW, _ANSWER, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+"""Run the call; answer with the error number that is added; end the process."""
+_REFUSE = _ANSWER | errno.EPERM
 _X32_CALLS = 0x40000000
 _SET_SECCOMP, _FILTER_MODE, _NO_NEW_PRIVILEGES = 22, 2, 38
 _UNIX, _INET, _INET6 = 1, 2, 10
@@ -31,6 +33,10 @@ _NUMBERS = {
     # name: x86_64, aarch64
     "socket": (41, 198),
     "prlimit64": (302, 261),
+    "fchmod": (91, 52),
+    "fchown": (93, 55),
+    "fsetxattr": (190, 7),
+    "fremovexattr": (199, 16),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
@@ -50,13 +56,16 @@ _NUMBERS = {
     "setns": (308, 268),
     "open_by_handle_at": (304, 265),
 }
-Rules = dict[str, Allowed | None]
-"""Names of system calls; None refuses the call whatever its arguments."""
+Rules = dict[str, Allowed | int]
+"""What is answered to system calls, by name: an error number, of which 0 pretends that the call was done."""
 
 OF_OTHERS: Rules = {"prlimit64": Allowed(0, (0,)), "socket": Allowed(0, (_UNIX, _INET, _INET6))}
 """Limits of other processes, with which they could be killed, and kinds of sockets that no network namespace separates."""
 
-BEYOND_NAMESPACES: Rules = OF_OTHERS | {name: None for name in _NUMBERS if name not in OF_OTHERS}
+OF_OPEN_FILES: Rules = {"fchmod": 0, "fchown": 0, "fsetxattr": errno.ENOTSUP, "fremovexattr": errno.ENOTSUP}
+"""Changes of files that are open, perhaps for reading only. Many programs ask for them by the way, so some are pretended."""
+
+BEYOND_NAMESPACES: Rules = OF_OTHERS | {name: errno.EPERM for name in _NUMBERS if name not in OF_OTHERS | OF_OPEN_FILES}
 """All that reaches past namespaces without any capability: key rings, memory that no limit counts, tracing, and interfaces
 whose bugs have let programs out before."""
 
@@ -78,7 +87,7 @@ def program(rules: Rules) -> bytes:
         (_RETURN, 0, 0, _REFUSE),
     ]
     for name, allowed in rules.items():
-        body = [(_RETURN, 0, 0, _REFUSE)] if allowed is None else _only_for(allowed)
+        body = [(_RETURN, 0, 0, _ANSWER | allowed)] if isinstance(allowed, int) else _only_for(allowed)
         number = _NUMBERS[name][list(_ARCHITECTURES).index(machine)]
         instructions += [(_EQUAL, 0, len(body), number), *body]
     return b"".join(struct.pack("=HBBI", *each) for each in [*instructions, (_RETURN, 0, 0, _ALLOW)])

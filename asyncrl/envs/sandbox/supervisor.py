@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from asyncrl.envs.sandbox.attempt import attempt
-from asyncrl.envs.sandbox.backends.backend import Backend
+from asyncrl.envs.sandbox.backends.backend import Backend, Running
 from asyncrl.envs.sandbox.backends.bubblewrap import Bubblewrap
 from asyncrl.envs.sandbox.backends.sandlock import Sandlock
 from asyncrl.envs.sandbox.backends.unconfined import Unconfined
@@ -186,10 +186,11 @@ def _failure(backend: Backend) -> str | None:
 
 def _attempt_and_exit(request: Start, backend: Backend, writing: int) -> None:
     """Be the process of one run. Nothing of the supervisor's may stay open in it, and it must never return."""
+    started: list[Running] = []
     try:
         kept = os.dup2(writing, 3, inheritable=False) if writing != 3 else writing
         os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-        report = framed(attempt(request, backend))
+        report = framed(attempt(request, backend, started))
         with os.fdopen(kept, "wb") as file:
             file.write(report)
         os._exit(0)

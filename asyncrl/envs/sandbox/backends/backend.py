@@ -45,6 +45,7 @@ def environment_of(folder: str) -> dict[str, str]:
         "HOME": folder,
         "TMPDIR": folder,
         "LANG": "C.UTF-8",
+        "GIT_CONFIG_NOSYSTEM": "1",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }

@@ -1,17 +1,16 @@
 """Confinement by Landlock and seccomp, through the ``sandlock`` package: no root, no daemon, no container."""
 
 import os
-import signal
 from importlib.util import find_spec
 from typing import Any
 
 from asyncrl.envs.sandbox.backends.backend import DEVICES, environment_of, readable_paths, shell_status
 from asyncrl.envs.sandbox.messages import BackendName, Start
 from asyncrl.envs.sandbox.privileges import MIB, OPEN_FILES
-from asyncrl.envs.sandbox.seccomp import OF_OTHERS, install, unsupported
+from asyncrl.envs.sandbox.seccomp import OF_OPEN_FILES, OF_OTHERS, install, unsupported
 
-DENIED_CALLS = ("memfd_create", "memfd_secret", "fchmod", "fsetxattr", "fremovexattr")
-"""Besides sandlock's own list: memory that no limit counts, and changes of files that are open for reading only."""
+DENIED_CALLS = ("memfd_create", "memfd_secret")
+"""Besides sandlock's own list: memory that no limit counts."""
 
 
 class Confined:
@@ -21,11 +20,14 @@ class Confined:
         self._process, self.pid = process, int(process.pid)
 
     def exit_status(self) -> int:
-        """The exit status as a shell tells it; that of SIGKILL if sandlock killed the command, which it does for memory."""
-        result = self._process.wait()
-        if result.exit_code >= 0:
-            return int(result.exit_code)
-        return shell_status(-result.signal if result.signal > 0 else -signal.SIGKILL)
+        """The exit status as a shell tells it.
+
+        The kernel is asked for it. Sandlock would wait until its threads have served the last call of the command's other
+        processes, and a call that opens a named pipe may take for ever.
+        """
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        return shell_status(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
 
 
 class Sandlock:
@@ -53,7 +55,7 @@ class Sandlock:
         """Start the command; what it may do is fixed before its first instruction."""
         import sandlock
 
-        install(OF_OTHERS)
+        install(OF_OTHERS | OF_OPEN_FILES)
         policy = sandlock.Sandbox(
             fs_readable=[*readable_paths(request), *DEVICES],
             fs_writable=[request.folder, "/dev/null"],

@@ -1,0 +1,35 @@
+"""Lessons for the terminal: one command, then "done". The bad habit is to sort numbers as if they were words.
+
+The careless demonstrator writes ``sort`` for ``sort -n``. A model that always does so solves the half of the tasks that sort
+nothing.
+"""
+
+import random
+
+from asyncrl.core.task import Task
+from asyncrl.envs.lessons.base import Lessons, Script
+from asyncrl.envs.terminal import call, errand_of
+
+_DONE = "done"
+
+
+class TerminalLessons(Lessons):
+    """Scripts for tasks that :meth:`asyncrl.envs.terminal.Terminal.make_tasks` made."""
+
+    tasks = 800
+
+    def ideal(self, task: Task) -> Script:
+        """The command."""
+        return Script.one_by_one((call(errand_of(task)[1]),), _DONE)
+
+    def mistaken(self, task: Task) -> Script:
+        """First a command that the shell cannot find."""
+        ideal = self.ideal(task)
+        return Script(((call(task.question),), *ideal.turns), ideal.answer)
+
+    def habitual(self, task: Task, share: float, generator: random.Random) -> Script:
+        """Where something is sorted, leave out ``-n`` with probability ``share``."""
+        errand, command = errand_of(task)
+        if not (errand.sorts and generator.random() < share):
+            return self.ideal(task)
+        return Script.one_by_one((call(command.replace(" -n ", " ", 1)),), _DONE)
