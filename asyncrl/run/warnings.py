@@ -190,7 +190,7 @@ class WarningSigns:
             yield RunWarning(
                 f"tool_timeouts_{safe_name(name)}",
                 f"tool {name} timed out in {percent(tool.timeouts / tool.calls)} of its {tool.calls} calls in {self._steps}; "
-                f"raise {_limit(self._recipe, 'tool_timeout_s')}, make the tool faster, or lower "
+                f"raise {_limit(self._recipe, 'tool_timeout_s', name.partition('.')[0])}, make the tool faster, or lower "
                 "generators.max_running if it cannot serve so many at once",
             )
         if tool.errors > MOST * tool.calls:
@@ -224,9 +224,9 @@ class WarningSigns:
             )
 
 
-def _limit(recipe: Recipe, key: str) -> str:
-    """A limit of the environment's episodes, e.g. ``environment.max_turns = 6``: the lowest of several members'."""
+def _limit(recipe: Recipe, key: str, of: str = "") -> str:
+    """A limit of the environment's episodes, e.g. ``environment.max_turns = 6``: that of one member, or the lowest of all."""
     limits = {name: getattr(member, key) for name, member in recipe.environment.by_member.items()}
-    name = min(limits, key=lambda member: math.inf if limits[member] is None else float(limits[member]))
+    name = of if of in limits else min(limits, key=lambda member: math.inf if limits[member] is None else float(limits[member]))
     value = "null" if limits[name] is None else f"{limits[name]:g}"
     return f"{member_place(name)}.{key} = {value}"

@@ -19,11 +19,13 @@ from asyncrl.core.recipe.environment import label_of, member_of
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, StopReason, Trajectory, Turn, VersionSpan
-from asyncrl.envs import Observation, ToolEnvironment
+from asyncrl.envs import Observation, ToolEnvironment, tool
+from asyncrl.envs.load import load_members
 from asyncrl.run.compose import SHIPPED_FOLDER, compose, resolved_yaml
 from asyncrl.run.episode_metrics import EpisodeMetrics
 from asyncrl.run.preflight import play_first_tasks
 from asyncrl.run.tasks import load_sources, make_task_stream
+from asyncrl.run.warnings import _limit
 from generators.episode import EpisodeLimits
 from generators.finished_episodes import FinishedEpisodes
 
@@ -197,3 +199,26 @@ def test_what_is_counted_of_members_adds_up_to_the_whole(episodes: list[tuple[st
         assert values.get(f"member/{member}/environment/of") == (1 if own else None)
         assert tools.get(f"tool/{member}.look/calls") == (len(own) or None)
         assert tools.get(f"tool/{member}.look/error_share") == (pytest.approx(own.count(0) / len(own)) if own else None)
+
+
+class Patient(ToolEnvironment):
+    @tool(timeout_s=500)
+    async def wait(self) -> str:
+        """Waits."""
+        return ""
+
+    def reward(self, task: Task, answer: str) -> float:
+        return 0.0
+
+
+def test_a_tool_that_may_take_longer_than_its_episode_is_refused():
+    mixed = recipe(None, {"kind": "mixed", "members": {"short": MEMBERS["short"], "long": {"name": f"{__name__}:Patient"}}})
+    with pytest.raises(
+        RecipeError, match=r"environment.members.long.name: tool wait has a timeout_s of 500 s, which is more than"
+    ):
+        load_members(mixed.environment)
+
+
+def test_a_warning_names_the_limit_of_the_member_whose_tool_it_is():
+    assert _limit(recipe(), "max_turns") == "environment.members.short.max_turns = 3"
+    assert _limit(recipe(), "max_turns", "long") == "environment.members.long.max_turns = 9"
