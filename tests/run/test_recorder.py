@@ -7,7 +7,8 @@ from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.metrics import combine
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.trajectory import StopReason
-from asyncrl.run.recorder import batch_readings
+from asyncrl.run.recorder import batch_readings, versions_of
+from generators.evaluation import EvaluationResult
 
 
 def record(group, sample, reward):
@@ -47,3 +48,11 @@ def test_a_greedy_episode_counts_apart():
     readings = combine(batch_readings(Batch(PolicyVersion(0), PolicyVersion(0), rows)))
     assert (readings["reward/mean"], readings["reward/greedy_mean"]) == (0.25, 1.0)
     assert readings["reward/zero_variance_groups"] == 0.0
+
+
+def test_an_evaluation_knows_the_versions_that_it_saw():
+    def played(oldest, newest):
+        return EvaluationResult(TaskId("t"), 1.0, StopReason.ENVIRONMENT_DONE, 1, oldest, newest)
+
+    assert versions_of([played(4, 4), played(3, 5), played(None, None)], PolicyVersion(4)) == (3, 5)
+    assert versions_of([played(None, None)], PolicyVersion(4)) == (4, 4), "no token was sampled"
