@@ -28,11 +28,12 @@ from asyncrl.core.deadline import deadline
 from asyncrl.core.environment_variables import added_to_environment
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.publication import INSTALL, PREPARE, VLLM_BACKEND, Publication
+from asyncrl.core.publication import INSTALL, PREPARE, Publication
 from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling, VersionSpan
 from generators.completion import Completion, EngineUse
 from generators.concurrency import EngineLoad
+from generators.engine_arguments import engine_arguments
 from generators.engine_load import REPORT_LOAD
 from generators.engine_process import ENGINE_VARIABLES, EngineProcessServer
 from generators.loop_share import LoopShare
@@ -40,16 +41,8 @@ from generators.occupancy import Occupancy
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
-
-WORKER_EXTENSION = "asyncrl.weights.vllm_engine.PublicationWorker"
-
-CPU_BLOCK_TOKENS = 32
-"""Tokens in a key-value block on CPU: the smallest size that vLLM supports, to let short prompts share prefixes."""
-BATCHED_TOKENS = 8192
-"""Most tokens in one engine step, unless the context is longer: no prompt is prefilled in pieces."""
 
 OUTPUTS_AT_ONCE = "32"
 """Ended requests that vLLM's front end reads before it lets the event loop go on; its own default, 128, takes 10 ms."""
@@ -300,41 +293,4 @@ def _build(
         from vllm.v1.engine.async_llm import AsyncLLM
 
         with server.used_by_vllm() if server is not None else nullcontext():
-            return AsyncLLM.from_engine_args(_arguments(config, model_path, max_context, seed))
-
-
-def _arguments(config: GeneratorsConfig, model_path: str, max_context: int, seed: int) -> "AsyncEngineArgs":
-    from vllm.config.weight_transfer import WeightTransferConfig
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.platforms import current_platform
-
-    return AsyncEngineArgs(
-        model=model_path,
-        load_format="safetensors",  # never load pickled weights
-        skip_tokenizer_init=True,
-        dtype=config.dtype,
-        seed=seed,
-        max_model_len=max_context,
-        max_num_seqs=config.max_running,
-        max_num_batched_tokens=max(BATCHED_TOKENS, max_context),
-        tensor_parallel_size=config.tensor_parallel,
-        enable_prefix_caching=True,
-        logprobs_mode="processed_logprobs",  # of the distribution that is sampled from; see Sampling.convention
-        weight_transfer_config=WeightTransferConfig(backend=VLLM_BACKEND),
-        worker_extension_cls=WORKER_EXTENSION,
-        disable_log_stats=True,
-        **(_cpu_arguments(config) if current_platform.is_cpu() else {"gpu_memory_utilization": config.gpu_memory_share}),
-    )
-
-
-def _cpu_arguments(config: GeneratorsConfig) -> dict[str, Any]:
-    from generators.cpu_executor import thread_config
-
-    return {
-        "kv_cache_memory_bytes": config.kv_cache_mb << 20,
-        "block_size": CPU_BLOCK_TOKENS,
-        # Compiling takes longer than a small run, and a compiled graph would keep using its first packed weights.
-        "enforce_eager": True,
-        "distributed_executor_backend": "generators.cpu_executor.InProcessExecutor",
-        "additional_config": thread_config(config.count),
-    }
+            return AsyncLLM.from_engine_args(engine_arguments(config, model_path, max_context, seed))

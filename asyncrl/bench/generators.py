@@ -5,6 +5,7 @@ The ratio is of two measurements that alternate within one run, because the load
 
 import asyncio
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine
@@ -20,7 +21,12 @@ from asyncrl.bench.generator_runs import Measured, make_model, tool_overhead_ms
 from asyncrl.bench.loop_lag import LoopLag
 from asyncrl.bench.own_process import in_own_process
 from asyncrl.bench.remote_cost import mcp_call_ms, remote_step_ms
+from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import GeneratorsConfig
+from asyncrl.envs.sandbox.limits import Limits
+from asyncrl.envs.sandbox.sandbox import Sandbox
+
+_PYTHON = Path(sys.executable).resolve()
 
 
 class GeneratorBenchSettings(msgspec.Struct, frozen=True):
@@ -73,11 +79,13 @@ class GeneratorBenchResult(GeneratorFigures, frozen=True, kw_only=True):
     """What ``asyncrl bench generators`` writes.
 
     Attributes:
+        sandbox_ms: median of a run of Python in the sandbox, in milliseconds; None if no sandbox works on this machine.
         remote_step_ms: median of a step on an environment server on this machine, in milliseconds.
         mcp_call_ms: median of a call of an MCP server's tool over standard streams, in milliseconds.
         seconds: duration of the benchmark.
     """
 
+    sandbox_ms: float | None
     remote_step_ms: float
     mcp_call_ms: float
     settings: GeneratorBenchSettings
@@ -94,9 +102,10 @@ def run(json_file: Path, console: Console, settings: GeneratorBenchSettings | No
     began = time.monotonic()
     console.print("Episodes beside the bare engine, and the event loop's lag ...")
     figures = in_own_process(measure, settings)
-    console.print("Steps on a server, and calls of an MCP server ...")
+    console.print("Runs in the sandbox, steps on a server, and calls of an MCP server ...")
     result = GeneratorBenchResult(
         **msgspec.structs.asdict(figures),
+        sandbox_ms=in_own_process(_run, sandbox_ms),
         remote_step_ms=in_own_process(_run, remote_step_ms),
         mcp_call_ms=in_own_process(_run, mcp_call_ms),
         settings=settings,
@@ -106,8 +115,24 @@ def run(json_file: Path, console: Console, settings: GeneratorBenchSettings | No
     return result
 
 
-def _run(work: Callable[[], Coroutine[Any, Any, float]]) -> float:
+def _run(work: Callable[[], Coroutine[Any, Any, float | None]]) -> Any:
     return asyncio.run(work())
+
+
+async def sandbox_ms(runs: int = 20) -> float | None:
+    """Median milliseconds of a run of Python in the sandbox, one at a time; None if no sandbox works here."""
+    command = [str(_PYTHON), "-I", "-S", "-c", "print(1)"]
+    milliseconds = []
+    try:
+        async with Sandbox() as sandbox:
+            with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as folder:
+                for _ in range(runs):
+                    began = time.perf_counter()
+                    await sandbox.run(command, Path(folder), Limits(), readable=[Path(sys.base_prefix)])
+                    milliseconds.append((time.perf_counter() - began) * 1e3)
+    except RecipeError:
+        return None
+    return statistics.median(milliseconds)
 
 
 def measure(settings: GeneratorBenchSettings) -> GeneratorFigures:
@@ -157,6 +182,8 @@ def view(result: GeneratorBenchResult) -> RenderableType:
     lags = (result.event_loop_lag_p50_ms, result.event_loop_lag_p99_ms, result.event_loop_lag_max_ms)
     table.add_row(f"event loop lag, {settings.many_episodes} episodes", "{:.1f} p50, {:.1f} p99, {:.1f} max ms".format(*lags))
     table.add_row("one call of a tool", f"{result.tool_overhead_ms:.3f} ms beside the tool")
+    ran = "no sandbox here" if result.sandbox_ms is None else f"{result.sandbox_ms:.1f} ms"
+    table.add_row("one run of Python in the sandbox", ran)
     table.add_row("one step on a server", f"{result.remote_step_ms:.2f} ms")
     table.add_row("one call of an MCP server", f"{result.mcp_call_ms:.2f} ms")
     return table

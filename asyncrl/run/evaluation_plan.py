@@ -28,6 +28,7 @@ from asyncrl.run.model_shape import TINY
 from asyncrl.run.preflight import play_first_tasks
 from asyncrl.run.tasks import held_out_tasks, load_sources
 from asyncrl.run.tiny_lessons import remarks_on
+from generators.engine_arguments import check_engine_arguments
 from generators.evaluation import HeldOutTask
 from generators.vllm_parsers import check_parsers
 
@@ -110,6 +111,7 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
     planned = tuple(_plan_model(model, recipe, request.overrides, machine) for model in models)
     first = planned[0].recipe
     check_members(first.environment, os.environ)
+    check_engine_arguments(first.generators.engine)
     greedy = first.evaluation.temperature == 0
     samples = request.samples or first.evaluation.samples or (1 if greedy else SAMPLES)
     sources = load_sources(first, "evaluation")

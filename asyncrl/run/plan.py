@@ -28,6 +28,7 @@ from asyncrl.run.tiny_lessons import remarks_on
 from asyncrl.run.units import memory, quantity
 from buffers.sampling import make_sampler
 from buffers.task_stream import TaskSource
+from generators.engine_arguments import check_engine_arguments
 from generators.vllm_parsers import check_parsers
 
 DRIVER_BYTES = 500 << 20
@@ -129,6 +130,7 @@ def make_plan(
     """
     check_further_trackers(recipe.tracking)
     check_members(recipe.environment, os.environ)
+    check_engine_arguments(recipe.generators.engine)
     customs = _try_customs(recipe)
     make_sampler(recipe.buffer, {})  # checks the class and its options; the weights of the sources do not matter
     shape = read_shape(recipe.model.path)

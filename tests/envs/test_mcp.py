@@ -18,6 +18,7 @@ from asyncrl.core.messages import CallOutcome, Message, ToolCall, ToolSpec
 from asyncrl.core.recipe.environment import McpEnvironment as McpConfig
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, Fault, ToolError
+from asyncrl.envs.calculator import Calculator
 from asyncrl.envs.load import load_member
 from asyncrl.envs.mcp import calculator
 from asyncrl.envs.mcp import session as mcp_session
@@ -222,3 +223,11 @@ def test_launch_checks_the_server_the_reward_and_the_tasks() -> None:
     maker = load_member(msgspec.structs.replace(fine, tasks="asyncrl.envs.mcp.calculator:make_tasks"))
     (task,) = maker.make_tasks("train", 1, 0)
     assert calculator.reward(task, f"it is {task.data['answer']}") == 1.0
+
+
+async def test_the_calculators_server_looks_like_the_calculator() -> None:
+    async with session_with(stdio(command=("python", "-m", "asyncrl.envs.mcp.calculator_server"))) as session:
+        assert session.tools == (Calculator.tools["calculator"].spec,)
+        assert await session.call("calculator", {"expression": "3*-4"}) == "-12"
+        with pytest.raises(ToolError, match=r"^not one operation on two integers$"):
+            await session.call("calculator", {"expression": "3*4+5"})

@@ -176,7 +176,11 @@ def test_sigterm_to_every_process_ends_everything_in_time(model: Path, tmp_path:
     """A batch system sends it to all; ``timeout`` and the like send it to fewer: the driver and its group."""
     run = Run.launch(model, tmp_path, "steps=10000", "generators.count=1")
     run.wait_for(lambda: "step 1/" in run.output, 300, "training to begin")
-    others = [p for p in run.descendants() if not any(name in " ".join(p.cmdline()) for name in ("Generator", "EngineCore"))]
+    others = [
+        p
+        for p in run.descendants()
+        if not any(name in " ".join(p.cmdline()) for name in ("Generator", "EngineCore", "forkserver"))
+    ]
     assert {"raylet", "gcs_server", "ray::LearnerActor", "ray::BufferActor"} <= {p.name().partition(".")[0] for p in others}
     for process in others:
         process.terminate()

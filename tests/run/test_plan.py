@@ -371,7 +371,7 @@ MADE = {
     "[]": "returned []",
     "None": "returned None",
     "[{'prompt': 'a'}]": "returned {'prompt': 'a'} at 0",
-    "[Task(id=1, prompt='a')]": "returned Task(id=1, prompt='a', data={}) at 0",
+    "[Task(id=1, prompt='a')]": "returned Task(id=1, prompt='a', data={}, environment='') at 0",
     "[Task(id='1', prompt='a'), Task(id='1', prompt='b')]": "two tasks with the same id",
     "[][0]": "raised IndexError",
     "[Task(id='1', prompt='a', data={'at': (1, 2)})]": "data['at'] would reach the environment as [1, 2], where (1, 2) is meant",

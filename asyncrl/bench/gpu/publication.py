@@ -1,5 +1,6 @@
 """Part 4: a publication from a GPU through shared memory to another process's GPU tensors, beside CUDA's IPC."""
 
+import queue
 import time
 from contextlib import closing
 from multiprocessing import get_context
@@ -21,7 +22,7 @@ from asyncrl.weights.transport import merge
 
 WHOLE_S, PAUSE_S = 0.5, 0.2
 """The targets, in seconds, for 1.7 B."""
-ANSWER_S = 60.0
+ANSWER_S, IPC_S = 60.0, 15.0
 
 
 class PublicationTimes(msgspec.Struct, frozen=True):
@@ -190,7 +191,7 @@ def _hand_over(weights: dict[str, torch.Tensor]) -> float:
     import torch.multiprocessing as multiprocessing
 
     context = multiprocessing.get_context("spawn")
-    tasks, answers = context.SimpleQueue(), context.SimpleQueue()
+    tasks, answers = context.SimpleQueue(), context.Queue()
     process = context.Process(target=_take_over, args=(tasks, answers), daemon=True)
     process.start()
     try:
@@ -198,10 +199,12 @@ def _hand_over(weights: dict[str, torch.Tensor]) -> float:
             synchronize()
             began = time.perf_counter()
             tasks.put(list(weights.values()))
-            answers.get()
+            answers.get(timeout=IPC_S)
             seconds = time.perf_counter() - began
         tasks.put(None)
         process.join(5)
+    except queue.Empty:
+        raise RuntimeError(f"the other process did not copy the tensors within {IPC_S:g} s") from None
     finally:
         if process.is_alive():
             process.kill()

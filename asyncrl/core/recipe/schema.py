@@ -133,6 +133,7 @@ class GeneratorsConfig(Section, frozen=True):
         gpu_memory_share: share of a GPU's memory that one engine takes; not used on CPU. At most 0.5 if ``learner.gpu`` is
             ``shared``.
         tensor_parallel: GPUs that one engine spans; must be 1 on CPU.
+        engine: further arguments of vLLM's engine by their names there, such as ``{max_num_batched_tokens: 16384}``.
     """
 
     count: Annotated[Count, AUTOMATIC] = 2
@@ -141,6 +142,7 @@ class GeneratorsConfig(Section, frozen=True):
     kv_cache_mb: Annotated[Count, AUTOMATIC] = 256
     gpu_memory_share: Annotated[Annotated[float, Meta(gt=0, le=1)], AUTOMATIC] = 0.85
     tensor_parallel: Count = 1
+    engine: dict[str, Any] = {}
 
 
 class BatchConfig(Section, frozen=True):

@@ -1,0 +1,127 @@
+"""The arguments of a vLLM engine: those that follow from the recipe, those that asyncrl needs as they are, and the user's own.
+
+What always holds: a name in ``generators.engine`` is one of vLLM's own, and nothing that asyncrl needs can be changed there.
+"""
+
+import ast
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.publication import VLLM_BACKEND
+from asyncrl.core.recipe.schema import GeneratorsConfig
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+WORKER_EXTENSION = "asyncrl.weights.vllm_engine.PublicationWorker"
+
+CPU_BLOCK_TOKENS = 32
+"""Tokens in a key-value block on CPU: the smallest size that vLLM supports, to let short prompts share prefixes."""
+BATCHED_TOKENS = 8192
+"""Most tokens in one engine step, unless the context is longer: no prompt is prefilled in pieces."""
+
+_KEY = "generators.engine"
+_OF_RECIPE = {
+    "model": "model.path",
+    "max_model_len": "model.max_context",
+    "reasoning_parser": "model.reasoning_parser",
+    "dtype": "generators.dtype",
+    "max_num_seqs": "generators.max_running",
+    "kv_cache_memory_bytes": "generators.kv_cache_mb",
+    "gpu_memory_utilization": "generators.gpu_memory_share",
+    "tensor_parallel_size": "generators.tensor_parallel",
+    "seed": "seed",
+}
+"""Arguments that a key of the recipe sets."""
+_NEEDED = {
+    "load_format": "weights are only read from safetensors files, never unpickled",
+    "skip_tokenizer_init": "text becomes tokens outside the engine",
+    "logprobs_mode": "the learner needs the log-probabilities of the distribution that was sampled from",
+    "weight_transfer_config": "publications reach the engine through it",
+    "worker_extension_cls": "publications reach the engine through it",
+    "additional_config": "the engine's threads are set in it",
+    "distributed_executor_backend": "generators choose it by the device",
+    "enable_lora": "adapters are merged into the weights before they are published",
+    "data_parallel_size": "each generator has one engine; raise generators.count instead",
+}
+"""Arguments that asyncrl needs as they are, and why."""
+
+
+def check_engine_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that vLLM does not have or that asyncrl sets. Without vLLM, names are not compared with its own.
+
+    Raises:
+        RecipeError: the first argument that is wrong, with what would be right.
+    """
+    known = _vllm_arguments()
+    for name in arguments:
+        place = f"{_KEY}.{name}"
+        if name in _OF_RECIPE:
+            raise RecipeError(place, "the recipe has a key of its own for it", f"set {_OF_RECIPE[name]}")
+        if name in _NEEDED:
+            raise RecipeError(place, f"it cannot be changed: {_NEEDED[name]}", "leave it out")
+        if known and name not in known:
+            near = get_close_matches(name, known, n=1)
+            remedy = f"did you mean `{near[0]}`?" if near else "see the engine arguments in vLLM's documentation"
+            raise RecipeError(place, "vLLM's engine has no such argument", remedy)
+
+
+@cache
+def _vllm_arguments() -> frozenset[str]:
+    """Return the names of vLLM's engine arguments, read from its source, because importing vLLM takes many seconds."""
+    vllm = find_spec("vllm")
+    source = Path(vllm.origin if vllm and vllm.origin else "nowhere").parent / "engine" / "arg_utils.py"
+    return frozenset(
+        field.target.id
+        for node in (ast.parse(source.read_text()).body if source.is_file() else ())
+        if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and not field.target.id.startswith("_")
+    )
+
+
+def engine_arguments(config: GeneratorsConfig, model_path: str, max_context: int, seed: int) -> "AsyncEngineArgs":
+    """Return all arguments of an engine; imports vLLM."""
+    from vllm.config.weight_transfer import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    arguments = {
+        "max_num_batched_tokens": max(BATCHED_TOKENS, max_context),
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        **(_cpu_arguments(config) if current_platform.is_cpu() else {"gpu_memory_utilization": config.gpu_memory_share}),
+        **config.engine,
+    }
+    return AsyncEngineArgs(
+        model=model_path,
+        load_format="safetensors",
+        skip_tokenizer_init=True,
+        dtype=config.dtype,
+        seed=seed,
+        max_model_len=max_context,
+        max_num_seqs=config.max_running,
+        tensor_parallel_size=config.tensor_parallel,
+        logprobs_mode="processed_logprobs",  # of the distribution that is sampled from; see Sampling.convention
+        weight_transfer_config=WeightTransferConfig(backend=VLLM_BACKEND),
+        worker_extension_cls=WORKER_EXTENSION,
+        **arguments,
+    )
+
+
+def _cpu_arguments(config: GeneratorsConfig) -> dict[str, Any]:
+    from generators.cpu_executor import thread_config
+
+    return {
+        "kv_cache_memory_bytes": config.kv_cache_mb << 20,
+        "block_size": CPU_BLOCK_TOKENS,
+        # Compiling takes longer than a small run, and a compiled graph would keep using its first packed weights.
+        "enforce_eager": True,
+        "distributed_executor_backend": "generators.cpu_executor.InProcessExecutor",
+        "additional_config": thread_config(config.count),
+    }

@@ -1,0 +1,30 @@
+"""Arguments of vLLM's engine that the user names are vLLM's own, and none that asyncrl needs as it is."""
+
+import pytest
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import GeneratorsConfig
+from generators.engine_arguments import check_engine_arguments, engine_arguments
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("max_num_batched_token", r"vLLM's engine has no such argument; did you mean `max_num_batched_tokens`\?"),
+        ("qqqqqqqq", "vLLM's engine has no such argument; see the engine arguments in vLLM's documentation"),
+        ("dtype", "the recipe has a key of its own for it; set generators.dtype"),
+        ("load_format", "it cannot be changed: weights are only read from safetensors files, never unpickled; leave it out"),
+        ("data_parallel_size", "it cannot be changed: each generator has one engine; raise generators.count instead"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_what_would_be_right(name, told):
+    with pytest.raises(RecipeError, match=rf"^generators\.engine\.{name}: {told}"):
+        check_engine_arguments({"max_num_batched_tokens": 1, name: 2})
+
+
+def test_the_users_arguments_win_over_ours_and_reach_the_engine():
+    config = GeneratorsConfig(engine={"max_num_batched_tokens": 512, "block_size": 64, "enable_prefix_caching": False})
+    check_engine_arguments(config.engine)
+    arguments = engine_arguments(config, "model", 128, 0)
+    assert (arguments.max_num_batched_tokens, arguments.block_size, arguments.enable_prefix_caching) == (512, 64, False)
+    assert (arguments.max_model_len, arguments.enforce_eager) == (128, True)
