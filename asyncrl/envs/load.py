@@ -38,6 +38,9 @@ from asyncrl.envs.tools import ToolEnvironment
 BUILT_IN = {
     "calculator": "asyncrl.envs.calculator:Calculator",
     "python": "asyncrl.envs.python:Python",
+    "reasoning_gym": "asyncrl.envs.reasoning_gym:ReasoningGym",
+    "search": "asyncrl.envs.search:Search",
+    "sql": "asyncrl.envs.sql:Sql",
     "terminal": "asyncrl.envs.terminal:Terminal",
 }
 

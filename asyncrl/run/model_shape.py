@@ -109,7 +109,7 @@ TINY_SHAPE = ModelShape(
     max_position_embeddings=1024,
     tie_word_embeddings=True,
 )
-"""The shape of the model that ``tiny`` makes (``learners.tiny.warmup``)."""
+"""The shape of the model that ``tiny`` makes (``learners.tiny.warmup``), but for the vocabulary, which follows from lessons."""
 
 
 def read_shape(path: str) -> ModelShape:

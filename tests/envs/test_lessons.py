@@ -15,7 +15,16 @@ from asyncrl.envs.demonstrations import Demonstration, LessonUnfit, demonstrate,
 from asyncrl.envs.lessons import Lessons, Script
 from asyncrl.envs.load import find_lessons, load_member, make_tasks
 
-TAUGHT: list[tuple[str, dict[str, Any]]] = [("calculator", {}), ("python", {}), ("terminal", {})]
+SORTING = {"families": {"number_sorting": {"options": {"min_numbers": 3, "max_numbers": 3, "max_decimals": 0, "min_value": 0}}}}
+TAUGHT: list[tuple[str, dict[str, Any]]] = [
+    ("calculator", {}),
+    ("python", {}),
+    ("search", {"snippet_words": 0}),
+    ("search", {}),
+    ("sql", {}),
+    ("terminal", {}),
+    ("reasoning_gym", SORTING),
+]
 """Built-in environments with the options of their recipes."""
 
 
@@ -67,10 +76,11 @@ def test_lessons_depend_on_the_task_only(name: str, options: dict[str, Any]):
 def test_splits_share_no_task_and_ids_follow_from_the_seed(name: str, options: dict[str, Any]):
     environment, _ = lessons_for(name, options)
     train = [make_tasks(environment, "train", 300, seed) for seed in (0, 0, 1)]
-    evaluation = {task.question for seed in (0, 1) for task in make_tasks(environment, "evaluation", 100, seed)}
+    evaluation = {task.id for seed in (0, 1) for task in make_tasks(environment, "evaluation", 100, seed)}
     assert train[0] == train[1] != train[2]
-    assert len({task.id for task in train[0]}) == 300
-    assert not evaluation & {task.question for tasks in train for task in tasks}
+    assert not evaluation & {task.id for tasks in train for task in tasks}
+    asked = {(task.question, str(task.data)): task.id for task in train[0]}
+    assert len(set(asked.values())) == len(asked) == 300
 
 
 def test_a_demonstration_is_what_the_environment_says():

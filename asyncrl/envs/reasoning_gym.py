@@ -1,0 +1,156 @@
+"""Built-in environment: families of verifiable tasks from the library reasoning-gym, answered in one turn without tools.
+
+The library's own scorer gives the reward. An item follows from its family, the family's options, and a seed; which split it
+belongs to is decided by a checksum of its question, so no question is ever in both, whatever the seeds and counts.
+"""
+
+import importlib
+import zlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from difflib import get_close_matches
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from asyncrl.core.errors import EnvironmentBroken, RecipeError
+from asyncrl.core.ids import TaskId
+from asyncrl.core.task import Task
+from asyncrl.core.text import told
+from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.envs.tools import ToolEnvironment
+
+if TYPE_CHECKING:
+    from asyncrl.envs.lessons.base import Lessons
+
+PACKAGE = "reasoning-gym==0.1.25"
+EVALUATION_SHARE = 5
+"""One question in this many is for evaluation."""
+FUTILE = 500
+"""Items in a row without a new question of the split, after which a family counts as used up."""
+MOST_ITEMS = 2**31
+"""Size of the data sets that items are taken from. An item is made when it is asked for."""
+
+
+class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A family of tasks.
+
+    Attributes:
+        weight: how many tasks are of this family, relative to the other families.
+        options: settings of the family in the library, such as ``min_word_len``.
+    """
+
+    weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    options: dict[str, Any] = {}
+
+
+class ReasoningGym(ToolEnvironment):
+    """The model answers a task; the library scores the answer.
+
+    Args:
+        families: the families by name, as https://github.com/open-thought/reasoning-gym lists them.
+        system_prompt: the system message before each task; none if empty.
+    """
+
+    def __init__(self, families: dict[str, Family], system_prompt: str = "") -> None:
+        self.system_prompt = system_prompt
+
+    @classmethod
+    @asynccontextmanager
+    async def share(cls, **options: Any) -> AsyncIterator[Mapping[str, Any]]:
+        """Load the families, whose scorers are used for all episodes."""
+        families: dict[str, Family] = options["families"]
+        yield {name: _data_set(name, family, 0) for name, family in families.items()}
+
+    async def reward(self, task: Task, answer: str) -> float:
+        """The library's score, from 0 to 1, of the answer without space around it."""
+        scorer, entry = self.shared.get(task.data.get("family")), task.data.get("entry")
+        if scorer is None or not isinstance(entry, dict):
+            problem = f"task {task.id} is of none of the families {', '.join(self.shared)}"
+            raise EnvironmentBroken(f"{problem}; set tasks.kind to `generated`")
+        scored = partial(scorer.score_answer, answer.strip(), entry)
+        return float(await run_in_daemon_thread(scored, name=f"scoring {task.id}"))
+
+    @classmethod
+    def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:
+        """Make up to ``count`` tasks of ``split``, of the families in proportion to their weights."""
+        families: dict[str, Family] = options["families"]
+        if not families:
+            raise RecipeError("environment.options.families", "there is no family", "name at least one")
+        sources = {name: _tasks(name, family, split, seed) for name, family in families.items()}
+        made: dict[str, int] = dict.fromkeys(families, 0)
+        tasks: list[Task] = []
+        while sources and len(tasks) < count:
+            name = min(sources, key=lambda each: (made[each] + 1) / families[each].weight)
+            task = next(sources[name], None)
+            if task is None:
+                del sources[name]
+            else:
+                made[name] += 1
+                tasks.append(task)
+        return tasks
+
+    @classmethod
+    def lessons(cls, **options: Any) -> "Lessons | None":
+        """Return the lessons, if there are some for all families."""
+        from asyncrl.envs.lessons.reasoning_gym import ReasoningGymLessons  # which needs this module
+
+        return ReasoningGymLessons() if options["families"].keys() <= ReasoningGymLessons.FAMILIES else None
+
+
+def _tasks(name: str, family: Family, split: str, seed: int) -> Iterator[Task]:
+    """Yield different tasks of one family, until none is new any more."""
+    data_set = _data_set(name, family, seed * MOST_ITEMS)
+    seen: set[int] = set()
+    futile = 0
+    for index in range(MOST_ITEMS):
+        entry = data_set[index]
+        question = str(entry["question"])
+        checksum = zlib.crc32(f"{name} {question}".encode())
+        if checksum in seen or _split_of(checksum) != split:
+            futile += 1
+            if futile == FUTILE:
+                return
+            continue
+        futile = 0
+        seen.add(checksum)
+        yield Task(
+            id=TaskId(f"{name}-{checksum:08x}"), prompt=question, data={"family": name, "entry": msgspec.to_builtins(entry)}
+        )
+
+
+def _split_of(checksum: int) -> str:
+    return "evaluation" if checksum % EVALUATION_SHARE == 0 else "train"
+
+
+def _data_set(name: str, family: Family, seed: int) -> Any:
+    """Return the library's data set of a family.
+
+    Raises:
+        RecipeError: the library or the family is missing, or the options are wrong.
+    """
+    library, place = _library(), f"environment.options.families.{name}"
+    known = importlib.import_module("reasoning_gym.factory").DATASETS
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        remedy = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(sorted(known))}"
+        raise RecipeError(place, f"reasoning-gym has no family {name!r}", remedy)
+    if taken := family.options.keys() & {"seed", "size"}:
+        raise RecipeError(f"{place}.options.{min(taken)}", "it is set by the run", "leave it out; see `seed` and `tasks`")
+    try:
+        return library.create_dataset(name, seed=seed, size=MOST_ITEMS, **family.options)
+    except Exception as error:  # the library checks options by assertions, and by what its constructors raise
+        raise RecipeError(f"{place}.options", f"{family.options} is refused: {told(error)}", "see the family's Config") from error
+
+
+def _library() -> ModuleType:
+    try:
+        return importlib.import_module("reasoning_gym")
+    except ModuleNotFoundError as error:
+        problem = f"the environment reasoning_gym needs the package {error.name}, which is missing"
+        raise RecipeError(
+            "environment.name", problem, f"run `pip install {PACKAGE}`, or `pip install asyncrl[reasoning-gym]`"
+        ) from error

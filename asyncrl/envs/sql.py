@@ -1,0 +1,127 @@
+"""Built-in environment: questions on a SQLite database, which the model queries and cannot change.
+
+The database is a file that all tasks share (option ``database``), a file or a script that a task names (columns ``database`` and
+``script``), or, for the tasks that this environment makes, a small made table. What a task expects stands in one of two columns:
+``answer``, a text or number that the final answer has to be; or ``rows``, the rows that the final answer, a query, has to return.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
+
+from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.task import Task
+from asyncrl.core.text import short
+from asyncrl.envs.base import Observation
+from asyncrl.envs.database import Database, DatabaseError, QueryRefused
+from asyncrl.envs.staff import make_tasks
+from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.envs.tools import ToolEnvironment, ToolError, tool
+
+if TYPE_CHECKING:
+    from asyncrl.envs.lessons.base import Lessons
+
+MOST_EXPECTED = 10_000
+"""Rows that a result set may have which is compared."""
+
+
+class Sql(ToolEnvironment):
+    """The model queries a database, and answers a question or writes a query.
+
+    Args:
+        database: path of a SQLite file, for tasks that name none. It must not change during the run.
+        max_rows: rows of a result that are shown.
+        query_timeout_s: deadline of one query.
+    """
+
+    def __init__(
+        self,
+        database: str = "",
+        max_rows: Annotated[int, Meta(ge=1, le=1000)] = 50,
+        query_timeout_s: Annotated[float, Meta(gt=0, le=600)] = 5.0,
+    ) -> None:
+        self._path, self._max_rows, self._seconds = database, max_rows, query_timeout_s
+        self._database: Database | None = None
+
+    async def reset(self, task: Task) -> Observation:
+        """Open the task's database."""
+        try:
+            self._database = await run_in_daemon_thread(partial(self._open, task), name="opening a database")
+        except DatabaseError as error:
+            raise EnvironmentBroken(f"task {task.id}: {error}") from error
+        _check_expected(task)
+        return await super().reset(task)
+
+    @tool
+    def query(self, sql: str) -> str:
+        """The result of one SQLite SELECT."""
+        try:
+            return str(self._opened.query(sql, self._max_rows))
+        except QueryRefused as error:
+            raise ToolError(str(error)) from error
+
+    async def reward(self, task: Task, answer: str) -> float:
+        """1 if ``answer`` is what the task expects, else 0."""
+        if "rows" not in task.data:
+            return float(_same(task.data["answer"], answer.strip()))
+        try:
+            found = await run_in_daemon_thread(partial(self._opened.query, answer, MOST_EXPECTED), name="comparing rows")
+        except QueryRefused:
+            return 0.0
+        expected = sorted((tuple(row) for row in task.data["rows"]), key=repr)
+        return float(not found.more and sorted(found.rows, key=repr) == expected)
+
+    async def close(self) -> None:
+        """Close the database."""
+        if self._database is not None:
+            await run_in_daemon_thread(self._database.close, name="closing a database")
+
+    @property
+    def _opened(self) -> Database:
+        assert self._database is not None, "reset() opens the database"
+        return self._database
+
+    def _open(self, task: Task) -> Database:
+        script, path = task.data.get("script"), task.data.get("database") or self._path
+        if isinstance(script, str) and script:
+            return Database.of_script(script, self._seconds)
+        if isinstance(path, str) and path:
+            return Database.of_file(Path(path), self._seconds)
+        raise DatabaseError("it has no database; put `script` or `database` into its row, or set environment.options.database")
+
+    @classmethod
+    def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:
+        """Make tasks on made tables; those on a database of yours come from files."""
+        if options.get("database"):
+            raise NotImplementedError
+        return make_tasks(split, count, seed)
+
+    @classmethod
+    def lessons(cls, **options: Any) -> "Lessons | None":
+        """Return the lessons for the made tables."""
+        from asyncrl.envs.lessons.sql import SqlLessons  # which needs this module
+
+        return None if options.get("database") else SqlLessons()
+
+
+def _check_expected(task: Task) -> None:
+    rows, answer = task.data.get("rows"), task.data.get("answer")
+    problem = f"task {task.id} has rows {short(rows)} and answer {short(answer)}"
+    remedy = "give one of them: `answer` as a text or number, or `rows` as a list of lists"
+    if (rows is None) == (answer is None):
+        raise EnvironmentBroken(f"{problem}; {remedy}")
+    if rows is not None and not (isinstance(rows, list) and all(isinstance(row, list) for row in rows)):
+        raise EnvironmentBroken(f"{problem}; {remedy}")
+    if answer is not None and not isinstance(answer, str | int | float):
+        raise EnvironmentBroken(f"{problem}; {remedy}")
+
+
+def _same(expected: str | float, answer: str) -> bool:
+    """Whether the two are the same number, or the same text up to case and space around it."""
+    try:
+        return abs(float(expected) - float(answer)) <= 1e-6 * max(1.0, abs(float(expected)))
+    except ValueError:
+        return str(expected).strip().casefold() == answer.casefold()

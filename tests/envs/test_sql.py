@@ -1,0 +1,185 @@
+"""Queries read and do nothing else; what a task expects is compared as an answer or as rows; bad databases are named."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.core.errors import EnvironmentBroken, RecipeError
+from asyncrl.core.ids import TaskId
+from asyncrl.core.messages import ToolCall
+from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.task import Task
+from asyncrl.envs import Action
+from asyncrl.envs.database import Database, DatabaseError, QueryRefused
+from asyncrl.envs.load import find_lessons, load_member, make_tasks
+from asyncrl.envs.sql import Sql
+
+SCRIPT = "CREATE TABLE t (a INTEGER, b TEXT); INSERT INTO t VALUES (1, 'x'), (2, 'y'), (3, NULL), (4, x'00ff');"
+
+
+@pytest.fixture
+def database() -> Database:
+    return Database.of_script(SCRIPT, seconds=0.5)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "data base?.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript(SCRIPT)
+    connection.close()
+    return path
+
+
+def test_results_as_text(database: Database):
+    assert str(database.query("select a, b from t", 10)) == "a | b\n1 | x\n2 | y\n3 | NULL\n4 | x'00ff'"
+    assert str(database.query("select a from t", 2)) == "a\n1\n2\n(more rows)"
+    assert str(database.query("select a from t where a > 9", 2)) == "a"
+    assert len(str(database.query("select printf('%.*c', 5000, 'x')", 1))) < 1100
+
+
+HOSTILE = [
+    "insert into t values (5, 'z')",
+    "update t set a = 0",
+    "delete from t",
+    "drop table t",
+    "create table u (a)",
+    "create temp table u (a)",
+    "attach '/etc/passwd' as p",
+    "attach ':memory:' as p",
+    "vacuum into '/tmp/out'",
+    "pragma writable_schema = 1",
+    "pragma table_info(t)",
+    "begin",
+    "select load_extension('x')",
+    "select writefile('/tmp/out', 'x')",
+    "select 1; select 2",
+    "select a from nowhere",
+    "select",
+    "",
+    "-- nothing",
+    "\x00",
+    "select '\ud800'",
+    "select zeroblob(2000000000)",
+    "select group_concat(printf('%.*c', 900000, 'x')) from t",
+    "with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n",
+    "select " + "(" * 5000 + "1" + ")" * 5000,
+    "select '" + "x" * 2_000_000 + "'",
+]
+
+
+@pytest.mark.parametrize("sql", HOSTILE, ids=lambda sql: sql[:30].encode(errors="replace").decode())
+def test_what_is_no_query_or_takes_too_long_is_refused_and_changes_nothing(file: Path, sql: str):
+    for opened in (Database.of_script(SCRIPT, 0.2), Database.of_file(file, 0.2)):
+        with pytest.raises(QueryRefused):
+            opened.query(sql, 5)
+        assert [a for (a,) in opened.query("select a from t", 10).rows] == [1, 2, 3, 4]
+        opened.close()
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_answered_or_refused(text: str):
+    opened = Database.of_script(SCRIPT, 1.0)
+    for sql in (text, f"select {text}", f"select * from t where {text}"):
+        try:
+            str(opened.query(sql, 3))
+        except QueryRefused:
+            continue
+    assert len(opened.query("select a from t", 10).rows) == 4
+
+
+def test_a_file_is_opened_without_a_lock_and_never_written(file: Path):
+    file.chmod(0o444)
+    before = file.read_bytes()
+    opened = Database.of_file(file, 1.0)
+    assert opened.query("select max(a) from t", 1).rows == ((4,),)
+    opened.close()
+    assert file.read_bytes() == before
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_bad_databases_are_named(tmp_path: Path):
+    with pytest.raises(DatabaseError, match="there is no database file"):
+        Database.of_file(tmp_path / "none", 1.0)
+    (tmp_path / "text").write_text("no database" * 1000)
+    with pytest.raises(DatabaseError, match=r"cannot read .*text: file is not a database"):
+        Database.of_file(tmp_path / "text", 1.0)
+    with pytest.raises(DatabaseError, match=r"syntax error.*begins with 'CREATE TABL t"):
+        Database.of_script("CREATE TABL t (a);", 1.0)
+    with pytest.raises(DatabaseError, match="too many attached"):
+        Database.of_script(f"ATTACH '{tmp_path}/x' AS x;", 1.0)
+    endless = "CREATE TABLE t AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i FROM n LIMIT 1000000000"
+    with pytest.raises(DatabaseError, match=r"longer than 0.2 s"):
+        Database.of_script(endless, 0.2)
+
+
+async def rewarded(data: dict[str, Any], *answers: str) -> list[float]:
+    rewards = []
+    for answer in answers:
+        environment = Sql(query_timeout_s=0.5)
+        await environment.reset(Task(id=TaskId("1"), prompt="?", data={"script": SCRIPT, **data}))
+        rewards.append((await environment.step(Action(answer, ()))).reward)
+        await environment.close()
+    return rewards
+
+
+async def test_answers():
+    assert await rewarded({"answer": 3}, "3", " 3.0 ", "three", "", "nan") == [1, 1, 0, 0, 0]
+    assert await rewarded({"answer": "Ada Berg"}, "ada berg\n", "Ada") == [1, 0]
+    assert await rewarded({"answer": "0.3333333333"}, "0.33333333", "0.33") == [1, 0]
+
+
+async def test_rows_in_any_order():
+    answers = [
+        "select a, b from t where a < 3",
+        "select a, b from t where a < 3 order by a desc",
+        "select a from t",
+        "drop table t",
+    ]
+    assert await rewarded({"rows": [[1, "x"], [2, "y"]]}, *answers) == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ({}, "give one of them"),
+        ({"answer": "1", "rows": [[1]]}, "give one of them"),
+        ({"answer": [1]}, "give one of them"),
+        ({"rows": [1]}, "give one of them"),
+        ({"answer": 1, "script": "CREATE"}, "incomplete input|script of the database fails"),
+        ({"answer": 1, "script": "", "database": "/nowhere.sqlite"}, "there is no database file /nowhere.sqlite"),
+        ({"answer": 1, "script": ""}, "it has no database; put `script` or `database`"),
+    ],
+)
+async def test_bad_tasks_break_their_environment(data: dict[str, Any], problem: str):
+    environment = Sql()
+    with pytest.raises(EnvironmentBroken, match=problem):
+        await environment.reset(Task(id=TaskId("1"), prompt="?", data={"script": SCRIPT, **data}))
+    await environment.close()
+
+
+async def test_the_model_is_told_what_went_wrong_and_calls_may_run_side_by_side(file: Path):
+    environment = Sql(database=str(file), max_rows=1)
+    await environment.reset(Task(id=TaskId("1"), prompt="?", data={"answer": 1}))
+    queries = ("select a from t", "delete from t", "select c from t")
+    result = await environment.step(Action("", tuple(ToolCall("query", {"sql": sql}) for sql in queries)))
+    shown = [message.content for message in result.observation.messages]
+    assert shown == ["a\n1\n(more rows)", "error: not authorized; only SELECT is allowed", "error: no such column: c"]
+    await environment.close()
+
+
+def test_ones_own_database_has_no_tasks_and_no_lessons():
+    own = ClassEnvironment(name="sql", options={"database": "mine.sqlite"})
+    assert find_lessons(own) is None
+    with pytest.raises(RecipeError, match=r"tasks.kind.*makes no tasks of its own"):
+        make_tasks(own, "train", 3, 0)
+
+
+@pytest.mark.parametrize("options", [{"max_rows": 0}, {"query_timeout_s": 0}, {"database": 3}, {"databases": "a"}])
+def test_wrong_options_are_refused(options: dict[str, object]):
+    with pytest.raises(RecipeError, match=r"environment\.options"):
+        load_member(ClassEnvironment(name="sql", options=options))
