@@ -5,7 +5,6 @@ The ratio is of two measurements that alternate within one run, because the load
 
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine
@@ -21,12 +20,9 @@ from asyncrl.bench.generator_runs import Measured, make_model, tool_overhead_ms
 from asyncrl.bench.loop_lag import LoopLag
 from asyncrl.bench.own_process import in_own_process
 from asyncrl.bench.remote_cost import mcp_call_ms, remote_step_ms
+from asyncrl.bench.sandbox_cost import sandbox_cost
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import GeneratorsConfig
-from asyncrl.envs.sandbox.limits import Limits
-from asyncrl.envs.sandbox.sandbox import Sandbox
-
-_PYTHON = Path(sys.executable).resolve()
 
 
 class GeneratorBenchSettings(msgspec.Struct, frozen=True):
@@ -119,20 +115,12 @@ def _run(work: Callable[[], Coroutine[Any, Any, float | None]]) -> Any:
     return asyncio.run(work())
 
 
-async def sandbox_ms(runs: int = 20) -> float | None:
+async def sandbox_ms() -> float | None:
     """Median milliseconds of a run of Python in the sandbox, one at a time; None if no sandbox works here."""
-    command = [str(_PYTHON), "-I", "-S", "-c", "print(1)"]
-    milliseconds = []
     try:
-        async with Sandbox() as sandbox:
-            with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as folder:
-                for _ in range(runs):
-                    began = time.perf_counter()
-                    await sandbox.run(command, Path(folder), Limits(), readable=[Path(sys.base_prefix)])
-                    milliseconds.append((time.perf_counter() - began) * 1e3)
+        return (await sandbox_cost(at_once=1)).python_ms
     except RecipeError:
         return None
-    return statistics.median(milliseconds)
 
 
 def measure(settings: GeneratorBenchSettings) -> GeneratorFigures:
