@@ -77,8 +77,8 @@ class _TokenLogProbabilities(torch.autograd.Function):
             for rows in _ranges(tokens, tile.tokens):
                 if fused is not None:
                     logits = _product(_operand(hidden[rows]), of_entries)
-                    sums = (peaks[number, rows], totals[number, rows], products[number, rows])
-                    fused.reduce_tile(logits, local[rows] - columns.start, temperature, chosen[rows], *sums)
+                    into = (peaks[number, rows], totals[number, rows], products[number, rows])
+                    fused.reduce_tile(logits, local[rows] - columns.start, temperature, chosen[rows], *into)
                     continue
                 logits = _cooled(_product(_operand(hidden[rows]), of_entries), temperature)
                 chosen[rows] += _at_targets(logits, local[rows] - columns.start)

@@ -11,7 +11,7 @@ _LEAST = -1e30
 """Less than any logit, but finite, divided by the temperature too: differences to it are no NaN."""
 
 
-@triton.jit  # type: ignore[misc]
+@triton.jit  # type: ignore[untyped-decorator]
 def _reduce_kernel(  # type: ignore[no-untyped-def]
     logits, targets, chosen, peaks, totals, products, entries, temperature, least, BLOCK: tl.constexpr
 ):
@@ -40,7 +40,7 @@ def _reduce_kernel(  # type: ignore[no-untyped-def]
     tl.store(chosen + row, tl.load(chosen + row) + tl.where(is_here, found, 0.0))
 
 
-@triton.jit  # type: ignore[misc]
+@triton.jit  # type: ignore[untyped-decorator]
 def _gradient_kernel(  # type: ignore[no-untyped-def]
     logits, gradient, targets, normalizers, of_logp, of_entropy, entropies, entries, temperature,
     WITH_ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
