@@ -42,11 +42,17 @@ def remarks_on(recipe: Recipe) -> tuple[str, ...]:
     if recipe.model.path != TINY:
         return ()
     taught = _taught(recipe)
-    unknown = [spec.label for member, spec in recipe.environment.by_member.items() if member not in taught]
+    untaught = [spec for member, spec in recipe.environment.by_member.items() if member not in taught]
+    remarks = []
+    if elsewhere := " and ".join(spec.label for spec in untaught if not isinstance(spec, ClassEnvironment)):
+        unless = f"unless {elsewhere} has tools like the calculator's"
+        remarks.append(f"model.path: {TINY} has been warmed up on the calculator; {unless}, it will hardly get anywhere there")
+    unknown = [spec.label for spec in untaught if isinstance(spec, ClassEnvironment)]
     if not unknown:
-        return ()
+        return tuple(remarks)
     problem = f"{TINY} has not been warmed up on {' and '.join(unknown)}, and will hardly get anywhere there"
-    return (f"model.path: {problem}; name a better model, or give the environment lessons (docs/built-in-environments.md)",)
+    remedy = "name a better model, or give the environment lessons (docs/built-in-environments.md)"
+    return (*remarks, f"model.path: {problem}; {remedy}")
 
 
 def _taught(recipe: Recipe) -> dict[str, Player]:

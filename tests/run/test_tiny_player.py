@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.environment import ClassEnvironment, MixedEnvironment
+from asyncrl.core.recipe.environment import ClassEnvironment, MixedEnvironment, RemoteEnvironment
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.envs import calculator
 from asyncrl.envs.calculator import Calculator
@@ -75,6 +75,12 @@ def test_all_members_with_lessons_are_taught(quickstart: Recipe):
     }
     (remark,) = remarks_on(mixed)
     assert f"not been warmed up on {OWN.name}" in remark
+
+
+def test_environments_elsewhere_get_the_calculators_model_and_a_remark(quickstart: Recipe):
+    remote = msgspec.structs.replace(quickstart, environment=RemoteEnvironment(urls=("ws://there:1",)))
+    (remark,) = remarks_on(remote)
+    assert "unless remote has tools like the calculator's" in remark
 
 
 def test_an_environment_of_ones_own_gets_the_calculators_model_and_a_remark(quickstart: Recipe):

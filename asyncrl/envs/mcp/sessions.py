@@ -121,13 +121,15 @@ class Sessions:
 
 @asynccontextmanager
 async def mcp_sessions(server: McpServer, *, shared: bool, wait_s: float) -> AsyncIterator[Sessions]:
-    """Lend sessions while this context is open."""
+    """Lend sessions while this context is open. An error of ours in keeping the shared one ends the context."""
     sessions = Sessions(server, shared, wait_s)
-    keeping = asyncio.create_task(sessions.keep(), name=f"keeping a session with {server.name}") if shared else None
     try:
-        yield sessions
+        async with asyncio.TaskGroup() as group:
+            keeping = group.create_task(sessions.keep(), name=f"keeping a session with {server.name}") if shared else None
+            try:
+                yield sessions
+            finally:
+                if keeping is not None:
+                    keeping.cancel()
     finally:
-        if keeping is not None:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
         await sessions.end()

@@ -141,13 +141,12 @@ class ServerPool:
 
 @asynccontextmanager
 async def serving(servers: Servers, token: str) -> AsyncIterator[ServerPool]:
-    """Keep connections to ``servers`` while this context is open."""
+    """Keep connections to ``servers`` while this context is open. An error of ours in keeping them ends the context."""
     pool = ServerPool(servers, token)
-    async with aiohttp.ClientSession() as session:
-        keeping = [asyncio.create_task(pool.keep(url, session), name=f"connection to {url}") for url in servers.urls]
+    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+        keeping = [group.create_task(pool.keep(url, session), name=f"connection to {url}") for url in servers.urls]
         try:
             yield pool
         finally:
             for task in keeping:
                 task.cancel()
-            await asyncio.gather(*keeping, return_exceptions=True)
