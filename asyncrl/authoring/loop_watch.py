@@ -4,13 +4,14 @@ import asyncio
 import sys
 import threading
 import time
+from pathlib import Path
 from types import CodeType
 
 from asyncrl.envs.blocking import NOBODY, Place, find_place
 
 LOOK_S = 0.01
 """Seconds between two looks."""
-SEEN_S = 0.05
+SEEN_S = 0.1
 """A stretch of this many seconds in one place is a block; shorter ones may be the system's doing."""
 
 
@@ -38,8 +39,16 @@ class LoopWatch:
     def __exit__(self, *error: object) -> None:
         self._closed.set()
 
+    def _state(self) -> tuple[str, int]:
+        """What the system says of the watched thread: ``R`` if it could run, and the processor time it had, in ticks."""
+        try:
+            fields = Path(f"/proc/self/task/{self._thread.native_id}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # no such system, or the thread has ended
+            return "?", 0
+        return fields[0], int(fields[11]) + int(fields[12])
+
     def _run(self) -> None:
-        since, where = time.monotonic(), NOBODY
+        since, where, used = time.monotonic(), NOBODY, 0
         while not self._closed.wait(LOOK_S):
             now = time.monotonic()
             if self._turned.is_set():
@@ -49,6 +58,11 @@ class LoopWatch:
                 except RuntimeError:  # the loop is closed
                     return
                 since, where = now, NOBODY
+                continue
+            before = used
+            state, used = self._state()
+            if state == "R" and used == before:  # it could run, but the system gives its processor to others
+                since = now
                 continue
             place, _ = find_place(sys._current_frames().get(self._thread.ident or 0), self._below)
             if place != where:

@@ -31,11 +31,15 @@ class Sound(ToolEnvironment):
         ]
 
 
+_waits: list[object] = []
+
+
 class Blocking(Sound):
     @tool
     async def wait(self) -> str:
         """Wait."""
-        time.sleep(0.08)
+        if len(_waits) < 20:  # enough to be seen
+            _waits.append(time.sleep(0.15))
         return "done"
 
 
