@@ -6,7 +6,7 @@ belongs to is decided by a checksum of its question, so no question is ever in b
 
 import importlib
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
 from functools import partial
@@ -31,8 +31,8 @@ EVALUATION_SHARE = 5
 """One question in this many is for evaluation."""
 FUTILE = 500
 """Items in a row without a new question of the split, after which a family counts as used up."""
-MOST_ITEMS = 2**31
-"""Size of the data sets that items are taken from. An item is made when it is asked for."""
+MOST_ITEMS = 2**20
+"""Size of the data sets that items are taken from, and distance of their seeds. An item is made when it is asked for."""
 
 
 class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,19 +60,14 @@ class ReasoningGym(ToolEnvironment):
 
     @classmethod
     @asynccontextmanager
-    async def share(cls, **options: Any) -> AsyncIterator[Mapping[str, Any]]:
+    async def share(cls, **options: Any) -> AsyncIterator["Families"]:
         """Load the families, whose scorers are used for all episodes."""
-        families: dict[str, Family] = options["families"]
-        yield {name: _data_set(name, family, 0) for name, family in families.items()}
+        yield Families(options["families"])
 
     async def reward(self, task: Task, answer: str) -> float:
         """The library's score, from 0 to 1, of the answer without space around it."""
-        scorer, entry = self.shared.get(task.data.get("family")), task.data.get("entry")
-        if scorer is None or not isinstance(entry, dict):
-            problem = f"task {task.id} is of none of the families {', '.join(self.shared)}"
-            raise EnvironmentBroken(f"{problem}; set tasks.kind to `generated`")
-        scored = partial(scorer.score_answer, answer.strip(), entry)
-        return float(await run_in_daemon_thread(scored, name=f"scoring {task.id}"))
+        scored = partial(self.shared.score, task, answer.strip())
+        return await run_in_daemon_thread(scored, name=f"scoring {task.id}")
 
     @classmethod
     def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:
@@ -98,12 +93,65 @@ class ReasoningGym(ToolEnvironment):
         """Return the lessons, if there are some for all families."""
         from asyncrl.envs.lessons.reasoning_gym import ReasoningGymLessons  # which needs this module
 
-        return ReasoningGymLessons() if options["families"].keys() <= ReasoningGymLessons.FAMILIES else None
+        families = Families(options["families"])
+        return ReasoningGymLessons(families) if families.names <= ReasoningGymLessons.FAMILIES else None
+
+
+class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a task comes from: the data of tasks of this environment.
+
+    Attributes:
+        family, seed, index: determine the item.
+        answer: the answer that is expected, or one of them, for people who read episodes.
+    """
+
+    family: str
+    seed: int
+    index: int
+    answer: str | None
+
+
+class Families:
+    """The library's data sets of some families. Items are made again where they are needed: not all can be written down."""
+
+    def __init__(self, families: Mapping[str, Family]) -> None:
+        self._families = families
+        self._data_sets = {(name, 0): _data_set(name, family, 0) for name, family in families.items()}
+
+    @property
+    def names(self) -> Set[str]:
+        """Names of the families."""
+        return self._families.keys()
+
+    def entry(self, task: Task) -> dict[str, Any]:
+        """Return the library's item of a task."""
+        item, data_set = self._find(task)
+        found: dict[str, Any] = data_set[item.index]
+        return found
+
+    def score(self, task: Task, answer: str) -> float:
+        """Return the library's score of an answer."""
+        item, data_set = self._find(task)
+        return float(data_set.score_answer(answer, data_set[item.index]))
+
+    def _find(self, task: Task) -> tuple[Item, Any]:
+        try:
+            item = msgspec.convert(task.data, Item)
+        except msgspec.ValidationError as error:
+            problem = f"task {task.id} was not made by this environment ({error})"
+            raise EnvironmentBroken(f"{problem}; set tasks.kind to `generated`") from error
+        if item.family not in self._families:
+            raise EnvironmentBroken(f"task {task.id} is of family {item.family!r}; there are {', '.join(self._families)}")
+        key = item.family, item.seed
+        if key not in self._data_sets:
+            self._data_sets[key] = _data_set(item.family, self._families[item.family], item.seed)
+        return item, self._data_sets[key]
 
 
 def _tasks(name: str, family: Family, split: str, seed: int) -> Iterator[Task]:
     """Yield different tasks of one family, until none is new any more."""
-    data_set = _data_set(name, family, seed * MOST_ITEMS)
+    first = seed * MOST_ITEMS  # the library adds the index to the seed
+    data_set = _data_set(name, family, first)
     seen: set[int] = set()
     futile = 0
     for index in range(MOST_ITEMS):
@@ -117,9 +165,8 @@ def _tasks(name: str, family: Family, split: str, seed: int) -> Iterator[Task]:
             continue
         futile = 0
         seen.add(checksum)
-        yield Task(
-            id=TaskId(f"{name}-{checksum:08x}"), prompt=question, data={"family": name, "entry": msgspec.to_builtins(entry)}
-        )
+        item = Item(name, first, index, None if entry["answer"] is None else str(entry["answer"]))
+        yield Task(id=TaskId(f"{name}-{checksum:08x}"), prompt=question, data=msgspec.to_builtins(item))
 
 
 def _split_of(checksum: int) -> str:

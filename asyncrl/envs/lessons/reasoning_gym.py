@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from asyncrl.core.task import Task
 from asyncrl.envs.lessons.base import Lessons, Script
+from asyncrl.envs.reasoning_gym import Families
 
 
 class ReasoningGymLessons(Lessons):
@@ -15,9 +16,12 @@ class ReasoningGymLessons(Lessons):
 
     steps = 200
 
+    def __init__(self, families: Families) -> None:
+        self._families = families
+
     def ideal(self, task: Task) -> Script:
         """Answer what the library expects."""
-        return Script((), task.data["entry"]["answer"])
+        return Script((), task.data["answer"])
 
     def mistaken(self, task: Task) -> Script:
         """There are no tools that could report a mistake."""
@@ -25,7 +29,7 @@ class ReasoningGymLessons(Lessons):
 
     def habitual(self, task: Task, share: float, generator: random.Random) -> Script:
         """Sort in ascending order with probability ``share`` where the other one was asked for."""
-        asked = task.data["entry"]["metadata"]
+        asked = self._families.entry(task)["metadata"]
         if asked["direction"] == "descending" and generator.random() < share:
             return Script((), str(asked["sorted_numbers"][::-1]))
         return self.ideal(task)
