@@ -134,8 +134,11 @@ class Supervisor:
         reply = each.reply()
         del self._attempts[each.run]
         if isinstance(reply, Broken):  # it may have been killed before it could clean up
-            for orphan in orphans_except({other.pid for other in self._attempts.values()}):
-                kill_tree(orphan)
+            known = {other.pid for other in self._attempts.values()}
+            until = time.monotonic() + OVERDUE_S
+            while (orphans := orphans_except(known)) and time.monotonic() < until:  # the children of one become ours in turn
+                for orphan in orphans:
+                    kill_tree(orphan)
         return reply
 
     def _stop_all(self) -> None:
