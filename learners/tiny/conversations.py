@@ -69,7 +69,9 @@ def encode(demonstrations: Sequence[Demonstration], tokenizer: PreTrainedTokeniz
     header = tokenizer.encode(ASSISTANT_HEADER)
     end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     encoded = tokenizer(render(demonstrations), add_special_tokens=False)["input_ids"]
-    return [Example(tuple(ids), tuple(_spoken(ids, header, end))) for ids in encoded]
+    examples = [Example(tuple(ids), tuple(_spoken(ids, header, end))) for ids in encoded]
+    assert all(any(example.spoken) for example in examples), "the tokenizer splits the header of a turn in several ways"
+    return examples
 
 
 def pad(rows: Sequence[Example]) -> PaddedRows:

@@ -22,6 +22,8 @@ TAG_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response
 
 ASSISTANT_HEADER = "<|im_start|>assistant\n"
 
+_HEADER_END = r"^assistant\n"
+"""Ends the header of the assistant's turn, whose first word must not melt into it: in a run the prompt ends there."""
 _DIGIT_OR_OPERATOR = r"[0-9]|(?<=[0-9])[-+*]|[-+*](?=[0-9])"
 _MAX_TOKEN_CHARACTERS = 64
 _MAX_VOCABULARY = 1024
@@ -37,7 +39,7 @@ def fit_tokenizer(texts: Iterable[str], max_length: int, pieces: Sequence[str] =
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex("|".join((*pieces, _DIGIT_OR_OPERATOR))), "isolated"),
+            pre_tokenizers.Split(Regex("|".join((_HEADER_END, *pieces, _DIGIT_OR_OPERATOR))), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

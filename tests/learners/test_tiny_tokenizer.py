@@ -79,6 +79,13 @@ def named() -> PreTrainedTokenizerFast:
     return fit_tokenizer(["who is Ada, Ada Loo, and Bo? who is Bo, who is Ada Loo"] * 3, 64, [r"[A-Z][a-z]+(?: [A-Z][a-z]+)*"])
 
 
+def test_the_first_word_of_a_turn_does_not_melt_into_its_header():
+    """In a run the prompt is tokenized without what the model says next."""
+    start = "<|im_start|>user\nhi<|im_end|><|im_start|>assistant\n"
+    chatty = fit_tokenizer([f"{start}hello there<|im_end|>"] * 5, 64)
+    assert chatty.encode(f"{start}hello there") == chatty.encode(start) + chatty.encode("hello there")
+
+
 def test_tags_survive_decoding_without_special_tokens(tokenizer: PreTrainedTokenizerFast):
     text = "".join(TAG_TOKENS)
     token_ids = tokenizer.encode(text)
