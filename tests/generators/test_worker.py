@@ -178,10 +178,20 @@ async def test_a_sample_is_handed_in_while_its_siblings_run() -> None:
     assert shop.ticket_client.finished(0) == [0]
 
 
+async def full(shop: Shop) -> None:
+    """Hold all requests back until six of them run, as many as there are slots."""
+    shop.engine.gate.clear()
+    async with asyncio.timeout(10):
+        while shop.engine.running < 6:
+            await asyncio.sleep(0)
+    shop.engine.gate.set()
+
+
 async def test_the_engine_is_full_and_never_more() -> None:
     """Six slots, groups of four: two groups are leased, so that two episodes wait for a slot rather than slots for episodes."""
     shop = Shop([task(f"t{i}") for i in range(9)])
     async with shop.open():
+        await full(shop)
         await shop.ticket_client.until(lambda: sum(map(len, shop.ticket_client.groups.values())) == 36)
     assert shop.engine.most_running == 6
     assert shop.ticket_client.limits[0] == 2
@@ -228,6 +238,7 @@ async def test_handing_in_takes_no_room_in_the_engine() -> None:
 async def test_a_group_larger_than_the_engine_is_generated() -> None:
     shop = Shop([task("t")], size=15)
     async with shop.open():
+        await full(shop)
         await shop.ticket_client.until(lambda: len(shop.ticket_client.finished(0)) == 15)
     assert shop.engine.most_running == 6
 
