@@ -15,22 +15,34 @@ from asyncrl.run.tiny_player import Player
 from generators.episode import EpisodeLimits
 
 CALCULATOR = ClassEnvironment(name="calculator")
+_TURN_TOKENS = 64
+"""Tokens that a turn of every lesson has room for. A model that never ends its turns takes long to try with more."""
 
 
 def players_of(recipe: Recipe) -> dict[str, Player]:
-    """Return the environments that the recipe's tiny model is made for, by member, with the limits of their episodes.
+    """Return the environments that the recipe's tiny model is made for, by member, with limits of the episodes that try it.
 
     Raises:
         RecipeError: an environment is wrong, or a built-in one has no lessons for its options.
     """
     if players := _taught(recipe):
         return players
-    positions = TINY_SHAPE.max_position_embeddings
-    limits = EpisodeLimits.of(recipe, next(iter(recipe.environment.by_member)))
-    roomy = msgspec.structs.replace(
-        limits, max_turns=CALCULATOR.max_turns, max_turn_tokens=positions, max_context=positions, end_on=frozenset()
+    return {"": Player(CALCULATOR, _roomy(recipe, next(iter(recipe.environment.by_member))))}
+
+
+def _roomy(recipe: Recipe, member: str) -> EpisodeLimits:
+    """Return limits within which every lesson can be played. A run may have tighter ones, in which less is solved."""
+    limits, positions = EpisodeLimits.of(recipe, member), TINY_SHAPE.max_position_embeddings
+    return msgspec.structs.replace(
+        limits,
+        max_turns=max(limits.max_turns, CALCULATOR.max_turns),
+        max_turn_tokens=max(limits.max_turn_tokens, _TURN_TOKENS),
+        max_context=positions,
+        end_on=frozenset(),
+        max_calls=None,
+        max_sampled_tokens=None,
+        malformed_penalty=None,
     )
-    return {"": Player(CALCULATOR, roomy)}
 
 
 def remarks_on(recipe: Recipe) -> tuple[str, ...]:
@@ -62,7 +74,7 @@ def _taught(recipe: Recipe) -> dict[str, Player]:
         if not isinstance(spec, ClassEnvironment):
             continue
         if find_lessons(spec) is not None:
-            players[member] = Player(spec, EpisodeLimits.of(recipe, member))
+            players[member] = Player(spec, _roomy(recipe, member))
         elif spec.name in BUILT_IN:
             problem = f"{TINY} cannot be warmed up on {member_place(member)} ({spec.name}): with these options it has no lessons"
             raise RecipeError("model.path", problem, "name a Hugging Face folder, or a model of the hub as organisation/name")

@@ -33,7 +33,7 @@ AT_ONCE = 128
 
 
 class Player(msgspec.Struct, frozen=True):
-    """An environment, and the limits of its episodes in the run."""
+    """An environment, and the limits of its episodes."""
 
     environment: ClassEnvironment
     limits: EpisodeLimits

@@ -75,7 +75,7 @@ def test_the_file_has_these_keys_and_no_others(tmp_path):
         "warnings",
     ]
     assert read["status"] == "completed"
-    assert read["eval"] == {"first": 0.41, "last": 0.95}
+    assert read["eval"] == {"first": 0.41, "last": 0.95, "most_versions": 1}
     assert read["staleness"] == {"mean": 1.1, "max": 3, "bound": 4}
     assert read["tokens"] == {"generated": 1_240_000, "trained": 1_100_000}
     assert read["warnings"] == ["the rewards of every group were equal"]
@@ -115,7 +115,7 @@ def test_a_run_that_never_began_has_a_summary(tmp_path):
     path = tmp_path / "summary.json"
     Summary(status=Status.FAILED, reason="no Ray").write(path)
     read = json.loads(path.read_text())
-    assert read["eval"] == {"first": None, "last": None}
+    assert read["eval"] == {"first": None, "last": None, "most_versions": 1}
     assert read["ledger"]["issued"] == 0
 
 

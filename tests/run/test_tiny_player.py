@@ -70,7 +70,7 @@ def test_all_members_with_lessons_are_taught(quickstart: Recipe):
     mixed = msgspec.structs.replace(quickstart, environment=MixedEnvironment(members=members))
     players = players_of(mixed)
     assert {name: (player.environment, player.limits.max_turns) for name, player in players.items()} == {
-        "easy": (easy, 3),
+        "easy": (easy, 6),
         "hard": (quickstart.environment, 6),
     }
     (remark,) = remarks_on(mixed)
@@ -97,3 +97,15 @@ def test_a_built_in_environment_without_lessons_is_refused(quickstart: Recipe, m
     monkeypatch.setattr(calculator.Calculator, "lessons", Untaught.lessons)
     with pytest.raises(RecipeError, match=r"model.path: tiny .* environment \(calculator\): .*; name a Hugging Face folder"):
         remarks_on(quickstart)
+
+
+def test_the_model_is_tried_within_limits_that_its_lessons_fit_in_whatever_those_of_the_run_are():
+    tight = [
+        "environment.max_turns=2",
+        "environment.max_calls=1",
+        "environment.on_malformed_call=end",
+        "sampling.max_turn_tokens=8",
+    ]
+    (player,) = players_of(compose("quickstart", tight)).values()
+    limits = player.limits
+    assert (limits.max_turns, limits.max_calls, limits.end_on, limits.max_turn_tokens) == (6, None, frozenset(), 64)

@@ -1,7 +1,7 @@
 """The training pump with its publisher, recorder and evaluator, in virtual time and without processes."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -110,12 +110,12 @@ class World:
         self.recorded.append((step, times, publish))
         self.step_ended.append(self.now())
 
-    def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult]) -> None:
+    def evaluation(self, version: PolicyVersion, results: Sequence[EvaluationResult], members: Mapping[TaskId, str]) -> None:
         self.evaluated.append(version)
 
     async def pump(self, begin: int = 0) -> None:
-        task = Task(id=TaskId("t"), prompt="?")
-        evaluator = Evaluator(self, [task], 0.0, self, self, Path("no-such-folder"))
+        task = HeldOutTask(Task(id=TaskId("t"), prompt="?"), "s")
+        evaluator = Evaluator(self, [task], False, self, self, Path("no-such-folder"))
         steps, every = self.recipe.steps, self.recipe.evaluation.every
         await train_pump(PolicyVersion(begin), steps, every, self, self, self.publisher, evaluator, self, self, self.now)
 
