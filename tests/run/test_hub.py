@@ -86,6 +86,7 @@ def test_a_hub_that_cannot_be_reached_is_told_apart_and_the_cache_serves(cache: 
     monkeypatch.setattr(
         huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
     )
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between its five tries
     with pytest.raises(RecipeError, match="the Hugging Face hub cannot be reached"):
         compose("quickstart", ["model.path=acme/small"])
     cached(cache)
