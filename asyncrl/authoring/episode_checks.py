@@ -35,7 +35,6 @@ COMPARED = 6
 """Tasks whose episodes are compared."""
 ENDED_S = 1.0
 """Seconds in which a cancelled episode must end."""
-SLOW_RESET_S = 1.0
 
 Make = Callable[[Task], Environment]
 
