@@ -5,6 +5,7 @@ The database is a file that all tasks share (option ``database``), a file or a s
 ``answer``, a text or number that the final answer has to be; or ``rows``, the rows that the final answer, a query, has to return.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -65,13 +66,14 @@ class Sql(ToolEnvironment):
 
     async def reward(self, task: Task, answer: str) -> float:
         """1 if ``answer`` is what the task expects, else 0."""
-        if "rows" not in task.data:
+        rows = task.data.get("rows")
+        if rows is None:  # also where a column `rows` is empty, because other tasks of the file have rows
             return float(_same(task.data["answer"], answer.strip()))
         try:
             found = await run_in_daemon_thread(partial(self._opened.query, answer, MOST_EXPECTED), name="comparing rows")
         except QueryRefused:
             return 0.0
-        expected = sorted((tuple(row) for row in task.data["rows"]), key=repr)
+        expected = sorted((tuple(row) for row in rows), key=repr)
         return float(not found.more and sorted(found.rows, key=repr) == expected)
 
     async def close(self) -> None:
@@ -120,8 +122,11 @@ def _check_expected(task: Task) -> None:
 
 
 def _same(expected: str | float, answer: str) -> bool:
-    """Whether the two are the same number, or the same text up to case and space around it."""
+    """Whether the two are the same text up to case and space around it, or the same finite number."""
+    if str(expected).strip().casefold() == answer.casefold():
+        return True  # also for names that Python reads as numbers, such as Nan and Infinity
     try:
-        return abs(float(expected) - float(answer)) <= 1e-6 * max(1.0, abs(float(expected)))
-    except ValueError:
-        return str(expected).strip().casefold() == answer.casefold()
+        wanted, given = float(expected), float(answer)
+    except (ValueError, OverflowError):
+        return False
+    return math.isfinite(wanted) and abs(wanted - given) <= 1e-6 * max(1.0, abs(wanted))

@@ -131,6 +131,9 @@ async def test_answers():
     assert await rewarded({"answer": 3}, "3", " 3.0 ", "three", "", "nan") == [1, 1, 0, 0, 0]
     assert await rewarded({"answer": "Ada Berg"}, "ada berg\n", "Ada") == [1, 0]
     assert await rewarded({"answer": "0.3333333333"}, "0.33333333", "0.33") == [1, 0]
+    assert await rewarded({"answer": "Infinity"}, "infinity", "inf", "5", "x") == [1, 0, 0, 0]
+    assert await rewarded({"answer": "Nan"}, "nan", "Ada") == [1, 0]
+    assert await rewarded({"answer": 3, "rows": None}, "3", "4") == [1, 0]
 
 
 async def test_rows_in_any_order():
@@ -140,7 +143,7 @@ async def test_rows_in_any_order():
         "select a from t",
         "drop table t",
     ]
-    assert await rewarded({"rows": [[1, "x"], [2, "y"]]}, *answers) == [1, 1, 0, 0]
+    assert await rewarded({"rows": [[1, "x"], [2, "y"]], "answer": None}, *answers) == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize(
