@@ -115,10 +115,26 @@ class _TorchEngine:
         )
 
     def _sample(self) -> None:
-        """Sample all waiting turns. This blocks the event loop, in which nothing else has to be done."""
+        """Sample all waiting turns. This blocks the event loop, in which nothing else has to be done.
+
+        An error is raised where each of the turns is awaited. Turns of episodes that have ended meanwhile are left out.
+        """
+        requests, self._waiting = [each for each in self._waiting if not each.answer.done()], []
+        if not requests:
+            return
+        try:
+            sampled = self._sampled(requests)
+        except Exception as error:  # noqa: BLE001 - raised in the episodes; here the event loop would only log it
+            for request in requests:
+                request.answer.set_exception(error)
+            return
+        for request, token_ids in zip(requests, sampled, strict=True):
+            request.answer.set_result(token_ids)
+
+    def _sampled(self, requests: Sequence[_Request]) -> list[list[int]]:
+        """Return the sampled tokens of each request."""
         import torch
 
-        requests, self._waiting = self._waiting, []
         longest = max(len(each.token_ids) for each in requests)
         padding = [longest - len(each.token_ids) for each in requests]
         token_ids = torch.tensor([[0] * pad + list(each.token_ids) for pad, each in zip(padding, requests, strict=True)])
@@ -132,9 +148,11 @@ class _TorchEngine:
             eos_token_id=list(stops),
             pad_token_id=requests[0].stop_token_id,
         )
+        sampled = []
         for request, row in zip(requests, written[:, longest:].tolist(), strict=True):
             ended = row.index(request.stop_token_id) + 1 if request.stop_token_id in row else len(row)
-            request.answer.set_result(row[: min(ended, request.max_tokens)])
+            sampled.append(row[: min(ended, request.max_tokens)])
+        return sampled
 
 
 _GATHERING_S = 0.02

@@ -1,14 +1,18 @@
 """The tiny model plays before a run as it will in the run, and what it is warmed up on follows from the recipe."""
 
+import asyncio
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.environment import ClassEnvironment, MixedEnvironment, RemoteEnvironment
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.trajectory import Sampling
 from asyncrl.envs import calculator
 from asyncrl.envs.calculator import Calculator
 from asyncrl.envs.demonstrations import demonstrate
@@ -16,7 +20,7 @@ from asyncrl.envs.lessons import Lessons
 from asyncrl.envs.lessons.calculator import CalculatorLessons
 from asyncrl.run.compose import compose
 from asyncrl.run.tiny_lessons import players_of, remarks_on
-from asyncrl.run.tiny_player import Player, play_greedily
+from asyncrl.run.tiny_player import Player, _TorchEngine, play_greedily
 from generators.episode import EpisodeLimits
 from learners.tiny.conversations import encode, pad, render
 from learners.tiny.settings import WarmUp
@@ -51,6 +55,27 @@ def test_episodes_end_as_each_token_says(tmp_path: Path, quickstart: Recipe):
     assert all(reward == 1.0 for reward, follows in zip(rewards[""], solved, strict=True) if follows)
     assert sum(rewards[""]) - sum(solved) <= 2  # right although it departed from the demonstration, by luck
     assert rewards["hasty"] == [0.0] * 4  # one turn is not enough for a call and an answer
+
+
+class Failing:
+    """A model that fails to sample."""
+
+    def generate(self, *args: object, **kwargs: object) -> None:
+        raise RuntimeError("no memory")
+
+
+async def test_an_error_in_sampling_reaches_every_episode_and_an_ended_one_holds_nobody_up():
+    engine = _TorchEngine(cast(PreTrainedModel, Failing()))
+    turns = [
+        asyncio.create_task(engine.generate([1, 2], max_tokens=4, sampling=Sampling(temperature=0.0), stop_token_id=0))
+        for _ in range(3)
+    ]
+    await asyncio.sleep(0)
+    turns[0].cancel()
+    async with asyncio.timeout(10):
+        outcomes = await asyncio.gather(*turns, return_exceptions=True)
+    assert isinstance(outcomes[0], asyncio.CancelledError)
+    assert [str(each) for each in outcomes[1:]] == ["no memory"] * 2
 
 
 class Untaught(Calculator):
