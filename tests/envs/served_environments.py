@@ -16,10 +16,11 @@ class Notes(ToolEnvironment):
     closed = 0
     cancelled = 0
 
-    def __init__(self, prefix: str = "") -> None:
+    def __init__(self, prefix: str = "", blocks_s: float = 0.0) -> None:
         self.prefix = prefix
         self.notes: list[str] = []
         Notes.open.append(self)
+        time.sleep(blocks_s)
 
     @tool
     async def note(self, text: str, seconds: float = 0.0) -> str:

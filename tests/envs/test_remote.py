@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -324,6 +324,27 @@ async def test_a_server_written_from_the_document_is_played_on() -> None:
             await environment.close()
     finally:
         await runner.cleanup()
+
+
+@pytest.mark.parametrize("client_goes", [False, True])
+async def test_an_environment_that_is_being_made_when_its_episode_ends_is_closed(client_goes: bool) -> None:
+    async with served(blocks_s=0.5) as (_, url), AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(serving(servers(url), TOKEN))
+        environment = RemoteEnvironment(pool)
+        await environment.ready()
+        beginning = asyncio.create_task(environment.reset(TASK))
+        async with asyncio.timeout(20):
+            while not Notes.open:  # noqa: ASYNC110 - the environment is made in another thread
+                await asyncio.sleep(0.01)
+        beginning.cancel()
+        if client_goes:
+            await stack.aclose()
+        else:
+            await environment.close()
+        async with asyncio.timeout(5):
+            while Notes.open:  # noqa: ASYNC110 - and closed there
+                await asyncio.sleep(0.01)
+        assert Notes.closed == 1
 
 
 def test_a_server_needs_neither_torch_nor_vllm_nor_ray() -> None:

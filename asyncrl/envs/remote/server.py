@@ -328,8 +328,7 @@ class _Connection:
             case Step():
                 return [await server.call(partial(self._step, request, self._episode(request.episode)))]
             case Close():
-                if (environment := self.episodes.pop(request.episode, None)) is not None:
-                    await server.call(partial(environment.close, request.deadline_s))
+                await server.call(partial(self._close, request))
                 return [Closed(request.id)]
 
     def _episode(self, number: int) -> HostedEnvironment:
@@ -352,6 +351,11 @@ class _Connection:
         result = await environment.step(protocol.action_of(request))
         with environment.blamed("step"):
             return protocol.stepped(request.id, result)
+
+    async def _close(self, request: Close) -> None:
+        # In the environments' event loop, a reset that was cancelled in the middle of a constructor has put it in by now.
+        if (environment := self.episodes.pop(request.episode, None)) is not None:
+            await environment.close(request.deadline_s)
 
     def _failed(self, request: Request, error: AsyncRLError) -> Failed:
         match error:
@@ -376,11 +380,18 @@ class _Connection:
         for task in answering:
             task.cancel()
         await asyncio.gather(*answering, return_exceptions=True)
-        if self.episodes:
-            logger.info("%s is gone; its %d open episodes are closed", self._remote, len(self.episodes))
-        closing = [self._server.call(partial(each.close, CLOSE_S)) for each in self.episodes.values()]
+        try:
+            await self._server.call(self._close_episodes)
+        except ProcessDied as death:
+            logger.warning("closing the episodes of %s: %s", self._remote, death)
+
+    async def _close_episodes(self) -> None:
+        """Close all episodes, also one that was just being made. Called in the environments' event loop."""
+        episodes = list(self.episodes.values())
         self.episodes.clear()
-        for outcome in await asyncio.gather(*closing, return_exceptions=True):
+        if episodes:
+            logger.info("%s is gone; its %d open episodes are closed", self._remote, len(episodes))
+        for outcome in await asyncio.gather(*(each.close(CLOSE_S) for each in episodes), return_exceptions=True):
             if isinstance(outcome, BaseException):
                 logger.warning("closing an episode of %s: %s", self._remote, outcome)
 
