@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from asyncrl.core.errors import EnvironmentLost, EnvironmentUnreachable, RecipeError
@@ -145,6 +146,11 @@ async def test_streamable_http_takes_as_many_calls_and_comes_back() -> None:
                 await session.call("echo", {"text": "x"})
             process = await start()
             assert await (await sessions.take()).call("echo", {"text": "back"}) == "back"
+        async with mcp_sessions(server, shared=False, wait_s=60.0) as sessions:
+            session = await sessions.take()
+            assert await session.call("echo", {"text": "mine"}) == "mine"
+            sessions.give_back(session)
+        assert [each for each in psutil.Process().net_connections() if each.raddr and each.raddr.port == port] == []
     finally:
         process.kill()
         await process.wait()

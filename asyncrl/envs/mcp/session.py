@@ -191,6 +191,7 @@ class McpSession:
                 timeout=httpx2.Timeout(None, connect=CONNECT_S),
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
             )
+            stack.push_async_callback(client.aclose)  # the SDK only closes clients that it has made itself
             return streamable_http_client(server.url, http_client=client)
         from mcp import StdioServerParameters
         from mcp.client.stdio import stdio_client
