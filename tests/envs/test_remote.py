@@ -125,6 +125,33 @@ async def test_who_has_another_token_or_no_server_is_told_what_to_do() -> None:
             pass
 
 
+async def test_a_server_that_answers_something_else_is_left() -> None:
+    left = asyncio.Event()
+
+    async def talk(request: aiohttp.web.Request) -> aiohttp.web.WebSocketResponse:
+        socket = aiohttp.web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.receive()
+        await socket.send_str("good morning")
+        await socket.receive()
+        left.set()
+        return socket
+
+    application = aiohttp.web.Application()
+    application.router.add_get("/", talk)
+    runner = aiohttp.web.AppRunner(application)
+    await runner.setup()
+    await aiohttp.web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(NotConnected, match="answered the hello with TEXT"):
+                await Connection.open(f"ws://127.0.0.1:{runner.addresses[0][1]}", TOKEN, "asyncrl test", session)
+            async with asyncio.timeout(5):
+                await left.wait()
+    finally:
+        await runner.cleanup()
+
+
 async def test_another_version_is_refused_and_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served() as (_, url), aiohttp.ClientSession() as session:
         headers = {"Authorization": f"Bearer {TOKEN}"}

@@ -97,7 +97,11 @@ class Connection:
                     max_msg_size=protocol.LARGEST_MESSAGE,
                     compress=0,
                 )
-                return cls(url, socket, await _greet(url, socket, client))
+                try:
+                    return cls(url, socket, await _greet(url, socket, client))
+                except BaseException:
+                    await socket.close()
+                    raise
         except aiohttp.WSServerHandshakeError as error:
             if error.status == HTTPStatus.UNAUTHORIZED:
                 raise NotConnected(f"{url} refuses the token", "give both sides the same one", final=True) from error
