@@ -60,7 +60,7 @@ from asyncrl.envs.remote.protocol import (
     Tasks,
     Welcome,
 )
-from asyncrl.envs.secrets import Secrets, read_secrets
+from asyncrl.envs.secrets import Secrets, clean_logs, read_secrets
 from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.envs.worker_environments import WorkerEnvironments
 
@@ -99,6 +99,10 @@ class Served(msgspec.Struct, frozen=True):
 class EnvironmentServer:
     """Serves one kind of environment to all clients that show the token.
 
+    Attributes:
+        secrets: what the environment gets of this process's environment variables.
+        errors: counts the errors of the environment's code.
+
     Args:
         name: the server's program and version, as clients are told.
 
@@ -109,7 +113,7 @@ class EnvironmentServer:
     def __init__(self, served: Served, token: str, name: str) -> None:
         self.served, self.name = served, name
         self.check({})
-        self._secrets: Secrets = read_secrets(served.spec({}), os.environ)
+        self.secrets: Secrets = read_secrets(served.spec({}), os.environ)
         self._token = token.encode()
         self._environments: dict[bytes, asyncio.Task[WorkerEnvironments]] = {}
         self._runner: web.AppRunner | None = None
@@ -192,7 +196,7 @@ class EnvironmentServer:
             raise
 
     async def _start_environments(self, spec: ClassEnvironment) -> WorkerEnvironments:
-        made = WorkerEnvironments({"": load_member(spec)}, self._secrets, self.name)
+        made = WorkerEnvironments({"": load_member(spec)}, self.secrets, self.name)
         await made.start(START_S)
         return made
 
@@ -429,6 +433,7 @@ async def serve(served: Served, token: str, host: str, port: int, name: str, lis
         ComponentFailed: the environments' event loop ended, or was blocked for too long.
     """
     server = EnvironmentServer(served, token, name)
+    clean_logs(server.secrets, logging.getLogger().handlers)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
