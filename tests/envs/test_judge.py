@@ -79,6 +79,13 @@ async def test_a_score_is_mapped_to_its_range_and_the_question_shows_all_parts(m
     assert endpoint.headers[0]["Authorization"] == "Bearer secret"
 
 
+async def test_instructions_of_ones_own_may_hold_braces():
+    async with serving(says('{"score": 3}')) as endpoint:
+        judge = Judge(endpoint.url, "m", instructions='Reply {"score": N}, N from {lowest} to {highest}.', lowest=1.0, highest=5.0)
+        assert await judge(TASK, "a") == 0.5
+    assert endpoint.asked[0]["messages"][0]["content"] == 'Reply {"score": N}, N from 1 to 5.'
+
+
 async def test_a_score_outside_of_the_range_counts_as_its_end():
     async with serving(says("Score: 12"), says("Score: -3")) as endpoint:
         judge = Judge(endpoint.url, "m")
