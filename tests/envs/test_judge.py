@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -81,7 +82,9 @@ async def test_a_score_is_mapped_to_its_range_and_the_question_shows_all_parts(m
 
 async def test_instructions_of_ones_own_may_hold_braces():
     async with serving(says('{"score": 3}')) as endpoint:
-        judge = Judge(endpoint.url, "m", instructions='Reply {"score": N}, N from {lowest} to {highest}.', lowest=1.0, highest=5.0)
+        judge = Judge(
+            endpoint.url, "m", instructions='Reply {"score": N}, N from {lowest} to {highest}.', lowest=1.0, highest=5.0
+        )
         assert await judge(TASK, "a") == 0.5
     assert endpoint.asked[0]["messages"][0]["content"] == 'Reply {"score": N}, N from 1 to 5.'
 
@@ -114,6 +117,15 @@ async def test_a_judge_that_stays_away_gives_no_reward():
             await Judge(endpoint.url, "m", deadline_s=0.05)(TASK, "a")
     with pytest.raises(RewardUnavailable, match="could not be reached"):
         await Judge(endpoint.url, "m", deadline_s=0.05)(TASK, "a")
+
+
+async def test_waiting_for_others_who_ask_the_same_counts():
+    async with serving(status(500)) as endpoint:
+        judge = Judge(endpoint.url, "m", deadline_s=0.5)
+        began = time.monotonic()
+        outcomes = await asyncio.gather(*(judge(TASK, "a") for _ in range(8)), return_exceptions=True)
+        assert time.monotonic() - began < 5 * 0.5
+    assert [type(each) for each in outcomes] == [RewardUnavailable] * 8
 
 
 async def test_a_reply_without_a_score_breaks_the_task_after_three():

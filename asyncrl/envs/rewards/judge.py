@@ -157,14 +157,22 @@ class Judge(Reward):
         """Ask the judge, or find what it said."""
         messages = self._messages(task, answer)
         key = question_key(self._url, self._model, messages)
-        gates = self._gates.get()
-        async with gates.of(key):
+        gates, began = self._gates.get(), time.monotonic()
+        same = gates.of(key)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await same.acquire()
+        except TimeoutError as late:
+            raise self._unavailable(began, "others who asked the same got none") from late
+        try:
             score = await self._scores.get(key)
             if score is not None:
                 self.use.kept += 1
             else:
-                score = await self._ask(task, messages, gates)
+                score = await self._ask(task, messages, gates, began)
                 await self._scores.keep(key, score)
+        finally:
+            same.release()
         return (min(max(score, self._lowest), self._highest) - self._lowest) / (self._highest - self._lowest)
 
     def _messages(self, task: Task, answer: str) -> list[dict[str, str]]:
@@ -173,12 +181,11 @@ class Judge(Reward):
         asked = re.sub(r"\{(question|expected|answer)\}", lambda found: parts[found[1]], self._question)
         return [{"role": "system", "content": self._instructions}, {"role": "user", "content": asked}]
 
-    async def _ask(self, task: Task, messages: list[dict[str, str]], gates: "_Gates") -> float:
+    async def _ask(self, task: Task, messages: list[dict[str, str]], gates: "_Gates", began: float) -> float:
         body = {"model": self._model, "messages": messages, "temperature": 0, "max_tokens": self._max_reply_tokens}
         wait, unreadable, problem = FIRST_RETRY_S, 0, "it was not asked: others were being asked all the time"
-        began = time.monotonic()
         try:
-            async with asyncio.timeout(self._deadline_s), gates.requests:
+            async with asyncio.timeout(self._deadline_s - (time.monotonic() - began)), gates.requests:
                 while True:
                     try:
                         reply = await self._reply(msgspec.json.encode(body))
@@ -195,8 +202,11 @@ class Judge(Reward):
                     await asyncio.sleep(wait * random.uniform(0.75, 1.25))
                     wait = min(2 * wait, LAST_RETRY_S)
         except TimeoutError as late:
-            told = f"{self._name} gave no score in {time.monotonic() - began:.0f} s; {problem}; see its log"
-            raise RewardUnavailable(told, f"{self._name} {os.getpid()} {began // self._deadline_s}") from late
+            raise self._unavailable(began, problem) from late
+
+    def _unavailable(self, began: float, problem: str) -> RewardUnavailable:
+        told = f"{self._name} gave no score in {time.monotonic() - began:.0f} s; {problem}; see its log"
+        return RewardUnavailable(told, f"{self._name} {os.getpid()} {began // self._deadline_s}")
 
     async def _reply(self, body: bytes) -> str:
         """Make one request, and return the text of the reply."""
