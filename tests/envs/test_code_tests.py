@@ -1,6 +1,8 @@
 """Programs are run in the real sandbox, where there is one."""
 
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -40,15 +42,21 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         ("def add(a, b", CALLS, 0.0),
         ("import sys\nsys.exit(0)", CALLS, 0.0),
         ("open('results', 'w').write('[3]\\n[0]\\n')\nimport os\nos._exit(0)", CALLS, 2 / 3),
+        ("open('results', 'w').write('[3]\\n' + '\\n' * 10**6)\nimport os\nos._exit(0)", CALLS, 1 / 3),
+        ("import os\nos.makedirs('a/b')\nos.chmod('a', 0)\ndef add(a, b):\n    return a + b", CALLS, 1.0),
         ("a, b = map(int, input().split())\nprint(a + b)", PRINTS, 1.0),
         ("print(3)", PRINTS, 0.5),
         ("print(3)\nraise SystemExit(1)", PRINTS, 0.0),
         ("def add(a, b):\n    return a + b\nif __name__ == '__main__':\n    print(3)", [*CALLS, PRINTS[0]], 1.0),
     ],
 )
-async def test_the_share_of_passed_tests(sandbox: Sandbox, answer: str, tests: object, share: float):
+async def test_the_share_of_passed_tests(
+    sandbox: Sandbox, answer: str, tests: object, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert await CodeTests(sandbox, all_or_nothing=False)(task(tests), answer) == pytest.approx(share)
     assert await CodeTests(sandbox)(task(tests), answer) == float(share == 1.0)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("asyncrl-tests-")]
 
 
 @pytest.mark.asyncio(loop_scope="module")

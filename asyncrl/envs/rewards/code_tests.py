@@ -9,6 +9,8 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from asyncrl.envs.rewards.base import Reward, expected
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Finished
 from asyncrl.envs.sandbox.sandbox import Sandbox
+from asyncrl.envs.threads import run_in_daemon_thread
+from asyncrl.envs.workspaces import remove_after_episode
 
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _USUAL = Limits()
@@ -104,8 +108,8 @@ class CodeTests(Reward):
         if not tests:
             return 0
         given = json.dumps([code, [test.call for test in tests]]).encode()
-        _, lines = await self._run(_RUN, code, given)
-        results = [_decoded(line) for line in lines[: len(tests)]]
+        _, lines = await self._run(_RUN, code, given, len(tests))
+        results = [_decoded(line) for line in lines]
         return sum(result == [test.returns] for result, test in zip(results, tests, strict=False))
 
     async def _prints(self, code: str, test: OutputTest) -> bool:
@@ -113,20 +117,29 @@ class CodeTests(Reward):
         printed = finished.stdout.decode(errors="replace")
         return finished.exit_code == 0 and _stripped(printed) == _stripped(test.stdout)
 
-    async def _run(self, program: str, code: str, stdin: bytes) -> tuple[Finished, list[str]]:
-        """Run ``program``; returns how it ended, and the lines of results that it wrote."""
+    async def _run(self, program: str, code: str, stdin: bytes, results: int = 0) -> tuple[Finished, list[str]]:
+        """Run ``program``; returns how it ended, and the first lines of ``results`` that it wrote.
+
+        What the program leaves in its folder may be much, so it is read and removed in a thread.
+        """
         command = [_PYTHON, "-I", "-S", "-B", "-c", program]
         folders = [Path(sys.base_prefix), Path(sys.base_exec_prefix)]
-        with tempfile.TemporaryDirectory(prefix="asyncrl-tests-", ignore_cleanup_errors=True) as name:
-            folder = Path(name)
+        folder = Path(tempfile.mkdtemp(prefix="asyncrl-tests-"))
+        try:
             (folder / "answer.py").write_text(code, errors="replace")
             finished = await self._sandbox.run(command, folder, self._limits, stdin, folders)
-            return finished, _lines(folder / "results")
+            read = partial(_lines, folder / "results", results)
+            return finished, await run_in_daemon_thread(read, "reading results of tests") if results else []
+        finally:
+            await remove_after_episode(folder)
 
 
-def _lines(results: Path) -> list[str]:
-    """The lines of a file that the program wrote. A link could lead out of its folder; anything but a file might never end."""
-    return results.read_text(errors="replace").splitlines() if results.is_file() and not results.is_symlink() else []
+def _lines(results: Path, count: int) -> list[str]:
+    """The first lines of a file that the program wrote. A link could lead out of its folder; what is no file might never end."""
+    if results.is_symlink() or not results.is_file():
+        return []
+    with results.open(errors="replace") as lines:
+        return list(islice(lines, count))
 
 
 def program_of(answer: str) -> str:
