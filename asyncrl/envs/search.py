@@ -71,7 +71,7 @@ class Search(ToolEnvironment):
     @tool
     def read(self, id: str) -> str:
         """The text of the document with this id."""
-        document = self.shared.read(id.strip("[] "))
+        document = self.shared.read(id) or self.shared.read(id.strip().removeprefix("[").removesuffix("]"))
         if document is None:
             raise ToolError(f"there is no document {short(id)}; give an id that a search has shown")
         return str(document.text)

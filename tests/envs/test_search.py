@@ -59,7 +59,9 @@ def test_operators_of_the_index_are_only_words(query: str):
 @asynccontextmanager
 async def environment(tmp_path: Path, **options: object) -> AsyncIterator[Search]:
     corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text('{"id": 7, "title": "Nile", "text": "It is the longest river of Africa.", "year": 3}\n\n')
+    corpus.write_text(
+        '{"id": 7, "title": "Nile", "text": "It is the longest river of Africa.", "year": 3}\n\n{"id": "[b] [1]", "text": "B"}'
+    )
     member = load_member(ClassEnvironment(name="search", options={"corpus": str(corpus), **options}))
     async with member.share(Secrets()) as shared:
         made = member.make(Provided(shared=shared))
@@ -82,6 +84,9 @@ async def test_an_episode(tmp_path: Path):
             "It is the longest river of Africa.",
             "error: there is no document '8'; give an id that a search has shown",
         )
+        ids = ("[[b] [1]]", "[b] [1]")
+        result = await search.step(Action("", tuple(ToolCall("read", {"id": id}) for id in ids)))
+        assert [message.content for message in result.observation.messages] == ["B", "B"]
         assert (await search.step(Action("nile.", ()))).reward == 1.0
 
 
