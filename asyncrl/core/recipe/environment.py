@@ -55,7 +55,7 @@ class ClassEnvironment(EpisodeConfig, frozen=True, tag_field="kind", tag="class"
     """A built-in environment, or a Python class of your own.
 
     Attributes:
-        name: ``calculator``, or ``module:Class`` for an environment of your own.
+        name: a built-in environment (docs/built-in-environments.md), or ``module:Class`` for one of your own.
         options: keyword arguments of the environment's constructor.
         secrets: names of environment variables whose values the environment gets as ``self.secrets``. The values are taken where
             the run is launched, and stand in no file of the run.
