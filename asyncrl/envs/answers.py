@@ -10,7 +10,8 @@ _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 def is_answer(text: str, expected: float | str) -> bool:
     """Whether ``text`` gives the ``expected`` answer.
 
-    A number is compared with the last number in the text, within a millionth; text with the last line, without spaces around it.
+    A number is compared with the last number in the text: an integer exactly, any other within a millionth. A text is compared
+    with the last line, without spaces around it.
     """
     if isinstance(expected, str):
         return text.strip().rpartition("\n")[2].strip() == expected.strip()
