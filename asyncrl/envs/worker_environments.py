@@ -105,6 +105,11 @@ class WorkerEnvironments:
         parts = ((self._members[name], part) for name, part in self._shared.items())
         return tuple(sentence for member, part in parts for sentence in member.remarks(part.value))
 
+    @property
+    def lost(self) -> "asyncio.Future[ProcessDied]":
+        """Has a result as soon as something that the episodes share has ended by itself. Known once started."""
+        return self._lost
+
     async def while_shared(self, work: Coroutine[Any, Any, T]) -> T:
         """Do ``work``, unless something that the episodes share ends by itself.
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import ClassVar
 
 from asyncrl.core.task import Task
@@ -49,6 +51,23 @@ class Notes(ToolEnvironment):
     async def close(self) -> None:
         Notes.open.remove(self)
         Notes.closed += 1
+
+
+class Fading(Notes):
+    """Stands on something that ends by itself."""
+
+    @classmethod
+    @asynccontextmanager
+    async def share(cls, **options: object) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(cls.fade())
+            yield None
+
+    @staticmethod
+    async def fade() -> None:
+        while not Notes.open:  # noqa: ASYNC110 - an episode has begun
+            await asyncio.sleep(0.01)
+        raise OSError("the database went away")
 
 
 class Wrong(Environment):

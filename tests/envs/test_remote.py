@@ -374,6 +374,14 @@ async def test_an_environment_that_is_being_made_when_its_episode_ends_is_closed
         assert Notes.closed == 1
 
 
+async def test_a_server_whose_shared_part_ends_by_itself_fails_with_the_reason() -> None:
+    async with served("served_environments:Fading") as (server, url), serving(servers(url), TOKEN) as pool:
+        environment = await begun(pool)
+        async with asyncio.timeout(20):
+            assert "what its episodes share is gone: share() of served_environments:Fading" in str(await server.wait_failed())
+        await environment.close()
+
+
 def test_a_server_needs_neither_torch_nor_vllm_nor_ray() -> None:
     """In a process in which these cannot be imported, the command line is loaded, and an environment is served."""
     code = """

@@ -119,6 +119,7 @@ class EnvironmentServer:
         self._runner: web.AppRunner | None = None
         self._connections: set[_Connection] = set()
         self._loop: EventLoopThread
+        self._sockets_loop: asyncio.AbstractEventLoop
         self._failed: asyncio.Future[ComponentFailed]
         self.errors = ErrorCounts()
 
@@ -128,7 +129,8 @@ class EnvironmentServer:
         Raises:
             OSError: the address cannot be used.
         """
-        self._failed = asyncio.get_running_loop().create_future()
+        self._sockets_loop = asyncio.get_running_loop()
+        self._failed = self._sockets_loop.create_future()
         self._loop = EventLoopThread("the environments", BLOCKED_S)
         application = web.Application()
         application.router.add_get("/{path:.*}", self._connect)
@@ -141,7 +143,11 @@ class EnvironmentServer:
         return listening
 
     async def wait_failed(self) -> ComponentFailed:
-        """Wait until the environments' event loop has ended or is blocked for too long; returns what happened."""
+        """Wait until the environments' event loop has ended or is blocked for too long, or what they share has ended by itself.
+
+        Returns:
+            What happened.
+        """
         return await asyncio.shield(self._failed)
 
     async def close(self) -> None:
@@ -165,9 +171,12 @@ class EnvironmentServer:
         try:
             return await self._loop.call(work)
         except ProcessDied as death:
-            if not self._failed.done():
-                self._failed.set_result(death)
+            self._fail(death)
             raise
+
+    def _fail(self, failure: ComponentFailed) -> None:
+        if not self._failed.done():
+            self._failed.set_result(failure)
 
     @property
     def blocked_by(self) -> str:
@@ -198,6 +207,7 @@ class EnvironmentServer:
     async def _start_environments(self, spec: ClassEnvironment) -> WorkerEnvironments:
         made = WorkerEnvironments({"": load_member(spec)}, self.secrets, self.name)
         await made.start(START_S)
+        made.lost.add_done_callback(lambda lost: self._sockets_loop.call_soon_threadsafe(self._fail, lost.result()))
         return made
 
     async def _close_environments(self) -> None:
@@ -430,7 +440,7 @@ async def serve(served: Served, token: str, host: str, port: int, name: str, lis
     Raises:
         RecipeError: the environment cannot be used.
         OSError: the address cannot be used.
-        ComponentFailed: the environments' event loop ended, or was blocked for too long.
+        ComponentFailed: the environments' event loop ended or was blocked for too long, or what they share ended by itself.
     """
     server = EnvironmentServer(served, token, name)
     clean_logs(server.secrets, logging.getLogger().handlers)
