@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 INTERRUPT_S = 2.0
 """How long an interrupted process may take to remove what it has half made."""
+
+_OWN_ERROR = re.compile(r"^(asyncrl|learners|generators)[\w.]*: ")
+"""How Python begins the last line of an error of ours; its text is meant to stand alone."""
 
 
 async def helped(
@@ -62,7 +66,8 @@ async def helped(
     if process.returncode:
         lines = (await errors).decode(errors="replace").strip().splitlines()
         logger.error("%s failed:\n%s", task, "\n".join(lines))
-        raise ComponentFailed(f"{task} failed: {lines[-1] if lines else f'exit code {process.returncode}'}; see logs/driver.log")
+        reason = _OWN_ERROR.sub("", lines[-1]) if lines else f"exit code {process.returncode}"
+        raise ComponentFailed(f"{task} failed: {reason}; see logs/driver.log")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

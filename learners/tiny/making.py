@@ -77,5 +77,6 @@ def _check_skill(skill: float, settings: WarmUp, of: str = "") -> None:
     if skill < settings.skill:
         raise WarmUpFailed(
             f"after its warm-up the tiny model solves {skill:.0%} of the tasks{of} that do not tempt it, but "
-            f"{settings.skill:.0%} are wanted; try another seed"
+            f"{settings.skill:.0%} are wanted; try another seed, or, for lessons of your own, "
+            "more `steps` of them and tools that do not fail by chance"
         )
