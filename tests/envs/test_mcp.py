@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+import random
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +124,17 @@ async def test_episodes_with_sessions_of_their_own_share_nothing() -> None:
             await each.close()
 
 
+def free_port() -> int:
+    """A port below those that the system gives to anybody who asks for any port, so that it is still free when it is needed."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 async def test_streamable_http_takes_as_many_calls_and_comes_back() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = McpServer(command=(), url=f"http://127.0.0.1:{port}/mcp", tools=(), variables={})
 
     async def start() -> asyncio.subprocess.Process:
