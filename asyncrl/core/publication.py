@@ -50,17 +50,31 @@ class ShardRecord(msgspec.Struct, frozen=True, array_like=True):
     offset: int
 
 
+class WeightFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file that holds shards of a publication.
+
+    Attributes:
+        path: where it lies on its node.
+        node: Ray's id of that node; empty where only one host is concerned.
+        size: how many of its bytes, from the first on, belong to the publication; the file may be longer.
+    """
+
+    path: str
+    node: str
+    size: int
+
+
 class Publication(msgspec.Struct, frozen=True, kw_only=True):
     """One published policy version, or the part of it that one rank wrote.
 
     Attributes:
-        files: paths that hold the bytes (for the ``shm`` transport, files in the memory file system).
+        files: the files that hold the bytes. Engines read a publication whose files all lie on their own node.
         shards: which rectangles they hold; together they cover every tensor exactly once.
         fingerprint: sum over all elements, modulo 2**64, so that it does not depend on how tensors were sharded. Every engine
             must acknowledge with the same number. If the optimizer changed the weights, it differs from the last version's.
     """
 
     version: PolicyVersion
-    files: tuple[str, ...]
+    files: tuple[WeightFile, ...]
     shards: tuple[ShardRecord, ...]
     fingerprint: int

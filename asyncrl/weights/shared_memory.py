@@ -18,7 +18,7 @@ import torch
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.memory_files import memory_file_system
-from asyncrl.core.publication import Publication, Shard, ShardRecord
+from asyncrl.core.publication import Publication, Shard, ShardRecord, WeightFile
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.coverage import by_tensor, check_coverage
 from asyncrl.weights.fingerprint import FingerprintSum
@@ -41,6 +41,7 @@ class SharedMemory(Transport):
         directory: where the files lie; engines must see it under the same path.
         files: the mappings through which a device writes.
         mapped_from: the type of the device that writes through mappings.
+        node: Ray's id of the node that the files lie on.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class SharedMemory(Transport):
         directory: str | None = None,
         files: PinnedFiles | None = None,
         mapped_from: str = "cuda",
+        node: str = "",
     ) -> None:
+        self._node = node
         self._mappings, self._mapped_from = files or PinnedFiles(), mapped_from
         stem = Path(directory or memory_file_system()) / f"asyncrl-{run_id}-rank{rank}"
         self._paths = tuple(f"{stem}-{side}" for side in ("even", "odd"))
@@ -99,7 +102,7 @@ class SharedMemory(Transport):
         if os.fstat(file).st_size < end:  # a trailing shard of no elements
             os.ftruncate(file, end)
         self._side = 1 - self._side
-        return Publication(version=version, files=(path,), shards=tuple(records), fingerprint=total)
+        return Publication(version=version, files=(WeightFile(path, self._node, end),), shards=tuple(records), fingerprint=total)
 
     def _write_at(self, path: str, file: int, offset: int, shard: Shard) -> None:
         content = shard.tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
@@ -146,10 +149,10 @@ class SharedMemory(Transport):
         """
         if mappings is None:
             files = [
-                torch.from_file(path, shared=False, size=os.path.getsize(path), dtype=torch.uint8) for path in publication.files
+                torch.from_file(file.path, shared=False, size=file.size, dtype=torch.uint8) for file in publication.files
             ]
         else:
-            files = [mappings.bytes_of(path) for path in publication.files]
+            files = [mappings.bytes_of(file.path) for file in publication.files]
         for name, records in by_tensor(publication.shards).items():
             check_coverage(name, records)
             if len(records) == 1:

@@ -8,7 +8,7 @@ import torch
 
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.publication import Publication, Shard, ShardRecord
+from asyncrl.core.publication import Publication, Shard, ShardRecord, WeightFile
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.coverage import by_tensor, check_coverage
 
@@ -53,7 +53,7 @@ def merge(parts: Sequence[Publication]) -> Publication:
     versions = sorted({part.version for part in parts})
     if len(versions) != 1:
         raise WeightMismatch(f"the parts to merge have versions {versions}; every rank must write the same version")
-    files: list[str] = []
+    files: list[WeightFile] = []
     shards: list[ShardRecord] = []
     for part in parts:
         shards += [ShardRecord(s.name, s.shape, s.start, s.extent, s.dtype, len(files) + s.file, s.offset) for s in part.shards]

@@ -227,7 +227,7 @@ async def test_weights_are_made_ready_before_the_pause(engine, model, writer, mo
     async def call_and_erase(method: str, *arguments: object) -> object:
         answer = await called(method, *arguments)
         if method == PREPARE:
-            erase(Path(publication.files[0]))
+            erase(Path(publication.files[0].path))
         return answer
 
     monkeypatch.setattr(core, "call_utility_async", call_and_erase)
@@ -239,7 +239,7 @@ async def test_weights_are_made_ready_before_the_pause(engine, model, writer, mo
 
 async def test_bytes_changed_on_the_way_change_the_fingerprint(engine: VllmEngine, model, writer) -> None:
     publication = publish(writer, 3, shards(model))
-    flip_bit(Path(publication.files[0]), publication.shards[1].offset)
+    flip_bit(Path(publication.files[0].path), publication.shards[1].offset)
     assert await engine.install(publication) != publication.fingerprint
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from asyncrl.core.errors import ProcessDied
 from asyncrl.core.ids import PolicyVersion, WorkerId
-from asyncrl.core.publication import Publication
+from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.core.trajectory import StopReason
 from generators.evaluation import Evaluated, EvaluationResult, HeldOutTask
 from generators.worker import GeneratorStatistics
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def publication(version: int) -> Publication:
-    return Publication(version=PolicyVersion(version), files=(f"side-{version % 2}",), shards=(), fingerprint=1000 + version)
+    return Publication(version=PolicyVersion(version), files=(WeightFile(f"side-{version % 2}", "", 0),), shards=(), fingerprint=1000 + version)
 
 
 class FakeGenerator:

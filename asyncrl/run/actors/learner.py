@@ -42,7 +42,7 @@ class LearnerActor:
         self._trajectories = trajectories
         self._recipe, self._model_path, self._buffer, self._rank = recipe, model_path, buffer, rank
         self._run_id = run_id
-        self._transport: Transport = SharedMemory(run_id=run_id, rank=rank)
+        self._transport: Transport = SharedMemory(run_id=run_id, rank=rank, node=this_node())
         self._listening: socket.socket | None = None
         self._learner: Learner | None = None
         self._payload: PayloadSource | None = None
