@@ -148,9 +148,7 @@ class SharedMemory(Transport):
             WeightMismatch: a tensor is not covered exactly once.
         """
         if mappings is None:
-            files = [
-                torch.from_file(file.path, shared=False, size=file.size, dtype=torch.uint8) for file in publication.files
-            ]
+            files = [torch.from_file(file.path, shared=False, size=file.size, dtype=torch.uint8) for file in publication.files]
         else:
             files = [mappings.bytes_of(file.path) for file in publication.files]
         for name, records in by_tensor(publication.shards).items():

@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 
 def publication(version: int) -> Publication:
-    return Publication(version=PolicyVersion(version), files=(WeightFile(f"side-{version % 2}", "", 0),), shards=(), fingerprint=1000 + version)
+    return Publication(
+        version=PolicyVersion(version), files=(WeightFile(f"side-{version % 2}", "", 0),), shards=(), fingerprint=1000 + version
+    )
 
 
 class FakeGenerator:
