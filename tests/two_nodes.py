@@ -2,8 +2,8 @@
 
 Each host has a network, processes, a host name, a ``/dev/shm``, a ``/tmp`` and a home folder of its own; the rest of the file
 system is shared, as by hosts with the same image. Always holds: the machine's own network is not touched, and however the process
-that made the hosts ends, all their processes, interfaces and mounts end with it, since the first process of each host ends with the
-pipe to its standard input.
+that made the hosts ends, all their processes, interfaces and mounts end with it, since the first process of each host ends with
+the pipe to its standard input.
 
 By hand, as root: ``python tests/two_nodes.py`` makes two hosts with a Ray cluster, tells how to enter and break them, and keeps
 them until Ctrl-C; ``python tests/two_nodes.py -- COMMAND`` runs a command on the first host and ends with it.
