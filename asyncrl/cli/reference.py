@@ -67,7 +67,10 @@ def _section(section: inspect.StructType, place: str, default: str) -> Iterator[
 
 
 def _sections_of(field: inspect.Field, place: str) -> Iterator[str]:
-    if isinstance(field.type, inspect.DictType):  # its sections are of the kinds of the section that it stands in
+    if isinstance(field.type, inspect.DictType):
+        for kind in _kinds(field.type.value_type):
+            if not kind.tag_field:  # otherwise its sections are of the kinds of the section that it stands in
+                yield from _section(kind, f"{place}.NAME", "")
         return
     entry = "[]" if isinstance(field.type, inspect.VarTupleType) else ""
     for kind in _kinds(field.type):
@@ -85,6 +88,8 @@ def _kinds(value_type: inspect.Type) -> Sequence[inspect.StructType]:
 
 def _value(value_type: inspect.Type, key: str) -> str:
     if isinstance(value_type, inspect.DictType) and (kinds := _kinds(value_type.value_type)):
+        if not kinds[0].tag_field:
+            return f"a mapping of names to sections, see [{key}.NAME](#{_anchor(key)}name)"
         return "a mapping of names to sections of kind " + " or ".join(f"`{kind.tag}`" for kind in kinds)
     kinds = _kinds(value_type)
     if not kinds:
@@ -96,8 +101,12 @@ def _value(value_type: inspect.Type, key: str) -> str:
         plain = [describe(one) for one in alternatives if not isinstance(one, inspect.StructType | inspect.NoneType)]
         return " or ".join([*plain, f"{what} of kind " + " or ".join(f"`{kind.tag}`" for kind in kinds)])
     or_null = " or null" if isinstance(value_type, inspect.UnionType) and value_type.includes_none else ""
-    # A heading's anchor is its text without punctuation.
-    return f"{what}{or_null}, see [{key}{'[]' if is_list else ''}](#{key.replace('.', '')})"
+    return f"{what}{or_null}, see [{key}{'[]' if is_list else ''}](#{_anchor(key)})"
+
+
+def _anchor(heading: str) -> str:
+    """Return a heading's anchor: its text in lower case without punctuation."""
+    return heading.replace(".", "").lower()
 
 
 def _default(field: inspect.Field) -> str:

@@ -106,8 +106,15 @@ def _count(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[
     return 2, "two engines play episodes side by side, and one goes on if the other fails"
 
 
+def _role(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[str, str]:
+    evaluating = [name for name, pool in recipe.generators.pools.items() if pool.role == "evaluation"]
+    if evaluating:
+        return "train", f"pool {' and '.join(evaluating)} plays the evaluations"
+    return "both", "no pool plays evaluations alone"
+
+
 def _max_running(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> tuple[int, str]:
-    size, engines = recipe.batch.group_size, recipe.generators.count
+    size, engines = recipe.batch.group_size, sum(pool.count for pool in recipe.generators.training.values()) or 1
     groups = ceil((recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step / engines)
     most = max(1, MOST_RUNNING // size) * size
     if groups * size <= most:
@@ -120,7 +127,7 @@ def _kv_cache_mb(recipe: Recipe, machine: Machine, shape: ModelShape | None) -> 
     if shape is None or machine.gpus:
         return generators.kv_cache_mb, "the model is not known" if shape is None else "not used on a GPU"
     needed = generators.max_running * recipe.model.max_context * shape.cache_bytes(ELEMENT_BYTES[generators.dtype])
-    most = int(machine.free * CACHE_SHARE / generators.count)
+    most = int(machine.free * CACHE_SHARE / generators.engines)
     if needed > most:
         return max(
             LEAST_CACHE_MB, most >> 20
@@ -160,6 +167,7 @@ _RULES: Mapping[str, _Rule] = {
     "generators.gpu_memory_share": _gpu_memory_share,
     "generators.dtype": _dtype,
     "generators.count": _count,
+    "generators.role": _role,
     "generators.max_running": _max_running,
     "generators.kv_cache_mb": _kv_cache_mb,
     "learner.micro_batch_tokens": _micro_batch_tokens,

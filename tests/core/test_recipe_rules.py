@@ -6,6 +6,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.decode import decode_recipe
 
 RECIPE = {"name": "x", "steps": 3, "model": {"path": "tiny"}, "environment": {"name": "calculator"}}
+EVALUATING = {"evaluation": {"count": 1, "role": "evaluation"}}
 ONE_FILE = [{"path": "a.jsonl"}]
 UNCORRECTED = {"algorithm": {"correction": {"anchor": "proximal_recomputed", "weight": "none"}}}
 SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
@@ -41,6 +42,16 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
         ({"buffer": {**SYNCHRONOUS, "on_stale": "wait"}}, "buffer.on_stale", "at least 1"),
         ({"buffer": {**SYNCHRONOUS, "on_stale": "drop"}}, "buffer.on_stale", "leave it out"),
         ({"deadlines": {"evaluation": 299}}, "deadlines.evaluation", "at least 300"),
+        ({"generators": {"role": "train"}}, "generators.role", "evaluation or both"),
+        ({"generators": {"role": "evaluation", "pools": EVALUATING}}, "generators.role", "train or both"),
+        ({"generators": {"pools": {"learner": {"count": 1}}}}, "generators.pools.learner", "another one"),
+        (
+            {"generators": {"pools": {"b": {"count": 1, "max_running": 4}}}},
+            "batch.group_size",
+            "pools.b.max_running to at least 8",
+        ),
+        ({"learner": {"placement": {"resources": {"GPU": 1}}}}, "learner.placement.resources.GPU", "set learner.gpu"),
+        ({"learner": {"tensor_parallel": 2, "placement": {"per_node": 3}}}, "learner.placement.per_node", "multiple of 2"),
     ],
 )
 def test_a_contradiction_is_refused_with_a_remedy(sections: dict[str, Any], place: str, remedy: str):
@@ -80,3 +91,15 @@ def test_all_broken_rules_are_told_at_once():
     with pytest.raises(RecipeError) as caught:
         decode_recipe({**RECIPE, "learner": {"warmup_steps": 4, "micro_batch_tokens": 1}})
     assert len(caught.value.__notes__) == 1
+
+
+def test_a_pool_has_the_keys_of_generators_but_for_its_own():
+    own = {"count": 1, "role": "evaluation", "engine": {"max_num_batched_tokens": 1}, "placement": {"gpu_kind": "L4"}}
+    generators = {"count": 3, "dtype": "float32", "engine": {"block_size": 16}, "pools": {"evaluation": own}}
+    config = decode_recipe({**RECIPE, "generators": generators}).generators
+    main, further = config.by_pool.values()
+    assert (config.engines, list(config.training)) == (4, ["generators"])
+    assert (main.count, further.count, further.dtype) == (3, 1, "float32")
+    assert further.engine == {"block_size": 16, "max_num_batched_tokens": 1}
+    assert (main.placement.gpu_kind, further.placement.gpu_kind) == (None, "L4")
+    assert not further.pools

@@ -12,6 +12,7 @@ from asyncrl.core.recipe.algorithm_rules import ALGORITHM_RULES
 from asyncrl.core.recipe.buffer_rules import BUFFER_RULES
 from asyncrl.core.recipe.environment import member_place
 from asyncrl.core.recipe.environment_rules import ENVIRONMENT_RULES
+from asyncrl.core.recipe.placement_rules import PLACEMENT_RULES, pool_place
 from asyncrl.core.recipe.reward_rules import REWARD_RULES
 from asyncrl.core.recipe.sampling_rules import SAMPLING_RULES
 from asyncrl.core.recipe.schema import FileTasks, Recipe
@@ -51,13 +52,15 @@ def _an_episode_fits_a_micro_batch(recipe: Recipe) -> Iterator[RecipeError]:
 
 
 def _a_group_fits_an_engine(recipe: Recipe) -> Iterator[RecipeError]:
-    size, running = recipe.batch.group_size, recipe.generators.max_running
-    if size > running:
-        yield RecipeError(
-            "batch.group_size",
-            f"{size} episodes of one group run on one engine, which runs at most generators.max_running {running}",
-            f"set it to at most {running}, or generators.max_running to at least {size}",
-        )
+    size = recipe.batch.group_size
+    for name, pool in recipe.generators.training.items():
+        if size > (running := pool.max_running):
+            key = f"{pool_place(name)}.max_running"
+            yield RecipeError(
+                "batch.group_size",
+                f"{size} episodes of one group run on one engine, which runs at most {key} {running}",
+                f"set it to at most {running}, or {key} to at least {size}",
+            )
 
 
 def _every_rank_gets_a_group(recipe: Recipe) -> Iterator[RecipeError]:
@@ -100,7 +103,7 @@ def _fp8_has_layers_that_know_it(recipe: Recipe) -> Iterator[RecipeError]:
 
 
 def _two_processes_share_a_gpu(recipe: Recipe) -> Iterator[RecipeError]:
-    learner, generators = recipe.learner, recipe.generators
+    learner = recipe.learner
     if learner.gpu != "shared":
         return
     if learner.layout.ranks > 1:
@@ -110,18 +113,20 @@ def _two_processes_share_a_gpu(recipe: Recipe) -> Iterator[RecipeError]:
             "GPUs are shared",
             "set it to own, or the learner's parallel sizes to 1",
         )
-    if generators.tensor_parallel > 1:
-        yield RecipeError(
-            "learner.gpu",
-            f"an engine over generators.tensor_parallel {generators.tensor_parallel} GPUs cannot share them",
-            "set it to own, or generators.tensor_parallel to 1",
-        )
-    if generators.gpu_memory_share > LARGEST_HALF:
-        yield RecipeError(
-            "generators.gpu_memory_share",
-            f"{generators.gpu_memory_share:g} of a GPU's memory for an engine leaves too little for what shares the GPU with it",
-            f"set it to at most {LARGEST_HALF:g} (0.4 is a good beginning), or learner.gpu to own",
-        )
+    for name, pool in recipe.generators.by_pool.items():
+        place = pool_place(name)
+        if pool.tensor_parallel > 1:
+            yield RecipeError(
+                "learner.gpu",
+                f"an engine over {place}.tensor_parallel {pool.tensor_parallel} GPUs cannot share them",
+                f"set it to own, or {place}.tensor_parallel to 1",
+            )
+        if pool.gpu_memory_share > LARGEST_HALF:
+            yield RecipeError(
+                f"{place}.gpu_memory_share",
+                f"{pool.gpu_memory_share:g} of a GPU's memory for an engine leaves too little for what shares the GPU with it",
+                f"set it to at most {LARGEST_HALF:g} (0.4 is a good beginning), or learner.gpu to own",
+            )
 
 
 def _experts_are_shared_out_within_a_stage(recipe: Recipe) -> Iterator[RecipeError]:
@@ -190,6 +195,7 @@ _RULES: tuple[Rule, ...] = (
     *REWARD_RULES,
     *ENVIRONMENT_RULES,
     *SAMPLING_RULES,
+    *PLACEMENT_RULES,
     _the_pace_keeps_the_bound,
     _an_episode_fits_a_micro_batch,
     _a_group_fits_an_engine,

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Literal, get_args
 
+import msgspec
 from msgspec import Meta
 
 from asyncrl.core.parallel_layout import ParallelLayout
@@ -122,11 +123,60 @@ class SamplingConfig(Section, frozen=True):
         return Sampling(self.temperature, self.top_p, self.top_k, self.min_p)
 
 
-class GeneratorsConfig(Section, frozen=True):
-    """The pool of vLLM engines.
+MAIN_POOL = "generators"
+"""The name of the pool that the keys of ``generators`` themselves describe."""
+
+PoolName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
+Role = Literal["train", "evaluation", "both"]
+
+
+class PlacementConfig(Section, frozen=True):
+    """Which nodes of a Ray cluster the processes of one part of the run go to; docs/scaling.md has examples.
+
+    Attributes:
+        strategy: ``pack`` them onto as few nodes as possible, beginning with the driver's and those that the run uses already, or
+            ``spread`` them evenly over the nodes that have room.
+        per_node: the most of them on one node; null means as many as it has room for.
+        gpu_kind: they go only to nodes with GPUs of this kind, by Ray's name, such as ``H100``; null means any node.
+        resources: what each takes of its node beside GPUs, by Ray's names: ``{CPU: 4}``, ``memory`` in bytes, or a resource that
+            you gave nodes of your choice, such as ``{inference: 1}``. On nodes without GPUs each takes at least a CPU, and the
+            memory that the plan expects.
+    """
+
+    strategy: Literal["pack", "spread"] = "pack"
+    per_node: Count | None = None
+    gpu_kind: Text | None = None
+    resources: dict[str, Positive] = {}
+
+
+class PoolConfig(Section, frozen=True):
+    """A further pool of vLLM engines, of its own size. A key that is null has the value of the same key of ``generators``.
 
     Attributes:
         count: engines in the pool.
+        role: what they play: ``train`` episodes, those of an ``evaluation``, or ``both``.
+        max_running, dtype, kv_cache_mb, gpu_memory_share, tensor_parallel, placement: as in ``generators``.
+        engine: further arguments of vLLM's engine, added to those of ``generators.engine``.
+    """
+
+    count: Count
+    role: Role = "both"
+    max_running: Count | None = None
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None
+    kv_cache_mb: Count | None = None
+    gpu_memory_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    tensor_parallel: Count | None = None
+    engine: dict[str, Any] = {}
+    placement: PlacementConfig | None = None
+
+
+class GeneratorsConfig(Section, frozen=True):
+    """The pool of vLLM engines, and further pools.
+
+    Attributes:
+        count: engines in the pool.
+        role: what they play: ``train`` episodes, those of an ``evaluation``, or ``both``. ``auto`` is ``train`` if a pool of
+            ``pools`` is there for evaluations alone.
         max_running: the most episodes that one engine plays at once; fewer while its key-value cache is too small for them.
         dtype: type of the engine's weights and activations; ``auto`` is bfloat16 where the processor or GPU supports it.
         kv_cache_mb: memory for the key-value cache of one engine on CPU, in MiB; on a GPU see ``gpu_memory_share``.
@@ -134,15 +184,43 @@ class GeneratorsConfig(Section, frozen=True):
             ``shared``.
         tensor_parallel: GPUs that one engine spans; must be 1 on CPU.
         engine: further arguments of vLLM's engine by their names there, such as ``{max_num_batched_tokens: 16384}``.
+        placement: which nodes of a cluster they go to.
+        pools: further pools by name, such as ``{evaluation: {count: 1, role: evaluation}}``, whose engines are not counted in
+            ``count``.
     """
 
     count: Annotated[Count, AUTOMATIC] = 2
+    role: Annotated[Role, AUTOMATIC] = "both"
     max_running: Annotated[Count, AUTOMATIC] = 64
     dtype: Annotated[Literal["bfloat16", "float16", "float32"], AUTOMATIC] = "bfloat16"
     kv_cache_mb: Annotated[Count, AUTOMATIC] = 256
     gpu_memory_share: Annotated[Annotated[float, Meta(gt=0, le=1)], AUTOMATIC] = 0.85
     tensor_parallel: Count = 1
     engine: dict[str, Any] = {}
+    placement: PlacementConfig = PlacementConfig()
+    pools: dict[PoolName, PoolConfig] = {}
+
+    @property
+    def by_pool(self) -> dict[str, "GeneratorsConfig"]:
+        """Each pool by name, with the value of every key; the first is :data:`MAIN_POOL`."""
+        main = msgspec.structs.replace(self, pools={})
+        return {MAIN_POOL: main, **{name: _of_pool(main, pool) for name, pool in self.pools.items()}}
+
+    @property
+    def engines(self) -> int:
+        """Engines of all pools."""
+        return self.count + sum(pool.count for pool in self.pools.values())
+
+    @property
+    def training(self) -> dict[str, "GeneratorsConfig"]:
+        """The pools that play training episodes."""
+        return {name: pool for name, pool in self.by_pool.items() if pool.role != "evaluation"}
+
+
+def _of_pool(main: GeneratorsConfig, pool: PoolConfig) -> GeneratorsConfig:
+    """Return the keys of a pool as if it were the only one."""
+    own = {key: value for key, value in msgspec.structs.asdict(pool).items() if value is not None}
+    return msgspec.structs.replace(main, **{**own, "engine": {**main.engine, **pool.engine}})
 
 
 class BatchConfig(Section, frozen=True):
@@ -322,6 +400,7 @@ class LearnerConfig(Section, frozen=True):
         recompute: what the backward pass computes again instead of keeping it in memory: nothing, attention between its
             projections (``selective``), or whole layers (``full``, about a third more time).
         lora: train low-rank adapters in place of the policy's weights, with a higher ``lr``; null trains all weights.
+        placement: which nodes of a cluster the ranks go to. Tensor-parallel ranks that divide the same layers are on one node.
     """
 
     lr: Positive = 1e-6
@@ -343,6 +422,7 @@ class LearnerConfig(Section, frozen=True):
     virtual_pipeline: Count = 1
     recompute: Literal["none", "selective", "full"] = "none"
     lora: LoraConfig | None = None
+    placement: PlacementConfig = PlacementConfig()
 
     @property
     def layout(self) -> ParallelLayout:
@@ -460,7 +540,7 @@ class Recipe(Section, frozen=True):
         reward: where the reward of a finished training episode comes from; evaluation always uses the environment's own.
         batch: what one training step trains on.
         sampling: how tokens are sampled while training.
-        generators: the pool of vLLM engines.
+        generators: the pool of vLLM engines, and further pools.
         buffer: the replay buffer and its staleness contract.
         algorithm: the mathematics of the update.
         learner: the Megatron learner.

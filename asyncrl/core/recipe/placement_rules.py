@@ -1,0 +1,68 @@
+"""Rules on pools of generators, and on where the parts of a run go."""
+
+from collections.abc import Iterator
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.core.recipe.schema import MAIN_POOL, PlacementConfig, Recipe
+
+_TAKEN = ("buffer", "driver", "generator", MAIN_POOL, "learner", "reward_model")
+"""Names that other parts of a run have; a pool's name is the beginning of its workers' names."""
+
+
+def pool_place(pool: str) -> str:
+    """Return the recipe key of a pool's section, e.g. ``generators.pools.evaluation``."""
+    return MAIN_POOL if pool == MAIN_POOL else f"{MAIN_POOL}.pools.{pool}"
+
+
+def _pools_have_names_of_their_own(recipe: Recipe) -> Iterator[RecipeError]:
+    for name in recipe.generators.pools:
+        if name in _TAKEN:
+            yield RecipeError(pool_place(name), "another part of a run has this name", "give the pool another one")
+
+
+def _somebody_plays_each_kind_of_episode(recipe: Recipe) -> Iterator[RecipeError]:
+    roles = {name: pool.role for name, pool in recipe.generators.by_pool.items()}
+    for missing, other in (("train", "evaluation"), ("evaluation", "train")):
+        if all(role == other for role in roles.values()):
+            what = "training episodes" if missing == "train" else "evaluations"
+            yield RecipeError(
+                "generators.role",
+                f"no pool plays {what}: {', '.join(f'{name} has role {role}' for name, role in roles.items())}",
+                f"set it to {missing} or both, or add a pool with that role to generators.pools",
+            )
+
+
+def _gpus_follow_from_the_parts(recipe: Recipe) -> Iterator[RecipeError]:
+    for place, placement in _placements(recipe):
+        if "GPU" in placement.resources:
+            key = "learner.gpu" if place.startswith("learner") else "tensor_parallel"
+            yield RecipeError(
+                f"{place}.resources.GPU", f"how many GPUs each process takes follows from {key}", f"leave it out, and set {key}"
+            )
+
+
+def _a_node_has_room_for_ranks_that_belong_together(recipe: Recipe) -> Iterator[RecipeError]:
+    tensor, most = recipe.learner.tensor_parallel, recipe.learner.placement.per_node
+    if most is not None and most % tensor:
+        yield RecipeError(
+            "learner.placement.per_node",
+            f"{most} ranks are not whole groups of learner.tensor_parallel {tensor} ranks, each of which is on one node",
+            f"set it to a multiple of {tensor}",
+        )
+
+
+def _placements(recipe: Recipe) -> Iterator[tuple[str, PlacementConfig]]:
+    """Yield each placement that the recipe gives, with its place."""
+    yield "learner.placement", recipe.learner.placement
+    yield "generators.placement", recipe.generators.placement
+    for name, pool in recipe.generators.pools.items():
+        if pool.placement is not None:
+            yield f"{pool_place(name)}.placement", pool.placement
+
+
+PLACEMENT_RULES = (
+    _pools_have_names_of_their_own,
+    _somebody_plays_each_kind_of_episode,
+    _gpus_follow_from_the_parts,
+    _a_node_has_room_for_ranks_that_belong_together,
+)
