@@ -46,6 +46,7 @@ _NEEDED = {
     "worker_extension_cls": "publications reach the engine through it",
     "additional_config": "the engine's threads are set in it",
     "distributed_executor_backend": "generators choose it by the device",
+    "worker_cls": "generators choose it by the device",
     "enable_lora": "adapters are merged into the weights before they are published",
     "data_parallel_size": "each generator has one engine; raise generators.count instead",
 }
@@ -115,13 +116,15 @@ def engine_arguments(config: GeneratorsConfig, model_path: str, max_context: int
 
 
 def _cpu_arguments(config: GeneratorsConfig) -> dict[str, Any]:
-    from generators.cpu_executor import thread_config
+    from generators.cpu_worker import IN_PROCESS, IN_PROCESSES, thread_config
 
+    workers = config.tensor_parallel
     return {
         "kv_cache_memory_bytes": config.kv_cache_mb << 20,
         "block_size": CPU_BLOCK_TOKENS,
         # Compiling takes longer than a small run, and a compiled graph would keep using its first packed weights.
         "enforce_eager": True,
-        "distributed_executor_backend": "generators.cpu_executor.InProcessExecutor",
-        "additional_config": thread_config(config.count),
+        "distributed_executor_backend": IN_PROCESS if workers == 1 else IN_PROCESSES,
+        "worker_cls": "generators.cpu_worker.ThreadedCpuWorker",
+        "additional_config": thread_config(config.count, workers),
     }

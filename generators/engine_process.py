@@ -16,13 +16,15 @@ from multiprocessing import forkserver
 
 from asyncrl.core.environment_variables import added_to_environment
 
-IMPORTED = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "generators.cpu_executor", "asyncrl.weights.vllm_engine")
+IMPORTED = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "generators.cpu_worker", "asyncrl.weights.vllm_engine")
 """What the server imports: most of what an engine's process needs on a CPU."""
 
 ENGINE_VARIABLES = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     # Threads that share cores must sleep while they wait for each other: a spinning thread would keep the other from running.
     "OMP_WAIT_POLICY": "passive",
+    # vLLM would bind each worker to a memory node of its own, and refuse to start where there are fewer nodes than workers.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 """Environment variables of the engine's process, where the user has not set them."""
 

@@ -1,44 +1,56 @@
-"""Runs vLLM's model on a CPU inside the engine's own process, with a set number of threads.
+"""One vLLM worker on a CPU: the whole model in the engine's own process, or one tensor-parallel part of it in a process of its own.
 
-vLLM's CPU platform runs the model in a second process, and the two processes wait for each other by spinning, so that
-an engine with one thread keeps two cores busy. With :class:`InProcessExecutor`, the engine only uses the core that does
-the work.
+By default, vLLM runs even a model that is not divided in a second process, and the two processes wait for each other by
+spinning, so that an engine with one thread keeps two cores busy. With :data:`IN_PROCESS`, such an engine only uses the core that
+does the work. What always holds: the number of threads is set before a worker computes anything, and does not change afterwards.
 """
 
 import os
+from typing import Any
 
 import torch
 import torch._dynamo
 from vllm import ir
-from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.worker.cpu_worker import CPUWorker
 
-CONFIG_KEY = "asyncrl_threads"
-"""Key in vLLM's ``additional_config`` under which the executor finds its number of threads."""
+IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""The executor with the one worker in the engine's process. vLLM replaces its short name by that of the other executor."""
+IN_PROCESSES = "mp"
+"""The executor with a process for each worker."""
 
+_CONFIG_KEY = "asyncrl_threads"
+"""Key in vLLM's ``additional_config`` under which a worker finds its number of threads."""
 _KERNELS = "asyncrl_cpu"
 
 
-def thread_config(engines: int) -> dict[str, int]:
+def thread_config(engines: int, workers: int) -> dict[str, int]:
     """Return vLLM's ``additional_config`` for one of ``engines`` engines that share this process's cores equally.
 
-    If a share is more than one core, one core is left to the front end. Threads are not bound to cores: where engines,
-    learner and front ends share few cores, binding would keep threads from moving to a free core.
+    If a share is more than one core, one core is left to the front end, and the ``workers`` of the engine share the others.
+    Threads are not bound to cores: where engines, learner and front ends share few cores, binding would keep threads from moving
+    to a free core.
     """
-    return {CONFIG_KEY: max(1, len(os.sched_getaffinity(0)) // engines - 1)}
+    share = len(os.sched_getaffinity(0)) // engines - 1
+    return {_CONFIG_KEY: max(1, share // workers)}
 
 
-class InProcessExecutor(UniProcExecutor):
-    """vLLM's single-process executor, with a set number of threads and with vLLM's C++ kernels for RMSNorm.
+class ThreadedCpuWorker(CPUWorker):
+    """vLLM's worker on a CPU, with a set number of threads and with vLLM's C++ kernels for RMSNorm.
 
     vLLM ships these kernels for the CPU but only uses them on GPUs. The PyTorch operations that it runs on a CPU
     instead take a fifth of a small model's step.
     """
 
-    def _init_executor(self) -> None:
-        torch.set_num_threads(self.vllm_config.additional_config[CONFIG_KEY])
+    def init_device(self) -> None:
+        """Prepare the process for the model."""
+        torch.set_num_threads(self.vllm_config.additional_config[_CONFIG_KEY])
         # vLLM compiles some functions even in eager mode, which takes the C++ compiler seconds for each new shape.
         torch._dynamo.config.disable = True
-        super()._init_executor()
+        super().init_device()
+
+    def load_model(self, *arguments: Any, **options: Any) -> None:
+        """Load the model, which sets vLLM's own choice of kernels, and then choose ours."""
+        super().load_model(*arguments, **options)
         _use_norm_kernels()
 
 
