@@ -1,11 +1,13 @@
-"""One vLLM worker on a CPU: the whole model in the engine's own process, or one tensor-parallel part of it in a process of its own.
+"""One vLLM worker on a CPU: the whole model in the engine's own process, or a tensor-parallel part of it in a process of its own.
 
 By default, vLLM runs even a model that is not divided in a second process, and the two processes wait for each other by
 spinning, so that an engine with one thread keeps two cores busy. With :data:`IN_PROCESS`, such an engine only uses the core that
 does the work. What always holds: the number of threads is set before a worker computes anything, and does not change afterwards.
 """
 
+import glob
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +36,7 @@ def thread_config(engines: int, workers: int) -> dict[str, int]:
     return {_CONFIG_KEY: max(1, share // workers)}
 
 
-class ThreadedCpuWorker(CPUWorker):
+class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
     """vLLM's worker on a CPU, with a set number of threads and with vLLM's C++ kernels for RMSNorm.
 
     vLLM ships these kernels for the CPU but only uses them on GPUs. The PyTorch operations that it runs on a CPU
@@ -47,11 +49,22 @@ class ThreadedCpuWorker(CPUWorker):
         # vLLM compiles some functions even in eager mode, which takes the C++ compiler seconds for each new shape.
         torch._dynamo.config.disable = True
         super().init_device()
+        _remove_names()
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
         """Load the model, which sets vLLM's own choice of kernels, and then choose ours."""
         super().load_model(*arguments, **options)
         _use_norm_kernels()
+
+
+def _remove_names() -> None:
+    """Remove the names of the memory through which the workers of this engine exchange tensors. All of them have mapped it.
+
+    vLLM removes them when a worker ends by itself. One that is killed would leave them, with the memory.
+    """
+    names = f"{glob.escape(os.environ['VLLM_DIST_IDENT'])}-*-cpushm_*"
+    for path in Path("/dev/shm").glob(names):
+        path.unlink(missing_ok=True)
 
 
 def _use_norm_kernels() -> None:

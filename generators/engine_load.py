@@ -1,7 +1,10 @@
 """Reports what vLLM's engine process has to do. vLLM calls :func:`register` there (entry point ``vllm.general_plugins``)."""
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+import psutil
 
 from generators.engine_steps import EngineSteps
 
@@ -22,5 +25,15 @@ def register() -> None:
 def report_load(core: "EngineCoreProc") -> tuple[int, int, float, float, float, float]:
     """The fields of a :class:`generators.concurrency.EngineLoad`."""
     steps = EngineSteps.of(core)
-    load = *core.scheduler.get_request_counts(), core.scheduler.kv_cache_manager.usage, time.process_time()
+    load = *core.scheduler.get_request_counts(), core.scheduler.kv_cache_manager.usage, _cpu_seconds(core)
     return *load, steps.prefill_seconds, steps.decode_seconds
+
+
+def _cpu_seconds(core: "EngineCoreProc") -> float:
+    """Processor time of the engine's process and of those of its workers that have one of their own."""
+    seconds = time.process_time()
+    for worker in getattr(core.model_executor, "workers", ()):
+        with suppress(psutil.NoSuchProcess):
+            times = psutil.Process(worker.proc.pid).cpu_times()
+            seconds += times.user + times.system
+    return seconds

@@ -31,6 +31,7 @@ from asyncrl.weights.parent_watch import die_with_parent
 from asyncrl.weights.rounding_log import explain_rounding
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import Transport
+from asyncrl.weights.worker_answers import Answer, Answers
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCoreProc
@@ -51,37 +52,27 @@ def register() -> None:
 
 
 def prepare_publication(core: "EngineCoreProc", publication: bytes) -> "Future[None]":
-    """Make the weights of a publication ready beside those in use, in a thread, while vLLM's engine process goes on sampling.
-
-    If the model runs in processes of its own, this does nothing: only the engine's loop may call them.
+    """Make the weights of a publication ready beside those in use, in a thread of each worker, while requests go on.
 
     Args:
         publication: a :class:`Publication`, encoded as MessagePack.
     """
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
-
     done: Future[None] = Future()
-    threads = torch.get_num_threads()
+    answers = Answers()
+    try:
+        workers = core.collective_rpc("begin_preparing", args=(publication, answers.path))
+    finally:
+        answers.close()
 
-    def prepare() -> None:
+    def wait() -> None:
         try:
-            # oneDNN packs weights for a certain number of threads, and gives wrong results with any other. A new thread gets
-            # torch's number when torch is first asked for it there.
-            if torch.get_num_threads() == threads:
-                core.collective_rpc("prepare_publication", args=(publication,))
-            else:
-                logger.info(
-                    "a thread has %d OpenMP threads instead of %d: the engine pauses longer", torch.get_num_threads(), threads
-                )
+            answers.wait(len(workers))
         except BaseException as error:  # noqa: BLE001 - passed to whoever waits
             done.set_exception(error)
         else:
             done.set_result(None)
 
-    if isinstance(core.model_executor, UniProcExecutor):
-        threading.Thread(target=prepare, name="preparing a publication", daemon=True).start()
-    else:
-        done.set_result(None)
+    threading.Thread(target=wait, name="waiting for a prepared publication", daemon=True).start()
     return done
 
 
@@ -304,9 +295,29 @@ class PublicationWorker:
 
     weight_transfer_engine: PublicationTransfer
 
-    def prepare_publication(self, publication: bytes) -> None:
-        """Make the weights of a publication ready; see :meth:`PublicationTransfer.prepare`."""
-        self.weight_transfer_engine.prepare(publication)
+    def begin_preparing(self, publication: bytes, answers: str) -> None:
+        """Begin to make the weights of a publication ready, in a thread; see :meth:`PublicationTransfer.prepare`.
+
+        Args:
+            answers: where the end is told; see :class:`asyncrl.weights.worker_answers.Answers`.
+        """
+        answer, threads = Answer(answers), torch.get_num_threads()
+
+        def prepare() -> None:
+            problem = ""
+            try:
+                # oneDNN packs weights for a certain number of threads, and gives wrong results with any other. A new thread
+                # gets torch's number when torch is first asked for it there.
+                if torch.get_num_threads() == threads:
+                    self.weight_transfer_engine.prepare(publication)
+                else:
+                    found = torch.get_num_threads()
+                    logger.info("a thread has %d OpenMP threads instead of %d: the engine pauses longer", found, threads)
+            except BaseException as error:  # noqa: BLE001 - told to the engine
+                problem = str(error) or type(error).__name__
+            answer.give(problem)
+
+        threading.Thread(target=prepare, name="preparing a publication", daemon=True).start()
 
     def load_publication(self: Any, publication: bytes) -> int:
         """Load a publication into the model of the paused engine, and return the fingerprint of what was loaded."""

@@ -1,14 +1,15 @@
 """What vLLM's engine process does with a publication, step by step."""
 
+import os
 from concurrent.futures import Future
 from queue import SimpleQueue
 
 import pytest
 from vllm.v1.engine import EngineCoreRequestType
-from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from asyncrl.core.errors import ComponentFailed
 from asyncrl.weights.vllm_engine import install_publication, prepare_publication
+from asyncrl.weights.worker_answers import Answer
 
 
 class Core:
@@ -17,7 +18,6 @@ class Core:
     def __init__(self, *, busy, fails=False):
         self.paused, self.fails = (Future() if busy else None), fails
         self.input_queue, self.log = SimpleQueue(), []
-        self.model_executor = object.__new__(UniProcExecutor)
 
     def pause_scheduler(self, mode, clear_cache):
         self.log.append(f"pause, {mode}, {clear_cache}")
@@ -63,19 +63,46 @@ def test_an_engine_that_cannot_load_stays_paused_under_its_old_version(busy):
     assert core.log == ["pause, keep, False", "load_publication (b'p',)"]
 
 
-def test_weights_are_made_ready_without_a_pause():
-    core = Core(busy=True)
-    assert prepare_publication(core, b"p").result(timeout=60) is None
-    assert core.log == ["prepare_publication (b'p',)"]
+class Workers:
+    """An engine process with two workers, which give their answers when they are told to."""
+
+    def __init__(self):
+        self.made = []
+
+    def collective_rpc(self, method, args):
+        assert (method, args[0]) == ("begin_preparing", b"p")
+        self.made = [Answer(args[1]), Answer(args[1])]
+        return [None, None]
 
 
-def test_what_went_wrong_while_weights_were_made_ready_is_told():
+def test_weights_are_ready_when_every_worker_has_made_them_ready():
+    workers = Workers()
+    done = prepare_publication(workers, b"p")
+    one, other = workers.made
+    one.give()
+    assert not done.done()
+    other.give()
+    assert done.result(timeout=60) is None
+
+
+def test_what_went_wrong_in_one_worker_is_told():
+    workers = Workers()
+    done = prepare_publication(workers, b"p")
+    workers.made[1].give("it lacks a tensor\n" * 1000)
+    workers.made[0].give()
+    with pytest.raises(ComponentFailed, match=r"^it lacks a tensor"):
+        done.result(timeout=60)
+
+
+def test_a_worker_that_dies_before_its_weights_are_ready_is_noticed():
+    workers = Workers()
+    done = prepare_publication(workers, b"p")
+    workers.made[0].give()
+    os.close(workers.made[1]._writing)  # as the kernel does
+    with pytest.raises(ComponentFailed, match="1 of the engine's 2 workers ended before they answered"):
+        done.result(timeout=60)
+
+
+def test_a_worker_that_cannot_begin_is_told_at_once():
     with pytest.raises(RuntimeError, match="it lacks a tensor"):
-        prepare_publication(Core(busy=True, fails=True), b"p").result(timeout=60)
-
-
-def test_workers_in_processes_of_their_own_are_left_to_the_engine_s_loop():
-    core = Core(busy=True)
-    core.model_executor = object.__new__(MultiprocExecutor)
-    assert prepare_publication(core, b"p").result(timeout=0) is None
-    assert core.log == []
+        prepare_publication(Core(busy=True, fails=True), b"p")

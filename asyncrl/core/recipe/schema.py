@@ -182,7 +182,7 @@ class GeneratorsConfig(Section, frozen=True):
         kv_cache_mb: memory for the key-value cache of one engine on CPU, in MiB; on a GPU see ``gpu_memory_share``.
         gpu_memory_share: share of a GPU's memory that one engine takes; not used on CPU. At most 0.5 if ``learner.gpu`` is
             ``shared``.
-        tensor_parallel: GPUs that one engine spans; must be 1 on CPU.
+        tensor_parallel: GPUs that one engine spans; on CPU, processes that divide its model between them.
         engine: further arguments of vLLM's engine by their names there, such as ``{max_num_batched_tokens: 16384}``.
         placement: which nodes of a cluster they go to.
         pools: further pools by name, such as ``{evaluation: {count: 1, role: evaluation}}``, whose engines are not counted in
