@@ -5,11 +5,10 @@ attempt and never becomes a reward; a mistake of the model leads to a stop reaso
 attempt.
 """
 
-import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from numbers import Real
 
 import msgspec
@@ -28,6 +27,7 @@ from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResul
 from asyncrl.envs.hosted import HostedEnvironment, make_hosted
 from generators.chat import ChatFormat
 from generators.completion import Engine
+from generators.episode_time import EpisodeTime
 from generators.loop_share import LoopShare
 from generators.token_stream import TokenStream
 from generators.tool_calls import ToolCallReader
@@ -149,8 +149,8 @@ async def run_episode(
     """Run one episode of ``task``, which waited for ``queued_s`` seconds; its reward is the sum of its turns' rewards.
 
     Raises:
-        EnvironmentBroken: the environment raised, hung in ``reset``, returned something invalid, or its prompt leaves
-            no room for a turn.
+        EnvironmentBroken: the environment raised, hung in ``reset`` or while it scored the final answer, returned something
+            invalid, or its prompt leaves no room for a turn.
         ComponentFailed: the engine died.
     """
     stream = TokenStream()
@@ -159,16 +159,19 @@ async def run_episode(
     await tools.share.turn()
     async with _environment_of(task, limits, tools) as environment:
         await environment.ready()
-        scope = asyncio.timeout(limits.episode_timeout_s)
+        episode_time = EpisodeTime(limits.episode_timeout_s)
         try:
-            async with scope:
+            async with episode_time.scope:
                 observation = await checked_reset(environment)
                 reset_s = time.perf_counter() - started
-                stop_reason = await _play(environment, observation, task, limits, tools, stream, metrics)
+                stop_reason = await _play(environment, observation, task, limits, tools, episode_time, stream, metrics)
         except TimeoutError as error:
-            if not stream:
-                problem = f"reset() took longer than environment.episode_timeout_s = {limits.episode_timeout_s:g} s"
-                raise EnvironmentBroken(f"task {task.id}: {problem}") from error
+            if not episode_time.scope.expired():
+                raise
+            if not stream or episode_time.scoring:
+                slow = "scoring its final answer" if stream else "reset()"
+                problem = f"{slow} took longer than environment.episode_timeout_s = {limits.episode_timeout_s:g} s"
+                raise EnvironmentBroken(f"task {task.id}: {problem}; make it faster, or raise the limit") from error
             stop_reason = StopReason.EPISODE_TIMEOUT
     return Trajectory(
         task_id=task.id,
@@ -194,6 +197,7 @@ async def _play(
     task: Task,
     limits: EpisodeLimits,
     tools: EpisodeTools,
+    episode_time: EpisodeTime,
     stream: TokenStream,
     metrics: dict[str, float],
 ) -> StopReason:
@@ -234,7 +238,9 @@ async def _play(
         calls += len(action.calls)
         if limits.max_calls is not None and calls > limits.max_calls:
             return StopReason.MAX_CALLS
-        result = await checked_step(environment, action)
+        is_answer = environment.scores_answers and not action.calls
+        with episode_time.scored() if is_answer else nullcontext():
+            result = await checked_step(environment, action)
         for raised in result.errors:
             tools.errors.count(raised, f"task {task.id}")
         reward = result.reward

@@ -79,6 +79,13 @@ class Environment(ABC):
     it still runs.
     """
 
+    scores_answers: bool = False
+    """Whether a turn without calls is the final answer, so that its step does nothing but compute the reward.
+
+    Such a step takes no time of the episode: it has ``environment.episode_timeout_s`` to itself, and if it takes longer, the
+    attempt fails.
+    """
+
     provided: Provided = Provided()
     """What the worker gives this episode. It is set before the constructor runs."""
 

@@ -37,6 +37,11 @@ class HostedEnvironment:
         self._host = _Host(self._name)
 
     @property
+    def scores_answers(self) -> bool:
+        """See :attr:`Environment.scores_answers`. Known after :meth:`reset`."""
+        return bool(self._environment.scores_answers)
+
+    @property
     def _name(self) -> str:
         return f"{type(self._environment).__name__} of task {self._task.id}"
 

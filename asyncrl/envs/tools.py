@@ -186,8 +186,11 @@ class ToolEnvironment(Environment):
         tool_timeout_s: deadline of one call in seconds; the recipe's ``environment.tool_timeout_s``.
         tools: the tools of the class by name.
         task: the task of the running episode, for tools that need it.
+        scores_answers: see :class:`~asyncrl.envs.base.Environment`; a subclass whose ``step`` answers turns without calls sets it
+            to False.
     """
 
+    scores_answers = True
     system_prompt: str = ""
     tool_timeout_s: float = 10.0
     tools: ClassVar[Mapping[str, Tool]] = {}
@@ -208,7 +211,8 @@ class ToolEnvironment(Environment):
     def reward(self, task: Task, answer: str) -> float | Mapping[str, float] | Awaitable[float | Mapping[str, float]]:
         """The reward of the final answer: a number, or several rewards by name, which are added up.
 
-        The method may be ``async``. An exception means that the environment broke.
+        The method may be ``async``. An exception means that the environment broke. Its time is not the policy's: it has
+        ``environment.episode_timeout_s`` to itself, and if it takes longer, the attempt fails.
         """
 
     def turn_reward(
@@ -216,8 +220,8 @@ class ToolEnvironment(Environment):
     ) -> float | Mapping[str, float] | Awaitable[float | Mapping[str, float]]:
         """The reward of a turn with calls, as :meth:`reward` returns it; 0 unless a subclass says otherwise.
 
-        An episode's reward is the sum over its turns. Whether a turn is credited with its own reward or with all later ones,
-        ``algorithm.credit`` says.
+        Its time is time of the episode. An episode's reward is the sum over its turns. Whether a turn is credited with its own
+        reward or with all later ones, ``algorithm.credit`` says.
 
         Args:
             action: the turn.

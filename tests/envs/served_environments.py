@@ -70,6 +70,16 @@ class Fading(Notes):
         raise OSError("the database went away")
 
 
+class NeverReady(Notes):
+    """Takes for ever to set up what its episodes share."""
+
+    @classmethod
+    @asynccontextmanager
+    async def share(cls, **options: object) -> AsyncIterator[None]:
+        await asyncio.Event().wait()
+        yield None
+
+
 class Wrong(Environment):
     """Returns what no step may return."""
 

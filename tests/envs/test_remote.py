@@ -85,6 +85,7 @@ async def test_an_episode_is_played_as_if_it_were_here() -> None:
         await environment.ready()
         observation = await environment.reset(TASK)
         assert observation.messages == (Message("system", "Take notes."), Message("user", "Note it."))
+        assert environment.scores_answers, "or a reward that is late on the server would end the episode with 0"
         assert observation.tools == tuple(tool.spec for tool in Notes.tools.values())
         huge = 10**30
         bad = MalformedCall("{", "not JSON")
@@ -150,6 +151,47 @@ async def test_a_server_that_answers_something_else_is_left() -> None:
                 await left.wait()
     finally:
         await runner.cleanup()
+
+
+async def test_a_server_that_reads_nothing_is_given_up_at_the_requests_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.envs.remote.connection.SLACK_S", 0.1)
+    ends = asyncio.Event()
+
+    async def listen(request: aiohttp.web.Request) -> aiohttp.web.WebSocketResponse:
+        socket = aiohttp.web.WebSocketResponse(autoping=False, max_msg_size=protocol.LARGEST_MESSAGE)
+        await socket.prepare(request)
+        await socket.receive()
+        await socket.send_bytes(protocol.encoder.encode(protocol.Welcome(protocol.PROTOCOL, "notes", "deaf 1", "s")))
+        assert request.transport is not None
+        request.transport.pause_reading()
+        await ends.wait()
+        request.transport.resume_reading()
+        return socket
+
+    application = aiohttp.web.Application()
+    application.router.add_get("/", listen)
+    runner = aiohttp.web.AppRunner(application)
+    await runner.setup()
+    await aiohttp.web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with connected(f"ws://127.0.0.1:{runner.addresses[0][1]}") as connection, asyncio.timeout(10):
+            with pytest.raises(EnvironmentLost, match=r"it did not answer a describe within 0\.2 s"):
+                await connection.describe({"text": "x" * (32 << 20)}, 0.1)
+            ends.set()
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_server_is_stopped_at_once_while_it_sets_up_what_episodes_share() -> None:
+    async with served("served_environments:NeverReady") as (server, url), connected(url) as connection:
+        reset = protocol.Reset(id=0, deadline_s=60.0, episode=0, task=TASK, options={}, tool_timeout_s=1.0)
+        asking = asyncio.create_task(connection.reset(lambda number: reset))
+        async with asyncio.timeout(10):
+            while not server._environments:  # noqa: ASYNC110 - another thread's event loop puts it in
+                await asyncio.sleep(0.01)
+            await server.close()
+            with pytest.raises(EnvironmentLost):
+                await asking
 
 
 async def test_another_version_is_refused_and_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from fake_engine import FakeEngine
 from msgspec.structs import replace
 from scripted_environment import task
 
-from asyncrl.core.errors import EnvironmentBroken
+from asyncrl.core.errors import EnvironmentBroken, EnvironmentLost
 from asyncrl.core.ids import GroupId
 from asyncrl.core.messages import Message
 from asyncrl.core.recipe.environment import ClassEnvironment
@@ -21,6 +21,7 @@ from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason, Trajectory
 from asyncrl.envs import ToolEnvironment, hosted, tool
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
+from asyncrl.envs.rewards.base import RewardUnavailable
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 from generators.tool_calls import ToolCallReader
 
@@ -250,6 +251,53 @@ async def test_an_episode_that_is_given_up_ends_however_its_environment_likes_it
     assert playing.cancelled()
     assert environment.calls[-1] == "close"
     environment.ends.set()
+
+
+class SlowToScore(ToolEnvironment):
+    """One tool call of 0.3 s, and a reward that comes ``late_s`` after an episode of one second would have been over."""
+
+    def __init__(self, late_s: float, loses_judge: bool = False) -> None:
+        self._late_s, self._loses_judge = late_s, loses_judge
+
+    async def reset(self, task: Task) -> Observation:
+        self._began = asyncio.get_running_loop().time()
+        return await super().reset(task)
+
+    @tool
+    async def wait(self) -> str:
+        await asyncio.sleep(0.3)
+        return "waited"
+
+    async def reward(self, task: Task, answer: str) -> float:
+        await asyncio.sleep(self._began + 1.0 + self._late_s - asyncio.get_running_loop().time())
+        if self._loses_judge:
+            raise RewardUnavailable("the judge is away", "judge 1")
+        return 1.0
+
+
+async def play_slow_to_score(environment: SlowToScore) -> Trajectory:
+    turns = ['<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>', "an answer"]
+    engine = FakeEngine(lambda row: turns.pop(0))
+    tools = EpisodeTools(engine, engine.chat, ToolCallReader(engine.chat.tokenizer, "hermes"), lambda task: environment)
+    limits = replace(LIMITS, episode_timeout_s=1.0, max_turn_tokens=200, max_context=2_000)
+    return await run_episode(task(), EpisodeName(GroupId(7), 2, 1), limits, tools)
+
+
+async def test_a_reward_that_comes_after_the_episodes_deadline_is_the_reward() -> None:
+    trajectory = await play_slow_to_score(SlowToScore(late_s=0.05))
+    assert (trajectory.reward, trajectory.stop_reason) == (1.0, StopReason.ENVIRONMENT_DONE)
+
+
+async def test_a_judge_that_is_lost_after_the_episodes_deadline_is_lost() -> None:
+    with pytest.raises(EnvironmentLost, match="the judge is away"):
+        await play_slow_to_score(SlowToScore(late_s=0.05, loses_judge=True))
+
+
+async def test_a_reward_that_never_comes_fails_the_attempt_and_is_never_0() -> None:
+    with pytest.raises(
+        EnvironmentBroken, match=r"task t: scoring its final answer took longer than environment\.episode_timeout_s = 1 s"
+    ):
+        await play_slow_to_score(SlowToScore(late_s=600.0))
 
 
 class Broken(ToolEnvironment):

@@ -31,7 +31,7 @@ class EpisodeConfig(Section, frozen=True, kw_only=True):
         malformed_penalty: what ``penalise`` takes; the episode's sum is the metric ``malformed_penalty``, a number below 0.
         on_tool_error: ``respond`` gives the model the error text; ``end`` ends the episode there.
         tool_timeout_s: deadline of one tool call; a call that misses it is a tool error.
-        episode_timeout_s: deadline of a whole episode.
+        episode_timeout_s: deadline of a whole episode up to the final answer; scoring that answer has as long again.
     """
 
     max_turns: Count = 6

@@ -44,6 +44,7 @@ class RemoteEnvironment(Environment):
             )
 
         observed = await self._connected.reset(request)
+        self.scores_answers = observed.scores_answers
         return Observation(observed.messages, observed.tools)
 
     async def step(self, action: Action) -> StepResult:

@@ -155,11 +155,16 @@ class Tasks(msgspec.Struct, frozen=True, tag_field="type", tag="tasks"):
 
 
 class Observed(msgspec.Struct, frozen=True, tag_field="type", tag="observed"):
-    """The answer to a reset."""
+    """The answer to a reset.
+
+    Attributes:
+        scores_answers: see :class:`~asyncrl.envs.base.Environment`.
+    """
 
     id: int
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
+    scores_answers: bool = False
 
 
 class WireRecord(msgspec.Struct, frozen=True):
@@ -279,7 +284,7 @@ def _call(call: WireCall | WireMalformedCall) -> ToolCall | MalformedCall:
     return ToolCall(call.name, arguments)
 
 
-def observed(number: int, observation: object) -> Observed:
+def observed(number: int, observation: object, scores_answers: bool) -> Observed:
     """Return an environment's observation as the answer to request ``number``.
 
     Raises:
@@ -287,7 +292,7 @@ def observed(number: int, observation: object) -> Observed:
     """
     if not isinstance(observation, Observation):
         raise TypeError(f"it must return an Observation, not {short(observation)}")
-    return Observed(number, _messages(observation.messages), tuple(observation.tools))
+    return Observed(number, _messages(observation.messages), tuple(observation.tools), scores_answers)
 
 
 def stepped(number: int, result: object) -> Stepped:

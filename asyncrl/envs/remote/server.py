@@ -211,11 +211,17 @@ class EnvironmentServer:
         return made
 
     async def _close_environments(self) -> None:
-        for starting in self._environments.values():
-            try:
-                await (await starting).close(CLOSE_S)
-            except AsyncRLError as error:
-                logger.warning("%s", error)
+        """Close what is set up, and give up what is still being set up. Called in the environments' event loop."""
+        starting = list(self._environments.values())
+        if not starting:
+            return
+        for each in starting:
+            each.cancel()  # which changes nothing where it has ended
+        _, going_on = await asyncio.wait(starting, timeout=CLOSE_S)
+        if going_on:
+            logger.warning("setting up what episodes share was cancelled, and went on for %g s: it is abandoned", CLOSE_S)
+        made = [each.result() for each in starting if each.done() and not each.cancelled() and each.exception() is None]
+        await asyncio.gather(*(environments.close(CLOSE_S) for environments in made))
 
     async def _connect(self, request: web.Request) -> web.StreamResponse:
         shown = request.headers.get("Authorization", "").encode(errors="replace")
@@ -359,7 +365,7 @@ class _Connection:
         await environment.ready()
         observation = await environment.reset()
         with environment.blamed("reset"):
-            return protocol.observed(request.id, observation)
+            return protocol.observed(request.id, observation, environment.scores_answers)
 
     async def _step(self, request: Step, environment: HostedEnvironment) -> Stepped:
         result = await environment.step(protocol.action_of(request))
