@@ -8,6 +8,7 @@ import logging
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -37,11 +38,21 @@ class CudaPinning:
         if not torch.cuda.is_available():
             return "there is no GPU"
         error = torch.cuda.cudart().cudaHostRegister(address, size, 0)
-        return "" if int(error) == 0 else f"cudaHostRegister returned {error}"
+        if int(error) == 0:
+            return ""
+        _forget_last_error()
+        return f"cudaHostRegister returned {error}"
 
     def unpin(self, address: int) -> None:
         """See :class:`Pinning`."""
-        torch.cuda.cudart().cudaHostUnregister(address)
+        if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:
+            _forget_last_error()
+
+
+def _forget_last_error() -> None:
+    """Have CUDA forget an error that was dealt with; otherwise the next launch of a kernel would raise it as its own."""
+    with suppress(RuntimeError):
+        torch.ones(1, device="cuda")
 
 
 class PinnedFile:

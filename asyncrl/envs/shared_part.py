@@ -35,11 +35,11 @@ class SharedPart:
         self.task = asyncio.create_task(contained(self._run), name=f"{worker}: {self._name}")
 
     async def entered(self, seconds: float) -> None:
-        """Wait until it is entered.
+        """Wait until it is entered. Whatever comes of that, call :meth:`leave` afterwards.
 
         Raises:
             EnvironmentBroken: it raised instead.
-            DeadlineExceeded: it takes longer than ``seconds``.
+            DeadlineExceeded: it takes longer than ``seconds``; it goes on until :meth:`leave`.
         """
         entering = asyncio.create_task(self._entered.wait())
         try:
@@ -51,25 +51,25 @@ class SharedPart:
             return
         if self.task.done():
             raise self._broken("set up")
-        self.task.cancel()
         raise DeadlineExceeded(self._worker, self._name, seconds, "make it faster, or raise deadlines.start")
 
     async def leave(self, seconds: float) -> None:
-        """Leave it, if it was entered.
+        """Leave it, or give it up if it has not been entered.
 
         Raises:
             EnvironmentBroken: it raised.
             DeadlineExceeded: it takes longer than ``seconds``; it is abandoned.
         """
         self._leaving.set()
-        if not self._entered.is_set():  # whoever waited for that knows why
+        entered = self._entered.is_set()
+        if not entered:  # whoever waited for that knows why
             self.task.cancel()
-            return
         await asyncio.wait({self.task}, timeout=seconds)
         if not self.task.done():
-            self.task.cancel()
+            if entered:
+                self.task.cancel()
             raise DeadlineExceeded(self._worker, f"the end of {self._name}", seconds, "it is abandoned; tear down faster")
-        if self._outcome() is not None:
+        if entered and self._outcome() is not None:
             raise self._broken("torn down")
 
     async def _run(self) -> None:

@@ -138,16 +138,16 @@ class _Process:
         command = [sys.executable, "-c", _MAIN, str(theirs.fileno()), json.dumps(sys.path)]
 
         def execute() -> "subprocess.Popen[bytes]":
-            # A session of its own, so that its process group can be killed without ours.
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True)
+            # Closed by this thread, which goes on if nobody waits for it any more: its number must not become another file's.
+            with theirs:
+                # A session of its own, so that its process group can be killed without ours.
+                return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True)
 
         try:
             process = await run_in_daemon_thread(execute, name="starting a process for tools")
         except BaseException:
-            ours.close()
+            ours.close()  # by which the process ends, if it is still started
             raise
-        finally:
-            theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours, limit=LARGEST_MESSAGE)
         return cls(process, reader, writer)
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 REMOVAL_S = 10.0
 """How long the end of an episode waits for its folder to be removed; what is left then goes with the worker."""
+LOCKED_S, LOOK_S = 300.0, 0.1
+"""How long a worker waits for the lock of all workers, which another holds while it removes folders, and how often it looks."""
 _LOCK = ".lock"
 
 
@@ -66,9 +69,13 @@ class Workspaces:
         return self.folder / f"episode-{next(self._numbers)}"
 
     def close(self) -> None:
-        """Remove everything."""
-        with _locked(self._root):
-            remove_tree(self.folder)
+        """Remove everything; if that is not possible in time, it is left to the next worker that starts."""
+        try:
+            with _locked(self._root):
+                remove_tree(self.folder)
+        except TimeoutError as late:
+            logger.warning("%s is left behind: %s", self.folder, late)
+        finally:
             os.close(self._lock)
 
     def _sweep(self) -> None:
@@ -82,21 +89,35 @@ class Workspaces:
                 logger.warning("%s cannot be looked into: %s", folder, error)
                 continue
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue  # its worker lives
-            else:
-                remove_tree(folder)
+                if _has_locked(lock):  # its worker is gone
+                    remove_tree(folder)
             finally:
                 os.close(lock)
 
 
+def _has_locked(lock: int) -> bool:
+    """Lock an open file if nobody else has; returns whether it is locked now."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """Hold the lock of all workers, so that no folder is swept between its making and the locking of it."""
+    """Hold the lock of all workers, so that no folder is swept between its making and the locking of it.
+
+    Raises:
+        TimeoutError: another worker held it for :data:`LOCKED_S`.
+    """
     lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    ends = time.monotonic() + LOCKED_S
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while not _has_locked(lock):
+            if time.monotonic() > ends:
+                raise TimeoutError(f"another worker has held {root / _LOCK} for {LOCKED_S:g} s")
+            time.sleep(LOOK_S)  # the system has no wait for a lock that ends at a deadline
         yield
     finally:
         os.close(lock)

@@ -44,6 +44,12 @@ async def test_math_kills_what_takes_too_long_and_goes_on():
     assert await maths(task(answer="7"), r"\frac{14}{2}") == 1.0
 
 
+async def test_an_expected_answer_that_takes_too_long_breaks_the_task_and_is_no_reward_of_0():
+    maths = MathEquivalence(deadline_s=1.0, processes=1)
+    with pytest.raises(EnvironmentBroken, match=r"math needs more than 1 s, or too much memory, for the expected answer '?\$9"):
+        await maths(task(answer="$9^{9^{9^{9^{9}}}}$"), "3")
+
+
 async def test_a_task_without_a_readable_answer_is_broken_and_not_rewarded(maths: MathEquivalence):
     with pytest.raises(EnvironmentBroken, match="cannot read the expected answer"):
         await maths(task(answer=""), "3")

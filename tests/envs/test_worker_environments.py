@@ -75,6 +75,20 @@ class Endless(Desk):
         yield
 
 
+class SlowToGiveUp(Desk):
+    """Is never set up, and takes a moment to clean up what there is of it."""
+
+    @classmethod
+    @asynccontextmanager
+    async def share(cls, **options: Any) -> AsyncIterator[None]:
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            await asyncio.sleep(0.05)
+            Desk.happened.append("cleaned up")
+
+
 class Crashing(Desk):
     """What it shares ends by itself, as a task group does whose task fails."""
 
@@ -219,6 +233,12 @@ async def test_what_cannot_be_set_up_is_told_and_the_others_are_torn_down(kind: 
 async def test_a_set_up_that_does_not_end_is_given_up_by_name():
     with pytest.raises(DeadlineExceeded, match=r"generator-1 waited 0.05 s for share\(\) of .*Endless"):
         await opened(of_class(Endless)).start(0.05)
+
+
+async def test_a_set_up_that_is_given_up_cleans_up_first():
+    with pytest.raises(DeadlineExceeded):
+        await opened(of_class(SlowToGiveUp)).start(0.05)
+    assert Desk.happened == ["cleaned up"]
 
 
 async def test_a_shared_part_that_ends_by_itself_ends_the_work():

@@ -1,5 +1,6 @@
 """Folders of episodes: each is removed with its episode, and those of killed workers with the next start."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -65,6 +66,20 @@ def test_a_root_that_cannot_be_used_is_told_with_a_remedy(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ComponentFailed, match=r"generator-1 cannot make a folder .* set TMPDIR"):
         Workspaces("generator-1", tmp_path / "file")
+
+
+def test_a_lock_that_is_never_given_back_is_waited_for_until_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("asyncrl.envs.workspaces.LOCKED_S", 0.2)
+    worker = Workspaces("generator-1", tmp_path)
+    lock = os.open(tmp_path / ".lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(ComponentFailed, match=r"generator-2 cannot make .* another worker has held .*\.lock for 0\.2 s"):
+        Workspaces("generator-2", tmp_path)
+    worker.close()
+    assert worker.folder.is_dir(), "left to the next worker that starts"
+    os.close(lock)
+    Workspaces("generator-3", tmp_path).close()
+    assert folders(tmp_path) == set()
 
 
 class Workers(RuleBasedStateMachine):

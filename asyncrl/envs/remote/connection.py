@@ -172,8 +172,8 @@ class Connection:
         answers = self._waiting[number] = asyncio.Queue()
         answered = False
         try:
-            await self._send(request)
             async with asyncio.timeout(request.deadline_s + SLACK_S):
+                await self._send(request)  # which waits while the server reads nothing
                 while True:
                     answer = None if self.lost.is_set() and answers.empty() else await answers.get()
                     if answer is None:

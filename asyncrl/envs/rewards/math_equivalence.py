@@ -26,6 +26,8 @@ from asyncrl.envs.threads import run_in_daemon_thread
 
 LONGEST = 20_000
 """Characters of an answer that are looked at, from its end, where answers stand."""
+PLAIN = "1"
+"""An answer that anything sensible can be compared with at once; if an expected answer cannot, that one is to blame."""
 START_S = 60.0
 """Deadline of a process's start, which imports sympy: about a second on an idle machine."""
 
@@ -41,7 +43,7 @@ class MathEquivalence(Reward):
     """1 if the answer is mathematically equal to the expected one, else 0.
 
     Of the answer's text, the last ``\\boxed{...}`` or the last expression counts. An answer that cannot be read, or cannot be
-    compared within ``deadline_s``, gets 0; an expected answer that cannot be read breaks the task.
+    compared within ``deadline_s``, gets 0; an expected answer of which that is true breaks the task.
 
     Args:
         key: where ``task.data`` holds the expected answer, as LaTeX or a plain expression.
@@ -71,15 +73,16 @@ class MathEquivalence(Reward):
             return 1.0
         async with self._slots.get():
             found = await self._compare(gold, answer[-LONGEST:])
-        if found is None:
-            return 0.0
-        if not found.known:
+            if found is None and await self._compare(gold, PLAIN) is not None:
+                return 0.0
+        if found is None or not found.known:
+            problem = "cannot read" if found is not None else f"needs more than {self._deadline_s:g} s, or too much memory, for"
             remedy = "write it as LaTeX or a plain expression, e.g. \\frac{1}{2} or 0.5"
-            raise EnvironmentBroken(f"task {short(task.id)}: math cannot read the expected answer {short(gold)}; {remedy}")
+            raise EnvironmentBroken(f"task {short(task.id)}: math {problem} the expected answer {short(gold)}; {remedy}")
         return float(found.equal)
 
     async def _compare(self, gold: str, answer: str) -> _Comparison | None:
-        """Compare in an idle process, or in a new one; None if the answer took too long or too much."""
+        """Compare in an idle process, or in a new one; None if one of the two took too long or too much."""
         process = self._idle.pop() if self._idle else await self._start()
         asked = {"expected": writable(gold), "answer": writable(answer), "seconds": 2 * self._deadline_s}
         try:

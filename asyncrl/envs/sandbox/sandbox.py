@@ -7,12 +7,15 @@ the sandbox does wrong is an :class:`EnvironmentBroken`, so it never becomes a r
 import asyncio
 import logging
 import os
+import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+
+import msgspec
 
 from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.envs.sandbox.limits import Limits
@@ -153,6 +156,10 @@ def _start(command: tuple[str, ...], folder: Path, readable: Sequence[Path], std
     return Start(number, command, str(folder.resolve()), tuple(str(each.resolve()) for each in readable), stdin, limits)
 
 
+class _Lost(Exception):
+    """The supervisor process can no longer be talked to; the text says why."""
+
+
 class _Supervisor:
     """The supervisor process as its client sees it.
 
@@ -189,9 +196,9 @@ class _Supervisor:
         try:
             async with asyncio.timeout(STARTED_WITHIN_S):
                 first = await _receive(process.stdout)
-        except (EOFError, TimeoutError) as error:
-            how = "ended" if isinstance(error, EOFError) else f"has not tried its backends within {STARTED_WITHIN_S:g} s"
-            raise EnvironmentBroken(f"the sandbox's supervisor process {how}; its last words are in the log") from error
+        except (_Lost, TimeoutError) as error:
+            how = str(error) if isinstance(error, _Lost) else f"it has not tried its backends within {STARTED_WITHIN_S:g} s"
+            raise EnvironmentBroken(f"the sandbox's supervisor process: {how}; its last words are in the log") from error
         finally:
             if not isinstance(first, Ready):
                 await _end(process)
@@ -241,14 +248,16 @@ class _Supervisor:
         self._requests.write(framed(request))
 
     async def _read(self) -> None:
-        """Hand each reply to the run that waits for it; at the end, tell those that still wait."""
+        """Hand each reply to the run that waits for it; at the end, whatever it is, tell those that still wait."""
         try:
             while True:
                 reply = await _receive(self._replies)
                 if isinstance(reply, Finished | Broken) and reply.run in self._waiting and not self._waiting[reply.run].done():
                     self._waiting[reply.run].set_result(reply)
-        except EOFError:
-            self.lost = "the supervisor process ended"
+        except _Lost as lost:
+            self.lost = str(lost)
+            with suppress(ProcessLookupError):  # it has ended
+                self._process.kill()
             for number, waiting in self._waiting.items():
                 if not waiting.done():
                     waiting.set_result(Broken(number, self.lost))
@@ -266,12 +275,14 @@ async def _receive(stream: asyncio.StreamReader) -> Reply:
     """The next message.
 
     Raises:
-        EOFError: there is none any more.
+        _Lost: there is none any more, or it cannot be read.
     """
     try:
         return REPLIES.decode(await stream.readexactly(length_of(await stream.readexactly(LENGTH_BYTES))))
-    except (asyncio.IncompleteReadError, ConnectionResetError) as error:
-        raise EOFError from error
+    except (asyncio.IncompleteReadError, OSError) as error:
+        raise _Lost("the supervisor process ended") from error
+    except (msgspec.MsgspecError, struct.error) as error:
+        raise _Lost(f"the supervisor process sent what is no reply: {error}") from error
 
 
 _REMEDY = (

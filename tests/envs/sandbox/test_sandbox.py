@@ -12,7 +12,7 @@ from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.envs.sandbox.backends.bubblewrap import Bubblewrap
 from asyncrl.envs.sandbox.backends.sandlock import Sandlock
 from asyncrl.envs.sandbox.limits import Limits
-from asyncrl.envs.sandbox.messages import BackendName, Choice, Finished, Reason, framed
+from asyncrl.envs.sandbox.messages import LENGTH_BYTES, BackendName, Choice, Finished, Reason, framed
 from asyncrl.envs.sandbox.processes import descendants
 from asyncrl.envs.sandbox.sandbox import LONGEST_ARGUMENT, Sandbox, problem_of
 from asyncrl.envs.sandbox.supervisor import Frames, choose
@@ -67,6 +67,21 @@ async def test_a_dead_supervisor_breaks_its_runs_and_is_replaced(tmp_path: Path)
         with pytest.raises(EnvironmentBroken, match="the supervisor process ended"):
             await run
         assert (await shell(sandbox, "echo again", tmp_path)).stdout == b"again\n"
+
+
+async def test_a_supervisor_that_sends_what_cannot_be_read_breaks_its_runs_and_is_replaced(tmp_path: Path) -> None:
+    async with Sandbox(ANY) as sandbox:
+        os.mkfifo(tmp_path / "began")
+        run = asyncio.create_task(shell(sandbox, "echo > began; sleep 1000", tmp_path))
+        await asyncio.to_thread((tmp_path / "began").read_text)
+        first = sandbox._supervisor
+        assert first is not None
+        garbage = b"\xc1" * 3
+        first._replies.feed_data(len(garbage).to_bytes(LENGTH_BYTES) + garbage)
+        with pytest.raises(EnvironmentBroken, match="sent what is no reply"):
+            await run
+        assert (await shell(sandbox, "echo again", tmp_path)).stdout == b"again\n"
+        assert await asyncio.wait_for(first._process.wait(), 10) == -signal.SIGKILL
 
 
 async def test_a_killed_watcher_is_the_sandboxs_failure_and_takes_its_run_along(tmp_path: Path) -> None:
