@@ -1,0 +1,165 @@
+"""Serves chunks of the weight files of one node to other nodes; see :mod:`asyncrl.weights.chunk_wire`.
+
+What always holds: nobody gets a byte without having shown the run's secret; the bytes go from the file to the socket inside the
+kernel; a broken connection concerns nobody else.
+"""
+
+import contextlib
+import hmac
+import io
+import logging
+import socket
+import threading
+import time
+
+from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.weights.chunk_wire import (
+    ANSWER,
+    REQUEST,
+    SILENCE_S,
+    WAITING_S,
+    WELCOME,
+    Address,
+    Answer,
+    BrokenConnection,
+    introduction,
+    receive,
+)
+from asyncrl.weights.held_files import HeldFile, HeldFiles
+
+logger = logging.getLogger(__name__)
+
+_INTRODUCTION_S = 10.0
+"""Time in which a client must show the secret."""
+_IDLE_S = 60.0
+"""A client that has asked for nothing for so long is gone."""
+_STRANGERS_S = 60.0
+"""At most one line about clients without the secret is logged in this time."""
+
+
+class ChunkServer:
+    """Listens at a free port of ``host`` from its making until :meth:`close`, in threads of its own.
+
+    Args:
+        held: what is served.
+        secret: what clients must show.
+        host: an address of this node.
+
+    Raises:
+        ComponentFailed: ``host`` is not an address of this node.
+    """
+
+    def __init__(self, held: HeldFiles, secret: bytes, host: str) -> None:
+        self._held, self._introduction = held, introduction(secret)
+        try:
+            self._listening = socket.create_server((host, 0))
+        except OSError as error:
+            remedy = "start Ray on this node with the --node-ip-address of one of its own interfaces"
+            raise ComponentFailed(f"the mirror of weights cannot listen at {host}: {error.strerror}; {remedy}") from error
+        self.address = Address(*self._listening.getsockname()[:2])
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._strangers, self._told = 0, -_STRANGERS_S
+        self._accepting = threading.Thread(target=self._accept, name="weights: accept", daemon=True)
+        self._accepting.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._listening.accept()
+            except OSError:  # closed
+                return
+            thread = threading.Thread(
+                target=self._serve, args=(connection, address), name=f"weights: serve {address}", daemon=True
+            )
+            with self._lock:
+                self._connections[connection] = thread
+            thread.start()
+
+    def _serve(self, connection: socket.socket, address: object) -> None:
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._ended, connection)
+            closing.enter_context(connection)
+            try:
+                if not self._welcomed(connection):
+                    self._turned_away(address)
+                    return
+                files = _OpenFiles(closing)
+                connection.settimeout(_IDLE_S)
+                while True:
+                    version, number, chunk = REQUEST.unpack(receive(connection, REQUEST.size))
+                    self._answer(connection, files, PolicyVersion(version), number, chunk)
+            except (BrokenConnection, OSError) as error:
+                logger.debug("the connection from %s ended: %s", address, error)
+
+    def _welcomed(self, connection: socket.socket) -> bool:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(_INTRODUCTION_S)
+        try:
+            shown = receive(connection, len(self._introduction))
+        except (BrokenConnection, OSError):
+            return False
+        if not hmac.compare_digest(shown, self._introduction):
+            return False
+        connection.sendall(WELCOME)
+        return True
+
+    def _answer(self, connection: socket.socket, files: "_OpenFiles", version: PolicyVersion, number: int, chunk: int) -> None:
+        while True:
+            answer, file, checksum = self._held.find(version, number, chunk, WAITING_S)
+            if file is None:
+                connection.sendall(ANSWER.pack(answer, 0, 0))
+                if answer is Answer.GONE:
+                    return
+                continue
+            begin, end = file.extent(chunk)
+            connection.settimeout(SILENCE_S)
+            connection.sendall(ANSWER.pack(answer, end - begin, checksum))
+            connection.sendfile(files.of(file), begin, end - begin)
+            connection.settimeout(_IDLE_S)
+            return
+
+    def _turned_away(self, address: object) -> None:
+        with self._lock:
+            self._strangers += 1
+            if time.monotonic() - self._told < _STRANGERS_S:
+                return
+            self._told, count, self._strangers = time.monotonic(), self._strangers, 0
+        logger.warning(
+            "weights at %s: %s connected and did not show the run's secret (%d so far without a line)",
+            self.address,
+            address,
+            count,
+        )
+
+    def _ended(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.pop(connection, None)
+
+    def close(self) -> None:
+        """End all connections. Does nothing the second time."""
+        with contextlib.suppress(OSError):  # accept() in the other thread returns only after a shutdown
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self._accepting.join()
+        with self._lock:
+            connections = dict(self._connections)
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in connections.values():
+            thread.join(2 * WAITING_S)
+
+
+class _OpenFiles:
+    """The files that one connection has open."""
+
+    def __init__(self, closing: contextlib.ExitStack) -> None:
+        self._closing = closing
+        self._files: dict[str, io.FileIO] = {}
+
+    def of(self, file: HeldFile) -> io.FileIO:
+        if file.path not in self._files:
+            self._files[file.path] = self._closing.enter_context(io.FileIO(file.path))
+        return self._files[file.path]

@@ -1,0 +1,121 @@
+"""The mirror of one node: it has the weights of the newest publications on this node, and hands them on to other nodes.
+
+On a node where the learner writes, it serves what the ranks wrote. On any other, it fetches the files of a publication once, into
+the node's memory file system, where all engines of the node map them; chunks that it has checked are served at once, so that a
+tree of mirrors passes a publication on while it arrives. Engines go on sampling meanwhile. What always holds: two publications
+are there side by side; a third overwrites the older one, and until then whoever asked for that one must have ended.
+"""
+
+import glob
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.memory_files import memory_file_system
+from asyncrl.core.publication import WeightFile
+from asyncrl.weights.chunk_fetch import ChunkFetch, FetchedFile
+from asyncrl.weights.chunk_server import ChunkServer
+from asyncrl.weights.chunk_wire import Address
+from asyncrl.weights.held_files import HeldFile, HeldFiles
+from asyncrl.weights.mirrored_file import MirroredFile
+
+_SIDES = ("even", "odd")
+
+
+class Mirror:
+    """The mirror of ``node``. Call :meth:`close` at the end, or its files outlive the process. Its methods may run in any thread.
+
+    Args:
+        run_id: names the files; unique among the runs on this host.
+        node: Ray's id of the node.
+        secret: the run's secret, which mirrors show to one another.
+        host: the address at which other nodes reach this one.
+        directory: where the files lie; by default the memory file system.
+    """
+
+    def __init__(self, run_id: str, node: str, secret: bytes, host: str, directory: str | None = None) -> None:
+        self._node, self._secret = node, secret
+        self._stem = Path(directory or memory_file_system()) / f"asyncrl-{run_id}-mirror-{node}"
+        self._held = HeldFiles()
+        self._server = ChunkServer(self._held, secret, host)
+        self._sides: tuple[dict[int, MirroredFile], dict[int, MirroredFile]] = ({}, {})
+        self._fetches = 0
+        self._lock = threading.Lock()
+
+    @property
+    def address(self) -> Address:
+        """Where other mirrors fetch from this one."""
+        return self._server.address
+
+    def serve(self, version: PolicyVersion, files: Sequence[WeightFile]) -> None:
+        """Hand out the files of ``version`` that the learner's ranks on this node wrote."""
+        self._held.hold(version, [HeldFile(file.path, self._size_here(file), whole=True) for file in files])
+
+    def _size_here(self, file: WeightFile) -> int:
+        return file.size if file.node == self._node else 0
+
+    def fetch(
+        self,
+        version: PolicyVersion,
+        files: Sequence[WeightFile],
+        sources: Mapping[str, Sequence[Address]],
+        seconds: float,
+    ) -> tuple[WeightFile, ...]:
+        """Bring the files of ``version`` to this node, and return them as they lie here, in the same order.
+
+        Args:
+            sources: for each node that files lie on, the mirrors to fetch them from, the preferred one first.
+            seconds: the deadline.
+
+        Raises:
+            MemoryFull: the memory file system has no room for them.
+            DeadlineExceeded: they did not arrive in time.
+            ComponentFailed: no source has them, or their bytes arrive wrong again and again.
+        """
+        with self._lock:
+            side = self._fetches % 2
+            self._fetches += 1
+        local: list[WeightFile] = []
+        held: list[HeldFile] = []
+        fetched: list[FetchedFile] = []
+        for number, file in enumerate(files):
+            if file.node == self._node:
+                local.append(file)
+                held.append(HeldFile(file.path, file.size, whole=True))
+                continue
+            mirrored = self._mirrored(side, number)
+            memory = mirrored.memory(file.size)
+            mine = HeldFile(mirrored.path, file.size, whole=False)
+            local.append(WeightFile(mirrored.path, self._node, file.size))
+            held.append(mine)
+            fetched.append(FetchedFile(number, memory, sources[file.node], partial(self._held.arrived, mine)))
+        self._held.hold(version, held)
+        try:
+            ChunkFetch(version, fetched, self._secret, f"the mirror of weights at {self.address}", seconds).run()
+        except BaseException:
+            self._held.forget(version)
+            raise
+        return tuple(local)
+
+    def _mirrored(self, side: int, number: int) -> MirroredFile:
+        files = self._sides[side]
+        if number not in files:
+            files[number] = MirroredFile(self._stem.with_name(f"{self._stem.name}-{_SIDES[side]}-{number}"))
+        return files[number]
+
+    def close(self) -> None:
+        """Stop serving, and remove the files. Engines that still map them can read them until they unmap them."""
+        self._held.close()
+        self._server.close()
+        for side in self._sides:
+            for file in side.values():
+                file.close()
+            side.clear()
+
+    @staticmethod
+    def remove_left_behind(run_id: str) -> None:
+        """Remove what the mirrors of a killed run have left behind in this node's memory file system."""
+        for path in memory_file_system().glob(f"asyncrl-{glob.escape(run_id)}-mirror-*"):
+            path.unlink(missing_ok=True)
