@@ -7,7 +7,6 @@ evaluation task, so no expression is ever in both splits, whatever the seeds and
 
 import random
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,8 @@ from msgspec import Meta
 
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
+from asyncrl.envs.answers import is_answer
+from asyncrl.envs.splits import split_of
 from asyncrl.envs.tools import ToolEnvironment, ToolError, tool
 
 if TYPE_CHECKING:
@@ -23,11 +24,10 @@ if TYPE_CHECKING:
 LARGEST_OPERAND = 20
 FIRST_OPERATORS = "+-*"
 LATER_OPERATORS = "+-"
-EVALUATION_SHARE = 8
-"""One expression in this many is for evaluation."""
+MOST_DIGITS = 1000
+"""The most digits of an integer in a call. Python refuses to read or write integers of more than 4300."""
 
 _OPERATION = re.compile(r"\s*(-?[0-9]+)\s*([-+*])\s*(-?[0-9]+)\s*")
-_NUMBER = re.compile(r"(?<![0-9])-?[0-9]+(?:\.[0-9]+)?")
 
 
 class Calculator(ToolEnvironment):
@@ -48,8 +48,7 @@ class Calculator(ToolEnvironment):
 
     def reward(self, task: Task, answer: str) -> float:
         """1 if the last number in ``answer`` is the value of the expression, else 0."""
-        numbers = _NUMBER.findall(answer)
-        return float(bool(numbers) and float(numbers[-1]) == task.data["answer"])
+        return float(is_answer(answer, task.data["answer"]))
 
     @classmethod
     def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:
@@ -83,6 +82,8 @@ def calculate(expression: str) -> int:
     operation = _OPERATION.fullmatch(expression)
     if operation is None:
         raise ToolError("not one operation on two integers")
+    if max(len(operation[1]), len(operation[3])) > MOST_DIGITS:
+        raise ToolError(f"an integer may have at most {MOST_DIGITS} digits")
     left, operator, right = int(operation[1]), operation[2], int(operation[3])
     match operator:
         case "+":
@@ -120,8 +121,3 @@ def _expressions(operations: int, split: str, generator: random.Random) -> Itera
         remaining -= 1
         if split_of(expression) == split:
             yield expression
-
-
-def split_of(expression: str) -> str:
-    """``train`` or ``evaluation``, decided by the expression alone."""
-    return "evaluation" if zlib.crc32(expression.encode()) % EVALUATION_SHARE == 0 else "train"

@@ -127,9 +127,13 @@ def make_hosted(make_environment: Callable[[Task], Environment], task: Task) -> 
     except EnvironmentBroken:
         raise
     except BaseException as error:
-        raised = UsersError.of(error)
-        problem = f"the environment could not be made: {raised.problem.removeprefix('raised ')}{raised.where}"
-        raise EnvironmentBroken(f"task {task.id}: {problem}", raised) from error
+        raise not_made(task, UsersError.of(error)) from error
+
+
+def not_made(task: Task, raised: UsersError) -> EnvironmentBroken:
+    """Return the error of an environment whose constructor raised."""
+    problem = f"the environment could not be made: {raised.problem.removeprefix('raised ')}{raised.where}"
+    return EnvironmentBroken(f"task {task.id}: {problem}", raised)
 
 
 class _Host:

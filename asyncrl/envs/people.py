@@ -5,7 +5,6 @@ question is ever in both.
 """
 
 import random
-import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -14,11 +13,12 @@ import msgspec
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.envs.corpus import Document
+from asyncrl.envs.splits import split_of
 
 _FIRST_NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hal Ida Jan Kim Leo Mia Ned Ole Pia Ruth Sam Tom Uma Vera Will Yara Zoe"
 _LAST_NAMES = "Abbot Berg Cole Dahl Ekman Ford Gray Hale Iversen Jonas Klein Lund Moor North Ott Park Quinn Reed Stone Tull"
 _TOWNS = "Aarhus Bern Cork Delft Essen Ghent Hull Ivrea Jena Kiel Lyon Malmo Nice Oslo Porto Riga Siena Turin Ulm Vienna York"
-EVALUATION_SHARE = 5
+EVALUATED = 5
 """One question in this many is for evaluation."""
 
 
@@ -71,10 +71,6 @@ def questions(split: str, count: int, seed: int) -> Sequence[Task]:
         made += [
             Task(id=TaskId(question), prompt=question, data={"answer": town})
             for question, town in towns.items()
-            if _split_of(question) == split
+            if split_of(question, EVALUATED) == split
         ]
     return made[:count]
-
-
-def _split_of(question: str) -> str:
-    return "evaluation" if zlib.crc32(question.encode()) % EVALUATION_SHARE == 0 else "train"

@@ -6,9 +6,7 @@ model runs in the sandbox only, and what it does wrong is told to the model or c
 
 import json
 import random
-import re
 import secrets
-import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +17,16 @@ from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs.answers import is_answer
 from asyncrl.envs.base import Observation
-from asyncrl.envs.python_programs import RUN_CODE, RUN_TESTS, python_command, python_folders
+from asyncrl.envs.python_programs import RUN_CODE, RUN_TESTS, code_in, python_command, python_folders
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Choice, Finished, Reason
 from asyncrl.envs.sandbox.told import told
 from asyncrl.envs.sandboxed import SandboxedEnvironment, data_of, encoded, write_files
+from asyncrl.envs.splits import different_tasks
 from asyncrl.envs.tools import tool
 
 if TYPE_CHECKING:
     from asyncrl.envs.lessons.base import Lessons
-
-EVALUATION_SHARE = 8
-"""One computation in this many is for evaluation."""
-_FENCED = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)```", re.DOTALL)
 
 
 class PythonData(msgspec.Struct, frozen=True):
@@ -95,19 +90,16 @@ class Python(SandboxedEnvironment):
     def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:
         """Make up to ``count`` different computations of ``split``, of each kind in turn."""
         generator = random.Random(f"{split} {seed}")
-        made: dict[str, Task] = {}
-        tries = 0
-        while len(made) < count and tries < 50 * count:
-            tries += 1
-            computation = COMPUTATIONS[len(made) % len(COMPUTATIONS)]
+
+        def make(number: int) -> Task:
+            computation = COMPUTATIONS[number % len(COMPUTATIONS)]
             low = generator.randint(1, 40)
             high = low + generator.randint(2, 30)
             prompt = computation.prompt.format(low=low, high=high)
-            if prompt not in made and split_of(prompt) == split:
-                answer = computation.value(low, high)
-                data = {"answer": answer, "low": low, "high": high, "kind": computation.name}
-                made[prompt] = Task(id=TaskId(prompt), prompt=prompt, data=data)
-        return list(made.values())
+            data = {"answer": computation.value(low, high), "low": low, "high": high, "kind": computation.name}
+            return Task(id=TaskId(prompt), prompt=prompt, data=data)
+
+        return different_tasks(split, count, make)
 
     @classmethod
     def lessons(cls, **options: Any) -> "Lessons | None":
@@ -149,17 +141,6 @@ def computation_of(task: Task) -> tuple[Computation, str]:
     """The kind of a task that :meth:`Python.make_tasks` made, and the code that solves it."""
     found = next(each for each in COMPUTATIONS if each.name == task.data["kind"])
     return found, found.code.format(low=task.data["low"], high=task.data["high"])
-
-
-def split_of(prompt: str) -> str:
-    """``train`` or ``evaluation``, decided by the prompt alone."""
-    return "evaluation" if zlib.crc32(prompt.encode()) % EVALUATION_SHARE == 0 else "train"
-
-
-def code_in(answer: str) -> str:
-    """The last fenced block of code in the answer; the whole answer if there is none."""
-    blocks = _FENCED.findall(answer)
-    return blocks[-1] if blocks else answer
 
 
 def call(code: str) -> ToolCall:

@@ -1,8 +1,9 @@
 """The programs that run the model's Python code in the sandbox, and the command that runs them.
 
-They read the code from standard input, so that it may be long. Of a traceback they print the last line, with its place.
+They read the code from standard input, so that it may be long, or from a file where the code itself reads standard input.
 """
 
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -38,7 +39,10 @@ def run():
 
 run()
 """
-"""Runs the code; if its last statement is an expression, prints the value, as an interactive session does."""
+"""Runs the code; if its last statement is an expression, prints the value, as an interactive session does.
+
+Of a traceback it prints the last line, with its place.
+"""
 
 RUN_TESTS = """
 import json, sys
@@ -53,6 +57,34 @@ def run():
 run()
 """
 """Runs an answer and then its tests, and prints the word that says that no test failed, which the answer is not told."""
+
+
+RUN_CALLS = """
+import json, sys
+code, calls = json.load(sys.stdin)
+output = open("results", "w")
+names = {"__name__": "answer"}
+exec(compile(code, "<answer>", "exec"), names)
+for call in calls:
+    try:
+        line = json.dumps([eval(compile(call, "<test>", "eval"), names)])
+    except Exception:
+        line = "null"
+    output.write(line + "\\n")
+    output.flush()
+"""
+"""Runs an answer, and writes the value of each call to the file ``results``, a line of JSON for each."""
+
+RUN_ANSWER = "code = open('answer.py').read(); exec(compile(code, '<answer>', 'exec'), {'__name__': '__main__'})"
+"""Runs the answer in the file ``answer.py`` as a program of its own, which reads standard input and prints."""
+
+_FENCED = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)```", re.DOTALL)
+
+
+def code_in(answer: str) -> str:
+    """The last fenced block of code in an answer; the whole answer if there is none."""
+    blocks: list[str] = _FENCED.findall(answer)
+    return blocks[-1] if blocks else answer
 
 
 def python_command(program: str, packages: bool) -> list[str]:

@@ -20,6 +20,7 @@ from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.core.text import told
+from asyncrl.envs.splits import split_of
 from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.envs.tools import ToolEnvironment
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from asyncrl.envs.lessons.base import Lessons
 
 PACKAGE = "reasoning-gym==0.1.25"
-EVALUATION_SHARE = 5
+EVALUATED = 5
 """One question in this many is for evaluation."""
 FUTILE = 500
 """Items in a row without a new question of the split, after which a family counts as used up."""
@@ -157,8 +158,9 @@ def _tasks(name: str, family: Family, split: str, seed: int) -> Iterator[Task]:
     for index in range(MOST_ITEMS):
         entry = data_set[index]
         question = str(entry["question"])
-        checksum = zlib.crc32(f"{name} {question}".encode())
-        if checksum in seen or _split_of(checksum) != split:
+        content = f"{name} {question}"
+        checksum = zlib.crc32(content.encode())
+        if checksum in seen or split_of(content, EVALUATED) != split:
             futile += 1
             if futile == FUTILE:
                 return
@@ -167,10 +169,6 @@ def _tasks(name: str, family: Family, split: str, seed: int) -> Iterator[Task]:
         seen.add(checksum)
         item = Item(name, first, index, None if entry["answer"] is None else str(entry["answer"]))
         yield Task(id=TaskId(f"{name}-{checksum:08x}"), prompt=question, data=msgspec.to_builtins(item))
-
-
-def _split_of(checksum: int) -> str:
-    return "evaluation" if checksum % EVALUATION_SHARE == 0 else "train"
 
 
 def _data_set(name: str, family: Family, seed: int) -> Any:

@@ -5,7 +5,7 @@ The database is a file that all tasks share (option ``database``), a file or a s
 ``answer``, a text or number that the final answer has to be; or ``rows``, the rows that the final answer, a query, has to return.
 """
 
-import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from msgspec import Meta
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
+from asyncrl.envs.answers import same_number
 from asyncrl.envs.base import Observation
 from asyncrl.envs.database import Database, DatabaseError, QueryRefused
 from asyncrl.envs.staff import make_tasks
@@ -73,8 +74,7 @@ class Sql(ToolEnvironment):
             found = await run_in_daemon_thread(partial(self._opened.query, answer, MOST_EXPECTED), name="comparing rows")
         except QueryRefused:
             return 0.0
-        expected = sorted((tuple(row) for row in rows), key=repr)
-        return float(not found.more and sorted(found.rows, key=repr) == expected)
+        return float(not found.more and Counter(found.rows) == Counter(map(tuple, rows)))
 
     async def close(self) -> None:
         """Close the database."""
@@ -92,7 +92,7 @@ class Sql(ToolEnvironment):
             return Database.of_script(script, self._seconds)
         if isinstance(path, str) and path:
             return Database.of_file(Path(path), self._seconds)
-        raise DatabaseError("it has no database; put `script` or `database` into its row, or set environment.options.database")
+        raise DatabaseError("it has no database; give the task `script` or `database`, or set environment.options.database")
 
     @classmethod
     def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:
@@ -112,13 +112,17 @@ class Sql(ToolEnvironment):
 def _check_expected(task: Task) -> None:
     rows, answer = task.data.get("rows"), task.data.get("answer")
     problem = f"task {task.id} has rows {short(rows)} and answer {short(answer)}"
-    remedy = "give one of them: `answer` as a text or number, or `rows` as a list of lists"
+    remedy = "give one of them: `answer` as a text or number, or `rows` as a list of lists of texts, numbers and nulls"
     if (rows is None) == (answer is None):
         raise EnvironmentBroken(f"{problem}; {remedy}")
-    if rows is not None and not (isinstance(rows, list) and all(isinstance(row, list) for row in rows)):
+    if rows is not None and not (isinstance(rows, list) and all(map(_is_row, rows))):
         raise EnvironmentBroken(f"{problem}; {remedy}")
     if answer is not None and not isinstance(answer, str | int | float):
         raise EnvironmentBroken(f"{problem}; {remedy}")
+
+
+def _is_row(row: object) -> bool:
+    return isinstance(row, list) and all(value is None or isinstance(value, str | int | float) for value in row)
 
 
 def _same(expected: str | float, answer: str) -> bool:
@@ -126,7 +130,6 @@ def _same(expected: str | float, answer: str) -> bool:
     if str(expected).strip().casefold() == answer.casefold():
         return True  # also for names that Python reads as numbers, such as Nan and Infinity
     try:
-        wanted, given = float(expected), float(answer)
+        return same_number(float(answer), float(expected))
     except (ValueError, OverflowError):
         return False
-    return math.isfinite(wanted) and abs(wanted - given) <= 1e-6 * max(1.0, abs(wanted))

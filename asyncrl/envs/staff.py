@@ -11,17 +11,16 @@ import msgspec
 
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
+from asyncrl.envs.splits import split_of
 
 _NAMES = "Ada Ben Cleo Dan Eva Finn Gus Hal Ida Jan Kim Leo Mia Ned Ole Pia Ruth Sam Tom Uma Vera Will Yara Zoe"
 TEAMS = ("red", "green", "blue")
 SIZE = 9
 """People in a table."""
-EVALUATION_SHARE = 8
-"""One task in this many is for evaluation."""
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A row of the table."""
+    """A person in the table."""
 
     name: str
     team: str
@@ -52,10 +51,10 @@ def make_tasks(split: str, count: int, seed: int) -> Sequence[Task]:
         question = _QUESTIONS[len(made) % len(_QUESTIONS)](staff, generator)
         rows = ", ".join(f"('{member.name}', '{member.team}', {member.age})" for member in staff)
         script = f"CREATE TABLE staff (name TEXT, team TEXT, age INTEGER); INSERT INTO staff VALUES {rows};"
-        checksum = zlib.crc32(f"{script} {question.text}".encode())
-        if (checksum % EVALUATION_SHARE == 0) == (split == "evaluation"):
+        content = f"{script} {question.text}"
+        if split_of(content) == split:
             data = {"script": script, "answer": str(question.answer)}
-            made.setdefault(name := f"{checksum:08x}", Task(id=TaskId(name), prompt=question.text, data=data))
+            made.setdefault(name := f"{zlib.crc32(content.encode()):08x}", Task(id=TaskId(name), prompt=question.text, data=data))
     return list(made.values())
 
 

@@ -5,7 +5,6 @@ the model run in the sandbox only, and what it leaves in the folder is looked at
 """
 
 import random
-import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +18,13 @@ from asyncrl.envs.base import Observation
 from asyncrl.envs.sandbox.messages import Finished, Reason
 from asyncrl.envs.sandbox.told import told
 from asyncrl.envs.sandboxed import SandboxedEnvironment, checked, data_of, write_files
+from asyncrl.envs.splits import different_tasks
 from asyncrl.envs.tools import tool
 
 if TYPE_CHECKING:
     from asyncrl.envs.lessons.base import Lessons
 
 SHELL = "/bin/sh"
-EVALUATION_SHARE = 8
-"""One errand in this many is for evaluation."""
 
 
 class TerminalData(msgspec.Struct, frozen=True):
@@ -82,16 +80,12 @@ class Terminal(SandboxedEnvironment):
     def make_tasks(cls, split: str, count: int, seed: int, **options: Any) -> Sequence[Task]:
         """Make up to ``count`` different errands of ``split``, of each kind in turn."""
         generator = random.Random(f"{split} {seed}")
-        made: dict[str, Task] = {}
-        tries = 0
-        while len(made) < count and tries < 50 * count:
-            tries += 1
-            errand = ERRANDS[len(made) % len(ERRANDS)]
+
+        def make(number: int) -> Task:
             source, target = generator.sample(range(10, 100), 2)
-            prompt = errand.prompt.format(source=source, target=target)
-            if prompt not in made and split_of(prompt) == split:
-                made[prompt] = _task(errand, prompt, source, target)
-        return list(made.values())
+            return _task(ERRANDS[number % len(ERRANDS)], source, target)
+
+        return different_tasks(split, count, make)
 
     @classmethod
     def lessons(cls, **options: Any) -> "Lessons | None":
@@ -129,17 +123,13 @@ def errand_of(task: Task) -> tuple[Errand, str]:
     return found, found.command.format(source=task.data["source"], target=task.data["target"])
 
 
-def split_of(prompt: str) -> str:
-    """``train`` or ``evaluation``, decided by the prompt alone."""
-    return "evaluation" if zlib.crc32(prompt.encode()) % EVALUATION_SHARE == 0 else "train"
-
-
 def call(command: str) -> ToolCall:
     """A call of the tool ``shell``."""
     return ToolCall(Terminal.shell.__name__, {"command": command})
 
 
-def _task(errand: Errand, prompt: str, source: int, target: int) -> Task:
+def _task(errand: Errand, source: int, target: int) -> Task:
+    prompt = errand.prompt.format(source=source, target=target)
     numbers = _numbers(random.Random(prompt))
     data = {
         "kind": errand.name,

@@ -14,6 +14,7 @@ from asyncrl.core.errors import EnvironmentBroken, ProcessDied
 from asyncrl.core.task import Task
 from asyncrl.core.users_error import UsersError
 from asyncrl.envs.base import Environment
+from asyncrl.envs.hosted import not_made
 from asyncrl.envs.member import Member
 from asyncrl.envs.provided import Provided
 from asyncrl.envs.secrets import Secrets
@@ -95,9 +96,7 @@ class WorkerEnvironments:
         try:
             return member.make(provided)
         except BaseException as error:
-            raised = provided.secrets.cleaned(UsersError.of(error))
-            problem = f"the environment could not be made: {raised.problem.removeprefix('raised ')}{raised.where}"
-            raise EnvironmentBroken(f"task {task.id}: {problem}", raised) from error
+            raise not_made(task, provided.secrets.cleaned(UsersError.of(error))) from error
 
     @property
     def remarks(self) -> tuple[str, ...]:

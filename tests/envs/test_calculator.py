@@ -10,8 +10,9 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs import Action, Fault, ToolError
-from asyncrl.envs.calculator import Calculator, calculate, calculate_steps, split_of
+from asyncrl.envs.calculator import Calculator, calculate, calculate_steps
 from asyncrl.envs.lessons.calculator import CalculatorLessons
+from asyncrl.envs.splits import split_of
 
 
 def operations(task: Task) -> int:
@@ -37,6 +38,14 @@ async def test_too_long_an_expression_is_a_tool_error():
     result = await environment.step(Action("", (ToolCall("calculator", {"expression": "3*4+5"}),)))
     assert result.fault is Fault.TOOL_ERROR
     assert result.observation.messages[0].content == "error: not one operation on two integers"
+
+
+def test_integers_that_python_would_not_read_are_the_models_fault():
+    nines = "9" * 1000
+    assert calculate(f"{nines}*{nines}") == int(nines) ** 2
+    with pytest.raises(ToolError, match="at most 1000 digits"):
+        calculate(f"1+{'9' * 5000}")
+    assert Calculator().reward(Calculator.make_tasks("train", 1, 0)[0], "9" * 5000) == 0.0
 
 
 def test_expected_answers_are_what_python_says():

@@ -11,7 +11,6 @@ from asyncrl.core.errors import EnvironmentBroken, RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.task import Task
 from asyncrl.envs.rewards import CodeTests
-from asyncrl.envs.rewards.code_tests import program_of
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.sandbox import Sandbox
 
@@ -70,8 +69,3 @@ async def test_tests_that_cannot_be_read_break_the_task(sandbox: Sandbox):
     for tests in ([], ["add(1, 2) == 3"], [{"call": 1, "returns": 2}], [{"stdin": ""}], 3):
         with pytest.raises(EnvironmentBroken, match="task 't'"):
             await CodeTests(sandbox)(task(tests), "pass")
-
-
-def test_the_last_block_of_code_is_the_program():
-    assert program_of("```python\na\n```\n```py\nb\n```") == "b\n"
-    assert program_of("a = 1") == "a = 1"

@@ -10,8 +10,9 @@ from asyncrl.core.messages import ToolCall
 from asyncrl.core.task import Task
 from asyncrl.envs.answers import is_answer
 from asyncrl.envs.base import Action
-from asyncrl.envs.python import Python, code_in, computation_of
+from asyncrl.envs.python import Python, computation_of
 from asyncrl.envs.python import call as python_call
+from asyncrl.envs.python_programs import code_in
 from asyncrl.envs.sandbox.backends.bubblewrap import Bubblewrap
 from asyncrl.envs.sandbox.backends.sandlock import Sandlock
 from asyncrl.envs.sandbox.limits import Limits

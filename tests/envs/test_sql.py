@@ -144,6 +144,8 @@ async def test_rows_in_any_order():
         "drop table t",
     ]
     assert await rewarded({"rows": [[1, "x"], [2, "y"]], "answer": None}, *answers) == [1, 1, 0, 0]
+    mixed = ["select 10 union all select 2.0 union all select null", "select 10.0 union all select 2 union all select 'null'"]
+    assert await rewarded({"rows": [[2], [None], [10.0]]}, *mixed) == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -153,9 +155,10 @@ async def test_rows_in_any_order():
         ({"answer": "1", "rows": [[1]]}, "give one of them"),
         ({"answer": [1]}, "give one of them"),
         ({"rows": [1]}, "give one of them"),
+        ({"rows": [[[1]]]}, "lists of texts, numbers and nulls"),
         ({"answer": 1, "script": "CREATE"}, "incomplete input|script of the database fails"),
         ({"answer": 1, "script": "", "database": "/nowhere.sqlite"}, "there is no database file /nowhere.sqlite"),
-        ({"answer": 1, "script": ""}, "it has no database; put `script` or `database`"),
+        ({"answer": 1, "script": ""}, "it has no database; give the task `script` or `database`"),
     ],
 )
 async def test_bad_tasks_break_their_environment(data: dict[str, Any], problem: str):

@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
-from asyncrl.envs.calculator import Calculator, split_of
+from asyncrl.envs.calculator import Calculator
 from asyncrl.envs.demonstrations import Demonstration, demonstrate
 from asyncrl.envs.lessons.calculator import CalculatorLessons
+from asyncrl.envs.splits import split_of
 from learners.tiny import TinyProgress, ensure_tiny_model
 from learners.tiny.cache import CACHE_VARIABLE, COMPLETE, default_cache_root
 from learners.tiny.conversations import Example, encode, pad, render

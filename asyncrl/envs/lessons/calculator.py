@@ -17,12 +17,12 @@ class CalculatorLessons(Lessons):
     """Scripts for tasks of :class:`~asyncrl.envs.calculator.Calculator`."""
 
     def ideal(self, task: Task) -> Script:
-        """One call for each operation, then the last value."""
+        """Return a script with one call for each operation, which answers with the last value."""
         steps = calculate_steps(task.question)
         return Script.one_by_one(tuple(_call(operation) for operation, _ in steps), str(steps[-1][1]))
 
     def mistaken(self, task: Task) -> Script:
-        """First a call with the whole expression, which is refused if it has more than one operation."""
+        """Return a script that first calls with the whole expression, which is refused if it has several operations."""
         ideal = self.ideal(task)
         try:
             calculate(task.question)
@@ -31,7 +31,7 @@ class CalculatorLessons(Lessons):
         return ideal
 
     def habitual(self, task: Task, share: float, generator: random.Random) -> Script:
-        """At each addition, stop with probability ``share`` and answer the value so far."""
+        """Return a script that stops at each addition with probability ``share``, and answers with the value so far."""
         ideal = self.ideal(task)
         for index, (call,) in enumerate(ideal.turns):
             value_so_far, plus, _ = call.arguments["expression"].partition("+")

@@ -17,17 +17,17 @@ class PythonLessons(Lessons):
     tasks = 800
 
     def ideal(self, task: Task) -> Script:
-        """The code, and its value."""
+        """Return a script that runs the right code, and answers with its value."""
         _, code = computation_of(task)
         return Script.one_by_one((call(code),), str(task.data["answer"]))
 
     def mistaken(self, task: Task) -> Script:
-        """First a call with the prompt, which is no Python."""
+        """Return a script that first runs the prompt, which is no Python."""
         ideal = self.ideal(task)
         return Script(((call(task.question),), *ideal.turns), ideal.answer)
 
     def habitual(self, task: Task, share: float, generator: random.Random) -> Script:
-        """Where something counts up to a number, leave the number out with probability ``share``."""
+        """Return a script that leaves out the last number of a range with probability ``share``, where there is a range."""
         computation, code = computation_of(task)
         if not (computation.up_to and generator.random() < share):
             return self.ideal(task)

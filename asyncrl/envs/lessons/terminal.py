@@ -19,16 +19,16 @@ class TerminalLessons(Lessons):
     tasks = 800
 
     def ideal(self, task: Task) -> Script:
-        """The command."""
+        """Return a script that runs the right command."""
         return Script.one_by_one((call(errand_of(task)[1]),), _DONE)
 
     def mistaken(self, task: Task) -> Script:
-        """First a command that the shell cannot find."""
+        """Return a script that first runs the prompt, which the shell cannot find."""
         ideal = self.ideal(task)
         return Script(((call(task.question),), *ideal.turns), ideal.answer)
 
     def habitual(self, task: Task, share: float, generator: random.Random) -> Script:
-        """Where something is sorted, leave out ``-n`` with probability ``share``."""
+        """Return a script that leaves out ``-n`` with probability ``share``, where something is sorted."""
         errand, command = errand_of(task)
         if not (errand.sorts and generator.random() < share):
             return self.ideal(task)

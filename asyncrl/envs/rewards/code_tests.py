@@ -5,8 +5,6 @@ What always holds: the expected results never enter the sandbox, so a program ca
 
 import asyncio
 import json
-import re
-import sys
 import tempfile
 from collections.abc import Mapping
 from functools import partial
@@ -19,6 +17,7 @@ import msgspec
 from asyncrl.core.errors import EnvironmentBroken
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
+from asyncrl.envs.python_programs import RUN_ANSWER, RUN_CALLS, code_in, python_command, python_folders
 from asyncrl.envs.rewards.base import Reward, expected
 from asyncrl.envs.sandbox.limits import Limits
 from asyncrl.envs.sandbox.messages import Finished
@@ -26,25 +25,7 @@ from asyncrl.envs.sandbox.sandbox import Sandbox
 from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.envs.workspaces import remove_after_episode
 
-_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _USUAL = Limits()
-_PYTHON = str(Path(sys.executable).resolve())
-_RUN = """
-import json, sys
-code, calls = json.load(sys.stdin)
-output = open("results", "w")
-names = {"__name__": "answer"}
-exec(compile(code, "<answer>", "exec"), names)
-for call in calls:
-    try:
-        line = json.dumps([eval(compile(call, "<test>", "eval"), names)])
-    except Exception:
-        line = "null"
-    output.write(line + "\\n")
-    output.flush()
-"""
-"""Runs an answer, and writes the value of each call to a file, a line of JSON for each."""
-_MAIN = "import sys; code = open('answer.py').read(); exec(compile(code, '<answer>', 'exec'), {'__name__': '__main__'})"
 
 
 class CallTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,7 +61,7 @@ class CodeTests(Reward):
     async def __call__(self, task: Task, answer: str) -> float:
         """Run the tests."""
         tests = self._tests(task)
-        code = program_of(answer)
+        code = code_in(answer)
         calls = [test for test in tests if isinstance(test, CallTest)]
         printing = [test for test in tests if isinstance(test, OutputTest)]
         try:
@@ -108,12 +89,12 @@ class CodeTests(Reward):
         if not tests:
             return 0
         given = json.dumps([code, [test.call for test in tests]]).encode()
-        _, lines = await self._run(_RUN, code, given, len(tests))
+        _, lines = await self._run(RUN_CALLS, code, given, len(tests))
         results = [_decoded(line) for line in lines]
         return sum(result == [test.returns] for result, test in zip(results, tests, strict=False))
 
     async def _prints(self, code: str, test: OutputTest) -> bool:
-        finished, _ = await self._run(_MAIN, code, test.stdin.encode())
+        finished, _ = await self._run(RUN_ANSWER, code, test.stdin.encode())
         printed = finished.stdout.decode(errors="replace")
         return finished.exit_code == 0 and _stripped(printed) == _stripped(test.stdout)
 
@@ -122,8 +103,7 @@ class CodeTests(Reward):
 
         What the program leaves in its folder may be much, so it is read and removed in a thread.
         """
-        command = [_PYTHON, "-I", "-S", "-B", "-c", program]
-        folders = [Path(sys.base_prefix), Path(sys.base_exec_prefix)]
+        command, folders = python_command(program, packages=False), python_folders(packages=False)
         folder = Path(tempfile.mkdtemp(prefix="asyncrl-tests-"))
         try:
             (folder / "answer.py").write_text(code, errors="replace")
@@ -140,12 +120,6 @@ def _lines(results: Path, count: int) -> list[str]:
         return []
     with results.open(errors="replace") as lines:
         return list(islice(lines, count))
-
-
-def program_of(answer: str) -> str:
-    """The last fenced block of code in an answer, or else the whole answer."""
-    blocks: list[str] = _FENCE.findall(answer)
-    return blocks[-1] if blocks else answer
 
 
 def _decoded(line: str) -> object:
