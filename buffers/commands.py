@@ -149,7 +149,31 @@ class Pace(msgspec.Struct, frozen=True, array_like=True, tag=12):
         buffer.pace(self.depth)
 
 
-Command = IssueTickets | Commit | Fail | Lost | Expire | Take | Trained | Advance | Checkpointed | Recovered | SetSteps | Pace
+class HandBack(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """A worker that was told to end gives back what it has."""
+
+    worker: WorkerId
+
+    def apply(self, buffer: ReplayBuffer) -> None:
+        """Take all its episodes back."""
+        buffer.hand_back(self.worker)
+
+
+Command = (
+    IssueTickets
+    | Commit
+    | Fail
+    | Lost
+    | Expire
+    | Take
+    | Trained
+    | Advance
+    | Checkpointed
+    | Recovered
+    | SetSteps
+    | Pace
+    | HandBack
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

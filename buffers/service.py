@@ -130,10 +130,18 @@ class BufferService:
 
     async def lost(self, worker: WorkerId) -> None:
         """See :meth:`BufferApi.lost`."""
+        self._let_go(worker)
+        await self._do(commands.Lost(worker))
+
+    async def hand_back(self, worker: WorkerId) -> None:
+        """See :meth:`BufferApi.hand_back`."""
+        self._let_go(worker)
+        await self._do(commands.HandBack(worker))
+
+    def _let_go(self, worker: WorkerId) -> None:
         self._losses[worker] += 1
         self._heartbeats.forget(worker)
         self._pauses.set(worker, "")
-        await self._do(commands.Lost(worker))
 
     async def report_pause(self, worker: WorkerId, message: str) -> None:
         """See :meth:`BufferApi.report_pause`."""

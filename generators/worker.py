@@ -5,6 +5,7 @@ What always holds:
 * all episodes of a ticket run on this engine. Each is handed in or given back on its own, as soon as it is over, unless
   its group was given up or the worker is stopped;
 * the worker sends the buffer a heartbeat every quarter of ``deadlines.lease``, whatever else it waits for;
+* a worker that was told to end asks for no more tickets, and gives back what is not over in its grace;
 * the worker asks for no tickets while weights are being installed. Each request names the worker's policy version, and
   the buffer decides whether that is behind the published version.
 """
@@ -158,6 +159,7 @@ class GeneratorWorker:
         self._engine, self._tickets, self._scoring = tools.engine, ticket_client, scoring
         self._slots = asyncio.Semaphore(settings.max_running)
         self._installing = 0
+        self._ending = False
         self._asked_as: PolicyVersion | None = None
         self._changed = asyncio.Event()
         self._serving: asyncio.Task[None]
@@ -234,7 +236,7 @@ class GeneratorWorker:
             while True:
                 self._changed.clear()
                 room = self._leases.room
-                if room > 0 and not self._installing and self._asked_as != self._engine.version:
+                if room > 0 and not (self._installing or self._ending) and self._asked_as != self._engine.version:
                     self._asked_as = self._engine.version
                     # The last group may exceed the room: its episodes wait for a slot, which keeps the engine full.
                     limit = -(-room // self._settings.group_size)
@@ -250,13 +252,31 @@ class GeneratorWorker:
         tickets = await self._ticket_client.lease(self._id, version, limit)
         if self._asked_as == version:
             self._asked_as = None
-        for ticket in tickets:
+        for ticket in () if self._ending else tickets:  # those that come too late are handed back with the others
             self._leases.accept(ticket, partial(self._begin, tasks))
         self._changed.set()
 
+    async def hand_back(self, seconds: float) -> None:
+        """Lease nothing more, and give back all episodes, which are issued again at once; :meth:`run` goes on.
+
+        Episodes that are over, and only wait for their score or their turn to be handed in, have ``seconds`` for that.
+        """
+        self._ending = True
+        held = self._leases.held().values()
+        for lease in held:
+            for index in lease.playing:
+                lease.work[index].cancel()
+        over = [lease.work[index] for lease in held for index in lease.unsettled - lease.playing]
+        if over:
+            await asyncio.wait(over, timeout=seconds)
+        for lease in self._leases.held().values():
+            self._leases.give_up(lease)
+        if self._tickets is not None:
+            await self._tickets.hand_back(self._id)
+
     def _begin(self, tasks: asyncio.TaskGroup, lease: Lease, index: int) -> "asyncio.Task[None]":
         def ended(work: "asyncio.Task[None]") -> None:
-            if self._leases.holds(lease) and not self._serving.cancelling():  # the sample will never be settled
+            if self._leases.holds(lease) and not (self._serving.cancelling() or self._ending):  # it will never be settled
                 self._ended(work)
 
         work = tasks.create_task(self._run_sample(lease, index), name=f"group {lease.ticket.group_id} sample {index}")

@@ -51,6 +51,12 @@ class BufferApi(Protocol):
             BudgetExceeded: this was one failure too many.
         """
 
+    async def hand_back(self, worker: WorkerId) -> None:
+        """Let a worker go that was told to end, and issue its open episodes again. That is no failure.
+
+        The worker gets no more tickets, even by requests that it made before.
+        """
+
     async def report_pause(self, worker: WorkerId, message: str) -> None:
         """Note that the worker cannot go on because of ``message``; an empty message means that it goes on."""
 

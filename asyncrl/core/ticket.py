@@ -50,3 +50,6 @@ class TicketClient(Protocol):
 
         A worker that is silent for ``deadlines.lease`` seconds is given up, and its episodes are issued again.
         """
+
+    async def hand_back(self, worker: WorkerId) -> None:
+        """Give back all that the worker has, because it was told to end: it is issued again at once, and nothing counts."""

@@ -103,6 +103,10 @@ class BufferClient:
         """See :meth:`BufferApi.lost`."""
         await self._call(BufferApi.lost, worker)
 
+    async def hand_back(self, worker: WorkerId) -> None:
+        """See :meth:`BufferApi.hand_back`."""
+        await self._call(BufferApi.hand_back, worker)
+
     async def report_pause(self, worker: WorkerId, message: str) -> None:
         """See :meth:`BufferApi.report_pause`."""
         await self._call(BufferApi.report_pause, worker, message)

@@ -71,6 +71,10 @@ class RemoteTicketClient:
         """Tell the buffer that the worker is alive; returns the groups that nobody waits for any more."""
         return await self._buffer.renew(worker, running)
 
+    async def hand_back(self, worker: WorkerId) -> None:
+        """Give back all that the worker has, because it was told to end."""
+        await self._buffer.hand_back(worker)
+
     async def _send(self, samples: Sequence[TrajectoryRecord]) -> Sequence[None]:
         await self._buffer.commit(samples)
         return [None] * len(samples)

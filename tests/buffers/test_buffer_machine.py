@@ -220,8 +220,14 @@ class BufferMachine(RuleBasedStateMachine):
         """A worker was silent for too long; one that comes back goes on with what it has until it hears that it must not."""
         self.lose_worker(rng.choice(WORKERS), comes_back=rng.random() < 0.5)
 
-    def lose_worker(self, worker, comes_back):
-        self.do("lost", worker)
+    @rule(rng=st.randoms(use_true_random=False))
+    def hand_back(self, rng):
+        failures = self.buffer.statistics().failures
+        self.lose_worker(rng.choice(WORKERS), comes_back=rng.random() < 0.2, told="hand_back")
+        assert self.buffer.statistics().failures == failures
+
+    def lose_worker(self, worker, comes_back, told="lost"):
+        self.do(told, worker)
         assert self.buffer.unwanted(worker, list(self.open[worker])) == list(self.open[worker])
         if not comes_back:
             self.open[worker] = {}

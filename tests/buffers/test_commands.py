@@ -20,6 +20,7 @@ from buffers.commands import (
     Commit,
     Expire,
     Fail,
+    HandBack,
     IssueTickets,
     Lost,
     Pace,
@@ -53,6 +54,7 @@ def some_command(chance, buffer, tickets):
             *[Commit(samples, 1.5)] * 12,
             Fail(group, chance.randrange(3), kind, "it broke"),
             Lost(worker),
+            HandBack(worker),
             Expire(version),
             *[Take(version, 4)] * 3,
             *[Trained(version)] * 3,
@@ -101,4 +103,4 @@ def test_a_command_of_a_finished_episode_is_small():
 
 
 def test_every_change_of_the_buffer_is_a_command():
-    assert {command.__struct_config__.tag for command in commands.Command.__args__} == set(range(1, 13))
+    assert {command.__struct_config__.tag for command in commands.Command.__args__} == set(range(1, 14))

@@ -393,6 +393,26 @@ class TestLostWorkers:
 
         either(scenario)
 
+    def test_what_one_hands_back_is_issued_again_at_once_and_counts_as_no_failure(self, either):
+        async def scenario(bench):
+            tickets = await bench.service.lease(A, 0, 100)
+            await bench.service.commit([sample(tickets[0], 0)])
+            other = asyncio.ensure_future(bench.service.lease(B, 0, 100))
+            ended = asyncio.ensure_future(bench.service.lease(A, 0, 100))
+            await asyncio.sleep(0.001)
+            await bench.service.hand_back(A)
+            assert await ended == [], "it has ended, and its request may still wait"
+            again = {ticket.group_id: (ticket.samples, ticket.attempt) for ticket in await other}
+            assert again == {t.group_id: (t.samples[t is tickets[0] :], 0) for t in tickets}
+            statistics = await bench.service.statistics()
+            assert set(statistics.failures.values()) == {0}
+            await asyncio.sleep(20)
+            await bench.service.renew(B, list(again))
+            await asyncio.sleep(20)
+            assert set((await bench.service.statistics()).failures.values()) == {0}, "nobody waits for its heartbeats"
+
+        either(scenario)
+
     def test_one_that_comes_back_may_hand_in_what_is_still_missing(self, either):
         async def scenario(bench):
             (ticket,) = await bench.service.lease(A, 0, 1)

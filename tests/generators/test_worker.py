@@ -54,6 +54,7 @@ class FakeTicketClient:
         self.failures: dict[tuple[int, int], tuple[FailureKind, str]] = {}
         self.renewals: list[tuple[GroupId, ...]] = []
         self.unwanted: set[GroupId] = set()
+        self.handed_back = 0
         self.commits, self.answers = asyncio.Event(), asyncio.Event()
         self.commits.set()
         self.answers.set()
@@ -81,6 +82,10 @@ class FakeTicketClient:
         answer = [group_id for group_id in running if group_id in self.unwanted]
         await self.answers.wait()
         return answer
+
+    async def hand_back(self, worker: WorkerId) -> None:
+        self.handed_back += 1
+        await self.notify()
 
     async def notify(self) -> None:
         async with self.changed:
@@ -233,6 +238,39 @@ async def test_handing_in_takes_no_room_in_the_engine() -> None:
         assert not shop.ticket_client.groups
         shop.ticket_client.commits.set()
         await shop.ticket_client.until(lambda: sum(map(len, shop.ticket_client.groups.values())) == 36)
+
+
+async def test_a_worker_that_is_told_to_end_leases_nothing_and_hands_in_what_is_over() -> None:
+    """One episode of the first group waits to be handed in, all others are being played."""
+    shop = Shop([task(f"t{i}") for i in range(9)])
+    shop.environment = lambda: Odd(shop.environments, {} if not shop.environments else {"hangs": "reset"})
+    shop.ticket_client.commits.clear()
+    async with shop.open():
+        await shop.ticket_client.until(lambda: shop.worker.statistics().finished_episodes == 1)
+        ending = asyncio.create_task(shop.worker.hand_back(10.0))
+        async with asyncio.timeout(10):
+            while not all(each.closed for each in shop.environments):  # noqa: ASYNC110 - a scripted environment has no event
+                await asyncio.sleep(0)
+        assert not shop.ticket_client.handed_back, "one is over, and on its way to the buffer"
+        shop.ticket_client.commits.set()
+        async with asyncio.timeout(10):
+            await ending
+        left = len(shop.ticket_client.tickets)
+        shop.worker._changed.set()
+        await asyncio.sleep(2 * RECIPE.deadlines.lease)
+        assert len(shop.ticket_client.tickets) == left
+    assert (shop.ticket_client.finished(0), shop.ticket_client.handed_back) == ([0], 1)
+    assert shop.held == ()
+
+
+async def test_the_grace_of_a_worker_that_is_told_to_end_is_kept() -> None:
+    shop = Shop([task("t")])
+    shop.ticket_client.commits.clear()
+    async with shop.open():
+        await shop.ticket_client.until(lambda: shop.worker.statistics().finished_episodes == 4)
+        async with asyncio.timeout(10):
+            await shop.worker.hand_back(0.01)
+    assert (shop.held, shop.ticket_client.handed_back, shop.ticket_client.groups) == ((), 1, {})
 
 
 async def test_a_group_larger_than_the_engine_is_generated() -> None:
