@@ -36,8 +36,10 @@ from asyncrl.run.folder import RunFolder
 from asyncrl.run.generator_handle import GeneratorHandle, make_generator
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.gpus import HALF, NodeGpus, choose_node, in_all, needs_of, require, usable
+from asyncrl.run.mirrors import Mirrors, make_mirror
 from asyncrl.run.payload import this_node
 from asyncrl.run.stopping import sigterm_blocked
+from asyncrl.weights.chunk_wire import SECRET_BYTES
 from asyncrl.weights.transport import merge
 from learners.learner import StepReport
 
@@ -88,6 +90,8 @@ class Cluster:
         async def report_lost(worker: WorkerId) -> None:
             await self.buffer.lost(worker)
 
+        secret = secrets.token_bytes(SECRET_BYTES)
+        self.mirrors = Mirrors(partial(make_mirror, folder=folder, secret=secret), self._deadlines.publish)
         self.generators = GeneratorPool(generators.count, generator, report_lost, note)
         self._learners: list[Any] = [
             RemoteLearner.options(num_cpus=0, num_gpus=each if on_gpu else 0, scheduling_strategy=at_home).remote(
@@ -216,7 +220,9 @@ class Cluster:
             ask(actor.close.remote(), of=f"{name} to close", by="the driver", seconds=seconds, remedy="it is killed")
             for name, actor in [("the buffer", self._buffer_actor), *(("a learner rank", rank) for rank in self._learners)]
         ]
-        outcomes = await asyncio.gather(self.generators.close(seconds), *closing, return_exceptions=True)
+        outcomes = await asyncio.gather(
+            self.generators.close(seconds), self.mirrors.close(seconds), *closing, return_exceptions=True
+        )
         if self._buffer is not None:
             self._buffer.close()
         for outcome in outcomes:

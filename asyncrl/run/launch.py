@@ -42,6 +42,7 @@ from asyncrl.run.totals import SavedTotals, Totals, summarize
 from asyncrl.run.tracking import Tracker
 from asyncrl.run.train_pump import train_pump
 from asyncrl.run.watch import ending_with, own_daemons
+from asyncrl.weights.mirror import Mirror
 from asyncrl.weights.shared_memory import SharedMemory
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ async def supervise(
             return
         if heard is Heard.KILL:
             SharedMemory.remove_left_behind(run_id)
+            Mirror.remove_left_behind(run_id)
             remove_payload_in_memory(run_id)
             kill_everything(EXIT_INTERRUPTED)
         if not ending.is_set():
@@ -136,6 +138,7 @@ async def _run(
 ) -> None:
     if folder.run_id_before is not None:
         SharedMemory.remove_left_behind(folder.run_id_before)
+        Mirror.remove_left_behind(folder.run_id_before)
         remove_payload_in_memory(folder.run_id_before)
     if (without_effect := inert(recipe)) is not None:
         view.note(without_effect)
@@ -219,6 +222,7 @@ async def _end(
         await cluster.close(shutdown_s / 5)
     await end_processes(shutdown_s / 5, end_by)
     SharedMemory.remove_left_behind(run_id)
+    Mirror.remove_left_behind(run_id)
     remove_payload_in_memory(run_id)
 
 

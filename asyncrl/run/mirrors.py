@@ -1,28 +1,225 @@
-"""What brings a publication to the nodes of the engines that are to load it."""
+"""Brings publications to the nodes of the engines that are to load them, through one mirror of weights on each node concerned.
 
-from typing import Protocol
+What always holds: each byte of a publication goes to a node once, however many engines it has; a node is sent to another one only
+after that one has begun to fetch, so that no two wait for each other; a mirror that died is replaced when it is next needed.
+"""
 
-from asyncrl.core.publication import Publication
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from asyncrl.core.errors import AsyncRLError, ProcessDied
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication, WeightFile
+from asyncrl.run.actors.mirror import SIDE_BY_SIDE, RemoteMirror
+from asyncrl.run.asking import ANSWER_DEADLINE_S, ask
+from asyncrl.run.folder import RunFolder
+from asyncrl.weights.chunk_wire import Address
+
+T = TypeVar("T")
+
+FAN_OUT = 2
+"""How many nodes fetch from the same one: from the learner's, or from one that fetches itself. More would share its line to the
+network; fewer would make the way to the last node longer."""
+_VERSIONS = 4
+"""Transfers of as many versions are known at once; older ones are over, because their files were overwritten."""
 
 
 class LocalPublications(Protocol):
     """Makes publications readable on other nodes than those they were written on.
 
-    What :meth:`fetch` returned stays readable on its node until a publication two versions later is fetched there. The files of a
-    publication may be overwritten, by the version after the next, once no call of :meth:`fetch` for it is under way.
+    What :meth:`fetch` returned stays readable on its node until a publication two fetches later begins to arrive there. The files
+    of a publication may be overwritten once no call of :meth:`fetch` for it is under way.
     """
 
     async def fetch(self, publication: Publication, node: str) -> Publication:
         """Bring ``publication`` to a node, and return it with files that all lie there.
 
-        Returns at once where it lies there already. Calls for one node share one transfer. Engines go on sampling meanwhile.
+        Returns at once where it lies there already. Calls for one node share one transfer, which goes on if a caller is
+        cancelled. Engines go on sampling meanwhile.
 
         Args:
             publication: as the ranks wrote it.
             node: Ray's id of the node.
 
         Raises:
-            ComponentFailed: the node, or every node that has the publication, cannot be reached.
-            DeadlineExceeded: it did not arrive within ``deadlines.publish``.
+            ComponentFailed: the node cannot be reached (``ProcessDied``), its memory file system is full, or the files are gone.
+            DeadlineExceeded: they did not arrive within ``deadlines.publish``.
         """
         ...
+
+
+class MirrorOfNode(Protocol):
+    """The mirror of one node, as the driver sees it; see :class:`MirrorHandle`."""
+
+    async def address(self) -> Address:
+        """Where other mirrors fetch from this one; waits until its process is up."""
+        ...
+
+    async def serve(self, version: PolicyVersion, files: Sequence[WeightFile]) -> None:
+        """See :meth:`asyncrl.weights.mirror.Mirror.serve`."""
+        ...
+
+    async def fetch(
+        self, version: PolicyVersion, files: Sequence[WeightFile], sources: dict[str, list[Address]], seconds: float
+    ) -> tuple[WeightFile, ...]:
+        """See :meth:`asyncrl.weights.mirror.Mirror.fetch`."""
+        ...
+
+    async def close(self, seconds: float) -> None:
+        """Have it remove its files."""
+        ...
+
+
+class _Transfers:
+    """The transfers of one version.
+
+    Attributes:
+        of_node: the transfer to each node.
+        origins: the mirrors of the nodes that the ranks wrote on, once they hand the version out.
+        joined: the mirrors that have begun to fetch it, in that order: a tree whose root is the learner's node.
+    """
+
+    def __init__(self) -> None:
+        self.of_node: dict[str, asyncio.Task[Publication]] = {}
+        self.origins: dict[str, asyncio.Task[Address]] = {}
+        self.joined: list[Address] = []
+
+    def join(self, address: Address) -> list[Address]:
+        """Take a mirror into the tree, and return its parent; nothing if that is the learner's node itself."""
+        place = len(self.joined)
+        self.joined.append(address)
+        return [] if place < FAN_OUT else [self.joined[place // FAN_OUT - 1]]
+
+
+class Mirrors:
+    """The mirrors of a run, each made when it is first needed; see :class:`LocalPublications`.
+
+    Args:
+        make: makes the mirror of a node, given Ray's id of it.
+        seconds: how long a publication may be on its way to a node (``deadlines.publish``).
+    """
+
+    def __init__(self, make: Callable[[str], MirrorOfNode], seconds: float) -> None:
+        self._make, self._seconds = make, seconds
+        self._mirrors: dict[str, MirrorOfNode] = {}
+        self._versions: dict[PolicyVersion, _Transfers] = {}
+
+    async def fetch(self, publication: Publication, node: str) -> Publication:
+        """See :class:`LocalPublications`."""
+        if all(file.node == node for file in publication.files):
+            return publication
+        transfers = self._versions.setdefault(publication.version, _Transfers())
+        for version in sorted(self._versions)[:-_VERSIONS]:
+            del self._versions[version]
+        transfer = transfers.of_node.get(node)
+        if transfer is None or _failed(transfer):
+            name = f"version {publication.version} to node {node[:8]}"
+            transfer = transfers.of_node[node] = asyncio.create_task(self._transfer(publication, node, transfers), name=name)
+        return await asyncio.shield(transfer)
+
+    async def _transfer(self, publication: Publication, node: str, transfers: _Transfers) -> Publication:
+        try:
+            files = await self._fetched(publication, node, transfers)
+        except ProcessDied:  # of the mirror; if the whole node is gone, its successor does not come up either
+            files = await self._fetched(publication, node, transfers)
+        return msgspec.structs.replace(publication, files=files)
+
+    async def _fetched(self, publication: Publication, node: str, transfers: _Transfers) -> tuple[WeightFile, ...]:
+        writers = sorted({file.node for file in publication.files} - {node})
+        origins = await asyncio.gather(*(self._origin(publication, writer, transfers) for writer in writers))
+        try:
+            mirror = self._mirror(node)
+            parent = transfers.join(await mirror.address())
+            sources = {writer: [*parent, origin] for writer, origin in zip(writers, origins, strict=True)}
+            return await mirror.fetch(publication.version, publication.files, sources, self._seconds)
+        except ProcessDied:
+            self._mirrors.pop(node, None)
+            raise
+
+    async def _origin(self, publication: Publication, node: str, transfers: _Transfers) -> Address:
+        """Have the mirror of a node that ranks wrote on hand the version out, once for all transfers; return its address."""
+        serving = transfers.origins.get(node)
+        if serving is None or _failed(serving):
+            serving = transfers.origins[node] = asyncio.create_task(self._serve(publication, node))
+        return await asyncio.shield(serving)
+
+    async def _serve(self, publication: Publication, node: str) -> Address:
+        mirror = self._mirror(node)
+        try:
+            address = await mirror.address()
+            await mirror.serve(publication.version, publication.files)
+            return address
+        except ProcessDied:
+            self._mirrors.pop(node, None)
+            raise
+
+    def _mirror(self, node: str) -> MirrorOfNode:
+        if node not in self._mirrors:
+            self._mirrors[node] = self._make(node)
+        return self._mirrors[node]
+
+    async def close(self, seconds: float) -> None:
+        """End the transfers, and have all mirrors remove their files. One that does not answer is killed with the run."""
+        for transfers in self._versions.values():
+            for transfer in (*transfers.of_node.values(), *transfers.origins.values()):
+                transfer.cancel()
+        closing = [mirror.close(seconds) for mirror in self._mirrors.values()]
+        for outcome in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, AsyncRLError):
+                raise outcome
+
+
+def _failed(task: "asyncio.Task[T]") -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+class MirrorHandle:
+    """The driver's handle of one mirror's actor. Every call has a deadline, and raises ``ProcessDied`` if the mirror is gone."""
+
+    def __init__(self, actor: Any, node: str, log: Path) -> None:
+        self._actor, self._log = actor, log
+        self._name = f"the mirror of weights on node {node[:8]}"
+
+    async def address(self) -> Address:
+        """See :class:`MirrorOfNode`."""
+        return Address(*await self._ask(self._actor.address.remote(), "come up", ANSWER_DEADLINE_S))
+
+    async def serve(self, version: PolicyVersion, files: Sequence[WeightFile]) -> None:
+        """See :class:`MirrorOfNode`."""
+        await self._ask(self._actor.serve.remote(version, files), f"serve version {version}", ANSWER_DEADLINE_S)
+
+    async def fetch(
+        self, version: PolicyVersion, files: Sequence[WeightFile], sources: dict[str, list[Address]], seconds: float
+    ) -> tuple[WeightFile, ...]:
+        """See :class:`MirrorOfNode`."""
+        asked = self._actor.fetch.remote(version, files, sources, seconds)
+        # Longer than the deadline that the mirror keeps itself, because its error says more.
+        return await self._ask(asked, f"fetch version {version}", seconds + ANSWER_DEADLINE_S)
+
+    async def close(self, seconds: float) -> None:
+        """See :class:`MirrorOfNode`."""
+        await self._ask(self._actor.close.remote(), "close", seconds)
+
+    async def _ask(self, answer: "ray.ObjectRef[T]", what: str, seconds: float) -> T:
+        remedy = f"see {self._log}; its node or the network to it may be overloaded"
+        return await ask(answer, of=f"{self._name} to {what}", by="the driver", seconds=seconds, remedy=remedy)
+
+
+def make_mirror(node: str, folder: RunFolder, secret: bytes) -> MirrorHandle:
+    """Make the process of the mirror of ``node``, given as Ray's id.
+
+    Args:
+        secret: what the mirrors of this run show to one another.
+    """
+    log = folder.logs / f"mirror-{node[:8]}.log"
+    where = NodeAffinitySchedulingStrategy(node, soft=False)
+    actor = RemoteMirror.options(num_cpus=0, max_concurrency=SIDE_BY_SIDE, scheduling_strategy=where).remote(
+        folder.run_id, folder.run_id_before, secret, log
+    )
+    return MirrorHandle(actor, node, log)

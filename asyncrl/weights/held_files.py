@@ -13,9 +13,6 @@ from collections.abc import Sequence
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.weights.chunk_wire import CHUNK_BYTES, Answer
 
-VERSIONS = 2
-"""As many versions are held as there are sides of files; an older one is overwritten by the version that is written now."""
-
 
 class HeldFile:
     """One weight file: what it is called here, and the checksums of the chunks that are there.
@@ -58,16 +55,19 @@ class HeldFiles:
 
     def __init__(self) -> None:
         self._versions: dict[PolicyVersion, Sequence[HeldFile]] = {}
-        self._newest_gone = -1
+        self._gone: set[PolicyVersion] = set()
         self._changed = threading.Condition()
         self._closed = False
 
     def hold(self, version: PolicyVersion, files: Sequence[HeldFile]) -> None:
-        """Begin to hand out ``version``. Versions before the last two are gone from now on."""
+        """Begin to hand out ``version``. Versions that lay in the same files are gone from now on."""
+        paths = {file.path for file in files}
         with self._changed:
+            for old, others in list(self._versions.items()):
+                if old != version and not paths.isdisjoint(file.path for file in others):
+                    self._forget(old)
             self._versions[version] = files
-            for old in sorted(self._versions)[:-VERSIONS]:
-                self._forget(old)
+            self._gone.discard(version)
             self._changed.notify_all()
 
     def forget(self, version: PolicyVersion) -> None:
@@ -78,7 +78,7 @@ class HeldFiles:
 
     def _forget(self, version: PolicyVersion) -> None:
         self._versions.pop(version, None)
-        self._newest_gone = max(self._newest_gone, version)
+        self._gone.add(version)
 
     def arrived(self, file: HeldFile, chunk: int, checksum: int) -> None:
         """Note that a chunk is there and has this checksum."""
@@ -96,7 +96,7 @@ class HeldFiles:
             self._changed.wait_for(lambda: self._known(version, number, chunk), seconds)
             files = self._versions.get(version)
             if files is None:
-                return (Answer.GONE if version <= self._newest_gone or self._closed else Answer.WAITING), None, 0
+                return (Answer.GONE if self._is_gone(version) else Answer.WAITING), None, 0
             if number >= len(files) or chunk >= len(files[number].checksums):
                 return Answer.GONE, None, 0
             file = files[number]
@@ -107,10 +107,14 @@ class HeldFiles:
         """Whether there is something else to answer than that the chunk has not arrived yet."""
         files = self._versions.get(version)
         if files is None:
-            return version <= self._newest_gone or self._closed
+            return self._is_gone(version)
         if number >= len(files) or chunk >= len(files[number].checksums):
             return True
         return files[number].whole or files[number].checksums[chunk] is not None
+
+    def _is_gone(self, version: PolicyVersion) -> bool:
+        """Whether a version that is not held will not come any more; one that is still to come is not."""
+        return self._closed or version in self._gone
 
     def close(self) -> None:
         """Hand nothing out any more, and tell those who wait."""
