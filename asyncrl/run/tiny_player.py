@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 
 from asyncrl.core.ids import GroupId, PolicyVersion
+from asyncrl.core.messages import CallOutcome
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
-from asyncrl.core.trajectory import Sampling, VersionSpan
+from asyncrl.core.trajectory import Sampling, Trajectory, VersionSpan
 from asyncrl.envs.demonstrations import SHARING_S
 from asyncrl.envs.load import load_member
 from asyncrl.envs.secrets import Secrets, read_secrets
@@ -28,6 +29,8 @@ from generators.tool_calls import ToolCallReader
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+TRIES = 3
+"""How often a task is played at most until no tool fails in its episode: tools may fail by chance, and the model is tried."""
 AT_ONCE = 128
 """Episodes that are played side by side; their turns are sampled together."""
 
@@ -42,7 +45,7 @@ class Player(msgspec.Struct, frozen=True):
 def play_greedily(
     model: Path, players: Mapping[str, Player], tool_parser: str, tasks: Mapping[str, Sequence[Task]]
 ) -> dict[str, list[float]]:
-    """Play each task of each member once with the model in a folder, and return the rewards.
+    """Play each task of each member with the model in a folder, and return the rewards; again if a tool failed in its episode.
 
     Raises:
         EnvironmentBroken: an environment raised.
@@ -62,7 +65,11 @@ def play_greedily(
 
         async def play(task: Task, limits: EpisodeLimits, number: int) -> float:
             async with room:
-                return (await run_episode(task, EpisodeName(GroupId(number), 0, 0), limits, tools)).reward
+                for attempt in range(TRIES):
+                    episode = await run_episode(task, EpisodeName(GroupId(number), 0, attempt), limits, tools)
+                    if not _a_tool_failed(episode):
+                        break
+                return episode.reward
 
         await environments.start(SHARING_S)
         try:
@@ -78,6 +85,11 @@ def play_greedily(
             await environments.close(SHARING_S)
 
     return asyncio.run(play_all())
+
+
+def _a_tool_failed(episode: Trajectory) -> bool:
+    failures = (CallOutcome.ERROR, CallOutcome.TIMEOUT)
+    return any(call.outcome in failures for turn in episode.turns for call in turn.calls)
 
 
 class _Request(msgspec.Struct):

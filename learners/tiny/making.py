@@ -1,5 +1,6 @@
 """Makes the tiny model: demonstrations, tokenizer, supervised warm-up, Hugging Face folder, and a check that it plays."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -8,11 +9,13 @@ from statistics import fmean
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
 from learners.tiny.conversations import encode, render
-from learners.tiny.material import Kind, kinds_of, shown, subjects_of
+from learners.tiny.material import Kind, demonstrations_of, kinds_of, shown, subjects_of
 from learners.tiny.settings import WarmUp
 from learners.tiny.tokenizer import fit_tokenizer
 from learners.tiny.warmup import CONTEXT_LENGTH, Measurement, Rows, WarmUpFailed, warm_up
 
+TOLD_EVERY_S = 1.0
+"""Seconds between two looks at how many demonstrations there are."""
 _WARMED_UP = 0.95
 """Progress when the model is trained and only has to be tried."""
 
@@ -34,10 +37,11 @@ def make(
         LessonFailed: the lessons of an environment cannot be taught.
         WarmUpFailed: the warm-up did not teach the model what it should.
     """
-    progress(0.0, "demonstrating tasks")
+    progress(0.0, "making tasks to demonstrate")
     subjects = subjects_of(environments, seed, settings)
-    kinds = {name: kinds_of(subject, seed) for name, subject in subjects.items()}
-    texts = render([each for subject in subjects.values() for each in shown(subject)])
+    played = _Demonstrated(sum(map(demonstrations_of, subjects.values())), lambda text: progress(0.0, text))
+    kinds = {name: kinds_of(subject, seed, played) for name, subject in subjects.items()}
+    texts = render([each for subject in subjects.values() for each in shown(subject, played)])
     pieces = [piece for subject in subjects.values() for piece in subject.lessons.pieces]
     tokenizer = fit_tokenizer(texts, CONTEXT_LENGTH, pieces)
     steps = settings.steps or sum(subject.lessons.steps for subject in subjects.values())
@@ -65,6 +69,24 @@ def make(
     progress(1.0, f"mean reward of held-out tasks {told}")
 
 
+class _Demonstrated:
+    """Counts demonstrations, and tells the user how many there are: with slow tools they take most of the time."""
+
+    def __init__(self, wanted: int, tell: Callable[[str], None]) -> None:
+        self._wanted, self._tell = wanted, tell
+        self._played = 0
+        self._began = self._told = time.monotonic()
+
+    def __call__(self) -> None:
+        self._played += 1
+        now = time.monotonic()
+        if now - self._told >= TOLD_EVERY_S or self._played == self._wanted:
+            self._told, seconds = now, now - self._began
+            left = seconds / self._played * (self._wanted - self._played)
+            time_left = f", about {left:,.0f} s left" if left >= TOLD_EVERY_S else ""
+            self._tell(f"{self._played:,} of {self._wanted:,} tasks demonstrated in {seconds:,.0f} s{time_left}")
+
+
 def _skill(kinds: Sequence[Kind], rewards: Sequence[float]) -> float:
     """Return the share of what can be earned that the ``rewards`` of the held-out tasks are, over those that do not tempt."""
     spared = {each.task.id: each.reward for kind in kinds for each in kind.spared}
@@ -78,5 +100,5 @@ def _check_skill(skill: float, settings: WarmUp, of: str = "") -> None:
         raise WarmUpFailed(
             f"after its warm-up the tiny model solves {skill:.0%} of the tasks{of} that do not tempt it, but "
             f"{settings.skill:.0%} are wanted; try another seed, or, for lessons of your own, "
-            "more `steps` of them and tools that do not fail by chance"
+            "more `steps` of them and tools that seldom fail by chance"
         )

@@ -4,14 +4,14 @@ What always holds: each environment counts the same, however many kinds of tasks
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
-from asyncrl.envs.demonstrations import Demonstration, demonstrate_in
+from asyncrl.envs.demonstrations import TRIES, Demonstration, demonstrate_in
 from asyncrl.envs.lessons import Lessons, Script
 from asyncrl.envs.load import find_lessons, make_tasks
 from learners.tiny.settings import WarmUp
@@ -74,13 +74,25 @@ def subjects_of(environments: Mapping[str, ClassEnvironment], seed: int, setting
     return subjects
 
 
-def shown(subject: Subject) -> list[Demonstration]:
-    """Return demonstrations that the tokenizer is fitted to: ideal ones, and such with a mistake."""
+def demonstrations_of(subject: Subject) -> int:
+    """Count the demonstrations that :func:`shown` and :func:`kinds_of` make of one environment."""
+    train, held_out = _by_turns(subject.lessons, subject.train), _by_turns(subject.lessons, subject.held_out)
+    measured = sum(len(held_out.get(turns, [])) for turns in train)
+    return 2 * len(subject.train[:_TOKENIZER_TASKS]) + len(subject.train) + measured
+
+
+def shown(subject: Subject, played: Callable[[], None]) -> list[Demonstration]:
+    """Return demonstrations that the tokenizer is fitted to: ideal ones, and such with a mistake.
+
+    Args:
+        played: is called for each demonstration that is there, as that of :func:`kinds_of`.
+    """
     tasks, lessons = subject.train[:_TOKENIZER_TASKS], subject.lessons
-    return _play(subject, [(task, show(task)) for task in tasks for show in (lessons.ideal, lessons.mistaken)])
+    scripts = [(task, show(task)) for task in tasks for show in (lessons.ideal, lessons.mistaken)]
+    return demonstrate_in(subject.member, subject.environment, scripts, 1, played)
 
 
-def kinds_of(subject: Subject, seed: int) -> list[Kind]:
+def kinds_of(subject: Subject, seed: int, played: Callable[[], None]) -> list[Kind]:
     """Demonstrate the tasks of one environment; the kinds are in rising order of their turns.
 
     Raises:
@@ -92,13 +104,14 @@ def kinds_of(subject: Subject, seed: int) -> list[Kind]:
     for turns, tasks in train.items():
         habitual = [(task, lessons.habitual(task, lessons.habit_share, generator)) for task in tasks]
         others = held_out.get(turns, [])
-        ideal = _play(subject, [(task, lessons.ideal(task)) for task in others])
+        ideal = _play(subject, [(task, lessons.ideal(task)) for task in others], played)
         for each in ideal:
             if each.reward <= 0:
                 problem = f"the ideal demonstration of task {each.task.id} of {subject.environment.name!r} earns {each.reward:g}"
-                raise LessonFailed(f"{problem}; correct the environment's lessons or its reward")
+                failed = f" (a tool failed in each of {TRIES} tries: {each.failure})" if each.failure else ""
+                raise LessonFailed(f"{problem}{failed}; correct the environment's lessons, its tools or its reward")
         spared = [each for each in ideal if not _tempts(lessons, each.task)]
-        kinds.append(Kind(HARDEST if turns == max(train) else 1.0, _play(subject, habitual), ideal, spared))
+        kinds.append(Kind(HARDEST if turns == max(train) else 1.0, _play(subject, habitual, played), ideal, spared))
     if not any(kind.spared for kind in kinds):
         raise LessonFailed(f"every held-out task of {subject.environment.name!r} tempts, so that no skill can be measured")
     whole = sum(kind.weight for kind in kinds)
@@ -109,8 +122,8 @@ def _tempts(lessons: Lessons, task: Task) -> bool:
     return lessons.habitual(task, 1.0, random.Random(0)) != lessons.ideal(task)
 
 
-def _play(subject: Subject, scripts: Sequence[tuple[Task, Script]]) -> list[Demonstration]:
-    return demonstrate_in(subject.member, subject.environment, scripts)
+def _play(subject: Subject, scripts: Sequence[tuple[Task, Script]], played: Callable[[], None]) -> list[Demonstration]:
+    return demonstrate_in(subject.member, subject.environment, scripts, TRIES, played)
 
 
 def _named(tasks: Sequence[Task], member: str) -> list[Task]:

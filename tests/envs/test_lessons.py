@@ -2,7 +2,7 @@
 
 import random
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -10,10 +10,12 @@ from asyncrl.core.messages import Message, ToolCall
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
 from asyncrl.envs.base import Action, Environment, Observation, StepResult
-from asyncrl.envs.calculator import Calculator
+from asyncrl.envs.calculator import Calculator, calculate
 from asyncrl.envs.demonstrations import Demonstration, LessonUnfit, demonstrate, demonstrate_in
 from asyncrl.envs.lessons import Lessons, Script
+from asyncrl.envs.lessons.calculator import CalculatorLessons
 from asyncrl.envs.load import find_lessons, load_member, make_tasks
+from asyncrl.envs.tools import tool
 
 SORTING = {"families": {"number_sorting": {"options": {"min_numbers": 3, "max_numbers": 3, "max_decimals": 0, "min_value": 0}}}}
 TAUGHT: list[tuple[str, dict[str, Any]]] = [
@@ -114,6 +116,30 @@ def test_a_script_that_does_not_fit_is_refused(turns: int, problem: str):
     script = Script.one_by_one((ToolCall("calculator", {"expression": "3+4"}),), "7")
     with pytest.raises(LessonUnfit, match=f"task .*{problem}"):
         demonstrate(lambda task: Short(turns), [(task, script)])
+
+
+class Moody(Calculator):
+    """Its tool fails the first time that it is asked something."""
+
+    asked: ClassVar[set[str]] = set()
+
+    @tool
+    async def calculator(self, expression: str) -> str:
+        if expression not in Moody.asked:
+            Moody.asked.add(expression)
+            raise OSError("the line is busy")
+        return str(calculate(expression))
+
+
+def test_a_demonstration_in_which_a_tool_fails_by_chance_is_played_again():
+    environment = ClassEnvironment(name=f"{__name__}:Moody", options={"max_operations": 1})
+    scripts = [(task, CalculatorLessons().ideal(task)) for task in make_tasks(environment, "train", 3, 0)]
+    played: list[None] = []
+    for tries, failures in ((1, 3), (2, 0)):
+        Moody.asked.clear()
+        shown = demonstrate_in("", environment, scripts, tries, lambda: played.append(None))
+        assert [each.failure for each in shown].count("OSError: the line is busy") == failures
+    assert len(played) == 6
 
 
 class Untaught(Calculator):

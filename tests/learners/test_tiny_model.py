@@ -69,6 +69,12 @@ def test_a_short_warm_up_gives_a_folder_that_loads(made: tuple[Path, list[TinyPr
     assert (fractions[0], fractions[-1]) == (0.0, 1.0)
 
 
+def test_progress_tells_how_many_tasks_are_demonstrated(made: tuple[Path, list[TinyProgress]]):
+    told = [each.text for each in made[1] if "demonstrated" in each.text]
+    last, of, *rest = told[-1].split()
+    assert (last, of, " ".join(rest[1:3])) == (rest[0], "of", "tasks demonstrated")
+
+
 def test_found_the_second_time(made: tuple[Path, list[TinyProgress]]):
     folder, _ = made
     before = (folder / COMPLETE).stat().st_mtime_ns
@@ -143,7 +149,7 @@ def test_several_environments_are_taught_together(tmp_path: Path):
     """Each counts the same, however many kinds of tasks it has, and each is asked about in the end."""
     one, three = (ClassEnvironment(name="calculator", options={"max_operations": count}) for count in (1, 3))
     subjects = subjects_of({"one": one, "three": three}, 0, SHORT)
-    kinds = {name: kinds_of(subject, 0) for name, subject in subjects.items()}
+    kinds = {name: kinds_of(subject, 0, lambda: None) for name, subject in subjects.items()}
     assert [len(kinds["one"]), len(kinds["three"])] == [1, 3]
     assert [sum(kind.weight for kind in each) for each in kinds.values()] == [1.0, 1.0]
     assert [kind.weight for kind in kinds["three"]] == [0.25, 0.25, 0.5]
