@@ -241,7 +241,9 @@ class RayCluster:
             part += [f"--node-ip-address={host.address}", f"--num-cpus={self._cpus}", f"--object-store-memory={self._store}"]
             part += ["--num-gpus=0", f'--resources={{"{host.name}": 100}}']
             environment = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
-            host.call([sys.executable, "-m", "ray.scripts.scripts", "start", *part], environment, READY_S)
+            # Not in the driver's folder: nobody starts Ray there on many hosts.
+            elsewhere = ["env", "--chdir=/", sys.executable, "-m", "ray.scripts.scripts", "start", *part]
+            host.call(elsewhere, environment, READY_S)
 
     def wait_for(self, count: int) -> None:
         """Wait until ``count`` nodes are alive."""

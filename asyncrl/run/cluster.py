@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
@@ -288,7 +289,7 @@ def start_ray() -> None:
     address = os.environ.get("RAY_ADDRESS")
     try:
         if address:
-            ray.init(log_to_driver=False)
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, runtime_env={"worker_process_setup_hook": _as_here()})
         else:
             _check_loopback()
             _start_own_ray()
@@ -296,6 +297,21 @@ def start_ray() -> None:
         problem = f"cannot join Ray at {address}" if address else "Ray did not start"
         remedy = "see RAY_ADDRESS" if address else "see its logs in /tmp/ray; if this machine is very busy, try again"
         raise ComponentFailed(f"{problem}: {str(error).strip() or type(error).__name__}; {remedy}") from error
+
+
+def _as_here() -> Callable[[], None]:
+    """Return what lets a process that Ray started elsewhere find relative paths and the user's modules, as this one does.
+
+    It works in this one's folder if its node sees that, and looks for modules in the same places, after its own.
+    """
+    folder, places = os.getcwd(), list(sys.path)
+
+    def begin() -> None:
+        if os.path.isdir(folder):
+            os.chdir(folder)
+        sys.path.extend(place for place in places if place not in sys.path)
+
+    return begin
 
 
 def _check_loopback() -> None:

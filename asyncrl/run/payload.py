@@ -131,21 +131,27 @@ class PayloadSource:
         return found
 
 
-def ask_shard(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float = SHARD_DEADLINE_S) -> T:
-    """Wait for a payload shard's answer for up to ``seconds``, blocking this thread.
+def ask_shard(
+    answer: "ray.ObjectRef[T]",
+    *,
+    of: str,
+    by: str,
+    seconds: float = SHARD_DEADLINE_S,
+    remedy: str = "its actor or the network may be overloaded; see logs/buffer*.log",
+) -> T:
+    """Wait for the answer of a payload shard, or of another actor, for up to ``seconds``, blocking this thread.
 
     Raises:
         DeadlineExceeded: there was no answer in time.
-        ComponentFailed: the shard's actor died.
-        AsyncRLError: what the shard raised.
+        ComponentFailed: the actor died.
+        AsyncRLError: what it raised.
     """
     try:
         return ray.get(answer, timeout=seconds)
     except GetTimeoutError as error:
-        remedy = "its actor or the network may be overloaded; see logs/buffer*.log"
         raise DeadlineExceeded(by, of, seconds, remedy) from error
     except RayActorError as error:
-        raise ComponentFailed(f"{of}: its process died; see logs/buffer*.log") from error
+        raise ComponentFailed(f"{of}: its process died; {remedy}") from error
     except RayTaskError as error:
         if isinstance(error.cause, AsyncRLError):
             raise error.cause from error

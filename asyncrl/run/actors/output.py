@@ -12,9 +12,12 @@ from asyncrl.run.actors.bounded_log import BoundedLog
 def route_output(log_file: Path) -> None:
     """Send this process's standard output and error, its children's, and its logging into one file.
 
+    On a node that does not see the run folder, the file lies in one of the same name there; see :mod:`asyncrl.run.far_files`.
+
     File descriptors are replaced, not only ``sys.stdout``, because engines write from processes and libraries of their own.
     """
-    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    begin = os.O_TRUNC if _is_far(log_file.parent) else 0  # what is there was brought to the run folder when the run ran before
+    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | begin, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
@@ -25,3 +28,12 @@ def route_output(log_file: Path) -> None:
     message = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(stream=standard_stream(2), level=logging.INFO, format=message, force=True)
     BoundedLog(log_file).watch()
+
+
+def _is_far(logs: Path) -> bool:
+    """Whether ``logs`` is not the run's own folder of logs but one of the same name on another node, made here or before."""
+    far = logs / ".far"
+    if not logs.is_dir():
+        logs.mkdir(parents=True, exist_ok=True)
+        far.touch()
+    return far.exists()

@@ -1,0 +1,153 @@
+"""Brings logs and kept episodes to the run folder from nodes that do not see it, because it is on no shared file system.
+
+The run's processes on such a node write to a folder of the same name there. What always holds: what they write is in the run
+folder a few seconds later, so that little is missing if their node dies; the file of kept episodes is moved whole or not at all.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, NoReturn
+
+from asyncrl.core.errors import AsyncRLError
+from asyncrl.run.actors.node_files import start_node_files
+from asyncrl.run.asking import ANSWER_DEADLINE_S, ask
+from asyncrl.run.folder import RunFolder
+from asyncrl.run.node_files import FileEntry
+from asyncrl.run.whole_file import write_whole
+
+logger = logging.getLogger(__name__)
+
+
+LOOK_S = 2.0
+"""Seconds between two looks for new lines of logs. No event tells that a file on another node has grown."""
+CHUNK_BYTES = 4 << 20
+"""The most bytes that are asked for at once."""
+
+
+class FarFiles:
+    """Brings the files of one run.
+
+    Args:
+        folder: the run folder, on this node.
+        nodes: returns the ids of the other nodes on which the run has processes now.
+    """
+
+    def __init__(self, folder: RunFolder, nodes: Callable[[], Collection[str]]) -> None:
+        self._folder, self._nodes = folder, nodes
+        self._known: dict[str, _FarNode] = {}
+        self._looking = asyncio.Lock()
+
+    async def run(self) -> NoReturn:
+        """Bring what is new, again and again."""
+        while True:
+            await self.bring()
+            await asyncio.sleep(LOOK_S)
+
+    async def bring(self) -> None:
+        """Bring all that is new. A node that does not answer is logged, and asked again the next time."""
+        async with self._looking:
+            for node in set(self._nodes()) - self._known.keys():
+                self._known[node] = _FarNode(node, self._folder)
+            await asyncio.gather(*(node.bring() for node in self._known.values() if node.id in self._nodes()))
+
+    async def close(self, seconds: float) -> None:
+        """Bring the last lines within ``seconds``, and remove what the run has left on the other nodes."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.bring()
+                await asyncio.gather(*(node.forget() for node in self._known.values() if node.id in self._nodes()))
+        except TimeoutError:
+            logger.warning("the last lines of other nodes' logs are missing: they did not come within %g s", seconds)
+
+
+class _FarNode:
+    """One other node: what it has that the run folder has not."""
+
+    def __init__(self, node: str, folder: RunFolder) -> None:
+        self.id, self._folder = node, folder
+        self._files: Any = start_node_files(node)
+        self._sees: bool | None = None
+        self._logs: dict[str, _LogCopy] = {}
+        self._problem = ""
+
+    async def bring(self) -> None:
+        """Bring what is new. What goes wrong is logged once."""
+        try:
+            if self._sees is None:
+                self._sees = await self._ask(self._files.sees.remote(self._folder.recipe))
+            if not self._sees:
+                await self._bring_logs()
+                await self._bring_episodes()
+            self._problem = ""
+        except (AsyncRLError, OSError) as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                logger.warning("logs and episodes of node %s are not brought at present: %s", self.id[:8], error)
+
+    async def _bring_logs(self) -> None:
+        for entry in await self._listing(self._folder.logs):
+            copy = self._logs.get(entry.name)
+            if copy is None:
+                copy = self._logs[entry.name] = _LogCopy(self._folder.logs / entry.name)
+            if entry.size < copy.copied:
+                copy.begin_again()
+            while copy.copied < entry.size:
+                content = await self._read(copy.path, copy.copied, min(CHUNK_BYTES, entry.size - copy.copied))
+                if not content:
+                    break
+                copy.append(content)
+
+    async def _bring_episodes(self) -> None:
+        for entry in await self._listing(self._folder.trajectories):
+            path, parts, size = self._folder.trajectories / entry.name, list[bytes](), 0
+            while size < entry.size:
+                content = await self._read(path, size, min(CHUNK_BYTES, entry.size - size))
+                if not content:
+                    break
+                parts.append(content)
+                size += len(content)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            await asyncio.to_thread(write_whole, path, b"".join(parts))
+            await self._ask(self._files.remove.remote([path]))
+
+    async def forget(self) -> None:
+        """Remove what the run has left on the node."""
+        folders = [] if self._sees is not False else [self._folder.logs, self._folder.trajectories]
+        try:
+            await self._ask(self._files.forget_run.remote(self._folder.run_id, folders))
+        except AsyncRLError as error:
+            logger.warning("node %s may keep files of the run: %s", self.id[:8], error)
+
+    async def _listing(self, folder: Path) -> list[FileEntry]:
+        found: list[FileEntry] = await self._ask(self._files.listing.remote(folder))
+        return found
+
+    async def _read(self, path: Path, offset: int, limit: int) -> bytes:
+        content: bytes = await self._ask(self._files.read.remote(path, offset, limit))
+        return content
+
+    async def _ask(self, answer: Any) -> Any:
+        of, remedy = f"the files of node {self.id[:8]}", "its node or the network to it may be gone"
+        return await ask(answer, of=of, by="the driver", seconds=ANSWER_DEADLINE_S, remedy=remedy)
+
+
+class _LogCopy:
+    """The copy of one log: what its process has written since the run was launched or resumed, after what was there before."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.copied = path, 0
+        self._begin = path.stat().st_size if path.exists() else 0
+
+    def append(self, content: bytes) -> None:
+        """Add what comes next."""
+        with self.path.open("ab") as log:
+            log.write(content)
+        self.copied += len(content)
+
+    def begin_again(self) -> None:
+        """Forget the copy: the log's middle was cut out, because it had become too long."""
+        with self.path.open("ab") as log:
+            log.truncate(self._begin)
+        self.copied = 0

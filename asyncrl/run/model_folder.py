@@ -1,0 +1,94 @@
+"""The folder of a model, for processes on any node: a node that does not see it gets a copy.
+
+What always holds: a node copies a model once, however many processes there need it; a copy is there whole or not at all; a folder
+of the same name whose files have other sizes or were changed at other times does not count as the model.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.run.node_files import FileEntry, entries
+from asyncrl.run.payload import ask_shard
+from learners.tiny.cache import default_cache_root
+
+CHUNK_BYTES = 8 << 20
+"""The most bytes that are asked for at once."""
+_ASKED_AHEAD = 4
+"""Chunks that are on their way at the same time."""
+ANSWER_S = 120.0
+"""How long a chunk may take, in seconds."""
+
+
+class ModelFolder(msgspec.Struct, frozen=True):
+    """A model's Hugging Face folder on the driver's node, as it is given to processes on all nodes.
+
+    Attributes:
+        path: the folder on the driver's node.
+        files: its files when the run was launched.
+        source: the actor of the driver's node's files; None if all processes are on the driver's node.
+    """
+
+    path: Path
+    files: tuple[FileEntry, ...]
+    source: Any
+
+    @classmethod
+    def of(cls, path: Path, source: Any = None) -> "ModelFolder":
+        """Describe the model in ``path``, a folder of this node."""
+        return cls(path, tuple(entries(path)), source)
+
+    def here(self) -> Path:
+        """Return the model's folder on this node; blocks while it is copied.
+
+        Raises:
+            DeadlineExceeded: the driver's node did not send it in time.
+            ComponentFailed: the driver's node is gone.
+            OSError: there is no room for it.
+        """
+        if self.source is None or tuple(entries(self.path)) == self.files:
+            return self.path
+        copy = default_cache_root().parent / "models" / self._digest() / self.path.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(copy.parent / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the process that holds it copies, with a deadline for each chunk
+            if not copy.is_dir():
+                draft = copy.with_name(f".{copy.name}")
+                shutil.rmtree(draft, ignore_errors=True)
+                self._copy_to(draft)
+                draft.rename(copy)
+        finally:
+            os.close(lock)
+        return copy
+
+    def _copy_to(self, folder: Path) -> None:
+        for file in self.files:
+            path = folder / file.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as copy:
+                for content in self._chunks(file):
+                    copy.write(content)
+            if path.stat().st_size != file.size:
+                raise OSError(f"{self.path / file.name} has changed while it was copied to this node; launch again")
+
+    def _chunks(self, file: FileEntry) -> Iterator[bytes]:
+        asked: deque[Any] = deque()
+        offset = 0
+        while offset < file.size or asked:
+            while offset < file.size and len(asked) < _ASKED_AHEAD:
+                asked.append(self.source.read.remote(self.path / file.name, offset, CHUNK_BYTES))
+                offset += CHUNK_BYTES
+            yield ask_shard(
+                asked.popleft(), of=f"{file.name} of the model, from the driver's node", by="an actor", seconds=ANSWER_S
+            )
+
+    def _digest(self) -> str:
+        return hashlib.sha256(repr((self.path, self.files)).encode()).hexdigest()[:16]

@@ -1,0 +1,69 @@
+"""The files of one node, for processes on other nodes; :mod:`asyncrl.run.actors.node_files` makes an actor of them."""
+
+import contextlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.run.buffer_folder import remove_payload_in_memory
+from asyncrl.weights.shared_memory import SharedMemory
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """A file of a folder: its path within the folder, its size in bytes, and when it was changed, in nanoseconds."""
+
+    name: str
+    size: int
+    changed_ns: int
+
+
+class NodeFiles:
+    """Lists, reads and removes files of its node."""
+
+    def sees(self, path: Path) -> bool:
+        """Return whether there is such a file or folder on this node."""
+        return path.exists()
+
+    def listing(self, folder: Path) -> list[FileEntry]:
+        """Return all files in ``folder`` and its folders, sorted by name; none if there is no such folder.
+
+        Drafts of files, whose names begin with a dot, are left out.
+        """
+        return entries(folder)
+
+    def read(self, file: Path, offset: int, limit: int) -> bytes:
+        """Return up to ``limit`` bytes of ``file`` from ``offset``, in bytes.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        with file.open("rb") as content:
+            content.seek(offset)
+            return content.read(limit)
+
+    def remove(self, files: Sequence[Path]) -> None:
+        """Remove files, those that are still there."""
+        for file in files:
+            file.unlink(missing_ok=True)
+
+    def forget_run(self, run_id: str, folders: Sequence[Path]) -> None:
+        """Remove what a run keeps in this node's memory, and ``folders``, where its processes wrote if they saw no run folder."""
+        SharedMemory.remove_left_behind(run_id)
+        remove_payload_in_memory(run_id)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # there is more in it
+                folder.parent.rmdir()
+
+
+def entries(folder: Path) -> list[FileEntry]:
+    """See :meth:`NodeFiles.listing`."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            there = path.stat()
+            found.append(FileEntry(str(name), there.st_size, there.st_mtime_ns))
+    return found
