@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import msgspec
@@ -58,13 +59,8 @@ class EngineUse(msgspec.Struct, frozen=True):
     decode_seconds: float = 0.0
 
 
-class Engine(Protocol):
-    """An inference engine whose weights can be replaced while it generates."""
-
-    @property
-    def version(self) -> PolicyVersion:
-        """The policy version whose weights the engine samples with."""
-        ...
+class Sampler(Protocol):
+    """Samples turns."""
 
     async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
         """Sample one turn after ``token_ids``. Cancelling the call abandons the request.
@@ -72,6 +68,20 @@ class Engine(Protocol):
         Raises:
             ComponentFailed: the engine died, or an installation failed.
         """
+        ...
+
+
+class Engine(Sampler, Protocol):
+    """An inference engine whose weights can be replaced while it generates."""
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The newest policy version that the engine has, with which new episodes begin."""
+        ...
+
+    def episode(self) -> AbstractContextManager[Sampler]:
+        """Return the context of one episode, which yields what samples its turns: by ``generators.updates`` all with the
+        engine's version of now, or each with the newest."""
         ...
 
     async def install(self, publication: Publication) -> int:

@@ -3,10 +3,10 @@
 It returns tokens with their log-probabilities and policy versions. vLLM itself reports which policy sampled a token, in
 the process that samples. What always holds:
 
-* a request that begins after an installation never reads keys and values that older weights computed: cached prefixes
+* a request that begins after an installation never reads keys and values that other versions computed: cached prefixes
   are looked up by the version that computed them (vLLM's ``cache_salt``). Emptying vLLM's prefix cache instead is only
   possible when no request runs;
-* a request that is running during an installation keeps its keys and values, and the new weights sample its later
+* a request that is running when its version is replaced keeps its keys and values, and the new version samples its later
   tokens on top of them, as is usual in asynchronous RL; its version spans say where the version changed;
 * after a failed installation, the engine returns no tokens any more.
 """
@@ -15,8 +15,8 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from asyncrl.core.adapters import AdapterSettings, adapter_id
 from asyncrl.core.deadline import deadline
 from asyncrl.core.environment_variables import added_to_environment
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
@@ -31,16 +32,18 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import INSTALL, PREPARE, Publication
 from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling, VersionSpan
-from generators.completion import Completion, EngineUse
+from generators.completion import Completion, EngineUse, Sampler
 from generators.concurrency import EngineLoad
 from generators.engine_arguments import engine_arguments
 from generators.engine_load import REPORT_LOAD
 from generators.engine_process import ENGINE_VARIABLES, EngineProcessServer
 from generators.loop_share import LoopShare
 from generators.occupancy import Occupancy
+from generators.version_slots import VersionSlots, version_in
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -56,10 +59,9 @@ _WARM_UP_TOKENS = 16
 class VllmEngine:
     """A vLLM engine and its processes; :meth:`start` creates them, and :meth:`close` ends them."""
 
-    def __init__(self, llm: "AsyncLLM") -> None:
-        self._llm = llm
-        self._version = PolicyVersion(0)
-        self._cache_salt = "0"
+    def __init__(self, llm: "AsyncLLM", adapters: AdapterSettings | None = None) -> None:
+        self._llm, self._adapters = llm, adapters
+        self._slots = VersionSlots(1 if adapters is None else adapters.versions)
         self._installing = asyncio.Lock()
         self._failure: str | None = None
         self._request_numbers = count()
@@ -84,6 +86,7 @@ class VllmEngine:
         seed: int,
         start_s: float,
         server: EngineProcessServer | None = None,
+        adapters: AdapterSettings | None = None,
     ) -> "VllmEngine":
         """Start an engine and warm it up.
 
@@ -94,6 +97,7 @@ class VllmEngine:
             seed: seed of the sampling; engines of one pool need different seeds, to sample different tokens.
             start_s: deadline of the start, in seconds.
             server: where vLLM's process is forked from; without one it is started afresh.
+            adapters: what is published are adapters with these settings; None if it is whole weights.
 
         Raises:
             DeadlineExceeded: after ``start_s``.
@@ -102,7 +106,8 @@ class VllmEngine:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would lack the plug-in, and copy our threads
         remedy = "see its log for what it was doing; raise deadlines.start if the model is large"
         async with deadline(start_s, waiter=name, owner="its vLLM engine to start", remedy=remedy):
-            engine = cls(await asyncio.to_thread(_build, config, model_path, max_context, seed, server))
+            llm = await asyncio.to_thread(_build, config, model_path, max_context, seed, server, adapters)
+            engine = cls(llm, adapters)
             await engine._warm_up(max_context)
         return engine
 
@@ -110,7 +115,8 @@ class VllmEngine:
         """Send the first requests. They take seconds to compile kernels, so they must not count in any measurement."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest({}))
+        settings = {} if self._adapters is None else {"adapters": msgspec.to_builtins(self._adapters)}
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(settings))
         length = min(_WARM_UP_TOKENS, max_context // 2)
         async with asyncio.TaskGroup() as group:
             for number in range(_WARM_UP_REQUESTS):
@@ -127,26 +133,44 @@ class VllmEngine:
 
     @property
     def version(self) -> PolicyVersion:
-        """The policy version whose weights the engine samples with."""
-        return self._version
+        """The newest policy version that the engine has, with which new episodes begin."""
+        return self._slots.version(self._slots.newest)
 
     @property
     def llm(self) -> "AsyncLLM":
         """vLLM's own engine, to compare with."""
         return self._llm
 
+    @contextmanager
+    def episode(self) -> Iterator[Sampler]:
+        """Return the context of one episode; see :meth:`generators.completion.Engine.episode`."""
+        slot = self._slots.enter()
+        try:
+            yield _EpisodeSampler(self, slot)
+        finally:
+            self._slots.leave(slot)
+
     async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
-        """Sample one turn after ``token_ids``; see :class:`generators.completion.Engine`."""
+        """Sample one turn after ``token_ids`` with the newest version; see :class:`generators.completion.Sampler`."""
+        return await self.generate_in(
+            self._slots.newest, token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_id=stop_token_id
+        )
+
+    async def generate_in(
+        self, slot: int, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int
+    ) -> Completion:
+        """Sample one turn after ``token_ids`` with the version in ``slot``; see :class:`generators.completion.Sampler`."""
         from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         params = _sampling_params(max_tokens, sampling, stop_token_id)
-        prompt = tokens_input(list(token_ids), cache_salt=self._cache_salt)
+        prompt = tokens_input(list(token_ids), cache_salt=str(self._slots.version(slot)))
+        adapter = None if self._adapters is None else _adapter_request(slot)
         self._occupancy.enter()
         outputs: list[CompletionOutput] = []
         try:
             # Each request needs its own number: vLLM only adds a random number to a name, and dies if two are equal.
-            async for result in self._llm.generate(prompt, params, str(next(self._request_numbers))):
+            async for result in self._llm.generate(prompt, params, str(next(self._request_numbers)), lora_request=adapter):
                 outputs = result.outputs
         except (EngineDeadError, EngineGenerateError) as error:
             raise ProcessDied(f"the vLLM engine died while it generated ({error}); see its log") from error
@@ -157,10 +181,12 @@ class VllmEngine:
         if not outputs:
             raise ProcessDied("the vLLM engine ended a request without an answer; see its log")
         await self._share.turn()  # reading the turn, and all that its episode does with it, takes a while
-        return self._completion(outputs[0])
+        return self._completion(outputs[0], slot)
 
-    def _completion(self, output: "CompletionOutput") -> Completion:
-        spans = tuple(VersionSpan(span.start, span.end, _version_of(span.version)) for span in output.weight_versions or ())
+    def _completion(self, output: "CompletionOutput", slot: int) -> Completion:
+        spans = _merged(
+            [VersionSpan(each.start, each.end, version_in(each.version, slot)) for each in output.weight_versions or ()]
+        )
         for span in spans:
             self._tokens_by_version[span.version] += span.end - span.start
         return Completion(
@@ -179,11 +205,13 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         async with self._installing:
-            encoded = msgspec.msgpack.encode(publication)
-            await self._prepare(publication.version, encoded)
+            version, encoded = publication.version, msgspec.msgpack.encode(publication)
+            slot = self._slots.place(version)
+            await self._prepare(version, encoded)
             try:
                 # One call, which vLLM's process runs between two steps. More calls would have to wait for us.
-                pause_s, *acknowledged = await self._ask(INSTALL, encoded, str(publication.version))
+                label = self._slots.label_with(slot, version)
+                pause_s, *acknowledged = await self._ask(INSTALL, encoded, label, slot)
             except ProcessDied:
                 raise
             except BaseException as error:
@@ -193,9 +221,9 @@ class VllmEngine:
                 with suppress(EngineDeadError):
                     await self._llm.resume_generation()  # so that waiting requests end, and see the failure
                 # vLLM reports every error in its process as a plain Exception with the message.
-                raise WeightMismatch(f"version {publication.version} could not be installed: {error}") from error
+                raise WeightMismatch(f"version {version} could not be installed: {error}") from error
             # The salt changes only now: a request sent during the installation may have read what older weights cached.
-            self._version, self._cache_salt = publication.version, str(publication.version)
+            self._slots.hold(slot, version)
             self._last_pause_seconds = pause_s
             self._occupancy.paused_for(pause_s)
         if len(set(acknowledged)) != 1:
@@ -210,7 +238,7 @@ class VllmEngine:
         except ProcessDied:
             raise
         except Exception as error:
-            problem = f"version {version} could not be made ready, and the engine keeps version {self._version}"
+            problem = f"version {version} could not be made ready, and the engine keeps version {self.version}"
             raise WeightMismatch(f"{problem}: {error}") from error
 
     async def load(self) -> EngineLoad:
@@ -259,6 +287,27 @@ class VllmEngine:
         await asyncio.to_thread(self._llm.shutdown, 1.0)
 
 
+class _EpisodeSampler:
+    """Samples the turns of one episode with the version in a slot."""
+
+    def __init__(self, engine: VllmEngine, slot: int) -> None:
+        self._engine, self._slot = engine, slot
+
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
+        """See :meth:`generators.completion.Sampler.generate`."""
+        return await self._engine.generate_in(
+            self._slot, token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_id=stop_token_id
+        )
+
+
+@lru_cache
+def _adapter_request(slot: int) -> "LoRARequest":
+    """Return vLLM's name of the adapter in ``slot``. Its path is never read: the slots are filled by publications."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(f"slot {slot}", adapter_id(slot), "published")
+
+
 @lru_cache(maxsize=1024)
 def _sampling_params(max_tokens: int, sampling: Sampling, stop_token_id: int) -> "SamplingParams":
     from vllm import SamplingParams
@@ -281,16 +330,25 @@ def _sampling_params(max_tokens: int, sampling: Sampling, stop_token_id: int) ->
     )
 
 
-def _version_of(label: str) -> PolicyVersion:
-    """Return the policy version of vLLM's ``label``; ``default`` is that of the weights an engine began with."""
-    return PolicyVersion(0 if label == "default" else int(label))
+def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """Merge neighbours of one version: vLLM begins a new span also when the version in another slot changes."""
+    merged: list[VersionSpan] = []
+    for span in spans:
+        start = merged.pop().start if merged and merged[-1].version == span.version else span.start
+        merged.append(VersionSpan(start, span.end, span.version))
+    return tuple(merged)
 
 
 def _build(
-    config: GeneratorsConfig, model_path: str, max_context: int, seed: int, server: EngineProcessServer | None
+    config: GeneratorsConfig,
+    model_path: str,
+    max_context: int,
+    seed: int,
+    server: EngineProcessServer | None,
+    adapters: AdapterSettings | None,
 ) -> "AsyncLLM":
     with added_to_environment(ENGINE_VARIABLES):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         with server.used_by_vllm() if server is not None else nullcontext():
-            return AsyncLLM.from_engine_args(engine_arguments(config, model_path, max_context, seed))
+            return AsyncLLM.from_engine_args(engine_arguments(config, model_path, max_context, seed, adapters))

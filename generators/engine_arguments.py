@@ -9,8 +9,9 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.publication import VLLM_BACKEND
 from asyncrl.core.recipe.schema import GeneratorsConfig
@@ -38,6 +39,15 @@ _OF_RECIPE = {
     "seed": "seed",
 }
 """Arguments that a key of the recipe sets."""
+_OF_ADAPTERS = (
+    "enable_lora",
+    "max_loras",
+    "max_cpu_loras",
+    "max_lora_rank",
+    "lora_dtype",
+    "lora_target_modules",
+    "fully_sharded_loras",
+)
 _NEEDED = {
     "load_format": "weights are only read from safetensors files, never unpickled",
     "skip_tokenizer_init": "text becomes tokens outside the engine",
@@ -47,7 +57,7 @@ _NEEDED = {
     "additional_config": "the engine's threads are set in it",
     "distributed_executor_backend": "generators choose it by the device",
     "worker_cls": "generators choose it by the device",
-    "enable_lora": "adapters are merged into the weights before they are published",
+    **dict.fromkeys(_OF_ADAPTERS, "it follows from learner.lora"),
     "data_parallel_size": "each generator has one engine; raise generators.count instead",
 }
 """Arguments that asyncrl needs as they are, and why."""
@@ -86,8 +96,10 @@ def _vllm_arguments() -> frozenset[str]:
     )
 
 
-def engine_arguments(config: GeneratorsConfig, model_path: str, max_context: int, seed: int) -> "AsyncEngineArgs":
-    """Return all arguments of an engine; imports vLLM."""
+def engine_arguments(
+    config: GeneratorsConfig, model_path: str, max_context: int, seed: int, adapters: AdapterSettings | None = None
+) -> "AsyncEngineArgs":
+    """Return all arguments of an engine, to which ``adapters`` are published if that is not None; imports vLLM."""
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -97,6 +109,7 @@ def engine_arguments(config: GeneratorsConfig, model_path: str, max_context: int
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         **(_cpu_arguments(config) if current_platform.is_cpu() else {"gpu_memory_utilization": config.gpu_memory_share}),
+        **({} if adapters is None else _lora_arguments(adapters)),
         **config.engine,
     }
     return AsyncEngineArgs(
@@ -113,6 +126,19 @@ def engine_arguments(config: GeneratorsConfig, model_path: str, max_context: int
         worker_extension_cls=WORKER_EXTENSION,
         **arguments,
     )
+
+
+def _lora_arguments(adapters: AdapterSettings) -> dict[str, Any]:
+    from vllm.config.lora import MaxLoRARanks
+
+    buffers = adapters.versions + 1  # one more, to write the next version into
+    return {
+        "enable_lora": True,
+        "max_loras": buffers,
+        "max_cpu_loras": buffers,
+        "max_lora_rank": min(rank for rank in get_args(MaxLoRARanks) if rank >= adapters.rank),
+        "lora_target_modules": list(adapters.targets),
+    }
 
 
 def _cpu_arguments(config: GeneratorsConfig) -> dict[str, Any]:

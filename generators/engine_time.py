@@ -15,7 +15,7 @@ from asyncrl.core.counters import added
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
 from asyncrl.core.trajectory import Sampling
-from generators.completion import Completion, Engine, EngineUse
+from generators.completion import Completion, Engine, EngineUse, Sampler
 from generators.concurrency import EngineLoad
 
 
@@ -169,21 +169,35 @@ class _Context:
         self._time.change(self._what, -1)
 
 
-class TimedEngine:
+class TimedSampler:
+    """A sampler whose requests are counted as ``what``."""
+
+    def __init__(self, sampler: Sampler, time: EngineTime, what: Doing) -> None:
+        self._sampler, self._time, self._what = sampler, time, what
+
+    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
+        """See :meth:`generators.completion.Sampler.generate`."""
+        with self._time.doing(self._what):
+            return await self._sampler.generate(token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_id=stop_token_id)
+
+
+class TimedEngine(TimedSampler):
     """An engine whose requests are counted as ``what``; in everything else it is the engine itself."""
 
     def __init__(self, engine: Engine, time: EngineTime, what: Doing) -> None:
-        self._engine, self._time, self._what = engine, time, what
+        super().__init__(engine, time, what)
+        self._engine = engine
 
     @property
     def version(self) -> PolicyVersion:
         """See :attr:`Engine.version`."""
         return self._engine.version
 
-    async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
-        """See :meth:`Engine.generate`."""
-        with self._time.doing(self._what):
-            return await self._engine.generate(token_ids, max_tokens=max_tokens, sampling=sampling, stop_token_id=stop_token_id)
+    @contextmanager
+    def episode(self) -> Iterator[Sampler]:
+        """See :meth:`Engine.episode`."""
+        with self._engine.episode() as sampler:
+            yield TimedSampler(sampler, self._time, self._what)
 
     async def install(self, publication: Publication) -> int:
         """See :meth:`Engine.install`."""

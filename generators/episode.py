@@ -26,7 +26,7 @@ from asyncrl.core.users_error import UsersError
 from asyncrl.envs.base import Action, Environment, Fault, Observation, StepResult
 from asyncrl.envs.hosted import HostedEnvironment, make_hosted
 from generators.chat import ChatFormat
-from generators.completion import Engine
+from generators.completion import Engine, Sampler
 from generators.episode_time import EpisodeTime
 from generators.loop_share import LoopShare
 from generators.token_stream import TokenStream
@@ -164,7 +164,10 @@ async def run_episode(
             async with episode_time.scope:
                 observation = await checked_reset(environment)
                 reset_s = time.perf_counter() - started
-                stop_reason = await _play(environment, observation, task, limits, tools, episode_time, stream, metrics)
+                with tools.engine.episode() as sampler:
+                    stop_reason = await _play(
+                        environment, observation, task, limits, tools, sampler, episode_time, stream, metrics
+                    )
         except TimeoutError as error:
             if not episode_time.scope.expired():
                 raise
@@ -197,6 +200,7 @@ async def _play(
     task: Task,
     limits: EpisodeLimits,
     tools: EpisodeTools,
+    sampler: Sampler,
     episode_time: EpisodeTime,
     stream: TokenStream,
     metrics: dict[str, float],
@@ -220,7 +224,7 @@ async def _play(
         room, needs_more = limits.room(len(stream), sampled_tokens)
         await tools.share.turn()
         asked = time.perf_counter()
-        completion = await tools.engine.generate(
+        completion = await sampler.generate(
             stream.token_ids,
             max_tokens=room,
             sampling=limits.sampling,

@@ -213,12 +213,14 @@ class Learner:
         return StepReport(readings, weights_moved=moved, seconds=spent if self._rank.is_reporter else None)
 
     def shards(self) -> Iterator[Shard]:
-        """Yield the rectangles of Hugging Face tensors that this rank publishes, with the weights as they are now.
+        """Yield the rectangles of tensors that this rank publishes, with the weights as they are now.
+
+        They are tensors of Hugging Face's model or, if ``learner.lora`` says so, the adapters alone under PEFT's names.
 
         Not collective: nothing is gathered. The shards of all ranks cover every tensor exactly once. Read each shard
         before the next training step, because it may be a view of the weights.
         """
-        return self._trainer.shards()
+        return self._trainer.published()
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the weights, configuration and tokenizer as a Hugging Face folder. It appears whole or not at all.

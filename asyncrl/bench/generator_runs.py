@@ -9,6 +9,7 @@ import gc
 import random
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from asyncrl.core.trajectory import Sampling, Trajectory
 from asyncrl.envs import Action
 from asyncrl.envs.hosted import make_hosted
 from generators.chat import ChatFormat
-from generators.completion import Completion, Engine
+from generators.completion import Completion, Engine, Sampler
 from generators.engine import VllmEngine
 from generators.episode import EpisodeLimits, EpisodeTools, checked_reset, checked_step
 from generators.evaluation import HeldOutTask, evaluate
@@ -79,6 +80,10 @@ class RecordingEngine:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+    def episode(self) -> AbstractContextManager[Sampler]:
+        """See :meth:`Engine.episode`; the engine keeps its first version."""
+        return nullcontext(self)
 
     async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
         """Sample a turn, and keep what was asked."""

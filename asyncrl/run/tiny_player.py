@@ -6,6 +6,7 @@ What always holds: an episode is that of a run in everything but the engine, whi
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -22,7 +23,7 @@ from asyncrl.envs.load import load_member
 from asyncrl.envs.secrets import Secrets, read_secrets
 from asyncrl.envs.worker_environments import WorkerEnvironments
 from generators.chat import ChatFormat
-from generators.completion import Completion, Engine
+from generators.completion import Completion, Engine, Sampler
 from generators.episode import EpisodeLimits, EpisodeName, EpisodeTools, run_episode
 from generators.tool_calls import ToolCallReader
 
@@ -104,12 +105,16 @@ class _Request(msgspec.Struct):
 class _TorchEngine:
     """Samples turns greedily with torch; requests that wait at the same time are sampled together.
 
-    An episode only calls :meth:`generate` of its engine.
+    An episode only calls :meth:`episode` of its engine, and :meth:`generate` of what that yields.
     """
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self._model = model
         self._waiting: list[_Request] = []
+
+    def episode(self) -> AbstractContextManager[Sampler]:
+        """See :meth:`generators.completion.Engine.episode`; there is one version."""
+        return nullcontext(self)
 
     async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
         """See :meth:`generators.completion.Engine.generate`; log-probabilities are 0, as nothing is trained on them."""

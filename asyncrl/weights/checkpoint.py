@@ -1,11 +1,13 @@
-"""Reads which tensors a Hugging Face folder holds, by name and shape, and checks that a publication brings exactly those."""
+"""Reads which tensors a Hugging Face folder holds, by name and shape, and checks that a publication brings exactly those, or
+the adapters of exactly those."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from safetensors import safe_open
 
+from asyncrl.core.adapters import PEFT_PREFIX, AdapterSettings
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.publication import ShardRecord
 
@@ -14,19 +16,22 @@ _NAMED = 8
 
 
 class Checkpoint:
-    """Names and shapes of the tensors that an engine began with and that every publication must bring.
+    """Names and shapes of the tensors that every publication must bring: those that the engine began with, or their adapters.
 
     A tied output embedding may be absent or present on either side, because it is the input embedding.
 
     Attributes:
         shapes: the shape of each tensor.
 
+    Args:
+        adapters: what is published are adapters with these settings; None if it is whole weights.
+
     Raises:
         WeightMismatch: the folder has no safetensors files, so there is nothing to compare with.
     """
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    def __init__(self, folder: str, adapters: AdapterSettings | None = None) -> None:
+        self._folder, self._adapters = folder, adapters
         files = sorted(Path(folder).glob("*.safetensors"))
         if not files:
             raise WeightMismatch(
@@ -38,6 +43,8 @@ class Checkpoint:
         for file in files:
             with safe_open(file, "pt") as tensors:
                 self.shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+        if adapters is not None:
+            self.shapes = _shapes_of_adapters(self.shapes, adapters)
 
     def check(self, shards: Iterable[ShardRecord]) -> None:
         """Check that ``shards`` belong to exactly the tensors of the folder.
@@ -59,10 +66,25 @@ class Checkpoint:
             *([f"has {_some(reshaped)}"] if reshaped else []),
         ]
         if problems:
-            raise WeightMismatch(
-                f"the publication {', '.join(problems)}, compared with {self._folder}; "
+            remedy = (
                 "the learner must export every tensor of that folder under its Hugging Face name"
+                if self._adapters is None
+                else f"learner and engine must have the same learner.lora, and the engine's is of rank {self._adapters.rank} for "
+                f"{', '.join(self._adapters.targets)}"
             )
+            raise WeightMismatch(f"the publication {', '.join(problems)}, compared with {self._folder}; {remedy}")
+
+
+def _shapes_of_adapters(weights: Mapping[str, tuple[int, ...]], settings: AdapterSettings) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the two matrices beside each weight that has adapters."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in weights.items():
+        projection = name.removesuffix(".weight")
+        if name != projection and projection.rsplit(".", 1)[-1] in settings.targets:
+            outputs, inputs = shape
+            shapes[f"{PEFT_PREFIX}{projection}.lora_A.weight"] = (settings.rank, inputs)
+            shapes[f"{PEFT_PREFIX}{projection}.lora_B.weight"] = (outputs, settings.rank)
+    return shapes
 
 
 def _some(names: list[str]) -> str:

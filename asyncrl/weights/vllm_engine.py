@@ -5,7 +5,8 @@ raises nothing: the publication brought exactly the tensors of the checkpoint th
 once; every parameter of the model was made from them, by vLLM's loaders or by a plan of what these do
 (:mod:`asyncrl.weights.load_plan`); and the acknowledged fingerprint is that of the very tensors that the loaders or the plan
 received. On CPU, linear weights are repacked into the layout of vLLM's kernels, so the model's parameters cannot be compared bit
-by bit afterwards.
+by bit afterwards. If adapters alone are published, the same holds for their matrices (:mod:`asyncrl.weights.adapter_slots`), and
+nothing changes the model's own weights.
 """
 
 import logging
@@ -21,9 +22,11 @@ import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.publication import INSTALL, PREPARE, VLLM_BACKEND, Publication, Shard
 from asyncrl.device.pinning import PinnedFiles
+from asyncrl.weights.adapter_slots import AdapterSlots
 from asyncrl.weights.checkpoint import Checkpoint
 from asyncrl.weights.fingerprint import FingerprintSum
 from asyncrl.weights.load_plan import LoadPlan, PreparedLayer
@@ -76,13 +79,15 @@ def prepare_publication(core: "EngineCoreProc", publication: bytes) -> "Future[N
     return done
 
 
-def install_publication(core: "EngineCoreProc", publication: bytes, version: str) -> "Future[list[float]]":
-    """Load a publication between two steps of vLLM's engine process. From then on, its tokens have ``version``.
+def install_publication(core: "EngineCoreProc", publication: bytes, label: str, slot: int) -> "Future[list[float]]":
+    """Load a publication between two steps of vLLM's engine process. From then on, vLLM reports ``label`` with its tokens.
 
     If the publication cannot be loaded, the engine stays paused, because it is unknown which weights it would sample with.
 
     Args:
         publication: a :class:`Publication`, encoded as MessagePack; it need not have been prepared.
+        label: tells which versions the engine has from then on.
+        slot: where to put adapters; there is only one place for whole weights.
 
     Returns:
         The seconds for which the engine did not generate, then the fingerprint of what each worker loaded.
@@ -96,8 +101,8 @@ def install_publication(core: "EngineCoreProc", publication: bytes, version: str
         try:
             if paused is not None:
                 paused.result()
-            fingerprints = core.collective_rpc("load_publication", args=(publication,))
-            core.set_weight_version(version)
+            fingerprints = core.collective_rpc("load_publication", args=(publication, slot))
+            core.set_weight_version(label)
             core.resume_scheduler()
             # The loop is about to wait for a message, and would not notice that there is work again.
             core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
@@ -116,7 +121,13 @@ def install_publication(core: "EngineCoreProc", publication: bytes, version: str
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Empty: sender and engine need not agree on anything, since a publication names its files."""
+    """What the engine must know in advance. A publication itself names its files.
+
+    Attributes:
+        adapters: an encoded :class:`AdapterSettings` if adapters alone are published.
+    """
+
+    adapters: dict[str, Any] | None = None
 
 
 @dataclass
@@ -139,6 +150,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     Attributes:
         fingerprint: fingerprint of the tensors that the last completed update handed to the model; None before the first.
+        adapters: the versions that the engine holds side by side, if adapters alone are published.
     """
 
     transport: type[Transport] = SharedMemory
@@ -148,36 +160,53 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Note which tensors the checkpoint holds and which parameters the model has, before the first update replaces them."""
-        self._checkpoint = Checkpoint(self.model_config.model)
+        settings = None if init_info.adapters is None else msgspec.convert(init_info.adapters, AdapterSettings)
+        self.adapters = None if settings is None else AdapterSlots(self.model, settings)
+        self._checkpoint = Checkpoint(self.model_config.model, settings)
         self._parameters = {name for name, _ in self.model.named_parameters()}
         self._tied = _tied_layers(self.model)
         self._prepared: _Prepared | None = None
         self._mappings = PinnedFiles()
         on_cpu = self.device.type == "cpu" and not self.model_config.use_mla
-        self._load_plan = LoadPlan.of(self.model, self._checkpoint.shapes, self._tied) if on_cpu else None
+        planned = on_cpu and self.adapters is None
+        self._load_plan = LoadPlan.of(self.model, self._checkpoint.shapes, self._tied) if planned else None
         # vLLM warns of every layer that a reload leaves untouched. For tied layers that is right; for any other, we raise.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
     def prepare(self, encoded: bytes) -> None:
-        """Make a publication's weights ready beside those in use, if there is a plan. May run in any thread.
+        """Make a publication's weights ready beside those in use, if they are adapters or there is a plan. May run in any thread.
 
         Raises:
             WeightMismatch: its tensors are not those of the checkpoint.
         """
+        if self._load_plan is None and self.adapters is None:
+            return
+        self._prepared = None  # adapters are about to be overwritten
+        publication = msgspec.msgpack.decode(encoded, type=Publication)
+        self._checkpoint.check(publication.shards)
+        tensors = _Fingerprinting(self.transport.read(publication))
+        layers: list[PreparedLayer] = []
         if self._load_plan is not None:
-            publication = msgspec.msgpack.decode(encoded, type=Publication)
-            self._checkpoint.check(publication.shards)
-            tensors = _Fingerprinting(self.transport.read(publication))
             layers = self._load_plan.prepare(dict(tensors))
-            self._prepared = _Prepared(encoded, layers, tensors.total())
+        if self.adapters is not None:
+            self.adapters.prepare(dict(tensors))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+        self._prepared = _Prepared(encoded, layers, tensors.total())
 
-    def exchange(self, encoded: bytes) -> bool:
-        """Put the weights that were prepared for this publication into use; return False if none were."""
+    def exchange(self, encoded: bytes, slot: int) -> bool:
+        """Put the weights that were prepared for this publication into use; return False if none were.
+
+        Args:
+            slot: where to put adapters.
+        """
         prepared, self._prepared = self._prepared, None
         if prepared is None or prepared.publication != encoded:
             return False
         for layer in prepared.layers:
             layer.exchange()
+        if self.adapters is not None:
+            self.adapters.install(slot)
         self.fingerprint = prepared.fingerprint
         return True
 
@@ -319,10 +348,15 @@ class PublicationWorker:
 
         threading.Thread(target=prepare, name="preparing a publication", daemon=True).start()
 
-    def load_publication(self: Any, publication: bytes) -> int:
+    def load_publication(self: Any, publication: bytes, slot: int) -> int:
         """Load a publication into the model of the paused engine, and return the fingerprint of what was loaded."""
-        if not self.weight_transfer_engine.exchange(publication):
-            self.start_weight_update()
-            self.update_weights({"publication": publication})
-            self.finish_weight_update()
-        return int(self.weight_transfer_engine.fingerprint)
+        transfer = self.weight_transfer_engine
+        if not transfer.exchange(publication, slot):
+            if transfer.adapters is not None:
+                transfer.prepare(publication)
+                transfer.exchange(publication, slot)
+            else:
+                self.start_weight_update()
+                self.update_weights({"publication": publication})
+                self.finish_weight_update()
+        return int(transfer.fingerprint)

@@ -29,6 +29,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
 from torch import Tensor
 
+from asyncrl.core.adapters import PEFT_PREFIX
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.schema import LoraConfig
 from learners.megatron import placement
@@ -203,7 +204,7 @@ class LowRank:
                 elif self._spec.tensor_rank:
                     continue
                 if self._spec.is_first_replica:
-                    yield Shard(f"base_model.model.{name}.{matrix}.weight", tuple(shape), tuple(start), values)
+                    yield Shard(f"{PEFT_PREFIX}{name}.{matrix}.weight", tuple(shape), tuple(start), values)
 
     def peft_config(self, base: str) -> dict[str, Any]:
         """The content of PEFT's ``adapter_config.json``.

@@ -100,6 +100,7 @@ class Trainer:
             with hugging_face.HuggingFaceTensors(model_path) as tensors:
                 placement.load(self._chunks, spec, tensors)
             self._lora = None if learner.lora is None else LowRank(self._chunks, spec, learner.lora, seed)
+            self._publishes_adapters = learner.lora is not None and learner.lora.publish == "adapter"
             for chunk in self._chunks:
                 parallel.check_replicas_equal(chunk)
             shape = self._shape(config, with_critic=critic is not None, reference_weights=0 if other is None else other.bits)
@@ -198,6 +199,10 @@ class Trainer:
         """Yield the shards of :func:`.placement.shards`, merged with the adapters if there are any."""
         shards = placement.shards(self._chunks, self._spec)
         return shards if self._lora is None else self._lora.merged(shards)
+
+    def published(self) -> Iterator[Shard]:
+        """Yield what this rank publishes: :meth:`shards`, or the adapters alone if ``learner.lora`` says so."""
+        return self._lora.shards() if self._lora is not None and self._publishes_adapters else self.shards()
 
     def save_pretrained(self, folder: Path) -> None:
         """See :func:`.hugging_face.save_pretrained`."""

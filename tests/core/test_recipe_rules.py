@@ -50,6 +50,13 @@ SYNCHRONOUS = {"max_staleness": 0, "pipeline_depth": 0}
             "batch.group_size",
             "pools.b.max_running to at least 8",
         ),
+        ({"generators": {"updates": "at_episode"}}, "generators.updates", "train adapters and publish them alone"),
+        (
+            {"generators": {"updates": "at_episode"}, "learner": {"lora": {}}},
+            "generators.updates",
+            "publish adapters alone (learner.lora.publish=adapter)",
+        ),
+        ({"learner": {"lora": {"rank": 513, "publish": "adapter"}}}, "learner.lora.rank", "publish to merged"),
         ({"learner": {"placement": {"resources": {"GPU": 1}}}}, "learner.placement.resources.GPU", "set learner.gpu"),
         ({"learner": {"tensor_parallel": 2, "placement": {"per_node": 3}}}, "learner.placement.per_node", "multiple of 2"),
     ],

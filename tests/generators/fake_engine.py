@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -34,6 +35,9 @@ class FakeEngine:
         self.dead = False
         self.prompts: list[list[int]] = []
         self.temperatures: list[float] = []
+
+    def episode(self) -> AbstractContextManager["FakeEngine"]:
+        return nullcontext(self)
 
     async def generate(self, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int) -> Completion:
         self.prompts.append(list(token_ids))

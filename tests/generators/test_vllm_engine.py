@@ -180,7 +180,7 @@ async def test_requests_are_told_apart_without_chance(engine: VllmEngine, monkey
 
 
 async def test_a_request_without_an_answer_is_the_engine_s_death(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ended(*arguments: object) -> AsyncIterator[object]:
+    async def ended(*arguments: object, lora_request: object) -> AsyncIterator[object]:
         return
         yield
 

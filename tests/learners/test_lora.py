@@ -3,6 +3,7 @@
 import json
 
 import lora_side
+import msgspec
 import numpy as np
 import pytest
 import rank_side
@@ -123,6 +124,14 @@ def test_every_layout_has_the_adapters_loss_and_gradients_of_one_rank(folder, on
     for name, gradient in expected[2].items():
         assert np.linalg.norm(gradients[name] - gradient) < 1e-5 * np.linalg.norm(gradient), name
     assert distance(weights, expected[3]) < 1e-4
+
+
+def test_adapters_published_alone_are_those_of_the_whole_model(folder, one_rank):
+    """Over all ranks every element once, so that engines get from this layout what one rank would publish."""
+    alone = msgspec.structs.replace(LORA, publish="adapter")
+    *_, adapters, published, _ = train(folder, lora=alone, tensor=2, pipeline=2)
+    assert published.keys() == one_rank[1].keys()
+    assert_identical(published, adapters)
 
 
 def test_attention_beside_experts_has_adapters_in_every_layout(tmp_path):

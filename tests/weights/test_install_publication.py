@@ -39,13 +39,13 @@ class Core:
 @pytest.mark.parametrize("busy", [False, True])
 def test_the_engine_is_paused_loads_and_looks_for_work_again(busy):
     core = Core(busy=busy)
-    done = install_publication(core, b"p", "3")
+    done = install_publication(core, b"p", "3", 0)
     if busy:
         assert core.log == ["pause, keep, False"]
         assert core.input_queue.empty()
         core.paused.set_result(None)
     seconds, *fingerprints = done.result(timeout=0)
-    assert core.log == ["pause, keep, False", "load_publication (b'p',)", "version 3", "resume"]
+    assert core.log == ["pause, keep, False", "load_publication (b'p', 0)", "version 3", "resume"]
     assert fingerprints == [7, 7]
     assert seconds >= 0
     # A pause that had to wait ends where vLLM's loop is about to wait for a message, whatever work there is.
@@ -55,12 +55,12 @@ def test_the_engine_is_paused_loads_and_looks_for_work_again(busy):
 @pytest.mark.parametrize("busy", [False, True])
 def test_an_engine_that_cannot_load_stays_paused_under_its_old_version(busy):
     core = Core(busy=busy, fails=True)
-    done = install_publication(core, b"p", "3")
+    done = install_publication(core, b"p", "3", 0)
     if busy:
         core.paused.set_result(None)
     with pytest.raises(RuntimeError, match="it lacks a tensor"):
         done.result(timeout=0)
-    assert core.log == ["pause, keep, False", "load_publication (b'p',)"]
+    assert core.log == ["pause, keep, False", "load_publication (b'p', 0)"]
 
 
 class Workers:

@@ -12,6 +12,7 @@ from asyncrl.core.recipe.algorithm_rules import ALGORITHM_RULES
 from asyncrl.core.recipe.buffer_rules import BUFFER_RULES
 from asyncrl.core.recipe.environment import member_place
 from asyncrl.core.recipe.environment_rules import ENVIRONMENT_RULES
+from asyncrl.core.recipe.lora_rules import LORA_RULES
 from asyncrl.core.recipe.placement_rules import PLACEMENT_RULES, pool_place
 from asyncrl.core.recipe.reward_rules import REWARD_RULES
 from asyncrl.core.recipe.sampling_rules import SAMPLING_RULES
@@ -195,6 +196,7 @@ _RULES: tuple[Rule, ...] = (
     *REWARD_RULES,
     *ENVIRONMENT_RULES,
     *SAMPLING_RULES,
+    *LORA_RULES,
     *PLACEMENT_RULES,
     _the_pace_keeps_the_bound,
     _an_episode_fits_a_micro_batch,

@@ -183,6 +183,9 @@ class GeneratorsConfig(Section, frozen=True):
         gpu_memory_share: share of a GPU's memory that one engine takes; not used on CPU. At most 0.5 if ``learner.gpu`` is
             ``shared``.
         tensor_parallel: GPUs that one engine spans; on CPU, processes that divide its model between them.
+        updates: what episodes that are being played do with a new version: they go on with it (``in_flight``), or keep the
+            version they began with for as long as ``buffer.max_staleness`` admits it (``at_episode``). The latter needs
+            ``learner.lora.publish`` adapter.
         engine: further arguments of vLLM's engine by their names there, such as ``{max_num_batched_tokens: 16384}``.
         placement: which nodes of a cluster they go to.
         pools: further pools by name, such as ``{evaluation: {count: 1, role: evaluation}}``, whose engines are not counted in
@@ -196,6 +199,7 @@ class GeneratorsConfig(Section, frozen=True):
     kv_cache_mb: Annotated[Count, AUTOMATIC] = 256
     gpu_memory_share: Annotated[Annotated[float, Meta(gt=0, le=1)], AUTOMATIC] = 0.85
     tensor_parallel: Count = 1
+    updates: Literal["in_flight", "at_episode"] = "in_flight"
     engine: dict[str, Any] = {}
     placement: PlacementConfig = PlacementConfig()
     pools: dict[PoolName, PoolConfig] = {}
@@ -363,11 +367,14 @@ class LoraConfig(Section, frozen=True):
         rank: the rank of each adapter; its two matrices are [rank, inputs] and [outputs, rank].
         alpha: an adapter adds ``alpha / rank`` times the product of its matrices to its weight.
         targets: which of each layer's weights have an adapter, named as in Hugging Face.
+        publish: what engines receive: the sums of weights and adapters (``merged``), or the adapters alone, which vLLM then
+            applies beside weights that never change (``adapter``).
     """
 
     rank: Count = 16
     alpha: Positive = 32.0
     targets: Annotated[tuple[Projection, ...], Meta(min_length=1)] = get_args(Projection)
+    publish: Literal["merged", "adapter"] = "merged"
 
 
 class LearnerConfig(Section, frozen=True):

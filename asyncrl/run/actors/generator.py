@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import ray
 
+from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
@@ -99,6 +100,7 @@ class GeneratorActor:
             seed=recipe.seed + self._number,
             start_s=recipe.deadlines.start,
             server=self._server,
+            adapters=AdapterSettings.of(recipe),
         )
         ticket_client, scoring = None, None
         if self._sink is not None:

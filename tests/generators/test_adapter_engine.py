@@ -1,0 +1,168 @@
+"""A real vLLM engine to which adapters alone are published: one start for the whole module, with two versions side by side."""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from asyncrl.core.adapters import AdapterSettings
+from asyncrl.core.errors import WeightMismatch
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication, Shard
+from asyncrl.core.recipe.schema import GeneratorsConfig
+from asyncrl.core.trajectory import Sampling
+from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.transport import merge
+from generators.completion import Completion, Sampler
+from generators.engine import VllmEngine
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NO_STOP = 0
+CONFIG = GeneratorsConfig(count=1, dtype="float32", max_running=32, kv_cache_mb=64)
+SETTINGS = AdapterSettings(
+    rank=3, alpha=12.0, targets=("down_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"), versions=2
+)
+"""Some projections that vLLM packs have no adapter (gate_proj), and the rank is none of those that vLLM has buffers for."""
+PROMPT = list(range(5, 75))
+"""More than two blocks of vLLM's prefix cache."""
+
+
+@pytest.fixture(scope="module")
+def base() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=320,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        intermediate_size=96,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        dtype="float32",
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+async def engine(base: Qwen3ForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
+    folder = tmp_path_factory.mktemp("model")
+    base.save_pretrained(folder)
+    engine = await VllmEngine.start(
+        CONFIG, str(folder), name="generator-0", max_context=512, seed=0, start_s=600.0, adapters=SETTINGS
+    )
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedMemory]:
+    with closing(SharedMemory("test", 0, str(tmp_path_factory.mktemp("shm")))) as writer:
+        yield writer
+
+
+def projections(model: Qwen3ForCausalLM) -> dict[str, torch.nn.Parameter]:
+    return {
+        name.removesuffix(".weight"): weight
+        for name, weight in model.named_parameters()
+        if name.removesuffix(".weight").rsplit(".", 1)[-1] in SETTINGS.targets
+    }
+
+
+def adapters(base: Qwen3ForCausalLM, version: int, rank: int = SETTINGS.rank) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(version)
+    return {
+        name: (
+            torch.randn(rank, weight.shape[1], generator=generator) / 8,
+            torch.randn(weight.shape[0], rank, generator=generator) / 8,
+        )
+        for name, weight in projections(base).items()
+    }
+
+
+def publish(writer: SharedMemory, version: int, matrices: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Publication:
+    shards = [
+        Shard(f"base_model.model.{name}.lora_{letter}.weight", tuple(matrix.shape), (0, 0), matrix)
+        for name, pair in matrices.items()
+        for letter, matrix in zip("AB", pair, strict=True)
+    ]
+    return merge([writer.write(PolicyVersion(version), shards)])
+
+
+def merged(base: Qwen3ForCausalLM, version: int) -> Qwen3ForCausalLM:
+    """The model of a version, by adding what its adapters add to the weights."""
+    model = copy.deepcopy(base)
+    if version:
+        with torch.no_grad():
+            weights = projections(model)
+            for name, (first, second) in adapters(base, version).items():
+                weights[name] += SETTINGS.alpha / SETTINGS.rank * second @ first
+    return model
+
+
+def expected(model: Qwen3ForCausalLM, prompt: list[int], sampled: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *sampled.tolist()]])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(sampled.tolist())[:, None])[:, 0].numpy()
+
+
+def sample(sampler: Sampler, prompt: list[int], tokens: int) -> asyncio.Task[Completion]:
+    return asyncio.create_task(sampler.generate(prompt, max_tokens=tokens, sampling=Sampling(1.0), stop_token_id=NO_STOP))
+
+
+async def begun(engine: VllmEngine, request: asyncio.Task[Completion]) -> asyncio.Task[Completion]:
+    """Return the request once the engine has sampled for it: another one has begun after it and ended."""
+    await sample(engine, PROMPT[:3], 2)
+    assert not request.done()
+    return request
+
+
+async def test_each_episode_is_sampled_by_the_version_it_began_with(engine, base, writer) -> None:
+    """An episode that began under version 0 keeps it beside episodes of version 1, with the same prompt in the same batches;
+    once the bound admits it no longer, it goes on with the version that has taken its place, and says so."""
+    models = [merged(base, version) for version in range(3)]
+
+    def distance(completion: Completion, version: int) -> np.ndarray:
+        return np.abs(completion.logprobs - expected(models[version], PROMPT, completion.token_ids))
+
+    with engine.episode() as old:
+        first = publish(writer, 1, adapters(base, 1))
+        running = await begun(engine, sample(old, PROMPT, 400))
+        assert await engine.install(first) == first.fingerprint
+        assert engine.version == 1
+        with engine.episode() as new:
+            sampled = await asyncio.gather(*(sample(sampler, PROMPT, 30) for sampler in (old, new) * 4))
+        versions = [[span.version for span in completion.spans] for completion in (await running, *sampled)]
+        assert versions == [[0], *[[0], [1]] * 4]
+        assert (
+            max(distance(completion, version[0]).max() for completion, version in zip(sampled, versions[1:], strict=True)) < 1e-3
+        )
+
+        second = publish(writer, 2, adapters(base, 2))
+        running = await begun(engine, sample(old, PROMPT, 400))
+        assert await engine.install(second) == second.fingerprint
+        interrupted, later = await running, await sample(old, PROMPT, 30)
+    assert [span.version for span in interrupted.spans] == [0, 2]
+    boundary = interrupted.spans[0].end
+    assert distance(interrupted, 0)[:boundary].max() < 1e-3
+    assert distance(interrupted, 0)[boundary:].max() > 1e-2
+    assert [span.version for span in later.spans] == [2]
+    assert distance(later, 2).max() < 1e-3
+    assert engine.use().tokens_by_version.keys() == {0, 1, 2}
+
+
+async def test_adapters_of_another_rank_are_refused_and_the_engine_keeps_what_it_has(engine, base, writer) -> None:
+    version = engine.version
+    with pytest.raises(WeightMismatch, match=r"the engine's is of rank 3 for down_proj"):
+        await engine.install(publish(writer, version + 1, adapters(base, 9, rank=4)))
+    completion = await sample(engine, PROMPT, 20)
+    assert [span.version for span in completion.spans] == [version]
+    assert np.abs(completion.logprobs - expected(merged(base, version), PROMPT, completion.token_ids)).max() < 1e-3
