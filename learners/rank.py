@@ -46,26 +46,19 @@ class TcpMeeting(msgspec.Struct, frozen=True, tag="tcp"):
         return cls(host, listening.getsockname()[1]), listening
 
 
-class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of one learner rank.
+class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of one learner rank in the parallel layout.
 
     Attributes:
         rank: number of this rank, counted from 0.
-        meeting: where the ranks meet.
         layout: the parallel layout of all ranks.
-        listening: on rank 0, if ranks meet over TCP: the file descriptor of the listening socket, which torch takes
-            over.
-        threads: CPU threads that the operators of this rank may use.
 
     Raises:
         ValueError: if the numbers do not fit together.
     """
 
     rank: int
-    meeting: FileMeeting | TcpMeeting
     layout: ParallelLayout = ParallelLayout()
-    listening: int | None = None
-    threads: int = 1
 
     def __post_init__(self) -> None:
         layout = self.layout
@@ -73,8 +66,6 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"expert x expert tensor does not divide a stage's {layout.stage_ranks} ranks: {layout}")
         if not 0 <= self.rank < layout.ranks:
             raise ValueError(f"rank {self.rank} is outside 0..{layout.ranks - 1}")
-        if self.threads < 1:
-            raise ValueError(f"threads is {self.threads}; a rank needs at least 1")
 
     @property
     def tensor_rank(self) -> int:
@@ -128,3 +119,26 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Whether this is the one rank that reports readings for all: on the last pipeline stage, and first in every
         other dimension."""
         return self.pipeline_rank == self.layout.pipeline - 1 and self.tensor_rank == 0 and self.is_first_replica
+
+
+class RankSpec(RankPlace, frozen=True, kw_only=True):
+    """The description of one learner rank: its place, and how it joins the others.
+
+    Attributes:
+        meeting: where the ranks meet.
+        listening: on rank 0, if ranks meet over TCP: the file descriptor of the listening socket, which torch takes
+            over.
+        threads: CPU threads that the operators of this rank may use.
+
+    Raises:
+        ValueError: if the numbers do not fit together.
+    """
+
+    meeting: FileMeeting | TcpMeeting
+    listening: int | None = None
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threads < 1:
+            raise ValueError(f"threads is {self.threads}; a rank needs at least 1")

@@ -5,11 +5,13 @@ from typing import Annotated
 
 import msgspec
 
+from asyncrl.core.architecture import WITH_BIASES, WITH_HEAD_NORMS, Architecture
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import expert_layers
 from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_routing
 from asyncrl.core.recipe.schema import GeneratorsConfig, LearnerConfig, LoraConfig, ModelConfig
 from asyncrl.run.hub import model_file
+from asyncrl.weights.engine_shards import EngineLayout, check_engine
 
 TINY = "tiny"
 """The ``model.path`` of the model that is made on this machine."""
@@ -35,6 +37,26 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     moe_intermediate_size: Count = 0
     decoder_sparse_step: Size = 1
     mlp_only_layers: tuple[int, ...] | None = None
+    architectures: tuple[str, ...] | None = None
+
+    @property
+    def architecture(self) -> Architecture:
+        """The model's tensors."""
+        name = (self.architectures or ("",))[0]
+        return Architecture(
+            hidden_size=self.hidden_size,
+            heads=self.num_attention_heads,
+            key_value_heads=self.key_value_heads,
+            head_size=self.head_size,
+            intermediate_size=self.intermediate_size,
+            vocabulary=self.vocab_size,
+            tied=self.tie_word_embeddings,
+            biases=name in WITH_BIASES,
+            head_norms=name in WITH_HEAD_NORMS,
+            with_experts=tuple(self.with_experts),
+            experts=self.experts,
+            expert_size=self.moe_intermediate_size,
+        )
 
     @property
     def experts(self) -> int:
@@ -93,7 +115,6 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 class _Kind(msgspec.Struct, frozen=True):
     """What decides whether the learner can train a model. As in Hugging Face, the default is 8 experts per token."""
 
-    architectures: tuple[str, ...] | None = None
     quantization_config: object = None
     num_experts_per_tok: int | None = 8
 
@@ -108,6 +129,7 @@ TINY_SHAPE = ModelShape(
     vocab_size=512,
     max_position_embeddings=1024,
     tie_word_embeddings=True,
+    architectures=("Qwen3ForCausalLM",),
 )
 """The shape of the model that ``tiny`` makes (``learners.tiny.warmup``), but for the vocabulary, which follows from lessons."""
 
@@ -129,7 +151,7 @@ def read_shape(path: str) -> ModelShape:
         raise RecipeError("model.path", f"there is no {config}", remedy) from error
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise RecipeError("model.path", f"cannot read {config}: {error}", "name a folder with a Qwen or Llama model") from error
-    if check_architecture(kind.architectures, kind.quantization_config) == WITH_EXPERTS:
+    if check_architecture(shape.architectures, kind.quantization_config) == WITH_EXPERTS:
         check_routing(shape.experts, shape.moe_intermediate_size, kind.num_experts_per_tok or 0)
     return shape
 
@@ -151,10 +173,9 @@ def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, g
         experts=shape.experts,
         channels=shape.moe_intermediate_size,
     )
-    ranks, heads = generators.tensor_parallel, shape.key_value_heads
-    if heads % ranks:
+    layout = EngineLayout(generators.tensor_parallel, bool(generators.engine.get("enable_expert_parallel")))
+    undivided = check_engine(shape.architecture, layout)
+    if undivided is not None:
         raise RecipeError(
-            "generators.tensor_parallel",
-            f"{ranks} does not divide the model's {heads} key-value heads",
-            f"choose a divisor of {heads}",
+            "generators.tensor_parallel", f"{layout.tensor} does not divide the model's {undivided}", "choose a divisor of it"
         )

@@ -110,7 +110,7 @@ class LoadPlan:
             for layer, tensors in templates.items():
                 layer._parameters.update(tensors)  # type: ignore[arg-type]
             with recorder, torch.no_grad():
-                model.load_weights(sources.items())  # type: ignore[operator]
+                model.load_weights(recorder.sources.items())  # type: ignore[operator]
         except Exception as error:
             raise _NoPlan(f"{type(error).__name__}: {error}") from error
         finally:
@@ -235,6 +235,7 @@ class _Recorder(TorchDispatchMode):
         self, sources: Mapping[str, torch.Tensor], targets: Mapping[torch.nn.Module, Mapping[str, torch.Tensor]]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.sources = sources
         self.steps: _Steps = {layer: {name: [] for name in tensors} for layer, tensors in targets.items()}
         self._names = {_storage(tensor): name for name, tensor in sources.items()}
         self._targets = {

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from asyncrl.core.architecture import WITH_BIASES, WITH_HEAD_NORMS
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import expert_layers
 from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_positive, check_routing
@@ -132,7 +133,7 @@ def _check_supported(source: PreTrainedConfig) -> None:
     rope = source.rope_parameters.get("rope_type", "default")
     unsupported = {
         f"hidden_act {source.hidden_act}": source.hidden_act != "silu",
-        "attention_bias": architecture != "Qwen2ForCausalLM" and bool(source.attention_bias),
+        "attention_bias": architecture not in WITH_BIASES and bool(source.attention_bias),
         "mlp_bias": bool(getattr(source, "mlp_bias", False)),
         "use_sliding_window": bool(getattr(source, "use_sliding_window", False)),
         f"rope_type {rope}": rope not in ("default", *_SCALED_ROPE),
@@ -195,8 +196,8 @@ def _transformer_config(source: PreTrainedConfig, learner: LearnerConfig) -> Tra
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,
-        add_qkv_bias=architecture == "Qwen2ForCausalLM",
-        qk_layernorm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+        add_qkv_bias=architecture in WITH_BIASES,
+        qk_layernorm=architecture in WITH_HEAD_NORMS,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,

@@ -1,10 +1,11 @@
 """Maps this rank's Megatron parameters to rectangles of Hugging Face tensors, both for loading and for publishing.
 
-What always holds: a rank has at most one rectangle of each Hugging Face tensor (a rank's query groups are neighbours),
-and the rectangles that all ranks publish cover every tensor exactly once. Each expert has tensors of its own, as in
-Qwen's own folders.
+Which rectangles a rank holds follows from the architecture (:mod:`learners.held_weights`); here they are found in Megatron's
+parameters. What always holds: Megatron's parameters hold exactly these rectangles, each once (a rank's query groups are
+neighbours).
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -15,9 +16,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
+from asyncrl.core.architecture import EMBEDDING, OUTPUT, Architecture, divided_dimension
 from asyncrl.core.publication import Shard
+from learners.held_weights import held_weights
 from learners.megatron.hugging_face import HuggingFaceTensors
 from learners.megatron.model import PolicyModel
+from learners.megatron.model_config import has_experts
 from learners.rank import RankSpec
 
 
@@ -27,25 +31,22 @@ class TensorPart(NamedTuple):
     Attributes:
         name: Hugging Face name; for a layer's tensors, the name within the layer.
         local: view of the parameter, with its values in the rectangle's row-major order.
-        extent: extent of the rectangle.
-        split: the dimension that tensor-parallel ranks divide; None if each rank has the whole tensor.
     """
 
     name: str
     local: Tensor
-    extent: tuple[int, ...]
-    split: int | None
+
+    @property
+    def split(self) -> int | None:
+        """The dimension that tensor-parallel ranks divide; None if each rank has the whole tensor."""
+        return divided_dimension(self.name)
 
 
 _Rule = Callable[[Tensor, TransformerConfig], list[TensorPart]]
 
 
-def _whole(name: str) -> _Rule:
-    return lambda local, _: [TensorPart(name, local, tuple(local.shape), None)]
-
-
-def _split(name: str, dimension: int) -> _Rule:
-    return lambda local, _: [TensorPart(name, local, tuple(local.shape), dimension)]
+def _all_of(name: str) -> _Rule:
+    return lambda local, _: [TensorPart(name, local)]
 
 
 def _query_key_value(kind: str) -> _Rule:
@@ -56,18 +57,14 @@ def _query_key_value(kind: str) -> _Rule:
         queries = config.num_attention_heads // config.num_query_groups
         groups = local.view(-1, queries + 2, config.kv_channels, *local.shape[1:])
         taken = {"q": groups[:, :queries], "k": groups[:, queries], "v": groups[:, queries + 1]}
-        rest = local.shape[1:]
-        return [
-            TensorPart(f"self_attn.{letter}_proj.{kind}", view, (view.numel() // max(1, rest.numel()), *rest), 0)
-            for letter, view in taken.items()
-        ]
+        return [TensorPart(f"self_attn.{letter}_proj.{kind}", view) for letter, view in taken.items()]
 
     return parts
 
 
 def _gate_up(local: Tensor, _: TransformerConfig) -> list[TensorPart]:
     gate, up = local.chunk(2)
-    return [TensorPart(f"{name}_proj.weight", half, tuple(half.shape), 0) for name, half in (("gate", gate), ("up", up))]
+    return [TensorPart(f"{name}_proj.weight", half) for name, half in (("gate", gate), ("up", up))]
 
 
 def _within(prefix: str, rule: _Rule) -> _Rule:
@@ -75,26 +72,26 @@ def _within(prefix: str, rule: _Rule) -> _Rule:
 
 
 _MODEL_RULES: dict[str, _Rule] = {
-    "embedding.word_embeddings.weight": _split("model.embed_tokens.weight", 0),
-    "decoder.final_layernorm.weight": _whole("model.norm.weight"),
-    "output_layer.weight": _split("lm_head.weight", 0),
+    "embedding.word_embeddings.weight": _all_of(EMBEDDING),
+    "decoder.final_layernorm.weight": _all_of("model.norm.weight"),
+    "output_layer.weight": _all_of(OUTPUT),
 }
 _LAYER_RULES: dict[str, _Rule] = {
-    "input_layernorm.weight": _whole("input_layernorm.weight"),
+    "input_layernorm.weight": _all_of("input_layernorm.weight"),
     "self_attention.linear_qkv.weight": _query_key_value("weight"),
     "self_attention.linear_qkv.bias": _query_key_value("bias"),
-    "self_attention.q_layernorm.weight": _whole("self_attn.q_norm.weight"),
-    "self_attention.k_layernorm.weight": _whole("self_attn.k_norm.weight"),
-    "self_attention.linear_proj.weight": _split("self_attn.o_proj.weight", 1),
-    "pre_mlp_layernorm.weight": _whole("post_attention_layernorm.weight"),
+    "self_attention.q_layernorm.weight": _all_of("self_attn.q_norm.weight"),
+    "self_attention.k_layernorm.weight": _all_of("self_attn.k_norm.weight"),
+    "self_attention.linear_proj.weight": _all_of("self_attn.o_proj.weight"),
+    "pre_mlp_layernorm.weight": _all_of("post_attention_layernorm.weight"),
     "mlp.linear_fc1.weight": _within("mlp.", _gate_up),
-    "mlp.linear_fc2.weight": _split("mlp.down_proj.weight", 1),
-    "mlp.router.weight": _whole("mlp.gate.weight"),
+    "mlp.linear_fc2.weight": _all_of("mlp.down_proj.weight"),
+    "mlp.router.weight": _all_of("mlp.gate.weight"),
     # TransformerEngine's layers hold the norm inside the linear layer that follows it.
-    "self_attention.linear_qkv.layer_norm_weight": _whole("input_layernorm.weight"),
-    "mlp.linear_fc1.layer_norm_weight": _whole("post_attention_layernorm.weight"),
+    "self_attention.linear_qkv.layer_norm_weight": _all_of("input_layernorm.weight"),
+    "mlp.linear_fc1.layer_norm_weight": _all_of("post_attention_layernorm.weight"),
 }
-_EXPERT_RULES: dict[str, _Rule] = {"linear_fc1": _gate_up, "linear_fc2": _split("down_proj.weight", 1)}
+_EXPERT_RULES: dict[str, _Rule] = {"linear_fc1": _gate_up, "linear_fc2": _all_of("down_proj.weight")}
 _EXPERT_NAME = re.compile(
     r"mlp\.experts\.(?:local_experts\.(?P<alone>\d+)\.(?P<layer>linear_fc[12])\.weight"
     # TransformerEngine's grouped layer has a weight for each of the rank's experts.
@@ -138,38 +135,56 @@ def placed(chunks: Sequence[PolicyModel], spec: RankSpec) -> Iterator[Placed]:
 
     Raises:
         KeyError: for a parameter without a rule, so that none is silently left out.
+        ValueError: if the parameters do not hold what a rank at this place should hold.
     """
-    for chunk in chunks:
-        yield from _placed(chunk, spec)
+    remaining = {held.rectangle.name: held for held in held_weights(architecture_of(chunks[0]), spec)}
+    for name, local in (part for chunk in chunks for part in _parts(chunk, spec)):
+        shape, (_, start, extent), published = remaining.pop(name)
+        if math.prod(extent) != local.numel():
+            raise ValueError(f"{name}: rank {spec.rank} should hold {extent} of {shape}, and has {local.numel()} elements")
+        yield Placed(name=name, shape=shape, start=start, extent=extent, local=local, published=published)
+    if remaining:
+        raise ValueError(f"rank {spec.rank} should hold {', '.join(remaining)}, and no parameter of its model does")
 
 
-def _placed(model: PolicyModel, spec: RankSpec) -> Iterator[Placed]:
+def architecture_of(model: PolicyModel) -> Architecture:
+    """Describe the whole model, of which ``model`` is a chunk."""
+    config = model.config
+    return Architecture(
+        hidden_size=config.hidden_size,
+        heads=config.num_attention_heads,
+        key_value_heads=config.num_query_groups,
+        head_size=config.kv_channels,
+        intermediate_size=config.ffn_hidden_size,
+        vocabulary=model.vocab_size,
+        tied=model.share_embeddings_and_output_weights,
+        biases=config.add_qkv_bias,
+        head_norms=config.qk_layernorm,
+        with_experts=tuple(has_experts(config, layer) for layer in range(config.num_layers)),
+        experts=config.num_moe_experts or 0,
+        expert_size=config.moe_ffn_hidden_size or 0,
+    )
+
+
+def _parts(model: PolicyModel, spec: RankSpec) -> Iterator[TensorPart]:
+    """Yield the parts of a chunk's parameters, with their Hugging Face names."""
     first_layer = get_transformer_layer_offset(model.config, model.vp_stage)
     for parameter_name, parameter in model.named_parameters():
         if f".{ADAPTERS}." in parameter_name:
             continue
         layer = _LAYER_NAME.fullmatch(parameter_name)
         expert = _EXPERT_NAME.fullmatch(layer[2]) if layer else None
-        ranks, rank, is_first_replica = spec.layout.tensor, spec.tensor_rank, spec.is_first_replica
         prefix = f"model.layers.{int(layer[1]) + first_layer}." if layer else ""
         if expert:
-            ranks, rank, is_first_replica = spec.layout.expert_tensor, spec.expert_tensor_rank, spec.is_first_expert_replica
             place = int(expert["alone"] or expert["grouped"])
             number = spec.expert_rank * (model.config.num_moe_experts // spec.layout.expert) + place
             rule = _within(f"mlp.experts.{number}.", _EXPERT_RULES[expert["layer"] or expert["grouped_layer"]])
         else:
             rule = _LAYER_RULES[layer[2]] if layer else _MODEL_RULES[parameter_name]
-        # In a tied model, the output layer is the last stage's copy of the embedding, which the first stage holds.
+        # In a tied model, the output layer is the last stage's copy of the embedding.
         is_copy = parameter_name == "output_layer.weight" and model.share_embeddings_and_output_weights
-        for name, local, extent, split in rule(parameter.data, model.config):
-            yield Placed(
-                name="model.embed_tokens.weight" if is_copy else prefix + name,
-                shape=tuple(size * ranks if axis == split else size for axis, size in enumerate(extent)),
-                start=tuple(size * rank if axis == split else 0 for axis, size in enumerate(extent)),
-                extent=extent,
-                local=local,
-                published=is_first_replica and (split is not None or rank == 0) and not is_copy,
-            )
+        for name, local in rule(parameter.data, model.config):
+            yield TensorPart(EMBEDDING if is_copy else prefix + name, local)
 
 
 @torch.no_grad()

@@ -1,0 +1,150 @@
+"""Which part of each Hugging Face tensor becomes which part of which parameter of one worker of a vLLM engine.
+
+vLLM merges queries, keys and values into one matrix, gate and up into another, and the experts of a layer into two; it divides
+them over its tensor-parallel workers, and pads the vocabulary. Here this follows from the architecture alone. What always holds,
+and is compared with vLLM's own loaders in the tests: the parts and the padding fill every parameter exactly once.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from asyncrl.core.architecture import EMBEDDING, OUTPUT, Architecture, ModelTensor, divided_dimension
+from asyncrl.core.rectangle import Rectangle
+
+_VOCABULARY_STEP = 64
+"""vLLM pads the vocabulary to a multiple of this."""
+_MERGED = {
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+}
+
+
+class EngineLayout(msgspec.Struct, frozen=True):
+    """How an engine's workers divide the model.
+
+    Attributes:
+        tensor: workers that divide each layer.
+        whole_experts: whether they share out the experts instead of dividing each.
+    """
+
+    tensor: int = 1
+    whole_experts: bool = False
+
+
+class Target(NamedTuple):
+    """Where a part of a tensor goes.
+
+    Attributes:
+        source: the part.
+        parameter: vLLM's name of the parameter.
+        at: index of the part's first element in the parameter; for experts, the first number is the place of the expert.
+    """
+
+    source: Rectangle
+    parameter: str
+    at: tuple[int, ...]
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """How many elements of the parameter it takes along each dimension."""
+        return (1,) * (len(self.at) - len(self.source.extent)) + self.source.extent
+
+
+def check_engine(architecture: Architecture, layout: EngineLayout) -> str | None:
+    """Return what of the model the workers cannot divide; None if they can."""
+    counts = {"attention heads": architecture.heads, "vocabulary entries": _padded(architecture.vocabulary)}
+    if not all(architecture.with_experts):
+        counts["feed-forward channels"] = architecture.intermediate_size
+    if any(architecture.with_experts) and not layout.whole_experts:
+        counts["channels of an expert"] = architecture.expert_size
+    if any(architecture.with_experts) and layout.whole_experts:
+        counts["experts"] = architecture.experts
+    for what, count in counts.items():
+        if count % layout.tensor:
+            return f"{count} {what}"
+    keys = architecture.key_value_heads
+    return f"{keys} key-value heads" if keys % layout.tensor and layout.tensor % keys else None
+
+
+def targets(architecture: Architecture, layout: EngineLayout, worker: int) -> Iterator[Target]:
+    """Yield where the parts of tensors go that worker number ``worker`` holds."""
+    for tensor in architecture.tensors():
+        if tensor.expert is not None:
+            yield from _of_expert(architecture, layout, worker, tensor)
+        elif tensor.name in (EMBEDDING, OUTPUT):
+            rows = _padded(architecture.vocabulary) // layout.tensor
+            first, end = worker * rows, min((worker + 1) * rows, architecture.vocabulary)
+            if first < end:
+                yield Target(_rows(tensor, first, end - first), tensor.name, (0, 0))
+        else:
+            yield _of_layer(architecture, layout, worker, tensor)
+
+
+def parameters(architecture: Architecture, layout: EngineLayout, worker: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter of a worker, padding included."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    vocabulary = _padded(architecture.vocabulary) // layout.tensor
+    for target in targets(architecture, layout, worker):
+        ends = tuple(map(sum, zip(target.at, target.extent, strict=True)))
+        before = shapes.get(target.parameter, (0,) * len(ends))
+        shapes[target.parameter] = tuple(map(max, before, ends))
+    of_vocabulary = [EMBEDDING] if architecture.tied else [EMBEDDING, OUTPUT]
+    return shapes | dict.fromkeys(of_vocabulary, (vocabulary, architecture.hidden_size))
+
+
+def padding(architecture: Architecture, layout: EngineLayout, worker: int) -> int:
+    """Count the elements of a worker's parameters that no tensor has."""
+    filled = sum(target.source.elements for target in targets(architecture, layout, worker))
+    return sum(map(math.prod, parameters(architecture, layout, worker).values())) - filled
+
+
+def _padded(vocabulary: int) -> int:
+    return -(-vocabulary // _VOCABULARY_STEP) * _VOCABULARY_STEP
+
+
+def _rows(tensor: ModelTensor, first: int, count: int) -> Rectangle:
+    rest = tensor.shape[1:]
+    return Rectangle(tensor.name, (first, *(0 for _ in rest)), (count, *rest))
+
+
+def _of_layer(architecture: Architecture, layout: EngineLayout, worker: int, tensor: ModelTensor) -> Target:
+    """A tensor of a layer, experts excepted, or the last norm."""
+    *prefix, module, kind = tensor.name.split(".")
+    parameter = ".".join([*prefix, _MERGED.get(module, module), kind])
+    dimension, rest = divided_dimension(tensor.name), (0,) * (len(tensor.shape) - 1)
+    if dimension is None:
+        return Target(Rectangle(tensor.name, (0, *rest), tensor.shape), parameter, (0, *rest))
+    if dimension == 1:
+        rows, columns = tensor.shape
+        size = columns // layout.tensor
+        return Target(Rectangle(tensor.name, (0, worker * size), (rows, size)), parameter, (0, 0))
+    size, holder = tensor.shape[0] // layout.tensor, worker
+    if module in ("k_proj", "v_proj") and architecture.key_value_heads < layout.tensor:
+        # Neighbouring workers have the same key-value head.
+        size, holder = architecture.head_size, worker // (layout.tensor // architecture.key_value_heads)
+    queries = architecture.heads // layout.tensor * architecture.head_size
+    place = {"k_proj": queries, "v_proj": queries + size, "up_proj": size}.get(module, 0)
+    return Target(_rows(tensor, holder * size, size), parameter, (place, *rest))
+
+
+def _of_expert(architecture: Architecture, layout: EngineLayout, worker: int, tensor: ModelTensor) -> Iterator[Target]:
+    assert tensor.expert is not None
+    size, place, holder = architecture.expert_size // layout.tensor, tensor.expert, worker
+    if layout.whole_experts:
+        here = architecture.experts // layout.tensor
+        size, place, holder = architecture.expert_size, tensor.expert % here, 0
+        if tensor.expert // here != worker:
+            return
+    layer, module = tensor.name.split(".experts.")[0], tensor.name.split(".")[-2]
+    merged = f"{layer}.experts.routed_experts."
+    if module == "down_proj":
+        part = Rectangle(tensor.name, (0, holder * size), (tensor.shape[0], size))
+        yield Target(part, merged + "w2_weight", (place, 0, 0))
+    else:
+        yield Target(_rows(tensor, holder * size, size), merged + "w13_weight", (place, size if module == "up_proj" else 0, 0))

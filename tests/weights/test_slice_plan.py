@@ -1,0 +1,224 @@
+"""The plan of slices: what vLLM's own loaders would copy, from what Megatron's ranks publish, each element exactly once."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from vllm_models import vllm_model
+
+from asyncrl.core.architecture import Architecture
+from asyncrl.core.errors import WeightMismatch
+from asyncrl.core.parallel_layout import ParallelLayout
+from asyncrl.core.rectangle import Rectangle
+from asyncrl.weights.engine_shards import EngineLayout, Target, check_engine, padding, parameters, targets
+from asyncrl.weights.load_plan import _Copy, _Padding, _Recorder
+from asyncrl.weights.slice_plan import merges, moved_elements, plan_slices
+from learners.held_weights import held_weights
+from learners.rank import RankPlace
+
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "vocab_size": 321,
+    "intermediate_size": 96,
+    "dtype": "float32",
+}
+
+
+def named(architecture):
+    return SIZES | {"architectures": [architecture]}
+
+
+OF_SIZES = {
+    "hidden_size": 64,
+    "heads": 4,
+    "key_value_heads": 2,
+    "head_size": 16,
+    "intermediate_size": 96,
+    "vocabulary": 321,
+    "tied": False,
+    "biases": False,
+    "head_norms": False,
+    "with_experts": (False, False),
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+MODELS = {
+    "qwen3": (Qwen3Config(**named("Qwen3ForCausalLM"), head_dim=16), Architecture(**OF_SIZES | {"head_norms": True})),
+    "qwen2": (Qwen2Config(**named("Qwen2ForCausalLM")), Architecture(**OF_SIZES | {"biases": True})),
+    "llama-tied": (
+        LlamaConfig(**named("LlamaForCausalLM"), tie_word_embeddings=True),
+        Architecture(**OF_SIZES | {"tied": True}),
+    ),
+    "qwen3-moe": (
+        Qwen3MoeConfig(**named("Qwen3MoeForCausalLM"), **EXPERTS, head_dim=16, mlp_only_layers=[0]),
+        Architecture(**OF_SIZES | {"head_norms": True, "with_experts": (False, True), "experts": 4, "expert_size": 32}),
+    ),
+}
+LAYOUTS = {
+    "one": EngineLayout(1),
+    "two": EngineLayout(2),
+    "heads-on-two-workers": EngineLayout(4),
+    "whole-experts": EngineLayout(2, whole_experts=True),
+}
+
+
+def region(shape, start, extent):
+    """As ``torch.as_strided`` takes it, without dimensions of one element, whose stride means nothing."""
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    offset = sum(begin * stride for begin, stride in zip(start, strides, strict=True))
+    return (*((size, stride) for size, stride in zip(extent, strides, strict=True) if size > 1), offset)
+
+
+def flat(size, stride, offset):
+    return (*((each, step) for each, step in zip(size, stride, strict=True) if each > 1), offset)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_plan_is_what_vllms_loaders_copy(model, layout, tmp_path):
+    """The loaders run without data for each worker; vLLM only believes to be one of several."""
+    config, architecture = MODELS[model]
+    if layout.whole_experts and not architecture.experts:
+        pytest.skip("there are no experts to share out")
+    shapes = {tensor.name: tensor.shape for tensor in architecture.tensors()}
+    for worker in range(layout.tensor):
+        with vllm_model(config, tmp_path, worker, layout.tensor, whole_experts=layout.whole_experts) as vllm:
+            there = dict(vllm.named_parameters())
+            recorder = _Recorder({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}, {vllm: there})
+            # The recorder knows tensors by their memory, so the loaders must get those that it was made with.
+            with recorder, torch.no_grad():
+                vllm.load_weights(recorder.sources.items())
+        assert {name: tuple(parameter.shape) for name, parameter in there.items()} == parameters(architecture, layout, worker)
+        copied, padded = set(), 0
+        for name, steps in recorder.steps[vllm].items():
+            copied |= {(s.name, flat(*s.source), name, flat(*s.target)) for s in steps if isinstance(s, _Copy)}
+            padded += sum(math.prod(s.target[0]) for s in steps if isinstance(s, _Padding))
+        planned = {
+            (
+                target.source.name,
+                region(shapes[target.source.name], target.source.start, target.source.extent),
+                target.parameter,
+                region(tuple(there[target.parameter].shape), target.at, target.extent),
+            )
+            for target in targets(architecture, layout, worker)
+        }
+        assert planned == copied
+        assert padded == padding(architecture, layout, worker)
+
+
+@st.composite
+def architectures(draw):
+    """Every architecture that the learner knows, in sizes that many layouts divide."""
+    groups, queries, experts = draw(st.sampled_from([2, 4])), draw(st.sampled_from([1, 2])), draw(st.sampled_from([0, 4]))
+    layers = draw(st.sampled_from([4, 8]))
+    with_experts = tuple(draw(st.booleans()) and experts > 0 for _ in range(layers))
+    return Architecture(
+        hidden_size=draw(st.sampled_from([3, 8])),
+        heads=groups * queries,
+        key_value_heads=groups,
+        head_size=draw(st.sampled_from([1, 2])),
+        intermediate_size=8,
+        vocabulary=draw(st.sampled_from([4, 60, 64, 68, 132])),
+        tied=draw(st.booleans()),
+        biases=draw(st.booleans()),
+        head_norms=draw(st.booleans()),
+        with_experts=with_experts,
+        experts=experts,
+        expert_size=8 if experts else 0,
+    )
+
+
+@st.composite
+def learner_layouts(draw):
+    tensor, context, data = (draw(st.sampled_from(sizes)) for sizes in ([1, 2], [1, 2], [1, 2]))
+    shared = [(expert, cut) for expert in (1, 2, 4) for cut in (1, 2) if (tensor * context * data) % (expert * cut) == 0]
+    expert, expert_tensor = draw(st.sampled_from(shared))
+    pipeline, virtual = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 1)]))
+    return ParallelLayout(
+        tensor=tensor,
+        context=context,
+        data=data,
+        expert=expert,
+        expert_tensor=expert_tensor,
+        pipeline=pipeline,
+        virtual_pipeline=virtual,
+    )
+
+
+def published(architecture, layout):
+    return {
+        rank: [held.rectangle for held in held_weights(architecture, RankPlace(rank=rank, layout=layout)) if held.published]
+        for rank in range(layout.ranks)
+    }
+
+
+def fill(array, start, extent):
+    array[tuple(slice(begin, begin + size) for begin, size in zip(start, extent, strict=True))] += 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(architectures(), learner_layouts())
+def test_the_ranks_publish_every_tensor_exactly_once_and_nothing_that_they_do_not_hold(architecture, layout):
+    seen = {tensor.name: np.zeros(tensor.shape, int) for tensor in architecture.tensors()}
+    for rank in range(layout.ranks):
+        held = list(held_weights(architecture, RankPlace(rank=rank, layout=layout)))
+        assert len({each.rectangle.name for each in held}) == len(held)
+        for each in held:
+            ends = [begin + size for begin, size in zip(each.rectangle.start, each.rectangle.extent, strict=True)]
+            assert all(end <= size for end, size in zip(ends, each.shape, strict=True))
+            if each.published:
+                fill(seen[each.rectangle.name], each.rectangle.start, each.rectangle.extent)
+    assert all((count == 1).all() for count in seen.values())
+
+
+@settings(deadline=None, max_examples=60)
+@given(architectures(), learner_layouts(), st.sampled_from([1, 2, 4]), st.booleans())
+def test_the_slices_and_the_padding_fill_every_parameter_exactly_once(architecture, layout, workers, whole_experts):
+    engine = EngineLayout(workers, whole_experts)
+    if check_engine(architecture, engine) is not None:
+        return
+    sources = published(architecture, layout)
+    needed = [list(targets(architecture, engine, worker)) for worker in range(workers)]
+    slices = plan_slices(sources, needed)
+    rectangles = {rank: {rectangle.name: rectangle for rectangle in held} for rank, held in sources.items()}
+    made = [{name: np.zeros(shape, int) for name, shape in parameters(architecture, engine, w).items()} for w in range(workers)]
+    for each in slices:
+        assert rectangles[each.rank][each.source.name].shared(each.source) == each.source, "the rank publishes it"
+        extent = Target(each.source, each.parameter, each.at).extent
+        fill(made[each.worker][each.parameter], each.at, extent)
+    for worker, arrays in enumerate(made):
+        assert max(array.max(initial=0) for array in arrays.values()) == 1
+        empty = sum(int((array == 0).sum()) for array in arrays.values())
+        assert empty == padding(architecture, engine, worker)
+    counts = moved_elements(slices)
+    for worker, targeted in enumerate(needed):
+        received = sum(count for (_, to), count in counts.items() if to == worker)
+        assert received == sum(target.source.elements for target in targeted)
+
+
+def test_what_nobody_publishes_and_what_two_ranks_publish_is_refused():
+    whole = Rectangle("lm_head.weight", (0, 0), (4, 2))
+    needed = [[Target(whole, "lm_head.weight", (0, 0))]]
+    with pytest.raises(WeightMismatch, match=r"needs 8 elements .* publish 4 of them"):
+        plan_slices({0: [Rectangle("lm_head.weight", (0, 0), (2, 2))]}, needed)
+    with pytest.raises(WeightMismatch, match="publish 16 of them"):
+        plan_slices({0: [whole], 1: [whole]}, needed)
+
+
+def test_what_is_merged_and_divided_is_said_once_for_all_layers():
+    architecture = Architecture(**OF_SIZES | {"vocabulary": 320, "key_value_heads": 4, "head_norms": True})
+    needed = [list(targets(architecture, EngineLayout(2), worker)) for worker in range(2)]
+    slices = plan_slices(published(architecture, ParallelLayout(tensor=4)), needed)
+    shapes = {tensor.name: tensor.shape for tensor in architecture.tensors()}
+    said = {merge.parameter: (len(merge.tensors), merge.pieces, merge.divided) for merge in merges(slices, shapes)}
+    assert said["model.layers.*.self_attn.qkv_proj.weight"] == (3, 6, True)
+    assert said["model.layers.*.mlp.down_proj.weight"] == (1, 2, True)
+    assert "model.norm.weight" not in said
+    assert {each.rank for each in slices} == {0, 1, 2, 3}

@@ -1,0 +1,48 @@
+"""vLLM's models before anything is loaded, as one of several tensor-parallel workers has them, in one process."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from unittest import mock
+
+import torch
+from transformers import PretrainedConfig
+
+
+@contextmanager
+def vllm_model(
+    config: PretrainedConfig, folder: Path, worker: int, workers: int, *, whole_experts: bool = False
+) -> Iterator[torch.nn.Module]:
+    """Make the model of ``config``. Loaders ask vLLM's groups for their place, so the place holds meanwhile.
+
+    Args:
+        folder: an empty folder for the configuration.
+        whole_experts: whether workers share out the experts.
+    """
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import parallel_state
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.model_executor.models import ModelRegistry, registry
+
+    (architecture,) = config.architectures
+    module, name = registry._VLLM_MODELS[architecture]
+    # A class that is not registered is first looked at in a process of its own, which takes as long as importing vLLM.
+    ModelRegistry.register_model(architecture, getattr(import_module(f"vllm.model_executor.models.{module}"), name))
+    config.save_pretrained(folder)
+    arguments = EngineArgs(model=str(folder), skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=64)
+    settings = arguments.create_engine_config()
+    settings.parallel_config.tensor_parallel_size = workers
+    settings.parallel_config.enable_expert_parallel = whole_experts
+    group, alone = _group(worker, workers), _group(0, 1)
+    groups = {"_TP": group, "_PP": alone, "_DP": alone, "_PCP": alone, "_DCP": alone, "_EP": group, "_WORLD": group}
+    with set_current_vllm_config(settings), mock.patch.multiple(parallel_state, **groups):
+        yield initialize_model(settings)
+
+
+def _group(rank: int, size: int) -> mock.Mock:
+    device_group = mock.Mock(**{"size.return_value": size, "rank.return_value": rank})
+    return mock.Mock(
+        world_size=size, rank_in_group=rank, is_first_rank=rank == 0, is_last_rank=rank == size - 1, device_group=device_group
+    )
