@@ -229,7 +229,7 @@ def test_what_the_plan_says_to_set_can_be_set_on_the_command_line(overrides):
     [
         ("model.path=nowhere", "model.path"),
         ("learner.tensor_parallel=3", "learner.tensor_parallel"),
-        ("generators.tensor_parallel=16", "generators.tensor_parallel"),
+        ("generators.tensor_parallel=3", "generators.tensor_parallel"),
         ("learner.pipeline_parallel=3", "learner.pipeline_parallel"),
         ("learner={pipeline_parallel: 2, virtual_pipeline: 3}", "learner.virtual_pipeline"),
         ("learner={data_parallel: 2, expert_parallel: 2}", "learner.expert_parallel"),
