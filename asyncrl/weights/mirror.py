@@ -19,7 +19,7 @@ from asyncrl.weights.chunk_fetch import ChunkFetch, FetchedFile
 from asyncrl.weights.chunk_server import ChunkServer
 from asyncrl.weights.chunk_wire import Address
 from asyncrl.weights.held_files import HeldFile, HeldFiles
-from asyncrl.weights.mirrored_file import MirroredFile
+from asyncrl.weights.memory_file import MemoryFile
 
 _SIDES = ("even", "odd")
 
@@ -40,7 +40,7 @@ class Mirror:
         self._stem = Path(directory or memory_file_system()) / f"asyncrl-{run_id}-mirror-{node}"
         self._held = HeldFiles()
         self._server = ChunkServer(self._held, secret, host)
-        self._sides: tuple[dict[int, MirroredFile], dict[int, MirroredFile]] = ({}, {})
+        self._sides: tuple[dict[int, MemoryFile], dict[int, MemoryFile]] = ({}, {})
         self._fetches = 0
         self._lock = threading.Lock()
 
@@ -99,10 +99,10 @@ class Mirror:
             raise
         return tuple(local)
 
-    def _mirrored(self, side: int, number: int) -> MirroredFile:
+    def _mirrored(self, side: int, number: int) -> MemoryFile:
         files = self._sides[side]
         if number not in files:
-            files[number] = MirroredFile(self._stem.with_name(f"{self._stem.name}-{_SIDES[side]}-{number}"))
+            files[number] = MemoryFile(f"{self._stem}-{_SIDES[side]}-{number}")
         return files[number]
 
     def close(self) -> None:

@@ -1,35 +1,31 @@
 """The ``shm`` transport: learner ranks write their shards into the memory file system, and engines on the same host map them.
 
 Each rank owns two files and alternates between them. So a publication stays readable while the next one is written, and the one
-after that overwrites it; by then every engine has acknowledged the later version, as the publish protocol demands. The files are
-reused, because touching fresh pages costs more than the copy itself. They are written with system calls, not through a mapping:
-a full memory file system is then an error to report, while a mapping would kill the process. Only once a file has all its memory,
-a GPU writes it through a pinned mapping, without a copy in between; and a GPU's engine reads it through one.
+after that overwrites it; while an engine or another node still reads it, a third file is written instead. The files are reused,
+because touching fresh pages costs more than the copy itself. They are written through mappings, which takes a third of the time
+of system calls; once a file has all its memory, a GPU writes it through a pinned mapping, without a copy in between; and a GPU's
+engine reads it through one.
 """
 
-import errno
 import glob
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.publication import Publication, Shard, ShardRecord, WeightFile
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.coverage import by_tensor, check_coverage
 from asyncrl.weights.fingerprint import FingerprintSum
+from asyncrl.weights.memory_file import MemoryFile
 from asyncrl.weights.transport import CPU, Transport
 
 _ALIGNMENT = 64
 """Every shard begins at a multiple of this many bytes: a cache line, and enough for any dtype to be viewed in place."""
-
-
-class MemoryFull(AsyncRLError):
-    """The memory file system cannot hold the publication."""
+_NONE = PolicyVersion(-1)
+"""The version of a file that none lies in as a whole."""
 
 
 class SharedMemory(Transport):
@@ -56,34 +52,30 @@ class SharedMemory(Transport):
         self._node = node
         self._mappings, self._mapped_from = files or PinnedFiles(), mapped_from
         stem = Path(directory or memory_file_system()) / f"asyncrl-{run_id}-rank{rank}"
-        self._paths = tuple(f"{stem}-{side}" for side in ("even", "odd"))
-        self._files: list[int] = []
-        try:
-            for path in self._paths:
-                self._files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600))
-        except OSError:
-            self.close()
-            raise
-        self._side = 0
+        self._stem = str(stem)
+        self._places: list[_Place] = []
 
-    def write(self, version: PolicyVersion, shards: Iterable[Shard]) -> Publication:
-        """Write this rank's part of ``version`` over that of the version before the last. Tensors may be on any device.
+    def write(self, version: PolicyVersion, shards: Iterable[Shard], read: Collection[PolicyVersion] = ()) -> Publication:
+        """Write this rank's part of ``version``, over one that nobody reads any more. Tensors may be on any device.
+
+        Args:
+            version: newer than the last, whose part is never overwritten.
+            read: older versions that somebody may still read.
 
         Raises:
             MemoryFull: the memory file system has no room for it.
         """
-        path, file = self._paths[self._side], self._files[self._side]
+        place = self._free_place(read)
         records: list[ShardRecord] = []
         fingerprints = FingerprintSum()
-        there, end = os.fstat(file).st_size, 0
+        there, end = place.file.size, 0
         for shard in shards:
             offset = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = offset + shard.tensor.nbytes
-            if shard.tensor.device.type == self._mapped_from and offset < end <= there:
-                flat = self._mappings.bytes_of(path)[offset:end]
-                flat.view(shard.tensor.dtype).view(shard.tensor.shape).copy_(shard.tensor.detach(), non_blocking=True)
-            else:
-                self._write_at(path, file, offset, shard)
+            pinned = shard.tensor.device.type == self._mapped_from and offset < end <= there
+            memory = self._mappings.bytes_of(place.file.path) if pinned else _as_tensor(place.file.memory(end))
+            flat = memory[offset:end].view(shard.tensor.dtype)
+            flat.view(shard.tensor.shape).copy_(shard.tensor.detach(), non_blocking=True)
             records.append(
                 ShardRecord(
                     name=shard.name,
@@ -99,36 +91,26 @@ class SharedMemory(Transport):
         total = fingerprints.total()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        if os.fstat(file).st_size < end:  # a trailing shard of no elements
-            os.ftruncate(file, end)
-        self._side = 1 - self._side
-        return Publication(version=version, files=(WeightFile(path, self._node, end),), shards=tuple(records), fingerprint=total)
+        place.version = version
+        file = WeightFile(place.file.path, self._node, end)
+        return Publication(version=version, files=(file,), shards=tuple(records), fingerprint=total)
 
-    def _write_at(self, path: str, file: int, offset: int, shard: Shard) -> None:
-        content = shard.tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-        remaining = content.numpy().data
-        try:
-            while remaining:
-                written = os.pwrite(file, remaining, offset)
-                remaining, offset = remaining[written:], offset + written
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            folder = os.statvfs(os.path.dirname(path))
-            size, free = folder.f_blocks * folder.f_frsize, folder.f_bavail * folder.f_frsize
-            raise MemoryFull(
-                f"{path}: no room for {len(remaining)} more bytes of {shard.name} after {offset} bytes already written; its file "
-                f"system has {size} bytes, {free} of them free. Two versions must fit at once: make it larger (--shm-size for a "
-                "container, else mount -o remount,size=...), or remove what a killed run left there"
-            ) from error
+    def _free_place(self, read: Collection[PolicyVersion]) -> "_Place":
+        """Return a place whose version may be overwritten, a new one if there is none."""
+        newest = max((place.version for place in self._places), default=_NONE)
+        for place in sorted(self._places, key=lambda place: place.version):
+            if place.version == _NONE or (place.version != newest and place.version not in read):
+                place.version = _NONE  # until it is whole
+                return place
+        self._places.append(_Place(MemoryFile(f"{self._stem}-{len(self._places)}")))
+        return self._places[-1]
 
     def close(self) -> None:
         """Remove the files. Engines that still map them can read them until they unmap them. Does nothing the second time."""
         self._mappings.close()
-        for file, path in zip(self._files, self._paths, strict=False):
-            os.close(file)
-            Path(path).unlink(missing_ok=True)
-        self._files = []
+        for place in self._places:
+            place.file.close()
+        self._places = []
 
     @staticmethod
     def read(
@@ -167,6 +149,18 @@ class SharedMemory(Transport):
         """Remove what the ranks of a killed run have left behind in the memory file system."""
         for path in memory_file_system().glob(f"asyncrl-{glob.escape(run_id)}-rank*"):
             path.unlink(missing_ok=True)
+
+
+class _Place:
+    """One of a rank's files, and the version that lies in it as a whole."""
+
+    def __init__(self, file: MemoryFile) -> None:
+        self.file, self.version = file, _NONE
+
+
+def _as_tensor(memory: memoryview) -> torch.Tensor:
+    """uint8 [size of ``memory``], without a copy; torch refuses memory of no bytes."""
+    return torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0, dtype=torch.uint8)
 
 
 def _view(files: Sequence[torch.Tensor], record: ShardRecord) -> torch.Tensor:

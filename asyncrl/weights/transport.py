@@ -1,7 +1,7 @@
 """The interface of a weight transport, and the merge of the parts that ranks wrote into one publication, for any transport."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -21,8 +21,8 @@ class Transport(Protocol):
     Each rank has an instance of its own to write with. Engines need none: a publication holds all that they need to read it.
     """
 
-    def write(self, version: PolicyVersion, shards: Iterable[Shard]) -> Publication:
-        """Write this rank's part of ``version``. It can be read until the version after the next is written."""
+    def write(self, version: PolicyVersion, shards: Iterable[Shard], read: Collection[PolicyVersion] = ()) -> Publication:
+        """Write this rank's part of ``version``. The last version can still be read, and those that are named in ``read``."""
 
     def close(self) -> None:
         """Remove what this rank has written."""

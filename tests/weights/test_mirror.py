@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Shard, WeightFile
-from asyncrl.weights import chunk_fetch, mirrored_file
+from asyncrl.weights import chunk_fetch
 from asyncrl.weights.chunk_server import ChunkServer
 from asyncrl.weights.chunk_wire import ANSWER, CHUNK_BYTES, REQUEST, WELCOME, Address, Answer, introduction, receive
 from asyncrl.weights.held_files import HeldFile, HeldFiles
+from asyncrl.weights.memory_file import MemoryFull
 from asyncrl.weights.mirror import Mirror
-from asyncrl.weights.shared_memory import MemoryFull, SharedMemory
+from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge
 
 SECRET = bytes(range(32))
@@ -307,7 +308,7 @@ def test_a_full_memory_file_system_is_an_error_with_a_remedy(nodes, monkeypatch)
     def full(descriptor: int, offset: int, size: int) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(mirrored_file.os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(MemoryFull, match=r"no room for 100 bytes of weights.*Two versions must fit"):
         nodes.fetch("other", V1, files)
     monkeypatch.undo()

@@ -12,7 +12,8 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.fingerprint import fingerprint
-from asyncrl.weights.shared_memory import MemoryFull, SharedMemory
+from asyncrl.weights.memory_file import MemoryFull
+from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge
 
 V1, V2, V3 = PolicyVersion(1), PolicyVersion(2), PolicyVersion(3)
@@ -71,6 +72,22 @@ def test_a_publication_survives_the_next_one_in_reused_files(writers, tmp_path: 
     assert len(list(tmp_path.iterdir())) == 4
 
 
+def test_what_somebody_still_reads_is_not_overwritten(tmp_path: Path) -> None:
+    """A third file is written meanwhile, and used again afterwards."""
+    with closing(SharedMemory("run", 0, str(tmp_path))) as writer:
+
+        def write(version: int, *read: int) -> Publication:
+            shards = [Shard("w", (2,), (0,), torch.full((2,), float(version)))]
+            return writer.write(PolicyVersion(version), shards, [PolicyVersion(each) for each in read])
+
+        parts = [write(1), write(2), write(3, 1), write(4, 1), write(5, 1, 4)]
+        assert [dict(SharedMemory.read(parts[index]))["w"].tolist() for index in (0, 3, 4)] == [[1.0] * 2, [4.0] * 2, [5.0] * 2]
+        assert parts[3].files == parts[1].files
+        assert parts[4].files == parts[2].files
+        assert write(6).files == parts[0].files
+        assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_a_whole_tensor_is_read_without_a_copy(writers) -> None:
     writer, _ = writers
     part = writer.write(V1, [Shard("w", (4,), (0,), torch.ones(4))])
@@ -116,11 +133,11 @@ def test_parts_of_different_versions_are_refused(writers) -> None:
 
 
 def test_a_full_file_system_is_named_with_size_and_remedy(writers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(MemoryFull, match=rf"{tmp_path}.*no room for 16 more bytes of w.*has \d+ bytes.*--shm-size"):
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(MemoryFull, match=rf"{tmp_path}.*no room for 16 bytes of weights.*has \d+ bytes.*--shm-size"):
         writers[0].write(V1, [Shard("w", (4,), (0,), torch.ones(4))])
 
 
