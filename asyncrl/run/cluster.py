@@ -12,7 +12,7 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -179,10 +179,10 @@ class Cluster:
             if news:
                 self._note(news)
 
-    async def write_weights(self, version: PolicyVersion) -> Publication:
-        """Have all ranks write their shards of ``version``."""
+    async def write_weights(self, version: PolicyVersion, read: Collection[PolicyVersion] = ()) -> Publication:
+        """Have all ranks write their shards of ``version``, but not over the last version or one in ``read``."""
         what, remedy = f"learner rank to write version {version}", "see its log; raise deadlines.publish"
-        writing = [r.publish.remote(version) for r in self._learners]
+        writing = [r.publish.remote(version, read) for r in self._learners]
         return merge(await self._all(writing, what, self._deadlines.publish, remedy))
 
     async def start_checkpoint(self, path: Path, version: PolicyVersion) -> None:

@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,9 @@ class LearnerActor:
             return f"the last trajectories are not kept: the disk did not take them within {seconds:g} s"
         return self._kept.news()
 
-    def publish(self, version: PolicyVersion) -> Publication:
-        """Write this rank's shards of ``version``, and return where they are."""
-        return self._transport.write(version, self._started().shards())
+    def publish(self, version: PolicyVersion, read: Collection[PolicyVersion] = ()) -> Publication:
+        """Write this rank's shards of ``version``, not over the last version and those in ``read``; return where they are."""
+        return self._transport.write(version, self._started().shards(), read)
 
     def save_pretrained(self, folder: Path) -> None:
         """Export the model as a Hugging Face folder; a collective call."""
