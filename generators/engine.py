@@ -37,6 +37,7 @@ from generators.concurrency import EngineLoad
 from generators.engine_arguments import engine_arguments
 from generators.engine_load import REPORT_LOAD
 from generators.engine_process import ENGINE_VARIABLES, EngineProcessServer
+from generators.first_error import first_error
 from generators.loop_share import LoopShare
 from generators.occupancy import Occupancy
 from generators.version_slots import VersionSlots, version_in
@@ -118,16 +119,17 @@ class VllmEngine:
         settings = {} if self._adapters is None else {"adapters": msgspec.to_builtins(self._adapters)}
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(settings))
         length = min(_WARM_UP_TOKENS, max_context // 2)
-        async with asyncio.TaskGroup() as group:
-            for number in range(_WARM_UP_REQUESTS):
-                group.create_task(
-                    self.generate(
-                        range(1, 1 + length),
-                        max_tokens=length,
-                        sampling=Sampling(float(number % 2)),
-                        stop_token_id=0,
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                for number in range(_WARM_UP_REQUESTS):
+                    group.create_task(
+                        self.generate(
+                            range(1, 1 + length),
+                            max_tokens=length,
+                            sampling=Sampling(float(number % 2)),
+                            stop_token_id=0,
+                        )
                     )
-                )
         self._reset_counters()
         self._cpu_seconds_when_ready = (await self.load()).cpu_seconds
 

@@ -15,6 +15,8 @@ from asyncrl.weights.engine_shards import EngineLayout, check_engine
 
 TINY = "tiny"
 """The ``model.path`` of the model that is made on this machine."""
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of attention heads that vLLM computes on a CPU."""
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 Size = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -178,4 +180,15 @@ def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, g
     if undivided is not None:
         raise RecipeError(
             "generators.tensor_parallel", f"{layout.tensor} does not divide the model's {undivided}", "choose a divisor of it"
+        )
+
+
+def check_head_size(shape: ModelShape) -> None:
+    """Check that engines on a CPU can compute the model's attention; a ``RecipeError`` says what they can."""
+    if shape.head_size not in CPU_HEAD_SIZES:
+        sizes = ", ".join(map(str, CPU_HEAD_SIZES))
+        raise RecipeError(
+            "model.path",
+            f"the model's attention heads have {shape.head_size} channels, and vLLM on a CPU computes only {sizes}",
+            "name a model with such heads, or use a GPU",
         )

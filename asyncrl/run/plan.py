@@ -19,7 +19,7 @@ from asyncrl.run import gpus
 from asyncrl.run.automatic import Choice
 from asyncrl.run.further_trackers import check_further_trackers
 from asyncrl.run.machine import Machine
-from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, check_sizes, read_shape
+from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, check_head_size, check_sizes, read_shape
 from asyncrl.run.preflight import play_first_tasks
 from asyncrl.run.reference_folder import check_reference
 from asyncrl.run.reward_folder import read_reward_shape
@@ -139,6 +139,8 @@ def make_plan(
     machine = machine or Machine.here()
     if machine.gpus and not os.environ.get("RAY_ADDRESS"):  # of a cluster, only the driver will know
         gpus.require(recipe, machine.gpus, "this machine")
+    if not machine.gpus and not os.environ.get("RAY_ADDRESS"):
+        check_head_size(shape)
     outstanding = (recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step
     greedy = recipe.algorithm.greedy_sample is not None
     episodes = recipe.batch.groups_per_step * (recipe.batch.group_size - greedy)

@@ -14,7 +14,7 @@ from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import compose
 from asyncrl.run.machine import Machine
-from asyncrl.run.model_shape import read_shape
+from asyncrl.run.model_shape import CPU_HEAD_SIZES, read_shape
 from asyncrl.run.plan import Source, make_plan
 from asyncrl.run.plan_view import plan_view
 
@@ -224,6 +224,20 @@ def test_what_the_plan_says_to_set_can_be_set_on_the_command_line(overrides):
         assert inert(compose("quickstart", [*overrides, *changes])) is None
 
 
+def test_attention_that_engines_on_a_cpu_cannot_compute_is_refused_there(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_0_6B | {"head_dim": 48}))
+    recipe = compose("quickstart", [f"model.path={tmp_path}"])
+    with pytest.raises(RecipeError, match=r"model\.path: the model's attention heads have 48 channels.*only 32, 64, "):
+        make_plan(recipe, ROOMY)
+    make_plan(recipe, msgspec.structs.replace(ROOMY, gpus=4))
+
+
+def test_the_sizes_of_attention_heads_are_vllm_s():
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert list(CPU_HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()
+
+
 @pytest.mark.parametrize(
     ("override", "place"),
     [
@@ -285,10 +299,11 @@ def of_files(*overrides: str, train: str, evaluation: str) -> Recipe:
 
 
 def test_every_source_of_tasks_is_read_and_counted(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1"}\n{"prompt": \n{"prompt": "2+2"}\n')
-    pyarrow.parquet.write_table(pyarrow.table({"question": ["a", "b", None]}), tmp_path / "b.parquet")
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1", "answer": 2}\n{"prompt": \n{"prompt": "2+2", "answer": 4}\n')
+    table = pyarrow.table({"question": ["a", "b", None], "answer": [1, 2, 3]})
+    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
     train = f"{{path: {tmp_path}/a.jsonl}}, {{path: {tmp_path}/b.parquet, prompt_key: question}}"
-    (tmp_path / "c.jsonl").write_text('{"prompt": "3+3"}')
+    (tmp_path / "c.jsonl").write_text('{"prompt": "3+3", "answer": 6}')
     evaluation = f"{{path: {tmp_path}/c.jsonl}}"
     recipe = of_files("+tasks.on_malformed=skip", train=train, evaluation=evaluation)
     plan = make_plan(recipe, ROOMY)
