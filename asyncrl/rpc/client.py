@@ -40,11 +40,12 @@ class RpcClient(Frames):
         """Connect to ``endpoint``, whose server has these ``methods``.
 
         Raises:
-            ConnectionLost: no server listens there.
+            ConnectionLost: no server listens there, or it has keys of another run.
         """
         loop = asyncio.get_running_loop()
+        tls = None if endpoint.tls is None else endpoint.tls.client()
         try:
-            _, client = await loop.create_connection(lambda: cls(methods), endpoint.host, endpoint.port)
+            _, client = await loop.create_connection(lambda: cls(methods), endpoint.host, endpoint.port, ssl=tls)
         except OSError as error:
             raise ConnectionLost(f"{endpoint} cannot be reached: {error}") from error
         client.send(endpoint.token)

@@ -1,7 +1,7 @@
 """The server of an object: answers calls of the object's methods; see :mod:`asyncrl.rpc.wire`.
 
 What always holds: every call is answered with what the method returned or raised, or its connection ends; the connection of a
-client that does not show the token is ended.
+client that does not show the token, or no certificate where that is asked for, is ended.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed
+from asyncrl.core.tls import TlsKeys
 from asyncrl.rpc.wire import Answer, Call, Endpoint, Failure, Frames, Signature, encoder
 
 logger = logging.getLogger(__name__)
@@ -33,10 +34,11 @@ class RpcServer:
 
     Args:
         served: the object. When a connection is lost, the method calls that came over it are cancelled.
+        tls: the keys if connections are encrypted.
     """
 
-    def __init__(self, served: object, methods: Mapping[str, Signature], name: str) -> None:
-        self._served, self._methods, self.name = served, methods, name
+    def __init__(self, served: object, methods: Mapping[str, Signature], name: str, tls: TlsKeys | None = None) -> None:
+        self._served, self._methods, self.name, self._tls = served, methods, name, tls
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         self.strangers = _Strangers(name)
         self._listening: asyncio.Server | None = None
@@ -48,12 +50,15 @@ class RpcServer:
             ComponentFailed: ``host`` is not an address of this node.
         """
         loop = asyncio.get_running_loop()
+        tls, patience = (None, None) if self._tls is None else (self._tls.server(), _INTRODUCTION_S)
         try:
-            self._listening = await loop.create_server(partial(_Connection, self), host, 0)
+            self._listening = await loop.create_server(
+                partial(_Connection, self), host, 0, ssl=tls, ssl_handshake_timeout=patience
+            )
         except OSError as error:
             remedy = "start Ray on this node with the --node-ip-address of one of its own interfaces"
             raise ComponentFailed(f"{self.name} cannot listen at {host}: {error.strerror}; {remedy}") from error
-        return Endpoint(host, self._listening.sockets[0].getsockname()[1], self.token)
+        return Endpoint(host, self._listening.sockets[0].getsockname()[1], self.token, self._tls)
 
     async def answer(self, call: Call) -> Answer:
         """Make the call, and return its result or error."""
@@ -124,10 +129,19 @@ class _Connection(Frames):
         self._introduced = False
         self._answering: set[asyncio.Task[None]] = set()
         self.longest = _TOKEN_BYTES
+        self._connected = False
+        # From here on, and not from connection_made(), which is not called for who shows no certificate.
+        self._patience = asyncio.get_running_loop().call_later(_INTRODUCTION_S, self._out_of_patience)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._patience = asyncio.get_running_loop().call_later(_INTRODUCTION_S, self.refuse)
+        self._connected = True
+
+    def _out_of_patience(self) -> None:
+        if self._connected:
+            self.refuse()
+        else:
+            self._server.strangers.turned_away("somebody without a certificate of the run")
 
     def frame_received(self, frame: bytes) -> None:
         if self._introduced:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.core.errors import AsyncRLError, ComponentFailed
+from asyncrl.core.tls import TlsKeys
 
 _LENGTH_BYTES = 4
 _KEEP_ALIVE = (
@@ -29,11 +30,12 @@ encoder = msgspec.msgpack.Encoder()
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """The address of a server, and the token that its clients must show."""
+    """The address of a server, the token that its clients must show, and the keys if the connection is to be encrypted."""
 
     host: str
     port: int
     token: bytes
+    tls: TlsKeys | None = None
 
     def __repr__(self) -> str:
         """Show the address without the token."""

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from asyncrl.core.buffer_statistics import BufferStatistics, GroupState, HeldGroups, LedgerCounts, StaleTokens
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, FailureKind, LedgerError
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
+from asyncrl.core.tls import TlsKeys
 from asyncrl.rpc import server
 from asyncrl.rpc.client import ConnectionLost, RpcClient
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Call, Endpoint, Frames, encoder, signatures
+from asyncrl.run.certificates import make_keys
 
 STATISTICS = BufferStatistics(
     version=PolicyVersion(3),
@@ -106,6 +108,9 @@ class Own(AsyncRLError):
 METHODS = signatures(Served)
 
 
+KEYS = make_keys()
+
+
 @pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
 def event_loop_policy(request: pytest.FixtureRequest) -> Any:
     return request.param()
@@ -114,9 +119,9 @@ def event_loop_policy(request: pytest.FixtureRequest) -> Any:
 class Line:
     """A server, and as many clients as are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: TlsKeys | None = None) -> None:
         self.served = Secretive()
-        self.server = RpcServer(self.served, METHODS, "the thing")
+        self.server = RpcServer(self.served, METHODS, "the thing", tls)
         self.clients: list[RpcClient] = []
 
     async def client(self) -> RpcClient:
@@ -355,3 +360,54 @@ def test_frames_arrive_however_the_network_cuts_them(frames: list[bytes], cuts: 
     for begin, end in zip([0, *ends], ends, strict=False):
         connection.data_received(sent[begin:end])
     assert connection.frames == frames
+
+
+async def test_encrypted_calls_and_strangers_with_other_keys_or_none(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(server, "_INTRODUCTION_S", 0.2)
+    async with Line(KEYS) as line:
+        client = await line.client()
+        assert await client.call(Served.length, bytes(3 << 20)) == 3 << 20
+        plain = msgspec.structs.replace(line.endpoint, tls=None)
+        other = msgspec.structs.replace(line.endpoint, tls=make_keys())
+        for endpoint in (plain, other):
+
+            async def call(endpoint: Endpoint = endpoint) -> None:
+                await (await RpcClient.connect(endpoint, METHODS)).call(Served.length, b"a")
+
+            with pytest.raises(ConnectionLost):
+                await within(10, call())
+        await asyncio.sleep(0.4)  # longer than the introduction may take
+        assert caplog.text.count("somebody without a certificate of the run connected and did not show the token") == 1
+        assert await client.call(Served.length, b"a") == 1
+    assert "TlsKeys(...)" in repr(KEYS)
+    assert "PRIVATE" not in repr(KEYS)
+
+
+async def test_what_is_sent_is_encrypted_with_keys_and_only_then():
+    """A man in the middle sees the token without them, and neither token nor arguments with them."""
+    for tls in (None, KEYS):
+        seen: list[bytes] = []
+        async with Line(tls) as line:
+            await line.client()
+
+            async def pass_on(from_client, to_client, endpoint=line.endpoint, seen=seen) -> None:
+                from_server, to_server = await asyncio.open_connection(endpoint.host, endpoint.port)
+
+                async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+                    while data := await source.read(1 << 16):
+                        seen.append(data)
+                        sink.write(data)
+                    sink.close()
+
+                await asyncio.gather(pump(from_client, to_server), pump(from_server, to_client))
+
+            middle = await asyncio.start_server(pass_on, "127.0.0.1", 0)
+            through = msgspec.structs.replace(line.endpoint, port=middle.sockets[0].getsockname()[1])
+            client = await RpcClient.connect(through, METHODS)
+            assert await client.call(Served.length, b"a payload of weight") == 19
+            client.close()
+            middle.close()
+        visible = [secret in b"".join(seen) for secret in (line.endpoint.token, b"a payload of weight")]
+        assert visible == [tls is None] * 2

@@ -9,6 +9,7 @@ from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.custom import Custom, CustomSchedule, LinearSchedule
 from asyncrl.core.recipe.environment import EnvironmentConfig
+from asyncrl.core.recipe.network import NetworkConfig
 from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
 from asyncrl.core.recipe.section import AUTO, AUTOMATIC, Count, FileName, NonNegative, Positive, Seconds, Section, Text
 from asyncrl.core.recipe.trajectories import SampledTrajectories, TrajectoriesConfig
@@ -554,6 +555,7 @@ class Recipe(Section, frozen=True):
         evaluation: evaluation on held-out tasks, beside training.
         checkpoint: what a run is resumed from.
         tracking: where the run is tracked (MLflow).
+        network: the connections between the run's own processes.
         deadlines: how long each wait may take.
         seed: the seed of task order, initialisation and environments.
         run_dir: where run folders are made.
@@ -574,6 +576,7 @@ class Recipe(Section, frozen=True):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
+    network: NetworkConfig = NetworkConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
     seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     run_dir: Text = "runs"

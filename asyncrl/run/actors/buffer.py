@@ -10,6 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
+from asyncrl.core.tls import TlsKeys
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint
 from asyncrl.run.actors.output import route_output
@@ -35,13 +36,14 @@ class BufferActor:
     Args:
         run_id: unique among the runs on this host.
         log_file: this process's log file; the other shards' log files are made beside it.
+        tls: the run's keys if its connections are encrypted.
     """
 
     service_type = BufferService
 
-    def __init__(self, recipe: Recipe, run: Path, run_id: str, log_file: Path) -> None:
+    def __init__(self, recipe: Recipe, run: Path, run_id: str, log_file: Path, tls: TlsKeys | None = None) -> None:
         route_output(log_file)
-        self._recipe, self._log_file = recipe, log_file
+        self._recipe, self._log_file, self._tls = recipe, log_file, tls
         self._folder = BufferFolder.of(recipe.buffer, run, run_id)
         self._shard = PayloadShard(recipe.buffer, 0, self._folder.shard(0))
         self._places: list[ShardPlace] = []
@@ -68,7 +70,7 @@ class BufferActor:
 
         groups, deadlines = self._recipe.batch.groups_per_step, self._recipe.deadlines
         self._service = self.service_type(buffer, journal, groups_per_step=groups, deadlines=deadlines, free=free, sweep=sweep)
-        self._rpc = RpcServer(self._service, METHODS, "the buffer")
+        self._rpc = RpcServer(self._service, METHODS, "the buffer", self._tls)
         self._endpoint = await self._rpc.start(ray.util.get_node_ip_address())
         gc.freeze()  # tasks and modules live on: searching them for garbage would cost more than all bookkeeping
 
