@@ -1,6 +1,7 @@
 """Makes or reads the keys with which a run's own connections are encrypted, as section ``network`` of its recipe says."""
 
 import ssl
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,13 +11,35 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.network import FileTls, NetworkConfig, RunTls
+from asyncrl.core.recipe.network import FileTls, NetworkConfig, NoTls, RunTls
 from asyncrl.core.tls import TlsKeys
 
 _VALID = timedelta(days=3650)
 """Longer than any run; its key is lost when it ends."""
 _CLOCKS_DIFFER = timedelta(days=1)
 """Hosts whose clock is behind by less accept the certificate."""
+
+
+def check_network(network: NetworkConfig, variables: Mapping[str, str]) -> None:
+    """Check what can be known before a run starts.
+
+    Args:
+        variables: the environment variables of this process.
+
+    Raises:
+        RecipeError: connections are to be encrypted, but the cluster's own, through which the keys pass, are not; or a file of
+            ``network.tls`` cannot be used.
+    """
+    if isinstance(network.tls, NoTls):
+        return
+    if variables.get("RAY_ADDRESS") and variables.get("RAY_USE_TLS") != "1":
+        raise RecipeError(
+            "network.tls",
+            "the keys would pass unencrypted through the Ray cluster that RAY_ADDRESS names",
+            "start Ray on all nodes, and this command, with RAY_USE_TLS=1 and its keys (docs/network.md), or set "
+            "network.tls.kind=none",
+        )
+    keys_of(network)
 
 
 def keys_of(network: NetworkConfig) -> TlsKeys | None:

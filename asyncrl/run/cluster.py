@@ -32,6 +32,7 @@ from asyncrl.run.actors.learner import RemoteLearner
 from asyncrl.run.actors.reward_model import RemoteRewardModel
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from asyncrl.run.buffer_client import BufferClient
+from asyncrl.run.certificates import keys_of
 from asyncrl.run.dead_rank import explained
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.generator_handle import GeneratorHandle, make_generator
@@ -75,7 +76,8 @@ class Cluster:
         # On the driver's node: the run folder holds the journal and need not be on a shared file system.
         where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
         options = RemoteBuffer.options(num_cpus=0, scheduling_strategy=where)
-        buffer: Any = options.remote(recipe, folder.path, folder.run_id, logs / "buffer.log")
+        tls = keys_of(recipe.network)
+        buffer: Any = options.remote(recipe, folder.path, folder.run_id, logs / "buffer.log", tls)
         self._buffer_actor = buffer
         self._buffer: BufferClient | None = None
 
@@ -92,7 +94,7 @@ class Cluster:
             await self.buffer.lost(worker)
 
         secret = secrets.token_bytes(SECRET_BYTES)
-        self.mirrors = Mirrors(partial(make_mirror, folder=folder, secret=secret), self._deadlines.publish)
+        self.mirrors = Mirrors(partial(make_mirror, folder=folder, secret=secret, tls=tls), self._deadlines.publish)
         self.generators = GeneratorPool(generators.count, generator, report_lost, note)
         self._learners: list[Any] = [
             RemoteLearner.options(num_cpus=0, num_gpus=each if on_gpu else 0, scheduling_strategy=at_home).remote(

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from asyncrl.core.errors import AsyncRLError, ProcessDied
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, WeightFile
+from asyncrl.core.tls import TlsKeys
 from asyncrl.run.actors.mirror import SIDE_BY_SIDE, RemoteMirror
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask
 from asyncrl.run.folder import RunFolder
@@ -211,15 +212,16 @@ class MirrorHandle:
         return await ask(answer, of=f"{self._name} to {what}", by="the driver", seconds=seconds, remedy=remedy)
 
 
-def make_mirror(node: str, folder: RunFolder, secret: bytes) -> MirrorHandle:
+def make_mirror(node: str, folder: RunFolder, secret: bytes, tls: TlsKeys | None = None) -> MirrorHandle:
     """Make the process of the mirror of ``node``, given as Ray's id.
 
     Args:
         secret: what the mirrors of this run show to one another.
+        tls: the run's keys if its connections are encrypted.
     """
     log = folder.logs / f"mirror-{node[:8]}.log"
     where = NodeAffinitySchedulingStrategy(node, soft=False)
     actor = RemoteMirror.options(num_cpus=0, max_concurrency=SIDE_BY_SIDE, scheduling_strategy=where).remote(
-        folder.run_id, folder.run_id_before, secret, log
+        folder.run_id, folder.run_id_before, secret, log, tls
     )
     return MirrorHandle(actor, node, log)

@@ -136,6 +136,7 @@ def make_plan(
     shape = read_shape(recipe.model.path)
     check_sizes(shape, recipe.model, recipe.learner, recipe.generators)
     check_reference(recipe, shape)
+    check_network(recipe.network, os.environ)
     machine = machine or Machine.here()
     if machine.gpus and not os.environ.get("RAY_ADDRESS"):  # of a cluster, only the driver will know
         gpus.require(recipe, machine.gpus, "this machine")

@@ -7,6 +7,7 @@ twice; the fetch ends by its deadline.
 
 import logging
 import socket
+import ssl
 import threading
 import time
 import zlib
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.tls import TlsKeys
 from asyncrl.weights.chunk_wire import (
     ANSWER,
     CHUNK_BYTES,
@@ -75,10 +77,20 @@ class ChunkFetch:
     Args:
         waiter: who fetches, for error messages.
         seconds: the deadline, counted from now.
+        tls: the run's keys if its connections are encrypted.
     """
 
-    def __init__(self, version: PolicyVersion, files: Sequence[FetchedFile], secret: bytes, waiter: str, seconds: float) -> None:
+    def __init__(
+        self,
+        version: PolicyVersion,
+        files: Sequence[FetchedFile],
+        secret: bytes,
+        waiter: str,
+        seconds: float,
+        tls: TlsKeys | None = None,
+    ) -> None:
         self._version, self._secret, self._waiter, self._seconds = version, secret, waiter, seconds
+        self._tls = None if tls is None else tls.client()
         self._ends = time.monotonic() + seconds
         chunks = max((-(-len(file.memory) // CHUNK_BYTES) for file in files), default=0)
         # In the order of chunks over all files, so that sources on several nodes send at the same time.
@@ -110,7 +122,7 @@ class ChunkFetch:
             raise self._error
 
     def _work(self) -> None:
-        connections = _Connections(self._secret)
+        connections = _Connections(self._secret, self._tls)
         try:
             while (wanted := self._next()) is not None:
                 self._try(connections, wanted)
@@ -210,8 +222,8 @@ class _WrongChecksum(BrokenConnection):
 class _Connections:
     """The connections of one thread, at most one to each source."""
 
-    def __init__(self, secret: bytes) -> None:
-        self._introduction = introduction(secret)
+    def __init__(self, secret: bytes, tls: ssl.SSLContext | None) -> None:
+        self._introduction, self._tls = introduction(secret), tls
         self._open: dict[Address, socket.socket] = {}
 
     def to(self, source: Address, patience: float) -> socket.socket:
@@ -225,6 +237,8 @@ class _Connections:
         if known is None:
             known = self._open[source] = socket.create_connection(source, timeout=patience)
             known.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                known = self._open[source] = self._tls.wrap_socket(known)
             known.sendall(self._introduction)
             try:
                 welcome = receive(known, len(WELCOME))

@@ -1,7 +1,7 @@
 """Serves chunks of the weight files of one node to other nodes; see :mod:`asyncrl.weights.chunk_wire`.
 
 What always holds: nobody gets a byte without having shown the run's secret; the bytes go from the file to the socket inside the
-kernel; a broken connection concerns nobody else.
+kernel, unless they are encrypted; a broken connection concerns nobody else.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import time
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.tls import TlsKeys
 from asyncrl.weights.chunk_wire import (
     ANSWER,
     REQUEST,
@@ -45,20 +46,22 @@ class ChunkServer:
         held: what is served.
         secret: what clients must show.
         host: an address of this node.
+        tls: the run's keys if its connections are encrypted.
 
     Raises:
         ComponentFailed: ``host`` is not an address of this node.
     """
 
-    def __init__(self, held: HeldFiles, secret: bytes, host: str) -> None:
+    def __init__(self, held: HeldFiles, secret: bytes, host: str, tls: TlsKeys | None = None) -> None:
         self._held, self._introduction = held, introduction(secret)
+        self._tls = None if tls is None else tls.server()
         try:
             self._listening = socket.create_server((host, 0))
         except OSError as error:
             remedy = "start Ray on this node with the --node-ip-address of one of its own interfaces"
             raise ComponentFailed(f"the mirror of weights cannot listen at {host}: {error.strerror}; {remedy}") from error
         self.address = Address(*self._listening.getsockname()[:2])
-        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._connections: dict[threading.Thread, socket.socket] = {}
         self._lock = threading.Lock()
         self._strangers, self._told = 0, -_STRANGERS_S
         self._accepting = threading.Thread(target=self._accept, name="weights: accept", daemon=True)
@@ -74,17 +77,19 @@ class ChunkServer:
                 target=self._serve, args=(connection, address), name=f"weights: serve {address}", daemon=True
             )
             with self._lock:
-                self._connections[connection] = thread
+                self._connections[thread] = connection
             thread.start()
 
     def _serve(self, connection: socket.socket, address: object) -> None:
         with contextlib.ExitStack() as closing:
-            closing.callback(self._ended, connection)
+            closing.callback(self._ended)
             closing.enter_context(connection)
             try:
-                if not self._welcomed(connection):
+                welcomed = self._welcomed(connection)
+                if welcomed is None:
                     self._turned_away(address)
                     return
+                connection = closing.enter_context(welcomed)
                 files = _OpenFiles(closing)
                 connection.settimeout(_IDLE_S)
                 while True:
@@ -93,17 +98,22 @@ class ChunkServer:
             except (BrokenConnection, OSError) as error:
                 logger.debug("the connection from %s ended: %s", address, error)
 
-    def _welcomed(self, connection: socket.socket) -> bool:
+    def _welcomed(self, connection: socket.socket) -> socket.socket | None:
+        """Return the connection, encrypted if it is to be, once the client has shown the secret; None if it does not."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(_INTRODUCTION_S)
         try:
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+                with self._lock:
+                    self._connections[threading.current_thread()] = connection
             shown = receive(connection, len(self._introduction))
         except (BrokenConnection, OSError):
-            return False
+            return None
         if not hmac.compare_digest(shown, self._introduction):
-            return False
+            return None
         connection.sendall(WELCOME)
-        return True
+        return connection
 
     def _answer(self, connection: socket.socket, files: "_OpenFiles", version: PolicyVersion, number: int, chunk: int) -> None:
         while True:
@@ -133,9 +143,9 @@ class ChunkServer:
             count,
         )
 
-    def _ended(self, connection: socket.socket) -> None:
+    def _ended(self) -> None:
         with self._lock:
-            self._connections.pop(connection, None)
+            self._connections.pop(threading.current_thread(), None)
 
     def close(self) -> None:
         """End all connections. Does nothing the second time."""
@@ -145,10 +155,10 @@ class ChunkServer:
         self._accepting.join()
         with self._lock:
             connections = dict(self._connections)
-        for connection in connections:
+        for connection in connections.values():
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        for thread in connections.values():
+        for thread in connections:
             thread.join(2 * WAITING_S)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.publication import WeightFile
+from asyncrl.core.tls import TlsKeys
 from asyncrl.weights.chunk_fetch import ChunkFetch, FetchedFile
 from asyncrl.weights.chunk_server import ChunkServer
 from asyncrl.weights.chunk_wire import Address
@@ -33,13 +34,16 @@ class Mirror:
         secret: the run's secret, which mirrors show to one another.
         host: the address at which other nodes reach this one.
         directory: where the files lie; by default the memory file system.
+        tls: the run's keys if its connections are encrypted.
     """
 
-    def __init__(self, run_id: str, node: str, secret: bytes, host: str, directory: str | None = None) -> None:
-        self._node, self._secret = node, secret
+    def __init__(
+        self, run_id: str, node: str, secret: bytes, host: str, directory: str | None = None, tls: TlsKeys | None = None
+    ) -> None:
+        self._node, self._secret, self._tls = node, secret, tls
         self._stem = Path(directory or memory_file_system()) / f"asyncrl-{run_id}-mirror-{node}"
         self._held = HeldFiles()
-        self._server = ChunkServer(self._held, secret, host)
+        self._server = ChunkServer(self._held, secret, host, tls)
         self._sides: tuple[dict[int, MemoryFile], dict[int, MemoryFile]] = ({}, {})
         self._fetches = 0
         self._lock = threading.Lock()
@@ -93,7 +97,7 @@ class Mirror:
             fetched.append(FetchedFile(number, memory, sources[file.node], partial(self._held.arrived, mine)))
         self._held.hold(version, held)
         try:
-            ChunkFetch(version, fetched, self._secret, f"the mirror of weights at {self.address}", seconds).run()
+            ChunkFetch(version, fetched, self._secret, f"the mirror of weights at {self.address}", seconds, self._tls).run()
         except BaseException:
             self._held.forget(version)
             raise

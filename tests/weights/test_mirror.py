@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from asyncrl.core.errors import ComponentFailed, DeadlineExceeded
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Shard, WeightFile
+from asyncrl.core.tls import TlsKeys
+from asyncrl.run.certificates import make_keys
 from asyncrl.weights import chunk_fetch
 from asyncrl.weights.chunk_server import ChunkServer
 from asyncrl.weights.chunk_wire import ANSWER, CHUNK_BYTES, REQUEST, WELCOME, Address, Answer, introduction, receive
@@ -50,9 +52,12 @@ class Nodes:
             self._mirrors[node] = self.make(node)
         return self._mirrors[node]
 
-    def make(self, node: str, secret: bytes = SECRET) -> Mirror:
+    def __setitem__(self, node: str, mirror: Mirror) -> None:
+        self._mirrors[node] = mirror
+
+    def make(self, node: str, secret: bytes = SECRET, tls: TlsKeys | None = None) -> Mirror:
         (self._folder / node).mkdir(exist_ok=True)
-        return self._stack.enter_context(closing(Mirror("run", node, secret, HOST, str(self._folder / node))))
+        return self._stack.enter_context(closing(Mirror("run", node, secret, HOST, str(self._folder / node), tls)))
 
     def written(self, version: PolicyVersion, contents: Sequence[bytes], node: str = "learner") -> tuple[WeightFile, ...]:
         """Files that ranks on ``node`` wrote, already served by its mirror."""
@@ -270,6 +275,20 @@ def test_who_does_not_know_the_secret_gets_nothing(nodes, caplog) -> None:
         client.shutdown(socket.SHUT_WR)
         with suppress(ConnectionResetError):
             assert client.recv(1) == b""
+
+
+def test_encrypted_publications_and_strangers_with_other_keys_or_none(nodes, caplog) -> None:
+    keys, contents = make_keys(), [random_bytes(3 * CHUNK_BYTES + 5), b"", random_bytes(9, seed=1)]
+    learner, friend = nodes.make("learner", tls=keys), nodes.make("friend", tls=keys)
+    nodes["learner"] = learner
+    files = nodes.written(V1, contents)
+    sources = {"learner": [learner.address]}
+    assert contents_of(friend.fetch(V1, files, sources, MINUTE)) == contents
+    for number, tls in enumerate((None, make_keys())):
+        with pytest.raises(DeadlineExceeded, match="chunks are missing"):
+            nodes.make(f"stranger-{number}", tls=tls).fetch(V1, files, sources, 0.5)
+    assert "did not show the run's secret" in caplog.text
+    assert contents_of(nodes.make("late", tls=keys).fetch(V1, files, sources, MINUTE)) == contents
 
 
 def test_if_the_parent_dies_the_rest_comes_from_the_learner(nodes) -> None:

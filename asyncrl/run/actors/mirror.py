@@ -7,6 +7,7 @@ import ray
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import WeightFile
+from asyncrl.core.tls import TlsKeys
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.payload import this_node
 from asyncrl.weights.chunk_wire import Address
@@ -23,13 +24,14 @@ class MirrorActor:
         run_id: unique among the runs on this host.
         before: the id of the killed run that this one resumes, whose files here are removed.
         secret: the run's secret.
+        tls: the run's keys if its connections are encrypted.
     """
 
-    def __init__(self, run_id: str, before: str | None, secret: bytes, log_file: Path) -> None:
+    def __init__(self, run_id: str, before: str | None, secret: bytes, log_file: Path, tls: TlsKeys | None = None) -> None:
         route_output(log_file)
         if before is not None:
             Mirror.remove_left_behind(before)
-        self._mirror = Mirror(run_id, this_node(), secret, ray.util.get_node_ip_address())
+        self._mirror = Mirror(run_id, this_node(), secret, ray.util.get_node_ip_address(), tls=tls)
 
     def address(self) -> Address:
         """Where other mirrors fetch from this one."""
