@@ -17,6 +17,7 @@ from asyncrl.core.recipe.schema import GeneratedTasks, LearnerConfig, ModelConfi
 from asyncrl.envs.load import check_members
 from asyncrl.run import gpus
 from asyncrl.run.automatic import Choice
+from asyncrl.run.certificates import check_network
 from asyncrl.run.further_trackers import check_further_trackers
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, check_head_size, check_sizes, read_shape
