@@ -19,9 +19,12 @@ import torch
 
 from asyncrl.core.publication import Shard
 from asyncrl.core.splitmix import STEP, mixed
+from asyncrl.weights.row_sums import compiled_row_sums, row_sums
 
-_CPU_CHUNK, _DEVICE_CHUNK = 1 << 15, 1 << 24
-"""How many elements are widened to int64 at once: on a CPU as many as fit a core's cache, elsewhere enough to fill the device."""
+_DEVICE_CHUNK = 1 << 24
+"""How many elements are widened to int64 at once on a GPU: enough to fill it."""
+_LARGE_BYTES = 64 << 20
+"""A sum of more bytes on the CPU than this uses a compiled loop."""
 
 _INTEGER_OF_WIDTH = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -30,6 +33,7 @@ class FingerprintSum:
     """Adds up the fingerprints of rectangles where these lie: on a GPU, nothing waits for it before :meth:`total`."""
 
     def __init__(self) -> None:
+        self._cpu_bytes = 0
         self._sums: dict[torch.device, torch.Tensor] = {}
 
     def add(self, shard: Shard) -> None:
@@ -41,7 +45,9 @@ class FingerprintSum:
         device = shard.tensor.device
         if device not in self._sums:
             self._sums[device] = torch.zeros((), dtype=torch.int64, device=device)
-        self._sums[device] += _fingerprint(shard)
+        if device.type == "cpu":
+            self._cpu_bytes += shard.tensor.nbytes
+        self._sums[device] += _fingerprint(shard, compiled=self._cpu_bytes > _LARGE_BYTES)
 
     def total(self) -> int:
         """Return the sum, in ``[0, 2**64)``. Waits for the devices."""
@@ -54,11 +60,15 @@ def fingerprint(shard: Shard) -> int:
     Raises:
         ValueError: the tensor's elements are not 1, 2, 4 or 8 bytes wide.
     """
-    return int(_fingerprint(shard)) % 2**64
+    return int(_fingerprint(shard, compiled=False)) % 2**64
 
 
-def _fingerprint(shard: Shard) -> torch.Tensor:
-    """The fingerprint as an int64 scalar on the tensor's device, modulo 2**64: torch's integers wrap around."""
+def _fingerprint(shard: Shard, *, compiled: bool) -> torch.Tensor:
+    """The fingerprint as an int64 scalar on the tensor's device, modulo 2**64: integers wrap around.
+
+    Args:
+        compiled: on the CPU, use a compiled loop.
+    """
     tensor = shard.tensor.detach()
     width = tensor.element_size()
     if width not in _INTEGER_OF_WIDTH:
@@ -79,11 +89,16 @@ def _fingerprint(shard: Shard) -> torch.Tensor:
     ]
     # Contract the last dimension first: that is one multiply and one add per element, and what remains is small.
     rows = bits.reshape(-1, bits.shape[-1])
-    chunk = max(1, (_CPU_CHUNK if on_cpu else _DEVICE_CHUNK) // rows.shape[1])
-    total = torch.cat([(part.long() * weights[-1]).sum(-1) for part in rows.split(chunk)]) + weights[-1].sum()
+    add_up = (compiled_row_sums if compiled else row_sums) if on_cpu else _device_row_sums
+    total = add_up(rows, weights[-1]) + weights[-1].sum()
     for weight in reversed(weights[:-1]):
         total = (total.reshape(-1, len(weight)) * weight).sum(-1)
     return total.reshape(())
+
+
+def _device_row_sums(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    parts = rows.split(max(1, _DEVICE_CHUNK // rows.shape[1]))
+    return torch.cat([(part.long() * weights).sum(-1) for part in parts])
 
 
 @lru_cache(maxsize=1024)  # a model publishes the same tensors again and again

@@ -103,3 +103,13 @@ def test_a_sum_is_that_of_the_fingerprints() -> None:
     for shard in [*shards, whole("empty", torch.empty(0, 2)), whole("scalar", torch.tensor(3.0))]:
         total.add(shard)
     assert total.total() == (sum(map(fingerprint, shards)) + fingerprint(whole("scalar", torch.tensor(3.0)))) % 2**64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64])
+@pytest.mark.parametrize("shape", [(3,), (700, 1024), (2, 5, 7)])
+def test_the_compiled_loop_gives_the_same_number(dtype: torch.dtype, shape: tuple[int, ...], monkeypatch) -> None:
+    monkeypatch.setattr("asyncrl.weights.fingerprint._LARGE_BYTES", 0)
+    shard = whole("w", random_tensor(list(shape), dtype, 3))
+    compiled = FingerprintSum()
+    compiled.add(shard)
+    assert compiled.total() == fingerprint(shard)
