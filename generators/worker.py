@@ -182,7 +182,7 @@ class GeneratorWorker:
         return self._tickets
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Generate until ``stop`` is set; then cancel all running episodes.
+        """Generate until ``stop`` is set; then cancel all running episodes. A worker that only evaluates leases nothing.
 
         Raises:
             ComponentFailed: the engine died; raised at once.
@@ -192,17 +192,18 @@ class GeneratorWorker:
         with first_error():
             async with asyncio.TaskGroup() as tasks:
                 stopping = tasks.create_task(stop.wait(), name=f"{self._id} waiting to be stopped")
-                serving = self._serving = tasks.create_task(self._serve(), name=f"{self._id} serving")
-                renewing = tasks.create_task(self._renew(), name=f"{self._id} renewing its leases")
-                adapting = tasks.create_task(self._adapt(), name=f"{self._id} adapting to its engine")
-                for needed in (stopping, serving, renewing, adapting):
+                working = [tasks.create_task(self._adapt(), name=f"{self._id} adapting to its engine")]
+                if self._tickets is not None:
+                    self._serving = tasks.create_task(self._serve(), name=f"{self._id} serving")
+                    working += [self._serving, tasks.create_task(self._renew(), name=f"{self._id} renewing its leases")]
+                for needed in (stopping, *working):
                     needed.add_done_callback(self._ended)
                 await asyncio.wait({stopping, cut_off}, return_when=asyncio.FIRST_COMPLETED)
                 if not stop.is_set():
                     problem = f"its task {cut_off.result()!r} was cancelled, and not by the worker"
                     raise ProcessDied(f"{self._id}: {problem}; an environment may only cancel its own tasks")
-                for working in (serving, renewing, adapting):
-                    working.cancel()
+                for task in working:
+                    task.cancel()
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         """End :meth:`run` if ``task``, which the worker needs, was cancelled. A task that failed ends it anyway."""

@@ -37,9 +37,14 @@ from asyncrl.run.dead_rank import explained
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.generator_handle import GeneratorHandle, make_generator
 from asyncrl.run.generator_pool import GeneratorPool
-from asyncrl.run.gpus import HALF, NodeGpus, choose_node, in_all, needs_of, require, usable
+from asyncrl.run.gpus import usable
 from asyncrl.run.mirrors import Mirrors, make_mirror
+from asyncrl.run.model_shape import read_shape
+from asyncrl.run.nodes import NodesSeen, read_nodes
+from asyncrl.run.parts import LEARNER, REWARD_MODEL, parts_of
 from asyncrl.run.payload import this_node
+from asyncrl.run.places import find_places
+from asyncrl.run.process_sizes import sizes_of
 from asyncrl.run.stopping import sigterm_blocked
 from asyncrl.weights.chunk_wire import SECRET_BYTES
 from asyncrl.weights.transport import merge
@@ -67,12 +72,9 @@ class Cluster:
 
     def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, note: Callable[[str], None]) -> None:
         self._deadlines, self._folder, self._note = recipe.deadlines, folder, note
-        on_gpu = ray.cluster_resources().get("GPU", 0) > 0
-        home = _home(recipe) if on_gpu else this_node()
-        self._engines_wait = on_gpu and recipe.learner.gpu == "shared"
-        at_home = NodeAffinitySchedulingStrategy(home, soft=False)
-        each = HALF if recipe.learner.gpu == "shared" else 1
-        logs, ranks, generators = folder.logs, recipe.learner.layout.ranks, recipe.generators
+        places = self.places = find_places(recipe, parts_of, NodesSeen(read_nodes), sizes_of(recipe, read_shape(model_path)))
+        self._engines_wait = ray.cluster_resources().get("GPU", 0) > 0 and recipe.learner.gpu == "shared"
+        logs, on_node = folder.logs, places.on_node
         # On the driver's node: the run folder holds the journal and need not be on a shared file system.
         where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
         options = RemoteBuffer.options(num_cpus=0, scheduling_strategy=where)
@@ -83,25 +85,29 @@ class Cluster:
 
         self._reward_model: Any | None = None
         if isinstance(recipe.reward, ModelReward):
-            self._reward_model = RemoteRewardModel.options(num_cpus=0, num_gpus=each if on_gpu else 0).remote(
-                recipe.reward, model_path, ranks + generators.count, logs / "reward-model.log"
+            where_to = places.take(REWARD_MODEL, REWARD_MODEL)
+            self._reward_model = RemoteRewardModel.options(**where_to.options).remote(
+                recipe.reward, model_path, on_node[where_to.node] - 1, logs / "reward-model.log"
             )
 
-        def generator(number: int) -> GeneratorHandle:
-            return make_generator(recipe, model_path, number, folder, buffer, self._reward_model, home)
+        def generator(pool: str, number: int) -> GeneratorHandle:
+            return make_generator(recipe, model_path, pool, number, folder, places, buffer, self._reward_model)
 
         async def report_lost(worker: WorkerId) -> None:
+            places.leave(worker)
             await self.buffer.lost(worker)
 
         secret = secrets.token_bytes(SECRET_BYTES)
         self.mirrors = Mirrors(partial(make_mirror, folder=folder, secret=secret, tls=tls), self._deadlines.publish)
-        self.generators = GeneratorPool(generators.count, generator, report_lost, note)
-        self._learners: list[Any] = [
-            RemoteLearner.options(num_cpus=0, num_gpus=each if on_gpu else 0, scheduling_strategy=at_home).remote(
-                recipe, model_path, buffer, rank, folder.run_id, folder.trajectories, logs / f"learner-{rank}.log"
+
+        def learner(rank: int) -> Any:
+            where_to, log = places.take(f"learner rank {rank}", LEARNER), self._log_of(rank)
+            return RemoteLearner.options(**where_to.options).remote(
+                recipe, model_path, buffer, rank, on_node[where_to.node], folder.run_id, folder.trajectories, log
             )
-            for rank in range(ranks)
-        ]
+
+        self.generators = GeneratorPool(recipe.generators.by_pool, generator, report_lost, note)
+        self._learners: list[Any] = [learner(rank) for rank in range(recipe.learner.layout.ranks)]
 
     async def start(self) -> None:
         """Start the buffer, then all other processes side by side."""
@@ -259,20 +265,6 @@ async def _told(answer: Awaitable[T], log: Path) -> T:
         return await answer
     except ProcessDied as death:
         raise explained(death, log) from death
-
-
-def _home(recipe: Recipe) -> str:
-    """The node for all ranks and engines of a run on GPUs.
-
-    Raises:
-        RecipeError: no node of the cluster has as many GPUs as the run needs.
-    """
-    nodes = [NodeGpus(node["NodeID"], node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
-    home = choose_node(nodes, in_all(needs_of(recipe)), this_node())
-    if home is None:
-        require(recipe, int(max(node.gpus for node in nodes)), "the node of the cluster with the most")
-    assert home is not None
-    return home
 
 
 async def _answers(rank: Any, number: int, log: Path) -> None:

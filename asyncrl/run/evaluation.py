@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 from asyncrl.core.ids import PolicyVersion, WorkerId
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.cluster import starting_ray
 from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.evaluated_model import EvaluatedModel
@@ -26,6 +27,10 @@ from asyncrl.run.generator_handle import GeneratorHandle, make_generator
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.launch import end_processes, ray_up, supervise
 from asyncrl.run.live_view import LiveView
+from asyncrl.run.nodes import NodesSeen, read_nodes
+from asyncrl.run.parts import pools_of
+from asyncrl.run.places import find_places
+from asyncrl.run.process_sizes import ENGINE_BYTES
 from asyncrl.run.processes import adopt_orphans
 from asyncrl.run.stopping import wait_hearing
 from asyncrl.run.version_export import weights_of
@@ -73,9 +78,10 @@ async def _run(
         await ray_up(ray_started, plan.recipe.deadlines.start)
         first: Played | None = None
         async with ending_with(own_daemons()):
+            nodes = NodesSeen(read_nodes)
             for number, planned in enumerate(plan.models, 1):
                 here = folder.of_model(number, planned.model.name, planned.recipe)
-                async with _weights(planned, folder, view) as weights, _generators(planned, weights, here, view) as pool:
+                async with _weights(planned, folder, view) as weights, _generators(planned, weights, here, nodes, view) as pool:
                     played = await _play(pool, plan, planned.model, view)
                     await pool.statistics()  # so that errors of the environment's code are shown
                 scored.append(_scores(plan, planned.model, here, played, first))
@@ -98,21 +104,25 @@ async def _weights(planned: PlannedModel, folder: EvaluationFolder, view: LiveVi
 
 
 @asynccontextmanager
-async def _generators(planned: PlannedModel, weights: Path, here: RunFolder, view: LiveView) -> AsyncIterator[GeneratorPool]:
+async def _generators(
+    planned: PlannedModel, weights: Path, here: RunFolder, nodes: NodesSeen, view: LiveView
+) -> AsyncIterator[GeneratorPool]:
     """Start the generators of a model, and end them afterwards."""
     recipe, made = planned.recipe, list[GeneratorHandle]()
 
-    def make(number: int) -> GeneratorHandle:
-        made.append(make_generator(recipe, str(weights), number, here))
+    def make(pool: str, number: int) -> GeneratorHandle:
+        made.append(make_generator(recipe, str(weights), pool, number, here, places))
         return made[-1]
 
     async def report_lost(worker: WorkerId) -> None:
         # Nobody counts on a generator's leases here. This never waits, so the pool has only one successor made at a time.
+        places.leave(worker)
         logger.warning("%s is gone", worker)
 
     count = recipe.generators.count
     view.phase(f"Starting {count} engine{'s' * (count > 1)} with {planned.model.name}")
-    pool = GeneratorPool(count, make, report_lost, view.note)
+    places = find_places(recipe, pools_of, nodes, await asyncio.to_thread(_sizes, recipe, weights))
+    pool = GeneratorPool(recipe.generators.by_pool, make, report_lost, view.note)
     try:
         await pool.start()
         yield pool
@@ -120,6 +130,12 @@ async def _generators(planned: PlannedModel, weights: Path, here: RunFolder, vie
         await pool.close(recipe.deadlines.shutdown / 5)
         for generator in made:
             generator.kill()  # its GPUs are for the next model
+
+
+def _sizes(recipe: Recipe, weights: Path) -> dict[str, int]:
+    """The memory that an engine of each pool is expected to take, in bytes. The learner need not know the model."""
+    size = ENGINE_BYTES + 2 * sum(file.stat().st_size for file in weights.glob("*.safetensors"))
+    return {name: size + (pool.kv_cache_mb << 20) for name, pool in recipe.generators.by_pool.items()}
 
 
 async def _play(pool: GeneratorPool, plan: EvaluationPlan, model: EvaluatedModel, view: LiveView) -> Played:

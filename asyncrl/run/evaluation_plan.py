@@ -16,7 +16,6 @@ from asyncrl.core.ids import TaskId
 from asyncrl.core.recipe.schema import NoJournal, Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectories
 from asyncrl.envs.load import check_members
-from asyncrl.run import gpus
 from asyncrl.run.compose import compose_for
 from asyncrl.run.evaluated_model import NAME_A_MODEL, EvaluatedModel, Weights, find_model, recipe_that_trained
 from asyncrl.run.evaluation_request import EvaluationRequest
@@ -25,6 +24,8 @@ from asyncrl.run.hub import model_file
 from asyncrl.run.launch_directory import in_launch_directory
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import TINY
+from asyncrl.run.parts import pools_of
+from asyncrl.run.plan import place_here
 from asyncrl.run.preflight import play_first_tasks
 from asyncrl.run.tasks import held_out_tasks, load_sources
 from asyncrl.run.tiny_lessons import remarks_on
@@ -162,14 +163,19 @@ def _plan_model(model: EvaluatedModel, recipe: str, overrides: Sequence[str], ma
     if model.run is not None and model.weights is not Weights.FOLDER:
         trained_by = recipe_that_trained(model.run)
         path = trained_by.model.path
-    composed, _ = compose_for(machine, recipe, overrides, path)
+    composed = _one_pool(compose_for(machine, recipe, overrides, path)[0])
     _check_context(composed)
     if machine.gpus and not os.environ.get("RAY_ADDRESS"):
-        gpus.require(composed, machine.gpus, "this machine", engines_only=True)
+        place_here(composed, pools_of(composed, on_gpus=True), machine)
     # Nothing is trained, so there is nothing to resume; and all episodes are kept, whatever is kept in training.
     tracking = msgspec.structs.replace(composed.tracking, trajectories=AllTrajectories())
     buffer = msgspec.structs.replace(composed.buffer, journal=NoJournal())
     return PlannedModel(model, msgspec.structs.replace(composed, tracking=tracking, buffer=buffer), trained_by)
+
+
+def _one_pool(recipe: Recipe) -> Recipe:
+    """Return a recipe without further pools: whatever they play in a run, here all engines evaluate."""
+    return msgspec.structs.replace(recipe, generators=msgspec.structs.replace(recipe.generators, pools={}, role="both"))
 
 
 class _Positions(msgspec.Struct):

@@ -6,18 +6,18 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import DeadlinesConfig, Recipe
+from asyncrl.core.recipe.schema import MAIN_POOL, DeadlinesConfig, Recipe
 from asyncrl.envs.secrets import read_secrets
 from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.gpus import of_one_engine
+from asyncrl.run.places import Places
 from generators.evaluation import Evaluated, HeldOutTask
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
 
@@ -28,10 +28,14 @@ class GeneratorHandle:
     """The driver's handle of one generator process. Every call but :meth:`run` has a deadline.
 
     Every call raises ``ProcessDied`` when the process or its event loop is gone, and what the generator itself raised otherwise.
+
+    Attributes:
+        worker: its name, which begins with that of its pool.
+        node: Ray's id of its node.
     """
 
-    def __init__(self, worker: WorkerId, actor: Any, deadlines: DeadlinesConfig, log: Path) -> None:
-        self.worker, self._actor, self._deadlines, self._log = worker, actor, deadlines, log
+    def __init__(self, worker: WorkerId, actor: Any, deadlines: DeadlinesConfig, log: Path, node: str) -> None:
+        self.worker, self._actor, self._deadlines, self._log, self.node = worker, actor, deadlines, log, node
 
     async def start(self) -> None:
         """Bring its engine up, with the weights of version 0."""
@@ -103,28 +107,31 @@ class GeneratorHandle:
 def make_generator(
     recipe: Recipe,
     model_path: str,
+    pool: str,
     number: int,
     folder: RunFolder,
+    places: Places,
     buffer: Any | None = None,
     reward_model: Any | None = None,
-    node: str | None = None,
 ) -> GeneratorHandle:
     """Make the process of generator ``number``, which writes its log and the episodes of evaluations to ``folder``.
 
     Args:
         model_path: the Hugging Face folder that has the weights of version 0.
+        pool: the name of its pool.
+        places: finds its node, and counts it there until it leaves.
         buffer: the actor of the run's buffer; None for a generator that only evaluates.
         reward_model: the actor of the run's reward model, if it has one.
-        node: Ray's id of the node that it must be on: that of the learner, whose weights pass through the node's memory.
+
+    Raises:
+        NoRoom: no node that is alive has room for it.
     """
-    worker = WorkerId(f"generator-{number}")
-    log, on_gpu = folder.logs / f"{worker}.log", ray.cluster_resources().get("GPU", 0) > 0
-    actor = RemoteGenerator.options(
-        num_cpus=0,
-        num_gpus=of_one_engine(recipe) if on_gpu else 0,
-        max_concurrency=1000,
-        scheduling_strategy="DEFAULT" if node is None else NodeAffinitySchedulingStrategy(node, soft=False),
-    ).remote(
-        recipe, model_path, buffer, reward_model, number, read_secrets(recipe.environment, os.environ), folder.trajectories, log
+    worker = WorkerId(f"{'generator' if pool == MAIN_POOL else pool}-{number}")
+    log = folder.logs / f"{worker}.log"
+    where = places.take(worker, pool)
+    of_pool = msgspec.structs.replace(recipe, generators=recipe.generators.by_pool[pool])
+    secrets = read_secrets(recipe.environment, os.environ)
+    actor = RemoteGenerator.options(max_concurrency=1000, **where.options).remote(
+        of_pool, model_path, buffer, reward_model, worker, number, secrets, folder.trajectories, log
     )
-    return GeneratorHandle(worker, actor, recipe.deadlines, log)
+    return GeneratorHandle(worker, actor, recipe.deadlines, log, where.node)

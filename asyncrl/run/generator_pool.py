@@ -1,4 +1,4 @@
-"""The generators of a run. If one dies, the run goes on without it until a successor has taken its place.
+"""The generators of a run, of all its pools. If one dies, the run goes on without it until a successor has taken its place.
 
 What always holds:
 
@@ -7,6 +7,7 @@ What always holds:
 * a generator that holds its version, for an evaluation of that version alone, is given no publication; afterwards it
   catches up like a successor, and leases nothing before. A publication that would find all generators holding waits
   for the end of the evaluation;
+* a generator whose pool only trains plays no evaluation, and one whose pool only evaluates leases nothing;
 * a publication is overwritten only when nobody reads it any more. Publications alternate between two places, so a
   successor catches up while it holds the lock of deliveries: the next version is delivered after that, and only then is
   the one after it written, in the place that the successor has read;
@@ -20,7 +21,7 @@ slot are blocked, and on any other error.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple, TypeVar
 
@@ -36,6 +37,7 @@ from asyncrl.core.errors import (
 )
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.users_error import UsersError
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_slot import GeneratorSlot
@@ -62,21 +64,23 @@ class GeneratorPool:
     """The generators that work side by side; each method acts on all that are up.
 
     Args:
-        make: makes a generator's process, given a number that no other had.
+        pools: the pools by name; their sizes and roles count here.
+        make: makes the process of a generator of a pool, given a number that no other of the run had.
         report_lost: tells the buffer that a worker is gone; may refuse to go on (``BudgetExceeded``).
         note: shows a line to the user.
     """
 
     def __init__(
         self,
-        size: int,
-        make: Callable[[int], GeneratorHandle],
+        pools: Mapping[str, GeneratorsConfig],
+        make: Callable[[str, int], GeneratorHandle],
         report_lost: Callable[[WorkerId], Awaitable[None]],
         note: Callable[[str], None],
     ) -> None:
         self._make, self._report_lost, self._note = make, report_lost, note
         self._numbers = count()
-        self._slots = [GeneratorSlot(make(next(self._numbers))) for _ in range(size)]
+        of_each = [(name, pool.role) for name, pool in pools.items() for _ in range(pool.count)]
+        self._slots = [GeneratorSlot(make(name, next(self._numbers)), name, role) for name, role in of_each]
         self._newest: Publication | None = None
         self._delivering = asyncio.Lock()
         self._holding: set[GeneratorHandle] = set()
@@ -150,7 +154,7 @@ class GeneratorPool:
             await self._report_lost(gone)
         except BudgetExceeded as one_too_many:
             raise BudgetExceeded(f"{one_too_many}: {slot.death}") from one_too_many
-        slot.generator = self._make(next(self._numbers))
+        slot.generator = self._make(slot.pool, next(self._numbers))
         logger.warning("%s", slot.death)
         self._note(f"{slot.death}. Its episodes are issued again, and {slot.generator.worker} takes its place")
         slot.coming_up = asyncio.create_task(self._bring_up(slot, gone), name=f"{slot.generator.worker} coming up")
@@ -203,7 +207,7 @@ class GeneratorPool:
                     self._newest = publication
                     break
             await self._released.wait()
-        self._check_alive()
+        self._check_alive(self._slots)
 
     async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion, *, pinned: bool = False) -> list[Evaluated]:
         """Play the episodes of all tasks, divided over the generators; if one dies, its tasks are given out again.
@@ -234,13 +238,14 @@ class GeneratorPool:
             self._released.set()
 
     async def _hold(self) -> "list[_Held]":
-        """Have half of the generators keep the version they have."""
+        """Have the generators that only evaluate keep the version they have, or half of all that evaluate if there are none."""
         while True:
             slots = await self._living()
             async with self._delivering:
                 slots = [slot for slot in slots if slot.up]
                 if slots:
-                    chosen = slots[: max(1, len(slots) // 2)]
+                    only = [slot for slot in slots if slot.role == "evaluation"]
+                    chosen = only or slots[: max(1, len(slots) // 2)]
                     self._holding.update(slot.generator for slot in chosen)
                     return [_Held(slot, slot.generator, self._newest) for slot in chosen]
 
@@ -281,7 +286,7 @@ class GeneratorPool:
         return await self._of_each(slots, lambda generator: generator.evaluate(share_of[generator], version))
 
     async def _living(self) -> list[GeneratorSlot]:
-        """Return the slots whose generator is up, as soon as there is one.
+        """Return the slots whose generator is up and plays evaluations, as soon as there is one.
 
         While the generation pump runs, it replaces dead generators. Before and after, this method replaces one of them,
         because an evaluation needs no more.
@@ -289,13 +294,14 @@ class GeneratorPool:
         replaced = False
         while True:
             self._changed.clear()
-            if living := self._up():
+            evaluating = [slot for slot in self._slots if slot.role != "train"]
+            if living := [slot for slot in evaluating if slot.up]:
                 return living
-            if not (self._generating or self._coming_up() or replaced):
+            if not (self._generating or _coming_up(evaluating) or replaced):
                 replaced = True
-                await self._replace(self._slots[0])
+                await self._replace(evaluating[0])
                 continue
-            self._check_alive()
+            self._check_alive(evaluating)
             await self._changed.wait()
 
     async def statistics(self) -> list[GeneratorStatistics]:
@@ -363,13 +369,10 @@ class GeneratorPool:
         self._last_death = slot.death
         slot.generator.kill()
 
-    def _coming_up(self) -> bool:
-        return any(slot.coming_up is not None and not slot.coming_up.done() for slot in self._slots)
-
-    def _check_alive(self) -> None:
-        """Raise ``ComponentFailed`` if no generator is up or will be, so that nobody waits for one in vain."""
+    def _check_alive(self, slots: Sequence[GeneratorSlot]) -> None:
+        """Raise ``ComponentFailed`` if no generator in ``slots`` is up or will be, so that nobody waits for one in vain."""
         will_come = self._generating and not self._stopping.is_set()
-        if not (will_come or self._coming_up() or self._up()):
+        if not (will_come or _coming_up(slots) or any(slot.up for slot in slots)):
             raise ComponentFailed(f"no generator is left: {self._last_death}")
 
 
@@ -384,6 +387,10 @@ class _Held(NamedTuple):
     def alive(self) -> bool:
         """Whether the generator is still up."""
         return self.slot.up and self.slot.generator is self.generator
+
+
+def _coming_up(slots: Sequence[GeneratorSlot]) -> bool:
+    return any(slot.coming_up is not None and not slot.coming_up.done() for slot in slots)
 
 
 async def _in_time(answer: Awaitable[T]) -> T:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from asyncrl.core.recipe.schema import Role
 from asyncrl.run.generator_handle import GeneratorHandle
 from generators.worker import GeneratorStatistics
 
@@ -11,14 +12,16 @@ class GeneratorSlot:
 
     Attributes:
         generator: the one that works here, or is coming up.
+        pool: the name of its pool in the recipe.
+        role: what the pool plays.
         up: whether it has the newest weights and takes part in everything.
         coming_up: the task that starts the last successor, if there was one.
         death: how the last generator died.
         blocked: how many died of a blocked event loop.
     """
 
-    def __init__(self, generator: GeneratorHandle) -> None:
-        self.generator = generator
+    def __init__(self, generator: GeneratorHandle, pool: str, role: Role) -> None:
+        self.generator, self.pool, self.role = generator, pool, role
         self.up = False
         self.coming_up: asyncio.Task[None] | None = None
         self.death = ""

@@ -1,26 +1,13 @@
-"""The GPUs of this machine, those that a run needs, and the node of a cluster that has them.
-
-What always holds: a run that needs more GPUs than there are is refused before its processes are asked for, because Ray would wait
-for the missing ones without a word.
-"""
+"""The GPUs of this machine."""
 
 import os
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import metadata, util
-from math import ceil
 from pathlib import Path
 
 import msgspec
 
-from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.reward import ModelReward
-from asyncrl.core.recipe.schema import Recipe
-
-LEARNER, GENERATOR, REWARD_MODEL = "learner", "generator", "reward model"
-"""The roles of processes that use GPUs."""
-HALF = 0.5
-"""What each process takes of a GPU where the learner shares its own."""
 QUERY_S = 10.0
 """How long ``nvidia-smi`` may take."""
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
@@ -33,21 +20,6 @@ class Gpu(msgspec.Struct, frozen=True):
     uuid: str
     name: str
     memory: int
-
-
-class GpuNeed(msgspec.Struct, frozen=True):
-    """``count`` processes of a run, each of which takes ``each`` of a GPU, or several."""
-
-    role: str
-    count: int
-    each: float
-
-
-class NodeGpus(msgspec.Struct, frozen=True):
-    """A node of a cluster, by Ray's id, and how many GPUs it has."""
-
-    node: str
-    gpus: float
 
 
 def count_visible() -> int:
@@ -93,70 +65,7 @@ def parse(told: str, visible: str | None) -> Iterator[Gpu]:
             yield Gpu(int(index), uuid, name, int(megabytes) << 20 if megabytes.isdigit() else 0)
 
 
-def needs_of(recipe: Recipe) -> tuple[GpuNeed, ...]:
-    """What each process of a run takes of the GPUs."""
-    shared = recipe.learner.gpu == "shared"
-    one = HALF if shared else 1.0
-    needs = [
-        GpuNeed(LEARNER, recipe.learner.layout.ranks, one),
-        GpuNeed(GENERATOR, recipe.generators.count, one if shared else float(recipe.generators.tensor_parallel)),
-    ]
-    if isinstance(recipe.reward, ModelReward):
-        needs.append(GpuNeed(REWARD_MODEL, 1, one))
-    return tuple(needs)
-
-
-def in_all(needs: Iterable[GpuNeed]) -> int:
-    """How many GPUs the processes need together."""
-    return ceil(sum(need.count * need.each for need in needs))
-
-
 def usable() -> int:
     """How many GPUs this process may use and the installed packages can use."""
     visible = count_visible()
     return 0 if visible and why_unused() else visible
-
-
-def of_one_engine(recipe: Recipe) -> float:
-    """What one engine takes of the GPUs."""
-    return next(need.each for need in needs_of(recipe) if need.role == GENERATOR)
-
-
-def require(recipe: Recipe, there: int, where: str, *, engines_only: bool = False) -> None:
-    """Check that there are as many GPUs as the run needs, or as its engines need where nothing is trained.
-
-    Args:
-        there: how many GPUs there are.
-        where: what has them, for the error, e.g. ``this machine``.
-
-    Raises:
-        RecipeError: there are fewer; it names both numbers and what would help.
-    """
-    needs = [need for need in needs_of(recipe) if not engines_only or need.role == GENERATOR]
-    needed = in_all(needs)
-    if needed <= there:
-        return
-    parts = " + ".join(f"{need.count} x {need.each:g} ({need.role})" for need in needs)
-    remedies = []
-    if recipe.generators.count > 1:
-        remedies.append("lower generators.count")
-    if recipe.learner.layout.ranks > 1 and not engines_only:
-        remedies.append("use fewer learner ranks")
-    elif recipe.learner.gpu == "own" and recipe.generators.tensor_parallel == 1:
-        remedies.append("set learner.gpu=shared generators.gpu_memory_share=0.4, with which two processes use one GPU")
-    remedies.append("set RAY_ADDRESS to join a cluster with more")
-    raise RecipeError(
-        "generators.count", f"the run needs {needed} GPUs, {parts}, and {where} has {there}", ", or ".join(remedies)
-    )
-
-
-def choose_node(nodes: Iterable[NodeGpus], needed: int, ours: str) -> str | None:
-    """Return the node that all engines and ranks of a run go to: ours if it has the GPUs, else the one with most of them.
-
-    They are on one node, because weights travel through its memory.
-
-    Returns:
-        the node, or None if no node has as many GPUs.
-    """
-    fitting = [node for node in nodes if node.gpus >= needed]
-    return max(fitting, key=lambda node: (node.node == ours, node.gpus)).node if fitting else None

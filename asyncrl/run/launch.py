@@ -19,6 +19,7 @@ from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
+from asyncrl.core.text import counted
 from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.episodes.files import forget_steps_after
 from asyncrl.run.buffer_folder import remove_payload_in_memory
@@ -197,7 +198,7 @@ async def _cluster(
     try:
         await ray_up(ray_started, recipe.deadlines.start)
         async with ending_with(own_daemons()):
-            view.phase(f"Starting {recipe.generators.count} generators and the learner")
+            view.phase(f"Starting {counted(recipe.generators.engines, 'generator')} and the learner")
             cluster = Cluster(recipe, folder, model_path, view.note)
             async with cluster.watching_learners():
                 await cluster.start()

@@ -31,7 +31,7 @@ class Actor:
 
 
 def handle(actor: Actor) -> GeneratorHandle:
-    return GeneratorHandle(WorkerId("generator-3"), actor, DeadlinesConfig(lease=0.04), Path("/logs/generator-3.log"))
+    return GeneratorHandle(WorkerId("generator-3"), actor, DeadlinesConfig(lease=0.04), Path("/logs/generator-3.log"), "node")
 
 
 async def nothing() -> None:

@@ -1,6 +1,6 @@
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from random import Random
 from typing import NoReturn
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from asyncrl.core.error_counts import CountedError
 from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, EventLoopBlocked, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
+from asyncrl.core.recipe.schema import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.event_loop import EventLoopThread
 from asyncrl.run.generator_pool import GeneratorPool
@@ -27,15 +28,15 @@ TASKS = [HeldOutTask(Task(id=TaskId(f"e{i}"), prompt="p", data={}), "held-out") 
 class Shop:
     """A pool of fakes; ``successor`` is applied to each one made in place of another, ``budget`` deaths are allowed."""
 
-    def __init__(self, size: int = 2, budget: int = 100) -> None:
+    def __init__(self, size: int = 2, budget: int = 100, pools: Mapping[str, GeneratorsConfig] | None = None) -> None:
         self.log: list[str] = []
         self.notes: list[str] = []
         self.made: list[FakeGenerator] = []
         self.successor: Callable[[FakeGenerator], None] = lambda fake: None
         self._size, self._budget = size, budget
-        self.pool = GeneratorPool(size, self._make, self._lost, self.notes.append)
+        self.pool = GeneratorPool(pools or {MAIN_POOL: GeneratorsConfig(count=size)}, self._make, self._lost, self.notes.append)
 
-    def _make(self, number: int) -> FakeGenerator:
+    def _make(self, pool: str, number: int) -> FakeGenerator:
         fake = FakeGenerator(number, self.log)
         assert number == len(self.made), "numbers are given out once"
         self.made.append(fake)
@@ -667,7 +668,7 @@ async def test_counters_only_grow() -> None:
 
 
 def test_no_counter_is_lost_with_a_generator() -> None:
-    slot = GeneratorSlot(FakeGenerator(0, []))
+    slot = GeneratorSlot(FakeGenerator(0, []), MAIN_POOL, "both")
     counted = GeneratorStatistics(
         tokens_generated=3,
         tokens_by_version=Counter({PolicyVersion(0): 3}),
@@ -697,3 +698,50 @@ async def test_closing_ends_a_successor_that_is_still_coming_up() -> None:
         await shop.until(lambda: len(shop.made) == 2)
     assert shop.log[-1] == "generator-1 closed"
     assert "generator-1 up" not in shop.log
+
+
+TRAINING_AND_EVALUATING = {
+    MAIN_POOL: GeneratorsConfig(count=2, role="train"),
+    "evaluation": GeneratorsConfig(count=1, role="evaluation"),
+}
+
+
+async def test_a_pool_for_evaluations_alone_plays_them_all_and_is_held_whole():
+    shop = Shop(size=3, pools=TRAINING_AND_EVALUATING)
+    evaluating = shop.made[2]
+    async with shop.generating():
+        evaluating.may_evaluate.clear()
+        playing = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0), pinned=True))
+        await shop.settle()
+        await shop.pool.install(publication(1))
+        assert [fake.loaded for fake in shop.made] == [[0, 1], [0, 1], [0]]
+        evaluating.may_evaluate.set()
+        results = await playing
+    assert [result.reward for result in results] == [0.0] * len(TASKS)
+    assert evaluating.loaded == [0, 1]
+
+
+async def test_an_evaluation_waits_for_its_own_pool_and_takes_no_generator_that_trains():
+    shop = Shop(size=3, pools=TRAINING_AND_EVALUATING)
+    async with shop.generating():
+        gate = asyncio.Event()
+        shop.successor = lambda fake: setattr(fake, "may_start", gate)
+        shop.made[2].die()
+        await shop.until(lambda: len(shop.made) == 4)
+        for fake in shop.made[:2]:
+            fake.may_evaluate.clear()
+        playing = asyncio.create_task(shop.pool.evaluate(TASKS, PolicyVersion(0)))
+        await shop.settle()
+        assert not playing.done()
+        gate.set()
+        assert len(await playing) == len(TASKS)
+
+
+async def test_an_evaluation_after_training_fails_when_its_own_pool_is_gone_for_good():
+    shop = Shop(size=3, pools=TRAINING_AND_EVALUATING)
+    await shop.pool.start()
+    shop.made[2].die()
+    shop.successor = FakeGenerator.die
+    with pytest.raises(ComponentFailed):
+        async with asyncio.timeout(10):
+            await shop.pool.evaluate(TASKS, PolicyVersion(0))

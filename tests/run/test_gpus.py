@@ -4,18 +4,22 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.core.errors import ProcessDied, RecipeError
-from asyncrl.run import gpus
 from asyncrl.run.compose import compose, compose_for
 from asyncrl.run.dead_rank import explained, probable_cause
-from asyncrl.run.gpus import NodeGpus, choose_node, in_all, needs_of, parse
+from asyncrl.run.gpus import parse
 from asyncrl.run.machine import Machine
-from asyncrl.run.plan import make_plan
+from asyncrl.run.parts import parts_of, pools_of
+from asyncrl.run.plan import make_plan, place_here
 
 ONE = Machine(memory=64 << 30, free=60 << 30, cores=8, gpus=1, gpu_memory=80 << 30)
 TOLD = """\
 0, GPU-aaaa-1, NVIDIA H100 80GB HBM3, 81559
 1, GPU-bbbb-2, NVIDIA H100 80GB HBM3, 81559
 """
+
+
+def gpus_of(recipe):
+    return sum(part.count * part.each["GPU"] for part in parts_of(recipe, on_gpus=True))
 
 
 def test_what_nvidia_smi_tells():
@@ -30,7 +34,7 @@ def test_one_gpu_is_shared_without_being_asked():
     recipe, _ = compose_for(ONE, "quickstart", [])
     assert (recipe.learner.gpu, recipe.generators.gpu_memory_share, recipe.generators.count) == ("shared", 0.4, 1)
     assert recipe.learner.dtype == "bfloat16"
-    assert in_all(needs_of(recipe)) == 1
+    assert gpus_of(recipe) == 1
     plan = make_plan(recipe, ONE)
     assert {process.role: process.gpus for process in plan.processes if process.gpus} == {"generator": 0.5, "learner": 0.5}
     assert not any("GPU" in remark for remark in plan.remarks)
@@ -39,21 +43,21 @@ def test_one_gpu_is_shared_without_being_asked():
 def test_two_gpus_are_not_shared():
     recipe, _ = compose_for(replace(ONE, gpus=2), "quickstart", [])
     assert (recipe.learner.gpu, recipe.generators.gpu_memory_share, recipe.generators.count) == ("own", 0.85, 1)
-    assert in_all(needs_of(recipe)) == 2
+    assert gpus_of(recipe) == 2
 
 
 def test_a_run_that_needs_more_is_refused_with_both_numbers():
     recipe = compose("quickstart", ["learner.gpu=own", "generators.count=2"])
-    with pytest.raises(
-        RecipeError, match=r"the run needs 3 GPUs, 1 x 1 \(learner\) \+ 2 x 1 \(generator\), and this machine has 1"
-    ) as caught:
+    with pytest.raises(RecipeError, match="no room for 2 of 2 processes of generators, each of which takes 1 GPU") as caught:
         make_plan(recipe, ONE)
-    assert "lower generators.count" in caught.value.remedy
+    assert "1 x 1 GPU (learner) + 2 x 1 GPU (generators), and there is: this machine with 1 GPU" in caught.value.problem
     assert "learner.gpu=shared" in caught.value.remedy
     make_plan(recipe, replace(ONE, gpus=0))
-    gpus.require(recipe, 2, "this machine", engines_only=True)
-    with pytest.raises(RecipeError, match=r"the run needs 2 GPUs, 2 x 1 \(generator\)"):
-        gpus.require(recipe, 1, "this machine", engines_only=True)
+    engines = pools_of(recipe, on_gpus=True)
+    place_here(recipe, engines, replace(ONE, gpus=2))
+    with pytest.raises(RecipeError, match="no room for 1 of 2 processes of generators") as caught:
+        place_here(recipe, engines, ONE)
+    assert "lower generators.count to at most 1" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -76,15 +80,6 @@ def test_what_the_plan_says_of_gpus():
     assert any("torch's CPU build is installed" in remark for remark in idle)
     full = make_plan(compose_for(ONE, "quickstart", [])[0], replace(ONE, gpu_memory=10 << 20)).remarks
     assert any("a learner rank needs about" in remark and "for the engine beside it" in remark for remark in full)
-
-
-def test_all_go_to_one_node_that_has_enough():
-    nodes = [NodeGpus("a", 2), NodeGpus("b", 8), NodeGpus("c", 4)]
-    assert choose_node(nodes, 2, "a") == "a"
-    assert choose_node(nodes, 3, "a") == "b"
-    assert choose_node(nodes, 9, "a") is None
-    with pytest.raises(RecipeError, match="the largest node has 8"):
-        gpus.require(compose("quickstart", ["learner.gpu=own", "generators.count=8"]), 8, "the largest node")
 
 
 @pytest.mark.parametrize(

@@ -155,13 +155,12 @@ class PoolConfig(Section, frozen=True):
 
     Attributes:
         count: engines in the pool.
-        role: what they play: ``train`` episodes, those of an ``evaluation``, or ``both``.
-        max_running, dtype, kv_cache_mb, gpu_memory_share, tensor_parallel, placement: as in ``generators``.
+        role, max_running, dtype, kv_cache_mb, gpu_memory_share, tensor_parallel, placement: as in ``generators``.
         engine: further arguments of vLLM's engine, added to those of ``generators.engine``.
     """
 
     count: Count
-    role: Role = "both"
+    role: Role | None = None
     max_running: Count | None = None
     dtype: Literal["bfloat16", "float16", "float32"] | None = None
     kv_cache_mb: Count | None = None

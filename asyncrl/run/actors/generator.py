@@ -45,6 +45,8 @@ class GeneratorActor:
     """Generator ``number`` of the run. A generator that replaces a dead one has a new number.
 
     Args:
+        recipe: the run's, whose section ``generators`` is that of the generator's pool.
+        worker: its name.
         buffer: the actor of the run's buffer; None for a generator that only evaluates.
         secrets: those of the environments.
         trajectories: the folder where it writes the episodes of evaluations.
@@ -56,6 +58,7 @@ class GeneratorActor:
         model_path: str,
         buffer: Any | None,
         reward_model: Any | None,
+        worker: WorkerId,
         number: int,
         secrets: Secrets,
         trajectories: Path,
@@ -67,7 +70,7 @@ class GeneratorActor:
         # Before all else: it imports vLLM meanwhile. Where there is a GPU, vLLM's process must not be forked.
         self._server = None if ray.get_gpu_ids() else EngineProcessServer.start()
         self._recipe, self._model_path, self._number = recipe, model_path, number
-        self._id = WorkerId(f"generator-{number}")
+        self._id = worker
         self._buffer, self._reward_model, self._trajectories = buffer, reward_model, trajectories
         self._stop = asyncio.Event()
         self._loop: EventLoopThread | None = None
@@ -90,7 +93,7 @@ class GeneratorActor:
         recipe = self._recipe
         environments = WorkerEnvironments(load_members(recipe.environment), self._secrets, self._id)
         chat = ChatFormat.load(self._model_path)  # before the engine, which takes longer: it may refuse the template
-        if self._buffer is not None:
+        if self._buffer is not None and recipe.generators.role != "evaluation":
             self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
         self._engine = await VllmEngine.start(
             recipe.generators,

@@ -34,15 +34,27 @@ LAST_FILES_S = 1.0
 
 
 class LearnerActor:
-    """Rank ``rank`` of the learner. Methods run one at a time, in the order they were called."""
+    """Rank ``rank`` of the learner. Methods run one at a time, in the order they were called.
+
+    Args:
+        sharing: how many processes of the run share the node's cores, this one included.
+    """
 
     def __init__(
-        self, recipe: Recipe, model_path: str, buffer: Any, rank: int, run_id: str, trajectories: Path, log_file: Path
+        self,
+        recipe: Recipe,
+        model_path: str,
+        buffer: Any,
+        rank: int,
+        sharing: int,
+        run_id: str,
+        trajectories: Path,
+        log_file: Path,
     ) -> None:
         route_output(log_file)
         self._trajectories = trajectories
         self._recipe, self._model_path, self._buffer, self._rank = recipe, model_path, buffer, rank
-        self._run_id = run_id
+        self._run_id, self._sharing = run_id, sharing
         self._transport: Transport = SharedMemory(run_id=run_id, rank=rank, node=this_node())
         self._listening: socket.socket | None = None
         self._learner: Learner | None = None
@@ -69,7 +81,7 @@ class LearnerActor:
             meeting=meeting,
             listening=None if self._listening is None else self._listening.detach(),
             # On a laptop the engines share these cores, and threads that wait for each other cost more than they gain.
-            threads=max(1, len(os.sched_getaffinity(0)) // (layout.ranks + recipe.generators.count)),
+            threads=max(1, len(os.sched_getaffinity(0)) // self._sharing),
         )
         self._kept = TrainedEpisodes(recipe, Path(self._model_path), self._trajectories, rank)
         self._learner = Learner(

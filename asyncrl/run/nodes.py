@@ -1,0 +1,88 @@
+"""The nodes of a Ray cluster as the planner of placement sees them.
+
+``python -m asyncrl.run.nodes`` joins the cluster that ``RAY_ADDRESS`` names, writes its nodes as JSON and leaves it, so that a
+plan can show where a run would go before the run's own process joins.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from asyncrl.core.errors import ComponentFailed
+from asyncrl.run.placement import Node
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    """The nodes of a cluster that are alive, and which of them the driver is on."""
+
+    alive: tuple[Node, ...]
+    driver: str
+
+
+def read_nodes() -> Nodes:
+    """Return the nodes of the cluster that this process has joined."""
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    free = available_resources_per_node()
+    alive = [_node(told, free.get(told["NodeID"], {})) for told in ray.nodes() if told["Alive"]]
+    driver = str(ray.get_runtime_context().get_node_id())
+    return Nodes(tuple(sorted(alive, key=lambda node: (node.id != driver, node.host, node.id))), driver)
+
+
+def _node(told: Any, free: Any) -> Node:
+    return Node(id=told["NodeID"], host=told["NodeManagerAddress"], has=told["Resources"], free=free)
+
+
+class NodesSeen:
+    """Reads the nodes again and again. What others have taken of a node is what they had when the node was first seen.
+
+    Ray notices only some time later that a process has begun or ended, so what it says is free is not what will be free.
+
+    Args:
+        read: reads the nodes as Ray sees them now.
+    """
+
+    def __init__(self, read: Callable[[], Nodes]) -> None:
+        self._read = read
+        self._free: dict[str, Mapping[str, float]] = {}
+
+    def __call__(self) -> Nodes:
+        """Return the nodes that are alive."""
+        nodes = self._read()
+        seen = (msgspec.structs.replace(node, free=self._free.setdefault(node.id, node.free)) for node in nodes.alive)
+        return Nodes(tuple(seen), nodes.driver)
+
+
+def look_up_nodes(seconds: float) -> Nodes:
+    """Return the nodes of the cluster that ``RAY_ADDRESS`` names, which this process has not joined.
+
+    Args:
+        seconds: how long joining may take.
+
+    Raises:
+        ComponentFailed: the cluster cannot be joined.
+    """
+    command = [sys.executable, "-m", "asyncrl.run.nodes"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired as late:
+        raise ComponentFailed(f"cannot join Ray: no answer within {seconds:g} s; see RAY_ADDRESS") from late
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it wrote nothing"]
+        raise ComponentFailed(lines[-1])
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Nodes)
+
+
+if __name__ == "__main__":
+    from asyncrl.run.cluster import start_ray, stop_ray
+
+    try:
+        start_ray()
+    except ComponentFailed as failure:
+        sys.exit(str(failure))
+    sys.stdout.write(msgspec.json.encode(read_nodes()).decode() + "\n")
+    stop_ray()

@@ -1,0 +1,109 @@
+"""Where each process of a run is, from launch to end: the plan of :mod:`asyncrl.run.placement`, kept up as processes come and go.
+
+What always holds: what a process takes is counted on its node until the process has left, whatever Ray has noticed so far.
+"""
+
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.nodes import Nodes, NodesSeen
+from asyncrl.run.parts import remedies
+from asyncrl.run.placement import Node, Part, place
+
+
+class Place(msgspec.Struct, frozen=True):
+    """The place of one process: its part, Ray's id of its node, and what it takes there, by Ray's names of resources."""
+
+    part: str
+    node: str
+    each: Mapping[str, float]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Ray's options of an actor in this place."""
+        further = {name: amount for name, amount in self.each.items() if name not in ("CPU", "GPU", "memory")}
+        return {
+            "num_cpus": self.each.get("CPU", 0),
+            "num_gpus": self.each.get("GPU", 0),
+            "memory": self.each.get("memory", 0) or None,
+            "resources": further or None,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(self.node, soft=False),
+        }
+
+
+class Places:
+    """The places of a run's processes, by name.
+
+    Args:
+        parts: the parts of the run.
+        nodes: reads which nodes are alive, and what is free on them without what this run takes.
+        remedies: what would help where there is no room.
+
+    Raises:
+        NoRoom: the cluster cannot take the run.
+    """
+
+    def __init__(self, parts: Sequence[Part], nodes: Callable[[], Nodes], remedies: Sequence[str] = ()) -> None:
+        self._parts = {part.name: part for part in parts}
+        self._read, self._remedies = nodes, remedies
+        self._taken: dict[str, Place] = {}
+        now = nodes()
+        self._planned = {name: deque(ids) for name, ids in place(parts, now.alive, now.driver, remedies=remedies).items()}
+
+    @property
+    def on_node(self) -> Counter[str]:
+        """How many processes of the run are on each node, or will be."""
+        taken = Counter(where.node for where in self._taken.values())
+        return sum((Counter(nodes) for nodes in self._planned.values()), taken)
+
+    def take(self, process: str, part: str) -> Place:
+        """Give a process of a part its place: the planned one, or if all are taken, one for which there is room.
+
+        Raises:
+            NoRoom: no node that is alive has room.
+        """
+        planned = self._planned[part]
+        where = Place(part, planned.popleft() if planned else self._one_more(part), self._parts[part].each)
+        self._taken[process] = where
+        return where
+
+    def leave(self, process: str) -> None:
+        """Note that ``process`` is gone. Harmless if it was gone before."""
+        self._taken.pop(process, None)
+
+    def _one_more(self, part: str) -> str:
+        nodes, one = self._read(), msgspec.structs.replace(self._parts[part], count=1, together=1)
+        there = {name: [where.node for where in self._taken.values() if where.part == name] for name in self._parts}
+        ((node,),) = place((one,), tuple(map(self._left, nodes.alive)), nodes.driver, there, self._remedies).values()
+        return node
+
+    def _left(self, node: Node) -> Node:
+        """Return a node with what the run's processes leave free on it."""
+        free = dict(node.free)
+        for where in self._taken.values():
+            if where.node == node.id:
+                for name, amount in where.each.items():
+                    free[name] = free.get(name, 0) - amount
+        return msgspec.structs.replace(node, free=free)
+
+
+def find_places(recipe: Recipe, parts: Callable[..., Sequence[Part]], nodes: NodesSeen, sizes: Mapping[str, int]) -> Places:
+    """Find the places of a run's parts in the cluster that this process has joined.
+
+    Args:
+        parts: :func:`asyncrl.run.parts.parts_of`, or ``pools_of`` where nothing is trained.
+        sizes: the memory that a process of each part is expected to take, in bytes.
+
+    Raises:
+        NoRoom: the cluster cannot take them.
+    """
+    joined = bool(os.environ.get("RAY_ADDRESS"))
+    on_gpus = any(node.has.get("GPU") for node in nodes().alive)
+    found = parts(recipe, on_gpus=on_gpus, sizes=sizes if joined and not on_gpus else None)
+    return Places(found, nodes, tuple(remedies(recipe, joined=joined)))

@@ -1,0 +1,126 @@
+"""The processes of a run, and the memory that each is expected to take.
+
+It is an estimate, good enough to tell a run that fits from one that does not.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from asyncrl.core.recipe.reward import ModelReward, RewardConfig
+from asyncrl.core.recipe.schema import MAIN_POOL, GeneratorsConfig, LearnerConfig, ModelConfig, Recipe
+from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape
+from asyncrl.run.parts import LEARNER, REWARD_MODEL
+from asyncrl.run.reward_folder import read_reward_shape
+from asyncrl.run.units import quantity
+
+DRIVER_BYTES = 500 << 20
+"""The driver's process, with the clients of Ray and MLflow."""
+RAY_BYTES = 1 << 30
+"""Ray's own processes and its object store."""
+BUFFER_BYTES = 300 << 20
+"""The buffer's process without the trajectories it holds."""
+ENGINE_BYTES = 3 * (750 << 20)
+"""The three processes of one vLLM engine (front end, core, worker) without model and cache."""
+LEARNER_BYTES = 600 << 20
+"""A process with torch, Megatron and Ray, without the model."""
+TRAJECTORY_BYTES_A_TOKEN = 9
+
+
+class Processes(msgspec.Struct, frozen=True):
+    """``count`` equal processes of the run, the memory that each is expected to take, and the GPUs that it is given.
+
+    Attributes:
+        role: what they are, for people.
+        part: the part of the run that is placed on nodes; empty if they are none. See :mod:`asyncrl.run.parts`.
+    """
+
+    role: str
+    count: int
+    each_bytes: int
+    what: str
+    gpus: float = 0
+    part: str = ""
+
+
+def outstanding_groups(recipe: Recipe) -> int:
+    """How many groups may be generated or waiting at any time."""
+    return (recipe.buffer.largest_depth + 1) * recipe.batch.groups_per_step
+
+
+def processes_of(recipe: Recipe, shape: ModelShape) -> tuple[Processes, ...]:
+    """Return the processes of a run, in the order in which experience passes through them, without their GPUs."""
+    held = outstanding_groups(recipe) * recipe.batch.group_size * recipe.model.max_context * TRAJECTORY_BYTES_A_TOKEN
+    weights = shape.parameters * max(ELEMENT_BYTES[pool.dtype] for pool in recipe.generators.by_pool.values())
+    learner = recipe.learner
+    layout = str(learner.layout)
+    if learner.lora is not None:
+        layout += f", {quantity(shape.adapter_parameters(learner.lora))} parameters in adapters"
+    return (
+        Processes("driver", 1, DRIVER_BYTES, "the pumps, tracking, this view"),
+        Processes("Ray", 1, RAY_BYTES + 2 * weights, "its own processes, object store, published weights"),
+        *(_pool(name, pool, shape) for name, pool in recipe.generators.by_pool.items()),
+        *_reward_model(recipe.reward, recipe.model),
+        Processes("buffer", 1, BUFFER_BYTES + held, "the replay buffer"),
+        Processes(
+            LEARNER,
+            learner.layout.ranks,
+            LEARNER_BYTES + learner_state_bytes(learner, shape),
+            f"a Megatron rank ({layout})",
+            part=LEARNER,
+        ),
+    )
+
+
+def _pool(name: str, pool: GeneratorsConfig, shape: ModelShape) -> Processes:
+    size = ENGINE_BYTES + 2 * shape.parameters * ELEMENT_BYTES[pool.dtype] + (pool.kv_cache_mb << 20)
+    role = "generator" if name == MAIN_POOL else f"generator of {name}"
+    plays = {"train": ", for training alone", "evaluation": ", for evaluations alone", "both": ""}[pool.role]
+    return Processes(role, pool.count, size, f"a vLLM engine ({pool.dtype}{plays})", part=name)
+
+
+def sizes_of(recipe: Recipe, shape: ModelShape) -> dict[str, int]:
+    """Return the memory that a process of each part is expected to take, in bytes."""
+    return {process.part: process.each_bytes for process in processes_of(recipe, shape) if process.part}
+
+
+def _reward_model(reward: RewardConfig, policy: ModelConfig) -> Iterator[Processes]:
+    """The reward model, if there is one: its weights, and the activations of one layer in one forward pass."""
+    if isinstance(reward, ModelReward):
+        shape, element = read_reward_shape(reward, policy), ELEMENT_BYTES[reward.dtype]
+        activations = reward.batch_tokens * (6 * shape.hidden_size + 3 * shape.intermediate_size) * element
+        size = LEARNER_BYTES + shape.parameters * element + activations
+        yield Processes(REWARD_MODEL, 1, size, f"a sequence classifier ({reward.dtype})", part=REWARD_MODEL)
+
+
+def learner_state_bytes(learner: LearnerConfig, shape: ModelShape) -> int:
+    """Bytes of the weights, gradients, Adam's two moments, master weights and activations of one rank.
+
+    Only trained weights have gradients, moments and master weights. Moments and master weights are divided over the
+    ranks that hold the same weights: the data- and context-parallel ranks, and for experts the ranks of a pipeline
+    stage that hold the same part of the same experts. Activations are those of one micro-batch: 17 elements per token,
+    layer and hidden unit (Korthikanti et al. 2022, arXiv:2205.05198, equation 2 without attention matrices), and the
+    logits, their exponentials and their gradient in float32.
+    """
+    layout = learner.layout
+    element = ELEMENT_BYTES[learner.dtype]
+    master = 0 if learner.dtype == "float32" else 4
+    weights: tuple[tuple[int, int], ...] = (
+        (shape.parameters - shape.expert_parameters, layout.tensor),
+        (shape.expert_parameters, layout.expert * layout.expert_tensor),
+    )
+    trained = weights
+    if learner.lora is not None:
+        trained = ((shape.adapter_parameters(learner.lora), layout.tensor),)
+        weights = (*weights, *trained)
+    state = sum(parameters // (dividing * layout.pipeline) * element for parameters, dividing in weights)
+    for parameters, dividing in trained:
+        share = parameters // (dividing * layout.pipeline)
+        holders = layout.stage_ranks // dividing
+        state += share * 4 + share * (8 + master) // holders
+    layers = shape.num_hidden_layers // layout.pipeline
+    # Only the input of a layer that is computed again is kept; one layer at a time has all its activations.
+    kept = layers + 16 if learner.recompute == "full" else 17 * layers
+    hidden = kept * shape.hidden_size * element // layout.tensor
+    logits = 3 * shape.vocab_size * 4 // layout.tensor
+    return state + learner.micro_batch_tokens // layout.context * (hidden + logits)
