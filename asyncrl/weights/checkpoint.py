@@ -11,7 +11,7 @@ from asyncrl.core.adapters import PEFT_PREFIX, AdapterSettings
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.publication import ShardRecord
 
-_NAMED = 8
+_NAMED = 4
 """How many tensors an error names; it counts the others."""
 
 
