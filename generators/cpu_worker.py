@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch._dynamo
 from vllm import ir
+from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -23,6 +24,7 @@ IN_PROCESSES = "mp"
 _CONFIG_KEY = "asyncrl_threads"
 """Key in vLLM's ``additional_config`` under which a worker finds its number of threads."""
 _KERNELS = "asyncrl_cpu"
+_ADAPTERS = "generators.cpu_adapters.CpuAdapters"
 
 
 def thread_config(engines: int, workers: int) -> dict[str, int]:
@@ -37,7 +39,8 @@ def thread_config(engines: int, workers: int) -> dict[str, int]:
 
 
 class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
-    """vLLM's worker on a CPU, with a set number of threads and with vLLM's C++ kernels for RMSNorm.
+    """vLLM's worker on a CPU, with a set number of threads, with vLLM's C++ kernels for RMSNorm, and with our own products for
+    adapters (:mod:`generators.cpu_adapters`).
 
     vLLM ships these kernels for the CPU but only uses them on GPUs. The PyTorch operations that it runs on a CPU
     instead take a fifth of a small model's step.
@@ -53,6 +56,7 @@ class ThreadedCpuWorker(CPUWorker):  # type: ignore[misc]
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
         """Load the model, which sets vLLM's own choice of kernels, and then choose ours."""
+        CpuPlatform.get_punica_wrapper = classmethod(lambda _: _ADAPTERS)
         super().load_model(*arguments, **options)
         _use_norm_kernels()
 
