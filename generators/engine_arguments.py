@@ -63,6 +63,24 @@ _NEEDED = {
 """Arguments that asyncrl needs as they are, and why."""
 
 
+_NOT_ON_CPU = {
+    "enable_expert_parallel": "vLLM's kernel for experts on a CPU ends the process when a worker lacks some of them",
+    "pipeline_parallel_size": "an engine's workers on a CPU divide layers, not the model's depth",
+}
+"""Arguments that an engine on a CPU cannot have, and why."""
+
+
+def check_cpu_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that only engines on GPUs can have.
+
+    Raises:
+        RecipeError: the first such argument.
+    """
+    for name in sorted(arguments.keys() & _NOT_ON_CPU.keys()):
+        remedy = "leave it out; generators.tensor_parallel divides each layer and each expert over several workers"
+        raise RecipeError(f"{_KEY}.{name}", f"it cannot be used on a CPU: {_NOT_ON_CPU[name]}", remedy)
+
+
 def check_engine_arguments(arguments: Mapping[str, Any]) -> None:
     """Refuse arguments that vLLM does not have or that asyncrl sets. Without vLLM, names are not compared with its own.
 
@@ -144,6 +162,7 @@ def _lora_arguments(adapters: AdapterSettings) -> dict[str, Any]:
 def _cpu_arguments(config: GeneratorsConfig) -> dict[str, Any]:
     from generators.cpu_worker import IN_PROCESS, IN_PROCESSES, thread_config
 
+    check_cpu_arguments(config.engine)
     workers = config.tensor_parallel
     return {
         "kv_cache_memory_bytes": config.kv_cache_mb << 20,

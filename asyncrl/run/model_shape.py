@@ -175,7 +175,7 @@ def check_sizes(shape: ModelShape, model: ModelConfig, learner: LearnerConfig, g
         experts=shape.experts,
         channels=shape.moe_intermediate_size,
     )
-    layout = EngineLayout(generators.tensor_parallel, bool(generators.engine.get("enable_expert_parallel")))
+    layout = engine_layout(generators)
     undivided = check_engine(shape.architecture, layout)
     if undivided is not None:
         raise RecipeError(
@@ -192,3 +192,8 @@ def check_head_size(shape: ModelShape) -> None:
             f"the model's attention heads have {shape.head_size} channels, and vLLM on a CPU computes only {sizes}",
             "name a model with such heads, or use a GPU",
         )
+
+
+def engine_layout(generators: GeneratorsConfig) -> EngineLayout:
+    """How the workers of each engine of a pool divide the model."""
+    return EngineLayout(generators.tensor_parallel, bool(generators.engine.get("enable_expert_parallel")))

@@ -27,9 +27,10 @@ from asyncrl.run.reference_folder import check_reference
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.tiny_lessons import remarks_on
 from asyncrl.run.units import memory, quantity
+from asyncrl.run.weight_slices import WeightSlices, weight_slices
 from buffers.sampling import make_sampler
 from buffers.task_stream import TaskSource
-from generators.engine_arguments import check_engine_arguments
+from generators.engine_arguments import check_cpu_arguments, check_engine_arguments
 from generators.vllm_parsers import check_parsers
 
 CHECKED_TASKS = 20_000
@@ -68,6 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         episodes_in_all: what the whole run trains on.
         outstanding_groups: groups that may be generated or waiting at any time.
         running_episodes: episodes that all engines together have room for.
+        slices: what a publication moves from each learner rank to each worker of an engine.
         machine: the machine that the plan was made for.
         choices: the values chosen for keys of the recipe that were ``auto``.
         inert: which keys of the recipe have no effect; see :func:`asyncrl.core.recipe.inert.inert`.
@@ -81,6 +83,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     episodes_in_all: int
     outstanding_groups: int
     running_episodes: int
+    slices: tuple[WeightSlices, ...]
     machine: Machine
     choices: tuple[Choice, ...]
     inert: str | None
@@ -124,6 +127,8 @@ def make_plan(
         place_here(recipe, parts_of(recipe, on_gpus=True), machine)
     if not machine.gpus and not os.environ.get("RAY_ADDRESS"):
         check_head_size(shape)
+        for pool in recipe.generators.by_pool.values():
+            check_cpu_arguments(pool.engine)
     greedy = recipe.algorithm.greedy_sample is not None
     episodes = recipe.batch.groups_per_step * (recipe.batch.group_size - greedy)
     splits: _Splits = (
@@ -139,6 +144,7 @@ def make_plan(
         episodes_in_all=episodes * recipe.steps,
         outstanding_groups=outstanding_groups(recipe),
         running_episodes=sum(pool.count * pool.max_running for pool in recipe.generators.training.values()),
+        slices=weight_slices(recipe, shape),
         machine=machine,
         choices=tuple(choices),
         inert=inert(recipe),

@@ -9,13 +9,19 @@ from asyncrl.core.recipe.schema import BufferConfig, Recipe
 from asyncrl.core.text import counted
 from asyncrl.run.plan import Plan, Processes
 from asyncrl.run.units import memory, quantity
+from asyncrl.run.weight_slices import WeightSlices
+
+RANKS_SHOWN, WORKERS_SHOWN = 16, 8
+"""Rows and columns of the table of weights."""
 
 
 def plan_view(plan: Plan, recipe: Recipe) -> RenderableType:
-    """Return the tables of a plan (processes and memory, tasks, batch arithmetic, what was chosen), and its remarks."""
+    """Return the tables of a plan (processes and memory, tasks, batch arithmetic, weights, what was chosen), and its remarks."""
     said = plan.remarks if plan.inert is None else (plan.inert, *plan.remarks)
     remarks = [Text(f"Note: {remark}", "yellow") for remark in said]
-    tables = [_processes(plan), _tasks(plan), _arithmetic(plan, recipe), *([_choices(plan)] if plan.choices else [])]
+    weights = [made for slices in plan.slices for made in (_weights(slices), *([_merges(slices)] if slices.merges else []))]
+    choices = [_choices(plan)] if plan.choices else []
+    tables = [_processes(plan), _tasks(plan), _arithmetic(plan, recipe), *weights, *choices]
     return Group(*(part for table in tables for part in (table, Text())), *remarks)
 
 
@@ -54,6 +60,57 @@ def _tasks(plan: Plan) -> Table:
         tasks = f"{source.tasks:,}" if source.counted else f"at most {source.tasks:,}"
         table.add_row(source.split, source.name, tasks, f"{source.skipped:,}" if source.skipped else "none")
     return table
+
+
+def _weights(slices: WeightSlices) -> Table:
+    """Bytes of a publication from each learner rank to each worker of an engine."""
+    table = Table(
+        title=f"Weights to an engine ({', '.join(slices.pools)})",
+        title_justify="left",
+        border_style="dim",
+        box=box.ROUNDED,
+    )
+    workers = len(slices.padded)
+    shown = range(min(workers, WORKERS_SHOWN))
+    table.add_column("from learner rank")
+    for worker in shown:
+        table.add_column(f"worker {worker}", justify="right")
+    if workers > len(shown):
+        table.add_column(f"{workers - len(shown)} more workers", justify="right")
+    sending = {rank: row for rank, row in enumerate(slices.moved) if any(row)}
+    for rank, row in list(sending.items())[:RANKS_SHOWN]:
+        table.add_row(str(rank), *_bytes_to(row, len(shown)))
+    if len(sending) > RANKS_SHOWN:
+        more = list(sending.values())[RANKS_SHOWN:]
+        table.add_row(f"{len(more)} more ranks", *_bytes_to(tuple(map(sum, zip(*more, strict=True))), len(shown)))
+    if silent := len(slices.moved) - len(sending):
+        table.add_row(
+            f"{counted(silent, 'replica')}", *(["nothing"] * len(shown)), *(["nothing"] if workers > len(shown) else [])
+        )
+    return table
+
+
+def _merges(slices: WeightSlices) -> Table:
+    """How the parameters of a worker are made that are not whole tensors of one rank."""
+    table = Table(title="Cut and merged on the way", title_justify="left", border_style="dim", box=box.ROUNDED)
+    table.add_column("parameter of a worker", overflow="fold")
+    table.add_column("made of", overflow="fold")
+    table.add_column("slices", justify="right")
+    for merge in slices.merges:
+        tensors = ", ".join(name.rsplit(".", 2)[-2] for name in merge.tensors)
+        name = merge.parameter.removeprefix("model.layers.*.")
+        table.add_row(name, f"a part of {tensors}" if merge.divided else tensors, str(merge.pieces))
+    return table
+
+
+def _bytes_to(row: tuple[int, ...], shown: int) -> list[str]:
+    """The bytes to each worker that has a column, and to all others together."""
+    others = row[shown:]
+    return [_size(size) for size in (*row[:shown], *([sum(others)] if others else []))]
+
+
+def _size(size: int) -> str:
+    return memory(size) if size >= 1 << 20 else f"{size / 1024:,.0f} KiB"
 
 
 def _choices(plan: Plan) -> Table:

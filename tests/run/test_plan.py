@@ -440,3 +440,23 @@ def test_the_view_tells_processes_memory_and_arithmetic():
         "3,000",
     ):
         assert told in text
+
+
+def test_the_plan_says_what_each_rank_sends_to_each_worker_of_an_engine(model):
+    overrides = [model, "learner={tensor_parallel: 2, data_parallel: 2}", "generators={count: 1, tensor_parallel: 2}"]
+    recipe = compose("quickstart", overrides)
+    plan = make_plan(recipe, ROOMY)
+    (slices,) = plan.slices
+    assert [any(row) for row in slices.moved] == [True, True, False, False], "replicas send nothing"
+    weights = sum(map(sum, slices.moved))
+    per_element = 4 if recipe.learner.dtype == "float32" else 2
+    assert weights >= plan.parameters * per_element
+    assert "self_attn.qkv_proj.weight" in {merge.parameter.removeprefix("model.layers.*.") for merge in slices.merges}
+    console = Console(file=io.StringIO(), width=120, _environ={})
+    console.print(plan_view(plan, recipe))
+    assert re.search(r"2 replicas\s+│\s+nothing\s+│\s+nothing", console.file.getvalue())
+
+
+def test_what_vllm_cannot_do_on_a_cpu_is_refused_before_anything_starts(model):
+    with pytest.raises(RecipeError, match=r"generators\.engine\.enable_expert_parallel: it cannot be used on a CPU"):
+        make_plan(compose("quickstart", [model, "generators.engine={enable_expert_parallel: true}"]), ROOMY)
