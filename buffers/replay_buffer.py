@@ -21,6 +21,7 @@ from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.schema import BatchConfig, BufferConfig
+from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason
 from buffers.batches import Batches
@@ -213,7 +214,7 @@ class ReplayBuffer:
         if first and incident not in incidents:
             if incident:
                 incidents.append(incident)  # there are at most max_failures of them
-            self._spend(kind, f"task {group.task.id}: {reason}")
+            self._spend(kind, _of_task(group.task, reason))
 
     def lost(self, worker: WorkerId) -> None:
         """Take back all episodes of a worker that was given up. Nothing happens if it had none.
@@ -249,7 +250,7 @@ class ReplayBuffer:
         if kind not in group.broken_by:
             group.broken_by.append(kind)
         if not group.open:
-            self._settle(group, f"task {group.task.id}: {reason}")
+            self._settle(group, _of_task(group.task, reason))
 
     def _spend(self, kind: FailureKind, what: str) -> None:
         failures = self._state.failures
@@ -387,3 +388,9 @@ _decoder = msgspec.msgpack.Decoder(BufferState)
 
 def _ticket(group: Group) -> Ticket:
     return Ticket(group.id, group.task, tuple(group.open), group.attempt, group.version, group.source)
+
+
+def _of_task(task: Task, reason: str) -> str:
+    """Name the task before the reason, unless the reason does."""
+    name = f"task {task.id}: "
+    return reason if reason.startswith(name) else name + reason

@@ -249,7 +249,7 @@ async def _play(
             tools.errors.count(raised, f"task {task.id}")
         reward = result.reward
         if limits.malformed_penalty is not None:
-            penalty = limits.malformed_penalty * _malformed_calls(action, result)
+            penalty = limits.malformed_penalty * malformed_calls(action, result)
             reward -= penalty
             metrics[MALFORMED_PENALTY] -= penalty
         stream.answer_turn(reward, result.calls, time.perf_counter() - sampled)
@@ -278,7 +278,7 @@ def _truncated_call(limit: StopReason) -> CallRecord:
     return CallRecord("", 0.0, CallOutcome.TRUNCATED, f"the turn was cut off in the middle of the call: {limit}")
 
 
-def _malformed_calls(action: Action, result: StepResult) -> int:
+def malformed_calls(action: Action, result: StepResult) -> int:
     """Count the malformed calls of a turn: those the environment reports, and at least those that could not be read."""
     unreadable = sum(isinstance(call, MalformedCall) for call in action.calls)
     return max(unreadable, sum(record.outcome is CallOutcome.MALFORMED for record in result.calls))

@@ -15,7 +15,8 @@ def read_turn(text: str, tools: Sequence[ToolSpec]) -> Action:
 
     A line is a call if it reads ``look_up(word="tree")`` or ``{"name": "look_up", "arguments": {"word": "tree"}}``. Positional
     arguments are the tool's parameters in order. All other lines are the content; a turn without a call is the answer. A line
-    that begins like a call of a known tool and cannot be read is a malformed call.
+    that begins like a call of a known tool and cannot be read is a malformed call; one that reads like a call of a tool that is
+    not known is a call, so that the environment says which tools there are.
     """
     names = {tool.name: tool for tool in tools}
     calls: list[ToolCall | MalformedCall] = []
@@ -45,7 +46,8 @@ def _read_call(line: str, tools: Mapping[str, ToolSpec]) -> ToolCall | Malformed
         parsed = ast.parse(line, mode="eval").body
         if not isinstance(parsed, ast.Call) or not isinstance(parsed.func, ast.Name):
             raise ValueError("it is not one call")
-        known = list(tools[name].parameters.get("properties", {})) if name in tools else []
+        unnamed = [f"argument {number}" for number in range(1, len(parsed.args) + 1)]
+        known = list(tools[name].parameters.get("properties", {})) if name in tools else unnamed
         arguments = dict(zip(known, (ast.literal_eval(each) for each in parsed.args), strict=False))
         if len(parsed.args) > len(known):
             raise ValueError(f"it has {len(parsed.args)} positional arguments, and {name} has {len(known)} parameters")

@@ -5,7 +5,7 @@ What always holds: the environment is played with the limits of its recipe, and 
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,12 +16,13 @@ from asyncrl.authoring.subject import Subject, tasks_of
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import MalformedCall, Message, ToolSpec
 from asyncrl.core.task import Task
+from asyncrl.core.text import counted
 from asyncrl.envs.hosted import HostedEnvironment
 from asyncrl.envs.load import load_members
 from asyncrl.envs.secrets import read_secrets
 from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.envs.worker_environments import WorkerEnvironments
-from generators.episode import EpisodeLimits, checked_reset, checked_step
+from generators.episode import MALFORMED_PENALTY, EpisodeLimits, checked_reset, checked_step, malformed_calls
 from generators.tool_output import cut_tool_outputs
 
 CLOSE_S = 10.0
@@ -115,8 +116,9 @@ async def _episode(environment: HostedEnvironment, limits: EpisodeLimits, turns:
     observation = await checked_reset(environment)
     _show_tools(observation.tools, console)
     _show(observation.messages, console)
-    total = 0.0
-    for number in range(limits.max_turns):
+    total, calls = 0.0, 0
+    metrics: dict[str, float] = {} if limits.malformed_penalty is None else {MALFORMED_PENALTY: 0.0}
+    for number in range(1, limits.max_turns + 1):
         text = await run_in_daemon_thread(turns, "reading a turn")
         if text is None:
             console.print(Text("left before its end", "dim"))
@@ -125,20 +127,37 @@ async def _episode(environment: HostedEnvironment, limits: EpisodeLimits, turns:
         for call in action.calls:
             shown = f"malformed: {call.problem}" if isinstance(call, MalformedCall) else f"calls {call.name}({call.arguments})"
             console.print(Text(f"  {shown}", "dim"))
+        calls += len(action.calls)
+        if limits.max_calls is not None and calls > limits.max_calls:
+            _show_end(f"environment.max_calls = {limits.max_calls} reached, so this turn is not run", total, metrics, console)
+            return total
         result = await checked_step(environment, action)
+        reward = result.reward
+        if limits.malformed_penalty is not None:
+            penalty = limits.malformed_penalty * malformed_calls(action, result)
+            reward -= penalty
+            metrics[MALFORMED_PENALTY] -= penalty
+        for metric, value in result.metrics.items():
+            metrics[metric] = metrics.get(metric, 0.0) + value
         messages, _ = cut_tool_outputs(result.observation.messages, limits.max_tool_output)
         _show(messages, console)
-        total += result.reward
-        if result.reward or result.done:
-            console.print(Text(f"  reward of the turn: {result.reward:g}", "dim"))
+        total += reward
+        if reward or result.done:
+            console.print(Text(f"  reward of the turn: {reward:g}", "dim"))
         if result.fault is not None:
             console.print(Text(f"  fault: {result.fault}", "yellow"))
         if result.done or result.fault in limits.end_on:
-            metrics = ", ".join(f"{name} {value:g}" for name, value in result.metrics.items())
-            console.print(Text.assemble(("done", "bold"), f" after {number + 1} turns, reward {total:g} ({metrics})"))
+            _show_end(f"done after {counted(number, 'turn')}", total, metrics, console)
             return total
-    console.print(Text.assemble(("done", "bold"), f": environment.max_turns = {limits.max_turns} reached, reward {total:g}"))
+    _show_end(f"environment.max_turns = {limits.max_turns} reached", total, metrics, console)
     return total
+
+
+def _show_end(how: str, reward: float, metrics: Mapping[str, float], console: Console) -> None:
+    """Show how an episode ended, and the sums of all its turns."""
+    console.print(Text.assemble(("end", "bold"), f": {how}"))
+    sums = ", ".join(f"{name} {value:g}" for name, value in metrics.items())
+    console.print(Text.assemble(f"  reward of all turns: {reward:g}", (f" ({sums})" if sums else "", "dim")))
 
 
 def _show_tools(tools: Sequence[ToolSpec], console: Console) -> None:

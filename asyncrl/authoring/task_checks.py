@@ -15,6 +15,7 @@ from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.load import environment_class, make_tasks
+from asyncrl.run.tiny_lessons import check_lessons
 
 AGAIN_S = 120.0
 """Deadline of the process that makes the tasks again."""
@@ -41,6 +42,8 @@ def check_tasks(subject: Subject, findings: Findings) -> tuple[list[Task], list[
     _check_splits(train, evaluation, place, findings)
     if isinstance(subject.spec, ClassEnvironment) and not has_task_files(subject.recipe):
         _check_determinism(subject, (train, evaluation), place, findings)
+    if isinstance(subject.spec, ClassEnvironment) and has_task_files(subject.recipe):
+        _check_lessons(subject, findings)
     for split, tasks in (("train", train), ("evaluation", evaluation)):
         if not tasks:
             problem = f"there are no {split} tasks for it"
@@ -55,6 +58,16 @@ def _place(subject: Subject) -> str:
     if isinstance(subject.spec, ClassEnvironment) and not has_task_files(subject.recipe):
         return place_of(environment_class(subject.spec.name).make_tasks)
     return "tasks"
+
+
+def _check_lessons(subject: Subject, findings: Findings) -> None:
+    """See whether the tiny model can be taught; tasks from files do not show that."""
+    assert isinstance(subject.spec, ClassEnvironment)
+    try:
+        check_lessons(subject.spec, subject.name, subject.recipe.seed)
+    except RecipeError as error:
+        place = place_of(environment_class(subject.spec.name).make_tasks)
+        findings.error("tasks", place, error.problem, error.remedy)
 
 
 def _check_splits(train: Sequence[Task], evaluation: Sequence[Task], place: str, findings: Findings) -> None:

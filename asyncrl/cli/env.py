@@ -68,7 +68,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     score = _add(kinds, "eval", "score a model", _EVAL, run_eval)
     _add_subject(score)
     score.add_argument("--model", metavar="MODEL", required=True, action="append", help="may be given several times")
-    score.add_argument("-n", metavar="N", type=count, help="tasks to play, where the environment makes them (default 200)")
+    score.add_argument("-n", metavar="N", type=count, help="tasks to play (default 200, or all that the files have)")
     score.add_argument("--samples", metavar="N", type=count, help="episodes of each task")
     score.add_argument("--version", metavar="N", type=int, help="policy version of a run (default the newest)")
     score.add_argument("--json", metavar="FILE", type=writable_file, help="also write the scores there")
@@ -139,18 +139,23 @@ def run_play(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def run_eval(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Score models."""
-    from asyncrl.authoring.subject import recipe_of
+    from asyncrl.authoring.subject import compose_for_author, has_task_files, recipe_of
     from asyncrl.cli.evaluate import evaluate_to_end, prepare
     from asyncrl.run.evaluation_request import EvaluationRequest
 
     named, *overrides = arguments.overrides
-    if arguments.n is not None:
+    if arguments.n is not None and not has_task_files(compose_for_author(named, overrides)):
         overrides.append(f"tasks.evaluation={arguments.n}")
     json = None if arguments.json is None else arguments.json.resolve()
     with recipe_of(named) as recipe:
         versions = () if arguments.version is None else (arguments.version,)
         request = EvaluationRequest(
-            models=tuple(arguments.model), recipe=recipe, overrides=tuple(overrides), samples=arguments.samples, versions=versions
+            models=tuple(arguments.model),
+            recipe=recipe,
+            overrides=tuple(overrides),
+            tasks=arguments.n,
+            samples=arguments.samples,
+            versions=versions,
         )
         plan, folder = prepare(request)
     code = evaluate_to_end(plan, folder, console, json)

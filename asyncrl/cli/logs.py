@@ -16,9 +16,12 @@ from asyncrl.core.errors import RecipeError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from asyncrl.run.folder import RunFolder
+
 _DESCRIPTION = """\
 Show the logs of all processes of a run, merged by time, each line with the
-name of its process. Works for a live run and for one that has ended."""
+name of its process. Works for a live run and for one that has ended. Several
+runs are shown one after the other."""
 
 _STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "bold red"}
 
@@ -28,28 +31,42 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "logs", help="show a run's logs", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument("folders", metavar="RUN", type=Path, nargs="+", help="the run's folder")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
-    parser.add_argument("--errors", action="store_true", help="only warnings and errors, with their tracebacks")
+    parser.add_argument(
+        "--errors", action="store_true", help="only errors, with their tracebacks, and warnings, but for those of libraries"
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Show the records one after the other."""
     from asyncrl.run.folder import RunFolder
-    from asyncrl.run.logs import follow_logs, read_logs
 
     try:
-        folder = RunFolder.find(arguments.folder)
-        width = max((len(path.stem) for path in folder.logs.glob("*.log")), default=0)
-        for record in follow_logs(folder) if arguments.follow else read_logs(folder):
-            if arguments.errors and record.level < logging.WARNING:
-                continue
-            shown = "\n".join(f"{record.process:<{width}}  {line}" for line in record.lines)
-            console.out(shown, style=_STYLES.get(record.level), highlight=False)
-            if console.quiet:  # the reader has gone
-                break
+        folders = [RunFolder.find(folder) for folder in arguments.folders]
+        if arguments.follow and len(folders) > 1:
+            raise RecipeError("--follow", f"{len(folders)} runs are named, and one can be followed", "name one")
+        for folder in folders:
+            if len(folders) > 1:
+                console.print(Text(str(folder.path), "bold"), soft_wrap=True)
+            _show(folder, arguments, console)
     except RecipeError as error:
         error_console().print(Text(str(error)))
         return ExitCode.REFUSED
     return ExitCode.COMPLETED
+
+
+def _show(folder: RunFolder, arguments: argparse.Namespace, console: Console) -> None:
+    """Show the logs of one run."""
+    from asyncrl.run.logs import follow_logs, read_logs
+
+    width = max((len(path.stem) for path in folder.logs.glob("*.log")), default=0)
+    for record in follow_logs(folder) if arguments.follow else read_logs(folder):
+        least = logging.ERROR if record.of_library else logging.WARNING
+        if arguments.errors and record.level < least:
+            continue
+        shown = "\n".join(f"{record.process:<{width}}  {line}" for line in record.lines)
+        console.out(shown, style=_STYLES.get(record.level), highlight=False)
+        if console.quiet:  # the reader has gone
+            return

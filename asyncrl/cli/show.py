@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from asyncrl.episodes.reader import EpisodeReader
+    from asyncrl.run.folder import RunFolder
 
 _DESCRIPTION = """\
 Read the episodes that a run kept, one a page: prompt, turns, tool calls and
@@ -33,7 +34,9 @@ examples:
   asyncrl show RUN --evaluation --step 20   the evaluation of version 20
   asyncrl show RUN --json | jq .reward
 
-Which episodes are kept is said by tracking.trajectories; see docs/reading-a-run.md."""
+Which episodes are kept is said by tracking.trajectories: by default 8 of each
+training step, so the worst one shown is the worst of these, not of all that were
+played. See docs/reading-a-run.md."""
 
 SORTS = ("reward", "gap", "staleness", "length")
 
@@ -69,12 +72,12 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.episodes.measures import Measure
     from asyncrl.episodes.reader import Choice, EpisodeReader, no_such_episodes
     from asyncrl.episodes.schema import Kind
-    from asyncrl.run.folder import RunFolder
 
-    kind = Kind.EVALUATION if arguments.evaluation else Kind.TRAIN
-    choice = Choice(kind=kind, step=arguments.step, task=arguments.task)
     try:
-        reader = EpisodeReader(RunFolder.find(arguments.folder).trajectories)
+        reader = EpisodeReader(_one_model(arguments.folder).trajectories)
+        only_evaluated = not reader.steps(Kind.TRAIN) and bool(reader.steps(Kind.EVALUATION))
+        kind = Kind.EVALUATION if arguments.evaluation or only_evaluated else Kind.TRAIN
+        choice = Choice(kind=kind, step=arguments.step, task=arguments.task)
         by = Measure(arguments.sort) if arguments.sort else None
         if by is Measure.GAP and kind is Kind.EVALUATION:
             remedy = "sort by reward, length or staleness"
@@ -92,6 +95,14 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
         error_console().print(Text(str(error)))
         return ExitCode.REFUSED if isinstance(error, RecipeError) else ExitCode.FAILED
     return ExitCode.COMPLETED
+
+
+def _one_model(path: Path) -> RunFolder:
+    """Return the folder of a run, or that of the only model of an evaluation."""
+    from asyncrl.run.folder import RunFolder
+
+    models = [] if (path / "recipe.yaml").exists() else sorted(each.parent for each in path.glob("*/recipe.yaml"))
+    return RunFolder.find(models[0] if len(models) == 1 else path)
 
 
 def _print_json(reader: EpisodeReader, places: pa.Table, console: Console) -> None:

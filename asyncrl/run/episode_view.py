@@ -33,12 +33,12 @@ def episode_view(episode: EpisodeRecord, place: str) -> RenderableType:
         place: where it stands among the others, e.g. ``3 of 20``.
     """
     parts: list[RenderableType] = [
-        Rule(Text.assemble(("Episode ", "bold"), (place, "bold"), " · ", played_for(episode)), align="left", style="dim"),
+        Rule(Text.assemble(("Episode ", "bold"), (place, "bold"), " kept · ", played_for(episode)), align="left", style="dim"),
         _header(episode),
         *_block("Prompt", episode.prompt),
     ]
     for number, turn in enumerate(episode.turns, 1):
-        parts += _turn(number, turn)
+        parts += _turn(number, turn, is_last=number == len(episode.turns))
     return Group(*parts)
 
 
@@ -132,11 +132,12 @@ def _training(episode: EpisodeRecord) -> Iterator[tuple[str, str]]:
             yield name, f"{low:.3g}" if same else f"mean {mean(kept):.3g}, {low:.3g} to {high:.3g}"
 
 
-def _turn(number: int, turn: TurnRecord) -> Iterator[RenderableType]:
+def _turn(number: int, turn: TurnRecord, is_last: bool) -> Iterator[RenderableType]:
+    style = "bold green" if turn.reward > 0 else "bold red" if turn.reward < 0 else "dim"
     title = Text.assemble(
         (f"Turn {number}", "bold"),
         (f"  {turn.end - turn.start:,} tokens in {_brief(turn.generating_s)}", "dim"),
-        *([(f"  reward {turn.reward:+g}", "bold green" if turn.reward > 0 else "bold red")] if turn.reward else []),
+        *([(f"  reward {turn.reward:+g}" if turn.reward else "  reward 0", style)] if turn.reward or is_last else []),
     )
     yield from _block(title, turn.text, "cyan", below=0 if turn.calls else 1)
     for call in turn.calls:

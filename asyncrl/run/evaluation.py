@@ -35,7 +35,7 @@ from asyncrl.run.processes import adopt_orphans
 from asyncrl.run.stopping import wait_hearing
 from asyncrl.run.version_export import weights_of
 from asyncrl.run.watch import ending_with, own_daemons
-from generators.evaluation import Evaluated, EvaluationResult, HeldOutTask, require_results
+from generators.evaluation import BrokenEpisode, Evaluated, EvaluationResult, HeldOutTask, require_results
 from generators.first_error import first_error
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,8 @@ async def _play(pool: GeneratorPool, plan: EvaluationPlan, model: EvaluatedModel
             for _ in range(at_once):
                 playing.create_task(play())
     results = require_results(evaluated)
-    return Played(results, total - len(results), time.monotonic() - began)
+    broken = [each for each in evaluated if isinstance(each, BrokenEpisode)]
+    return Played(results, broken, time.monotonic() - began)
 
 
 def portion_out(tasks: Sequence[HeldOutTask], engines: int, room: int) -> tuple[Iterator[Sequence[HeldOutTask]], int]:
@@ -184,7 +185,10 @@ def _scores(plan: EvaluationPlan, model: EvaluatedModel, here: RunFolder, played
         scores=scores,
         sources=by_source,
         difference=None if first is None else difference_to(first, played, plan.sources),
-        missing=played.missing,
+        missing=len(played.broken),
+        missing_tasks=len(plan.tasks) - scores.tasks,
+        attempts=plan.recipe.buffer.max_attempts,
+        example=played.broken[0].problem if played.broken else "",
         turns=played.turns(),
         stopped=played.stopped(),
         seconds=played.seconds,

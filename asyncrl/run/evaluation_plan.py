@@ -7,6 +7,7 @@ What always holds: all models play the same tasks with the same limits and the s
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
@@ -123,7 +124,18 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
             f"evaluation.temperature is 0, so the {samples} samples of a task differ only where its environment or the engine's "
             "rounding does; set evaluation.temperature=1 to sample"
         )
-    return EvaluationPlan(models=planned, tasks=held_out_tasks(sources, samples), samples=samples, remarks=tuple(remarks))
+    tasks = held_out_tasks(sources, samples)
+    if request.tasks is not None:
+        tasks = _in_turn(tasks)[: request.tasks]
+    return EvaluationPlan(models=planned, tasks=tasks, samples=samples, remarks=tuple(remarks))
+
+
+def _in_turn(tasks: Sequence[HeldOutTask]) -> list[HeldOutTask]:
+    """Order tasks so that the first ones are the first of each source, then the second ones, and so on."""
+    by_source: dict[str, list[HeldOutTask]] = {}
+    for task in tasks:
+        by_source.setdefault(task.source, []).append(task)
+    return [task for several in zip_longest(*by_source.values()) for task in several if task is not None]
 
 
 def _find_models(request: EvaluationRequest) -> Iterator[EvaluatedModel]:

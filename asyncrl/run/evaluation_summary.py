@@ -12,7 +12,7 @@ from asyncrl.core.ids import PolicyVersion, TaskId
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.scores import Estimate, Scores, difference, score
 from asyncrl.run.summary import RecordedSummary
-from generators.evaluation import EvaluationResult
+from generators.evaluation import BrokenEpisode, EvaluationResult
 
 
 class ModelScores(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +27,9 @@ class ModelScores(msgspec.Struct, frozen=True, kw_only=True):
         sources: the scores by task source.
         difference: its mean@k less that of the first model, over the tasks that both played; None for the first.
         missing: episodes that have no reward because they broke their environment; they are in no score.
+        missing_tasks: tasks all of whose episodes are missing.
+        attempts: how often an episode was tried before it counted as missing, so errors of its code may be counted as often.
+        example: what broke the first of the missing episodes; empty if none is missing.
         turns: turns of the model in an episode, on average.
         stopped: the shares of episodes that ended for each reason.
         seconds: how long it played, starting the engines not included.
@@ -40,6 +43,9 @@ class ModelScores(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, Scores]
     difference: Estimate | None
     missing: int
+    missing_tasks: int
+    attempts: int
+    example: str
     turns: float
     stopped: dict[StopReason, float]
     seconds: float
@@ -70,12 +76,12 @@ class Played(msgspec.Struct, frozen=True):
 
     Attributes:
         results: the results of all episodes that have one.
-        missing: how many episodes have none.
+        broken: the episodes that have none.
         seconds: how long it took.
     """
 
     results: Sequence[EvaluationResult]
-    missing: int
+    broken: Sequence[BrokenEpisode]
     seconds: float
 
     def rewards(self, tasks: Sequence[TaskId]) -> list[list[float]]:

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.core.text import counted
 from asyncrl.episodes.visible import visible
 from asyncrl.run.evaluation_summary import EvaluationSummary, ModelScores
 from asyncrl.run.scores import Estimate, Scores
@@ -74,7 +75,12 @@ def _estimate(estimate: Estimate | None, sign: str = "") -> Text:
 
 def _remarks(model: ModelScores) -> Iterator[str]:
     if model.missing:
-        yield (f"{model.model}: {model.missing:,} episodes broke their environment and are in no score; see {model.folder}/logs")
+        all_of = f", among them all of {counted(model.missing_tasks, 'task')}" if model.missing_tasks else ""
+        yield (
+            f"{model.model}: {counted(model.missing, 'episode')}{all_of}, broke their environment in each of {model.attempts} "
+            f"tries (buffer.max_attempts; an error in your code is counted in each try) and are in no score, e.g. "
+            f"{model.example}; see {model.folder}/logs"
+        )
     cut = {reason: share for reason, share in model.stopped.items() if reason != "environment_done"}
     if sum(cut.values()) >= _MANY:
         told = ", ".join(f"{percent(share)} by {reason}" for reason, share in sorted(cut.items(), key=lambda each: -each[1]))

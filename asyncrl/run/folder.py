@@ -35,6 +35,8 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.compose import resolved_yaml
 
+MOST_NAMED = 8
+"""The most folders that are named to a user who named the one above them."""
 _LOCK_BYTES = 32
 """The size of a lock file, which holds a process id."""
 
@@ -92,6 +94,9 @@ class RunFolder:
             found = folder.recipe.is_file()
         except (OSError, RuntimeError) as error:  # links that lead in a circle are a RuntimeError
             raise RecipeError("", f"cannot look into {str(path)!r}: {getattr(error, 'strerror', error)}", remedy) from error
+        if not found and (models := sorted(each.parent.name for each in path.glob("*/recipe.yaml"))):
+            problem = f"{str(path)!r} is the folder of several runs, or of an evaluation of several models"
+            raise RecipeError("", problem, f"name one of {', '.join(str(path / model) for model in models[:MOST_NAMED])}")
         if not found:
             raise RecipeError("", f"{str(path)!r} is not a run folder: it has no {folder.recipe.name}", remedy)
         return folder

@@ -39,6 +39,7 @@ _HEADERS = tuple(
     )
 )
 _PREFIX = re.compile(_PROCESS)
+_OURS = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ (?!vllm[.:])")
 _TRACEBACK = ("Traceback (most recent call last):", "Fatal Python error")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -55,12 +56,14 @@ class LogRecord(msgspec.Struct):
         process: name of the process, e.g. ``generator-0``.
         level: as in :mod:`logging`; 0 if the line does not say.
         lines: its text; escape sequences and control characters are left out or replaced.
+        of_library: whether it is in the format of a library, such as vLLM's, or from a logger of vLLM's.
     """
 
     time: float
     process: str
     level: int
     lines: list[str]
+    of_library: bool = False
 
 
 class LogFile:
@@ -121,7 +124,7 @@ class LogFile:
             yield from self._end_record()
             self._time = max(self._time or 0.0, self._time_of(header))
             yield from self._wait_over()
-            self._begin_record(line, _LEVELS[header["level"][0]])
+            self._begin_record(line, _LEVELS[header["level"][0]], of_library=_OURS.match(line) is None)
             self._in_traceback = False
         elif self._open is not None and self._continues(body, starts_traceback):
             self._open.lines.append(line)
@@ -142,8 +145,8 @@ class LogFile:
             return True
         return starts_traceback and self._open.level > logging.NOTSET
 
-    def _begin_record(self, line: str, level: int) -> None:
-        self._open = LogRecord(self._time or 0.0, self._process, level, [line])
+    def _begin_record(self, line: str, level: int, of_library: bool = False) -> None:
+        self._open = LogRecord(self._time or 0.0, self._process, level, [line], of_library)
 
     def _end_record(self) -> Iterator[LogRecord]:
         record, self._open = self._open, None

@@ -7,9 +7,9 @@ tool and little else.
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.environment import ClassEnvironment, member_place
+from asyncrl.core.recipe.environment import ClassEnvironment, MemberConfig, member_place
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.envs.load import BUILT_IN, find_lessons
+from asyncrl.envs.load import BUILT_IN, find_lessons, make_tasks
 from asyncrl.run.model_shape import TINY, TINY_SHAPE
 from asyncrl.run.tiny_player import Player
 from generators.episode import EpisodeLimits
@@ -49,11 +49,13 @@ def remarks_on(recipe: Recipe) -> tuple[str, ...]:
     """Return a remark for the user if the recipe's model is the tiny one, and an environment has no lessons for it.
 
     Raises:
-        RecipeError: as :func:`players_of`.
+        RecipeError: as :func:`players_of`, or an environment with lessons makes no tasks to teach on.
     """
     if recipe.model.path != TINY:
         return ()
     taught = _taught(recipe)
+    for member, player in taught.items():
+        check_lessons(player.environment, member_place(member), recipe.seed)
     untaught = [spec for member, spec in recipe.environment.by_member.items() if member not in taught]
     remarks = []
     if elsewhere := " and ".join(spec.label for spec in untaught if not isinstance(spec, ClassEnvironment)):
@@ -65,6 +67,28 @@ def remarks_on(recipe: Recipe) -> tuple[str, ...]:
     problem = f"{TINY} has not been warmed up on {' and '.join(unknown)}, and will hardly get anywhere there"
     remedy = "name a better model, or give the environment lessons (docs/built-in-environments.md)"
     return (*remarks, f"model.path: {problem}; {remedy}")
+
+
+def check_lessons(environment: MemberConfig, place: str, seed: int) -> None:
+    """Make a task of each split as the warm-up will, also where the tasks of the run come from files.
+
+    Raises:
+        RecipeError: the environment has lessons, and makes no tasks with these options.
+    """
+    if find_lessons(environment) is None:
+        return
+    for split in ("train", "evaluation"):
+        try:
+            made = make_tasks(environment, split, 1, seed)
+        except RecipeError as error:
+            problem = (
+                f"its lessons teach the tiny model on tasks of make_tasks, also where those of the run are files: {error.problem}"
+            )
+            remedy = "let make_tasks take the environment's options, or return None from lessons() for these"
+            raise RecipeError(place, problem, remedy) from error
+        if not made:
+            problem = f"its lessons need tasks, and make_tasks makes none of split {split}"
+            raise RecipeError(place, problem, "make some, or return None from lessons()")
 
 
 def _taught(recipe: Recipe) -> dict[str, Player]:

@@ -42,7 +42,7 @@ def test_a_sound_environment_has_no_findings_and_is_measured(tmp_path: Path):
         ("Constant", "rewards", "is rewarded with 0.5"),
         ("NotFinite", "episodes", "returned nan"),
         ("Shared", "shared state", "plays differently beside 99 others: turn "),
-        ("Random", "determinism", "something else the second time: turn "),
+        ("Random", "determinism", "something else another time: turn "),
         ("RandomTasks", "tasks", "made a second time with the same seed"),
         ("HashedTasks", "tasks", "another one in another process"),
         ("Overlapping", "tasks", "equal training tasks but for the id"),
@@ -57,6 +57,7 @@ def test_a_mistake_is_found(name: str, kind: str, problem: str, once: "dict[str,
         once[name] = checked(name)
     found = [each for each in once[name].findings if each.check == kind and problem in each.problem]
     assert found, once[name].findings
+    assert name != "Random" or "shared state" not in {each.check for each in once[name].findings}, "one cause, one error"
     assert all(each.severity is Severity.ERROR and each.remedy for each in found)
     kinds = {each.check for each in once[name].findings if each.severity is Severity.ERROR}
     assert kinds <= {kind, "episodes"}, "one mistake is not told as others"

@@ -44,9 +44,9 @@ def test_calls_are_answered_and_the_answer_is_rewarded(tmp_path: Path):
     assert reward == 0.0
     assert "tool: 6" in shown
     assert "tool: 2" in shown
-    assert "done after 3 turns, reward 0" in shown
+    assert "end: done after 3 turns\n  reward of all turns: 0 (tool_calls 2, tool_errors 0, malformed_calls 0)" in shown
     script = tmp_path / "turns.txt"
-    script.write_text('calculator("2*3") \\\ncalculator("4*5")\nmul(a=2)\n42\n')
+    script.write_text('calculator("2*3") \\\ncalculator("4*5")\nmul(2, 3)\n42\n')
     reward, shown = play(playing.turns_of_file(script))
     assert shown.index("tool: 6") < shown.index("tool: 20") < shown.index("no tool 'mul'")
     assert reward == 0.0
@@ -57,6 +57,12 @@ def test_an_episode_can_be_left_and_has_its_limits():
     reward, shown = play(typed(*['calculator("1+1")'] * 3), "environment.max_turns=2")
     assert reward == 0.0
     assert "environment.max_turns = 2 reached" in shown
+    reward, shown = play(typed(*['calculator("1+1")'] * 3), "+environment.max_calls=2")
+    assert "environment.max_calls = 2 reached, so this turn is not run" in shown
+    assert (shown.count("tool: 2"), "tool_calls 2," in shown) == (2, True)
+    penalised = ("+environment.on_malformed_call=penalise", "+environment.malformed_penalty=0.25")
+    reward, shown = play(typed("calculator(1+)", "nosuch(3)", "no idea"), *penalised)
+    assert (reward, "malformed_penalty -0.5" in shown) == (-0.5, True)
 
 
 def test_tasks_are_found_by_number_and_id():
@@ -77,6 +83,7 @@ def test_tasks_are_found_by_number_and_id():
         ("calculator('1+1')", "", (ToolCall("calculator", {"expression": "1+1"}),)),
         ("think\ncalculator(expression='1+1')", "think", (ToolCall("calculator", {"expression": "1+1"}),)),
         ("search(word='a', top=3)", "", (ToolCall("search", {"word": "a", "top": 3}),)),
+        ("nosuch(3)", "", (ToolCall("nosuch", {"argument 1": 3}),)),
         ('{"name": "f"}', "", (ToolCall("f", {}),)),
         ('{"a": 1}', '{"a": 1}', ()),
         ("{x", "{x", ()),

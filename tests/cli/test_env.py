@@ -48,3 +48,31 @@ def test_what_cannot_be_done_is_refused(capsys):
     assert main(["env", "check", "nowhere:Class"]) == 2
     assert main(["env", "eval", "calculator", "--model", "nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_tasks_of_files_that_the_lessons_do_not_need_are_told_apart_from_those_that_they_do(capsys, tmp_path: Path):
+    (tmp_path / "picky.py").write_text(
+        "from asyncrl.envs.calculator import Calculator\n\n\n"
+        "class Picky(Calculator):\n"
+        "    def __init__(self, level: int = 1) -> None:\n        super().__init__()\n\n"
+        "    @classmethod\n    def make_tasks(cls, split, count, seed):\n        return super().make_tasks(split, count, seed)\n"
+    )
+    for name, number in (("train", 3), ("held-out", 5)):
+        lines = [json.dumps({"prompt": f"{each}+1", "answer": each + 1}) for each in range(number, number + 2)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    tasks = {"kind": "files", "train": [{"path": "train.jsonl"}], "evaluation": [{"path": "held-out.jsonl"}]}
+    settings = {
+        "name": "r",
+        "steps": 1,
+        "model": {"path": "tiny"},
+        "environment": {"name": "picky:Picky", "options": {"level": 2}},
+    }
+    (tmp_path / "picky.yaml").write_text(json.dumps(settings | {"tasks": tasks}))
+    assert main(["env", "check", "picky.yaml"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "its lessons teach the tiny model on tasks of make_tasks, also where those of the run are files" in shown
+    assert "unexpected keyword argument 'level'" in shown
+    assert main(["launch", "picky.yaml", "--dry-run"]) == 2
+    assert "unexpected keyword argument 'level'" in capsys.readouterr().err
+    assert main(["env", "eval", "picky.yaml", "--model", "tiny", "-n", "1"]) == 2
+    assert "unexpected keyword argument 'level'" in capsys.readouterr().err, "it was not refused for -n"

@@ -45,7 +45,7 @@ def test_a_page_shows_everything_in_its_place(run, capsys):
     assert main(["show", str(run), "--step", "4"]) == ExitCode.COMPLETED
     shown = capsys.readouterr().out
     expected = [
-        "Episode 1 of 1 · training step 4",
+        "Episode 1 of 1 kept · training step 4",
         "train-bad of source generated, environment calculator",
         "-0.5",
         "tool_errors 1",
@@ -210,3 +210,18 @@ def test_a_place_stays_within_the_pages():
         assert place.top == top, action
     place.move("down", lines=3, height=4)
     assert place.top == 0
+
+
+def test_the_folder_of_an_evaluation_leads_to_its_models(run, tmp_path_factory, capsys):
+    above = tmp_path_factory.mktemp("evaluation")
+    for number, task in enumerate(("held-out-a", "held-out-b"), 1):
+        model = above / f"{number}-tiny"
+        model.mkdir()
+        (model / "recipe.yaml").write_text("name: gone\n")
+        write(model, [row(2, kind=Kind.EVALUATION, task_id=task, version=2)], "evaluation")
+        if number == 1:
+            assert main(["show", str(above)]) == ExitCode.COMPLETED
+            assert "held-out-a" in capsys.readouterr().out
+    assert main(["show", str(above)]) == ExitCode.REFUSED
+    told = capsys.readouterr().err.replace("\n", "")
+    assert all(str(above / name) in told for name in ("1-tiny", "2-tiny"))

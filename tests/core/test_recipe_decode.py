@@ -31,8 +31,10 @@ def test_defaults_are_filled_in():
         ({"learner": {"lrr": 1}}, "learner.lrr", "did you mean `learner.lr`?"),
         ({"lerner": {}}, "lerner", "did you mean `learner`?"),
         ({"lr": 1}, "lr", "did you mean `learner.lr`?"),
+        ({"train": {"lr": 1}}, "train.lr", "did you mean `learner.lr`?"),
         ({"buffer": {"staleness": 1}}, "buffer.staleness", "did you mean `buffer.max_staleness`?"),
-        ({"data": {"train": 1}}, "data", "the keys of a recipe are name, steps, model"),
+        ({"data": {"train": 1}}, "data.train", "did you mean `tasks.train`?"),
+        ({"data": {"zzz": 1}}, "data", "the keys of a recipe are name, steps, model"),
         ({"batch": {"zzz": 1}}, "batch.zzz", "the keys of batch are groups_per_step, group_size"),
         (
             {"algorithm": {"loss": {"kind": "ppo_clip", "cliplow": 1}}},
@@ -91,6 +93,13 @@ def test_a_wrong_value_is_refused_with_place_value_and_what_is_right(sections, p
     assert error.place == place
     assert seen in error.problem
     assert right in error.remedy
+
+
+def test_a_kind_that_is_not_known_is_refused_with_the_one_that_was_meant():
+    error = refusal(algorithm={"loss": {"kind": "ppo"}})
+    assert error.remedy.startswith("did you mean `ppo_clip`? it must be one of ppo_clip, gspo")
+    assert refusal(algorithm={"loss": {"kind": "gsp"}}).remedy.startswith("did you mean `gspo`?")
+    assert refusal(algorithm={"loss": {"kind": "mine"}}).remedy.startswith("must be one of")
 
 
 def test_bounds_may_be_reached():

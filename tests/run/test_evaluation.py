@@ -22,7 +22,7 @@ from asyncrl.run.evaluation_summary import EvaluationSummary, ModelScores, Playe
 from asyncrl.run.evaluation_view import evaluation_view
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.summary import Status
-from generators.evaluation import EvaluationResult, HeldOutTask
+from generators.evaluation import BrokenEpisode, EvaluationResult, HeldOutTask
 
 
 @given(tasks=st.integers(1, 300), samples=st.integers(1, 100), engines=st.integers(1, 5), room=st.integers(1, 256))
@@ -94,7 +94,7 @@ def played(rewards: dict[str, list[float]], missing: int = 0) -> Played:
         for task, several in rewards.items()
         for reward in several
     ]
-    return Played(results, missing, seconds=1.0)
+    return Played(results, [BrokenEpisode(TaskId("d"), "task d: reward() raised KeyError: 'answer'")] * missing, seconds=1.0)
 
 
 SOURCES = {"easy": [TaskId("a"), TaskId("b")], "hard": [TaskId("c"), TaskId("d")]}
@@ -110,7 +110,10 @@ def model_scores(name: str, own: Played, first: Played | None) -> ModelScores:
         scores=scores,
         sources=sources,
         difference=None if first is None else difference_to(first, own, SOURCES),
-        missing=own.missing,
+        missing=len(own.broken),
+        missing_tasks=4 - scores.tasks,
+        attempts=3,
+        example=own.broken[0].problem if own.broken else "",
         turns=own.turns(),
         stopped=own.stopped(),
         seconds=1.0,
@@ -146,7 +149,9 @@ def test_scores_by_source_and_the_difference_over_tasks_that_both_played(tmp_pat
     for told in ("r: 4 tasks, 2 episodes of each", "mean@2", "pass@2", "to the first", "+0.333", "easy: 2 tasks", "[0.00, 0.50]"):
         assert told in shown
     assert "pass@1" not in shown, "it is the mean"
-    assert "base: 2 episodes broke their environment and are in no score; see /runs/evaluation/1-base/logs" in shown
+    told = " ".join(shown.split())
+    assert "base: 2 episodes, among them all of 1 task, broke their environment in each of 3 tries" in told
+    assert "in no score, e.g. task d: reward() raised KeyError: 'answer'; see /runs/evaluation/1-base/logs" in told
     assert "base: many episodes were cut off: 83 % by max_turns" in shown
 
 

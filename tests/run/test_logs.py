@@ -24,6 +24,8 @@ GENERATOR = """\
 printed before any time
 2026-11-22 06:37:14,802 INFO generators.engine: starting
 (EngineCore pid=32290) WARNING 11-22 06:37:16 [utils.py:333] something of vLLM's
+2026-11-22 06:37:17,000 WARNING vllm.triton_utils: Triton is not there
+(EngineCore pid=32290) ERROR 11-22 06:37:18 [core.py:33] an error of vLLM's
 a tool prints this
 2026-11-22 06:37:20,000 WARNING asyncrl.core.error_counts: task t: reward() of my_env.py:41 raised KeyError: 'answer'
 Traceback (most recent call last):
@@ -94,17 +96,25 @@ def test_all_lines_are_merged_by_time_with_their_process(run: RunFolder, capsys:
 def test_errors_come_with_their_tracebacks_and_without_what_tools_print(run: RunFolder, capsys: pytest.CaptureFixture[str]):
     text = "\n".join(shown([str(run.path), "--errors"], capsys))
     for told in (
-        "something of vLLM's",
         "KeyError: 'answer'",
         "raised KeyError: 'noted'",
         "ValueError: one",
         "ValueError: two",
         "RuntimeError: printed",
-        "NUMA",
+        "an error of vLLM's",
     ):
         assert told in text
-    for untold in ("a tool prints", "Starting Ray", "closing", "afterwards", "starting"):
+    for untold in ("something of vLLM's", "Triton", "NUMA", "a tool prints", "Starting Ray", "closing", "afterwards", "starting"):
         assert untold not in text
+
+
+def test_several_runs_are_shown_one_after_the_other(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    other = RunFolder.create(compose("quickstart", [f"run_dir={tmp_path / 'other'}"]))
+    (other.logs / "driver.log").write_text("2026-11-22 06:00:00,000 WARNING x: of the other\n")
+    lines = shown([str(run.path), str(other.path), "--errors"], capsys)
+    assert (lines[0], lines[-2].endswith(other.path.name), lines[-1].endswith("of the other")) == (str(run.path), True, True)
+    assert main(["logs", str(run.path), str(other.path), "-f"]) == ExitCode.REFUSED
+    assert "2 runs are named, and one can be followed" in capsys.readouterr().err
 
 
 def test_what_would_disturb_a_terminal_is_taken_out(run: RunFolder, capsys: pytest.CaptureFixture[str]):

@@ -89,7 +89,7 @@ class _SectionReader:
             elif key == schema.tag_field:
                 complete[key] = entry
             else:
-                self._refuse_unknown(schema, place, str(key))
+                self._refuse_unknown(schema, place, str(key), entry)
         for name, field in fields.items():
             if field.required and name not in value:
                 self._refuse(_join(place, name), "missing", f"it must be {_expected(field.type)}")
@@ -134,20 +134,28 @@ class _SectionReader:
         usual = next((section.tag for section in sections if is_usual(section)), None)
         kind = value.get(tag_field, default or usual)
         if not (isinstance(kind, str) and kind in kinds):
-            self._refuse(_join(place, tag_field), f"{_show(kind)} is not a known kind", f"must be one of {_listed(kinds)}")
+            near = _near_kind(kind, list(kinds)) if isinstance(kind, str) else None
+            guess = f"{_did_you_mean([near])} it " if near else ""
+            problem, remedy = f"{_show(kind)} is not a known kind", f"{guess}must be one of {_listed(kinds)}"
+            self._refuse(_join(place, tag_field), problem, remedy)
             return value
         return self.section(kinds[kind], {**value, tag_field: kind}, place)
 
-    def _refuse_unknown(self, schema: inspect.StructType, place: str, key: str) -> None:
+    def _refuse_unknown(self, schema: inspect.StructType, place: str, key: str, entry: object) -> None:
         here = _join(place, key)
+        elsewhere = {name: _with_last_part(str(name)) for name in entry} if isinstance(entry, Mapping) else {}
+        if elsewhere and all(elsewhere.values()):  # keys of a recipe, in a section that there is not
+            for name, paths in elsewhere.items():
+                self._refuse(_join(here, str(name)), "unknown key", _did_you_mean(paths))
+            return
         siblings = [field.encode_name for field in schema.fields]
         if near := get_close_matches(key, siblings, n=1):
             meant = [_join(place, near[0])]
         else:
-            meant = [path for path in _all_keys(_schema()) if path.rpartition(".")[2] == key and path != here]
+            meant = [path for path in _with_last_part(key) if path != here]
         kind = f" of kind {schema.tag}" if schema.tag_field else ""
         if meant:
-            remedy = f"did you mean {' or '.join(f'`{path}`' for path in meant)}?"
+            remedy = _did_you_mean(meant)
         elif siblings:
             remedy = f"the keys of {place or 'a recipe'}{kind} are {_listed(siblings)}"
         else:
@@ -156,6 +164,21 @@ class _SectionReader:
 
     def _refuse(self, place: str, problem: str, remedy: str) -> None:
         self.problems.append(RecipeError(place, problem, remedy))
+
+
+def _with_last_part(name: str) -> list[str]:
+    """Return all keys of a recipe whose last part is ``name``."""
+    return [path for path in _all_keys(_schema()) if path.rpartition(".")[2] == name]
+
+
+def _near_kind(kind: str, kinds: list[Any]) -> str | None:
+    """Return the kind that was probably meant: one that begins with what was written, or else one that differs by a typo."""
+    longer = [each for each in kinds if each.startswith(f"{kind}_")]
+    return next(iter(longer or get_close_matches(kind, kinds, n=1, cutoff=0.75)), None)
+
+
+def _did_you_mean(names: Sequence[str]) -> str:
+    return f"did you mean {' or '.join(f'`{name}`' for name in names)}?"
 
 
 def _broken_bound(value_type: inspect.Type, value: Any) -> str:
