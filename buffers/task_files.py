@@ -4,9 +4,8 @@ A path is a JSON-lines file, a Parquet file, a folder that Hugging Face datasets
 as dataset repositories have them. Each file is read once and completely, so later changes of the files do not affect the run.
 """
 
-import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -19,8 +18,6 @@ from buffers.arrow_table import PARQUET_MAGIC, ArrowTable
 from buffers.json_lines import BYTE_ORDER_MARK, JsonLines
 from buffers.task_rows import LabelledFile, TaskRows
 from buffers.task_stream import TaskSource, source_names
-
-logger = logging.getLogger(__name__)
 
 Schema = TypeVar("Schema")
 
@@ -52,6 +49,15 @@ def read_sources(files: Sequence[TaskFile], place: str, on_malformed: Literal["r
     ]
 
 
+def remarks_on_skipped(sources: Iterable[TaskSource], split: str) -> Iterator[str]:
+    """Yield a sentence for the user about each source of which rows were left out."""
+    for source in sources:
+        if source.skipped and isinstance(source.tasks, TaskRows):
+            rows = len(source.tasks) + source.skipped
+            left_out = f"{source.skipped:,} of {rows:,} rows are malformed and left out"
+            yield f"tasks.{split} ({source.name}): {left_out}: {source.tasks.told()}"
+
+
 def _read_source(
     file: TaskFile, name: str, place: str, on_malformed: Literal["refuse", "skip"], id_prefix: str, taken: set[str]
 ) -> TaskSource:
@@ -67,9 +73,6 @@ def _read_source(
         raise RecipeError(
             place, f"{root} holds no task" + (f": {tasks.told()}" if tasks.skipped else ""), "give at least one row"
         )
-    if tasks.skipped:
-        rows = len(tasks) + tasks.skipped
-        logger.warning("%s: %d of %d rows skipped as malformed: %s", place, tasks.skipped, rows, tasks.told())
     content = "".join(found.rows.digest for found in files) + file.environment
     digest = blake2b(content.encode(), digest_size=16).hexdigest()
     return TaskSource(name, tasks, file.weight, tasks.skipped, digest)

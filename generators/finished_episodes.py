@@ -54,11 +54,15 @@ class EpisodeCounts(msgspec.Struct):
 
 
 class ToolCounts(msgspec.Struct):
-    """The calls that reached one tool; ``errors`` raised, ``timeouts`` passed their deadline. ``latencies`` are of all calls."""
+    """The calls that reached one tool; ``errors`` raised, ``timeouts`` passed their deadline.
+
+    ``seconds`` and ``latencies`` are of all calls.
+    """
 
     calls: int = 0
     errors: int = 0
     timeouts: int = 0
+    seconds: float = 0.0
     latencies: Latencies = msgspec.field(default_factory=Latencies)
 
 
@@ -127,6 +131,7 @@ class FinishedEpisodes(msgspec.Struct):
         tool.calls += 1
         tool.errors += call.outcome is CallOutcome.ERROR
         tool.timeouts += call.outcome is CallOutcome.TIMEOUT
+        tool.seconds += call.seconds
         tool.latencies.add(call.seconds)
 
 

@@ -10,6 +10,8 @@ What a knob brings follows Amdahl's law (1967): the share of time that the knob 
 other side and the processor set an upper limit.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -19,7 +21,8 @@ from asyncrl.core.recipe.rules import broken_rules
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
 from asyncrl.run.shares import Shares
-from asyncrl.run.units import percent
+from asyncrl.run.units import duration, percent
+from generators.finished_episodes import FinishedEpisodes
 
 WORTH_SAYING = 1.1
 """The smallest factor for which changing a knob is advised."""
@@ -57,6 +60,35 @@ class Bottleneck(msgspec.Struct, frozen=True):
     factor: float | None = None
 
 
+class SlowTool(msgspec.Struct, frozen=True):
+    """The tool whose calls take the most time.
+
+    Attributes:
+        share: its calls' share of the time of all calls of tools, in [0, 1].
+        call_s: seconds that one of its calls takes, on average.
+    """
+
+    name: str
+    share: float
+    call_s: float
+
+    @classmethod
+    def of(cls, several: Iterable[FinishedEpisodes]) -> "SlowTool | None":
+        """Find it by what finished episodes report; None if they made no calls."""
+        seconds, calls = Counter[str](), Counter[str]()
+        for finished in several:
+            for name, tool in finished.tools.items():
+                seconds[name] += tool.seconds
+                calls[name] += tool.calls
+        if not (whole := sum(seconds.values())):
+            return None
+        slowest = max(seconds, key=seconds.__getitem__)
+        return cls(slowest, seconds[slowest] / whole, seconds[slowest] / calls[slowest])
+
+    def __str__(self) -> str:
+        return f"tool {self.name} took {percent(self.share)} of the time of all calls, {duration(self.call_s)} a call"
+
+
 class _Advice(msgspec.Struct, frozen=True):
     """Knobs, their present and their new value, and the factor by which the change divides the time that is lost."""
 
@@ -77,12 +109,13 @@ class _Advice(msgspec.Struct, frozen=True):
         return next(broken_rules(recipe), None) is not None
 
 
-def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int) -> Bottleneck:
+def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int, slowest: SlowTool | None = None) -> Bottleneck:
     """Find the bottleneck of the last ``steps`` training steps, of which ``shares`` is the mean.
 
     Args:
         recipe: the run's recipe.
         depth: the pipeline depth now.
+        slowest: the tool that took the most time in these steps, where it is known.
     """
     lost = _lost(shares)
     engines_hold_up = shares.waiting > max(shares.publishing, shares.idle + CLEARLY_MORE)
@@ -94,7 +127,7 @@ def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int) -> B
         kind = max((kind for kind in lost if kind is not Kind.LEARNER), key=lost.__getitem__)
     share = lost[kind]
     over = "training step" if steps == 1 else f"{steps} training steps"
-    found = f"{kind}-bound: in the last {over} {_says(kind, shares, share)}"
+    found = f"{kind}-bound: in the last {over} {_says(kind, shares, share, slowest)}"
     advice = _advice(kind, shares, recipe, depth)
     if advice.knobs == ("buffer.pipeline_depth",) and recipe.buffer.pipeline_depth == AUTO:
         return Bottleneck(kind, share, f"{found}; buffer.pipeline_depth, now {depth}, grows by itself")
@@ -122,7 +155,7 @@ def _lost(shares: Shares) -> dict[Kind, float]:
     return {Kind.LEARNER: shares.training, Kind.STALENESS: held_back - scoring, Kind.REWARD: scoring, **lost}
 
 
-def _says(kind: Kind, shares: Shares, share: float) -> str:
+def _says(kind: Kind, shares: Shares, share: float, slowest: SlowTool | None) -> str:
     waited = f"the learner waited for {percent(share)} of the time"
     match kind:
         case Kind.LEARNER:
@@ -134,7 +167,8 @@ def _says(kind: Kind, shares: Shares, share: float) -> str:
         case Kind.STALENESS:
             return f"{waited} while engines had room, but the pipeline depth allowed no more tickets"
         case Kind.TOOLS:
-            return f"{waited} for episodes, which spent {percent(shares.tools)} of their own time in tools"
+            named = f" ({slowest})" if slowest else ""
+            return f"{waited} for episodes, which spent {percent(shares.tools)} of their own time outside engines{named}"
         case Kind.REWARD:
             return f"{waited} for finished episodes, which waited for their score for {percent(shares.scoring)} of their time"
         case Kind.GENERATION:

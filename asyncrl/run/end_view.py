@@ -38,9 +38,9 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
     if (more := len(summary.errors) - ERRORS_SHOWN) > 0:
         lines.append(Text(f"{more} other errors in your code: see {folder.summary}", "yellow"))
     failed = summary.status is Status.FAILED
-    lines.append(_place("Logs", str(folder.logs)) if failed else _place("Run folder", str(folder.path)))
+    lines.append(_place("Logs", _near(folder.logs)) if failed else _place("Run folder", _near(folder.path)))
     if summary.status is not Status.COMPLETED and journal_of(folder.path).is_dir():
-        lines.append(_place("Go on with", f"{_command('asyncrl')} launch --resume {shlex.quote(str(folder.path))}"))
+        lines.append(_place("Go on with", f"{_command('asyncrl')} launch --resume {shlex.quote(_near(folder.path))}"))
     return lines
 
 
@@ -49,8 +49,17 @@ def _command(name: str) -> str:
     beside = Path(sys.executable).with_name(name)
     if shutil.which(name) or not beside.is_file():
         return name
-    # A run that is resumed works in the folder that it was launched in, and the user's shell need not be there.
-    return shlex.quote(os.path.relpath(beside) if os.environ.get("PWD") == os.getcwd() else str(beside))
+    return shlex.quote(os.path.relpath(beside) if _in_shells_folder() else str(beside))
+
+
+def _in_shells_folder() -> bool:
+    """Whether the user's shell is here. A run that is resumed works in the folder that it was launched in."""
+    return os.environ.get("PWD") == os.getcwd()
+
+
+def _near(path: Path) -> str:
+    """Return a path as the user can type it: a relative one, if it lies below the folder that the user's shell is in."""
+    return str(path.relative_to(os.getcwd()) if _in_shells_folder() and path.is_relative_to(os.getcwd()) else path)
 
 
 def _place(what: str, where: str) -> Text:

@@ -30,6 +30,7 @@ from asyncrl.run.plan import place_here
 from asyncrl.run.preflight import play_first_tasks
 from asyncrl.run.tasks import held_out_tasks, load_sources
 from asyncrl.run.tiny_lessons import remarks_on
+from buffers.task_files import remarks_on_skipped
 from generators.engine_arguments import check_engine_arguments
 from generators.evaluation import HeldOutTask
 from generators.vllm_parsers import check_parsers
@@ -117,7 +118,8 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
     greedy = first.evaluation.temperature == 0
     samples = request.samples or first.evaluation.samples or (1 if greedy else SAMPLES)
     sources = load_sources(first, "evaluation")
-    remarks = [*play_first_tasks(first, (("evaluation", sources),), note), *remarks_on(first)]
+    skipped = remarks_on_skipped(sources, "evaluation")
+    remarks = [*skipped, *play_first_tasks(first, (("evaluation", sources),), note), *remarks_on(first)]
     check_parsers(first.model.tool_parser, first.model.reasoning_parser)  # last: it may take seconds
     if greedy and samples > 1:
         remarks.append(

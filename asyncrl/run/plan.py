@@ -29,6 +29,7 @@ from asyncrl.run.tiny_lessons import remarks_on
 from asyncrl.run.units import memory, quantity
 from asyncrl.run.weight_slices import WeightSlices, weight_slices
 from buffers.sampling import make_sampler
+from buffers.task_files import remarks_on_skipped
 from buffers.task_stream import TaskSource
 from generators.engine_arguments import check_cpu_arguments, check_engine_arguments
 from generators.vllm_parsers import check_parsers
@@ -135,7 +136,8 @@ def make_plan(
         ("train", make_task_stream(recipe, CHECKED_TASKS).sources),
         ("evaluation", load_sources(recipe, "evaluation", CHECKED_TASKS)),
     )
-    played = (*play_first_tasks(recipe, splits, note), *remarks_on(recipe))
+    skipped = [remark for split, sources in splits for remark in remarks_on_skipped(sources, split)]
+    played = (*skipped, *play_first_tasks(recipe, splits, note), *remarks_on(recipe))
     plan = Plan(
         processes=_with_gpus(recipe, machine, shape),
         sources=tuple(_describe(recipe, splits)),

@@ -18,7 +18,7 @@ from asyncrl.core.recipe.section import AUTO
 from asyncrl.core.spread import has_spread
 from asyncrl.core.text import counted
 from asyncrl.run import metrics
-from asyncrl.run.bottleneck import find_bottleneck
+from asyncrl.run.bottleneck import SlowTool, find_bottleneck
 from asyncrl.run.episode_metrics import EpisodeMetrics, finished_between
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.live_view import LiveView
@@ -66,6 +66,7 @@ class Recorder:
         self._generators: list[GeneratorStatistics] = []
         self._evaluation: float | None = None
         self._shares: deque[Shares] = deque(maxlen=BOTTLENECK_STEPS)
+        self._finished: deque[FinishedEpisodes] = deque(maxlen=BOTTLENECK_STEPS)
         self._pacing: Pacing | None = None
         self._published_before = PolicyVersion(0)
         self._ledger = NO_GROUPS
@@ -98,11 +99,13 @@ class Recorder:
         shares = Shares.of_step(times, seconds, before, generators, busy_cores())
         # A step that is done again after a resume waits for nothing, and near the run's end no more tickets are issued.
         usual = self._published_before < step < self._recipe.steps - buffer.depth
+        finished = finished_between(before, generators)
         if usual or not self._shares:
             self._shares.append(shares)
-        finished = finished_between(before, generators)
+            self._finished.append(finished)
         complete, filtered = self._filters(buffer.ledger)
-        bottleneck = find_bottleneck(Shares.mean(self._shares), self._recipe, buffer.depth, len(self._shares))
+        slowest = SlowTool.of(self._finished)
+        bottleneck = find_bottleneck(Shares.mean(self._shares), self._recipe, buffer.depth, len(self._shares), slowest)
         trained = batch.trained().rows
         tokens = sum(row.length for row in trained)
         run_readings = [

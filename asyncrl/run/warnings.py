@@ -26,8 +26,8 @@ WINDOW = 4
 """Training steps that are looked at together; all steps of a shorter run."""
 MOST = 0.5
 """Share from which on something happens in most episodes or calls."""
-OFTEN = 0.2
-"""Share of a tool's calls from which on it times out often."""
+OFTEN_LATE, OFTEN_FAILED = 0.2, 0.25
+"""Shares of a tool's calls above which it times out, or fails, too often."""
 FEWEST_CALLS, FEWEST_EPISODES = 20, 16
 """Fewer calls of a tool, or fewer episodes, say nothing."""
 COLLAPSED = 0.3
@@ -186,14 +186,14 @@ class WarningSigns:
                 yield from self._tool(name, tool)
 
     def _tool(self, name: str, tool: ToolCounts) -> Iterator[RunWarning]:
-        if tool.timeouts > OFTEN * tool.calls:
+        if tool.timeouts > OFTEN_LATE * tool.calls:
             yield RunWarning(
                 f"tool_timeouts_{safe_name(name)}",
                 f"tool {name} timed out in {percent(tool.timeouts / tool.calls)} of its {tool.calls} calls in {self._steps}; "
                 f"raise {_limit(self._recipe, 'tool_timeout_s', name.partition('.')[0])}, make the tool faster, or lower "
                 "generators.max_running if it cannot serve so many at once",
             )
-        if tool.errors > MOST * tool.calls:
+        if tool.errors > OFTEN_FAILED * tool.calls:
             yield RunWarning(
                 f"tool_errors_{safe_name(name)}",
                 f"tool {name} failed in {percent(tool.errors / tool.calls)} of its {tool.calls} calls in {self._steps}; the logs "

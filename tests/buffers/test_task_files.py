@@ -3,7 +3,6 @@
 import datetime
 import decimal
 import json
-import logging
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,7 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message
 from asyncrl.core.recipe.schema import TaskFile
 from asyncrl.core.task import Task
-from buffers.task_files import read_sources
+from buffers.task_files import read_sources, remarks_on_skipped
 from buffers.task_stream import TaskSource, TaskStream
 
 ROWS = [{"prompt": f"{i}+{i}", "id": f"sum-{i}", "answer": 2 * i, "meta": {"level": i % 3, "tags": ["a"]}} for i in range(7)]
@@ -265,6 +264,8 @@ def test_a_malformed_line_is_named_and_refused_or_skipped(tmp_path, line, told):
     assert [task.id for task in tasks_of(source)] == ["good", "a.jsonl:4"]
     assert source.skipped == 1
     assert TaskStream([source], seed=0).skipped == {"a.jsonl": 1}
+    (remark,) = remarks_on_skipped([source], "train")
+    assert remark.startswith(f"tasks.train (a.jsonl): 1 of 3 rows are malformed and left out: {path}:3")
 
 
 def test_bytes_that_are_no_utf8_are_malformed(tmp_path):
@@ -284,13 +285,11 @@ def test_malformed_rows_of_a_table_are_named_by_row(tmp_path):
     assert source.skipped == 2
 
 
-def test_skipped_rows_are_logged_the_first_by_name_and_all_by_number(tmp_path, caplog):
+def test_skipped_rows_are_told_the_first_by_name_and_all_by_number(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("{}\n" * 9 + '{"prompt": "a"}')
-    with caplog.at_level(logging.WARNING):
-        read(path, on_malformed="skip")
-    (told,) = caplog.messages
-    assert told.startswith("tasks.train[0]: 9 of 10 rows skipped as malformed: ")
+    (told,) = remarks_on_skipped([read(path, on_malformed="skip")], "train")
+    assert told.startswith("tasks.train (a.jsonl): 9 of 10 rows are malformed and left out: ")
     assert f"{path}:3" in told
     assert f"{path}:4" not in told
     assert told.endswith("and 6 more")

@@ -2,9 +2,10 @@
 
 import pytest
 
-from asyncrl.run.bottleneck import Kind, find_bottleneck
+from asyncrl.run.bottleneck import Kind, SlowTool, find_bottleneck
 from asyncrl.run.compose import compose
 from asyncrl.run.shares import Shares, StepTimes
+from generators.finished_episodes import FinishedEpisodes, ToolCounts
 from generators.worker import GeneratorStatistics
 
 RECIPE = compose(
@@ -52,6 +53,17 @@ def test_a_factor_is_amdahl_s_and_no_more_than_the_other_side_gives():
     assert found(training=0.1, waiting=0.9, idle=0.9, tools=1.0).factor == pytest.approx(1 / 0.55)
     assert found(training=0.45, waiting=0.55, idle=0.9, tools=1.0).factor == pytest.approx(1 / (0.45 + 0.275))
     assert found(training=0.3, publishing=0.65, waiting=0.05).factor == pytest.approx(1 / (0.35 + 0.325))
+
+
+def test_the_tool_that_takes_the_most_time_is_named():
+    steps = [
+        FinishedEpisodes(tools={"search": ToolCounts(calls=10, seconds=30.0), "add": ToolCounts(calls=90, seconds=1.0)}),
+        FinishedEpisodes(tools={"add": ToolCounts(calls=90, seconds=9.0)}),
+    ]
+    shares = Shares(training=0.2, waiting=0.8, idle=0.8, tools=0.95)
+    told = find_bottleneck(shares, RECIPE, 1, 20, SlowTool.of(steps)).sentence
+    assert "95 % of their own time outside engines (tool search took 75 % of the time of all calls, 3.0 s a call);" in told
+    assert SlowTool.of([FinishedEpisodes()]) is None
 
 
 def test_where_all_cores_are_busy_no_knob_helps():

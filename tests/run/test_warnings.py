@@ -30,7 +30,7 @@ def finished(empty=0, tools=None, calls=0, malformed=0, **stopped: int) -> Finis
 
 
 def test_a_healthy_run_is_told_nothing():
-    calls = {"look": ToolCounts(calls=100, errors=30, timeouts=5)}
+    calls = {"look": ToolCounts(calls=100, errors=20, timeouts=5)}
     good = finished(environment_done=60, turn_length=30, max_turns=10, empty=10, tools=calls, calls=100, malformed=40)
     assert said(*[step(finished=good)] * 10) == {}
     signs = WarningSigns(RECIPE)
@@ -104,14 +104,15 @@ def test_answers_without_text():
 def test_a_tool_that_times_out_or_fails():
     tools = {
         "slow": ToolCounts(calls=100, timeouts=25, latencies=Latencies()),
-        "broken": ToolCounts(calls=10, errors=9),
+        "broken": ToolCounts(calls=12, errors=4),
+        "refusing": ToolCounts(calls=12, errors=3),
         "rare": ToolCounts(calls=4, errors=4),
     }
     found = said(*[step(finished=finished(environment_done=10, tools=tools, calls=114))] * WINDOW)
     assert sorted(found) == ["tool_errors_broken", "tool_timeouts_slow"]
     assert "25 % of its 400 calls" in found["tool_timeouts_slow"]
     assert "environment.tool_timeout_s = 10" in found["tool_timeouts_slow"]
-    assert "90 % of its 40 calls" in found["tool_errors_broken"]
+    assert "33 % of its 48 calls" in found["tool_errors_broken"]
 
 
 def test_calls_that_reach_no_tool():
