@@ -34,11 +34,13 @@ from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.certificates import keys_of
 from asyncrl.run.dead_rank import explained
+from asyncrl.run.far_files import FarFiles
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.generator_handle import GeneratorHandle, make_generator
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.gpus import usable
 from asyncrl.run.mirrors import Mirrors, make_mirror
+from asyncrl.run.model_folder import model_for_all_nodes
 from asyncrl.run.model_shape import read_shape
 from asyncrl.run.nodes import NodesSeen, read_nodes
 from asyncrl.run.parts import LEARNER, REWARD_MODEL, parts_of
@@ -83,15 +85,18 @@ class Cluster:
         self._buffer_actor = buffer
         self._buffer: BufferClient | None = None
 
+        model = model_for_all_nodes(Path(model_path))
+        self.far_files = FarFiles(folder, lambda: places.on_node.keys() - {this_node()})
+
         self._reward_model: Any | None = None
         if isinstance(recipe.reward, ModelReward):
             where_to = places.take(REWARD_MODEL, REWARD_MODEL)
             self._reward_model = RemoteRewardModel.options(**where_to.options).remote(
-                recipe.reward, model_path, on_node[where_to.node] - 1, logs / "reward-model.log"
+                recipe.reward, model, on_node[where_to.node] - 1, logs / "reward-model.log"
             )
 
         def generator(pool: str, number: int) -> GeneratorHandle:
-            return make_generator(recipe, model_path, pool, number, folder, places, buffer, self._reward_model)
+            return make_generator(recipe, model, pool, number, folder, places, buffer, self._reward_model)
 
         async def report_lost(worker: WorkerId) -> None:
             places.leave(worker)
@@ -103,7 +108,7 @@ class Cluster:
         def learner(rank: int) -> Any:
             where_to, log = places.take(f"learner rank {rank}", LEARNER), self._log_of(rank)
             return RemoteLearner.options(**where_to.options).remote(
-                recipe, model_path, buffer, rank, on_node[where_to.node], folder.run_id, folder.trajectories, log
+                recipe, model, buffer, rank, on_node[where_to.node], folder.run_id, folder.trajectories, log
             )
 
         self.generators = GeneratorPool(recipe.generators.by_pool, generator, report_lost, note)
@@ -149,6 +154,8 @@ class Cluster:
     async def watching_learners(self) -> AsyncIterator[None]:
         """Cancel what runs in this context as soon as the process of a learner rank is gone, even while it has no call.
 
+        Logs and episodes of other nodes are brought to the run folder meanwhile.
+
         Raises:
             ExceptionGroup: the ``ProcessDied`` of each rank that is gone, or what the context itself raised.
         """
@@ -156,6 +163,7 @@ class Cluster:
             watching = [
                 group.create_task(_answers(rank, number, self._log_of(number))) for number, rank in enumerate(self._learners)
             ]
+            watching.append(group.create_task(self.far_files.run()))
             yield
             for task in watching:
                 task.cancel()
@@ -186,6 +194,7 @@ class Cluster:
         for news in await self._all(writing, what, seconds + ANSWER_DEADLINE_S, remedy):
             if news:
                 self._note(news)
+        await self.far_files.bring()
 
     async def write_weights(self, version: PolicyVersion, read: Collection[PolicyVersion] = ()) -> Publication:
         """Have all ranks write their shards of ``version``, but not over the last version or one in ``read``."""
@@ -232,6 +241,7 @@ class Cluster:
         outcomes = await asyncio.gather(
             self.generators.close(seconds), self.mirrors.close(seconds), *closing, return_exceptions=True
         )
+        await self.far_files.close(seconds)
         if self._buffer is not None:
             self._buffer.close()
         for outcome in outcomes:

@@ -27,6 +27,7 @@ from asyncrl.run.generator_handle import GeneratorHandle, make_generator
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.launch import end_processes, ray_up, supervise
 from asyncrl.run.live_view import LiveView
+from asyncrl.run.model_folder import model_for_all_nodes
 from asyncrl.run.nodes import NodesSeen, read_nodes
 from asyncrl.run.parts import pools_of
 from asyncrl.run.places import find_places
@@ -108,10 +109,10 @@ async def _generators(
     planned: PlannedModel, weights: Path, here: RunFolder, nodes: NodesSeen, view: LiveView
 ) -> AsyncIterator[GeneratorPool]:
     """Start the generators of a model, and end them afterwards."""
-    recipe, made = planned.recipe, list[GeneratorHandle]()
+    recipe, made, model = planned.recipe, list[GeneratorHandle](), model_for_all_nodes(weights)
 
     def make(pool: str, number: int) -> GeneratorHandle:
-        made.append(make_generator(recipe, str(weights), pool, number, here, places))
+        made.append(make_generator(recipe, model, pool, number, here, places))
         return made[-1]
 
     async def report_lost(worker: WorkerId) -> None:

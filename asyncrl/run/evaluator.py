@@ -6,6 +6,7 @@ from pathlib import Path
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.episodes.files import forget_evaluation
 from asyncrl.run.checkpointer import Checkpointer
+from asyncrl.run.far_files import FarFiles
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.recorder import Recorder
 from generators.evaluation import HeldOutTask, require_results
@@ -17,6 +18,7 @@ class Evaluator:
     Args:
         pinned: whether all episodes of an evaluation are to be of one policy version.
         trajectories: folder where generators write the episodes of an evaluation.
+        far_files: bring them from generators on nodes that do not see that folder.
     """
 
     def __init__(
@@ -27,10 +29,11 @@ class Evaluator:
         recorder: Recorder,
         checkpointer: Checkpointer,
         trajectories: Path,
+        far_files: FarFiles,
     ) -> None:
         self._generators, self._tasks, self._pinned = generators, tasks, pinned
         self._members = {each.task.id: each.task.environment for each in tasks}
-        self._trajectories = trajectories
+        self._trajectories, self._far_files = trajectories, far_files
         self._recorder, self._checkpointer = recorder, checkpointer
 
     async def evaluate(self, version: PolicyVersion) -> None:
@@ -42,5 +45,6 @@ class Evaluator:
         """
         forget_evaluation(self._trajectories, version)  # of its first time, if the run was resumed
         evaluated = await self._generators.evaluate(self._tasks, version, pinned=self._pinned)
+        await self._far_files.bring()
         self._recorder.evaluation(version, require_results(evaluated), self._members)
         self._checkpointer.note()

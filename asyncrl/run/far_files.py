@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.run.actors.node_files import start_node_files
-from asyncrl.run.asking import ANSWER_DEADLINE_S, ask
+from asyncrl.run.asking import ask
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.node_files import FileEntry
 from asyncrl.run.whole_file import write_whole
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """Seconds between two looks for new lines of logs. No event tells that a file on another node has grown."""
+START_S, ANSWER_S = 60.0, 10.0
+"""How long the process that reads a node's files may take to come up, and to answer a call, in seconds."""
 CHUNK_BYTES = 4 << 20
 """The most bytes that are asked for at once."""
 
@@ -76,7 +78,7 @@ class _FarNode:
         """Bring what is new. What goes wrong is logged once."""
         try:
             if self._sees is None:
-                self._sees = await self._ask(self._files.sees.remote(self._folder.recipe))
+                self._sees = await self._ask(self._files.sees.remote(self._folder.recipe), START_S)
             if not self._sees:
                 await self._bring_logs()
                 await self._bring_episodes()
@@ -128,9 +130,9 @@ class _FarNode:
         content: bytes = await self._ask(self._files.read.remote(path, offset, limit))
         return content
 
-    async def _ask(self, answer: Any) -> Any:
+    async def _ask(self, answer: Any, seconds: float = ANSWER_S) -> Any:
         of, remedy = f"the files of node {self.id[:8]}", "its node or the network to it may be gone"
-        return await ask(answer, of=of, by="the driver", seconds=ANSWER_DEADLINE_S, remedy=remedy)
+        return await ask(answer, of=of, by="the driver", seconds=seconds, remedy=remedy)
 
 
 class _LogCopy:

@@ -17,6 +17,7 @@ from asyncrl.envs.secrets import read_secrets
 from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.model_folder import ModelFolder
 from asyncrl.run.places import Places
 from generators.evaluation import Evaluated, HeldOutTask
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
@@ -106,7 +107,7 @@ class GeneratorHandle:
 
 def make_generator(
     recipe: Recipe,
-    model_path: str,
+    model: ModelFolder,
     pool: str,
     number: int,
     folder: RunFolder,
@@ -117,7 +118,7 @@ def make_generator(
     """Make the process of generator ``number``, which writes its log and the episodes of evaluations to ``folder``.
 
     Args:
-        model_path: the Hugging Face folder that has the weights of version 0.
+        model: the Hugging Face folder that has the weights of version 0.
         pool: the name of its pool.
         places: finds its node, and counts it there until it leaves.
         buffer: the actor of the run's buffer; None for a generator that only evaluates.
@@ -132,6 +133,6 @@ def make_generator(
     of_pool = msgspec.structs.replace(recipe, generators=recipe.generators.by_pool[pool])
     secrets = read_secrets(recipe.environment, os.environ)
     actor = RemoteGenerator.options(max_concurrency=1000, **where.options).remote(
-        of_pool, model_path, buffer, reward_model, worker, number, secrets, folder.trajectories, log
+        of_pool, model, buffer, reward_model, worker, number, secrets, folder.trajectories, log
     )
     return GeneratorHandle(worker, actor, recipe.deadlines, log, where.node)

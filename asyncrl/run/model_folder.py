@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.run.actors.node_files import start_node_files
 from asyncrl.run.node_files import FileEntry, entries
-from asyncrl.run.payload import ask_shard
+from asyncrl.run.payload import ask_shard, this_node
 from learners.tiny.cache import default_cache_root
 
 CHUNK_BYTES = 8 << 20
@@ -33,17 +34,12 @@ class ModelFolder(msgspec.Struct, frozen=True):
     Attributes:
         path: the folder on the driver's node.
         files: its files when the run was launched.
-        source: the actor of the driver's node's files; None if all processes are on the driver's node.
+        source: the actor of the files of the driver's node; None if the run has no other node.
     """
 
     path: Path
     files: tuple[FileEntry, ...]
     source: Any
-
-    @classmethod
-    def of(cls, path: Path, source: Any = None) -> "ModelFolder":
-        """Describe the model in ``path``, a folder of this node."""
-        return cls(path, tuple(entries(path)), source)
 
     def here(self) -> Path:
         """Return the model's folder on this node; blocks while it is copied.
@@ -92,3 +88,9 @@ class ModelFolder(msgspec.Struct, frozen=True):
 
     def _digest(self) -> str:
         return hashlib.sha256(repr((self.path, self.files)).encode()).hexdigest()[:16]
+
+
+def model_for_all_nodes(path: Path) -> ModelFolder:
+    """Return what finds the model in ``path``, a folder of the driver's node, on every node of the cluster it has joined."""
+    source = start_node_files(this_node()) if os.environ.get("RAY_ADDRESS") else None
+    return ModelFolder(path, tuple(entries(path)), source)

@@ -25,6 +25,7 @@ from asyncrl.envs.worker_environments import WorkerEnvironments
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.buffer_client import BufferClient
 from asyncrl.run.evaluated_episodes import EvaluatedEpisodes
+from asyncrl.run.model_folder import ModelFolder
 from asyncrl.run.payload import PayloadSink
 from asyncrl.run.scorers import make_scoring
 from asyncrl.run.stopping import end_by_sigterm
@@ -55,7 +56,7 @@ class GeneratorActor:
     def __init__(
         self,
         recipe: Recipe,
-        model_path: str,
+        model: ModelFolder,
         buffer: Any | None,
         reward_model: Any | None,
         worker: WorkerId,
@@ -69,7 +70,7 @@ class GeneratorActor:
         end_by_sigterm()  # Ray's own handler would wait for run(), and processes that tools start would inherit a blocked SIGTERM
         # Before all else: it imports vLLM meanwhile. Where there is a GPU, vLLM's process must not be forked.
         self._server = None if ray.get_gpu_ids() else EngineProcessServer.start()
-        self._recipe, self._model_path, self._number = recipe, model_path, number
+        self._recipe, self._model, self._number = recipe, model, number
         self._id = worker
         self._buffer, self._reward_model, self._trajectories = buffer, reward_model, trajectories
         self._stop = asyncio.Event()
@@ -92,12 +93,13 @@ class GeneratorActor:
     async def _start(self) -> None:
         recipe = self._recipe
         environments = WorkerEnvironments(load_members(recipe.environment), self._secrets, self._id)
-        chat = ChatFormat.load(self._model_path)  # before the engine, which takes longer: it may refuse the template
+        model_path = str(await asyncio.to_thread(self._model.here))
+        chat = ChatFormat.load(model_path)  # before the engine, which takes longer: it may refuse the template
         if self._buffer is not None and recipe.generators.role != "evaluation":
             self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
         self._engine = await VllmEngine.start(
             recipe.generators,
-            self._model_path,
+            model_path,
             name=self._id,
             max_context=recipe.model.max_context,
             seed=recipe.seed + self._number,
@@ -115,7 +117,7 @@ class GeneratorActor:
         tools = EpisodeTools(self._engine, chat, reader, environments.make)
         self._environments = environments
         await environments.start(recipe.deadlines.start)
-        kept = EvaluatedEpisodes(recipe, Path(self._model_path), self._trajectories, self._id)
+        kept = EvaluatedEpisodes(recipe, Path(model_path), self._trajectories, self._id)
         self._worker = GeneratorWorker(self._id, WorkerSettings.of(recipe), tools, ticket_client, scoring, kept.keep)
         gc.freeze()  # what is loaded lives on: searching it for garbage costs more than encoding trajectories
 

@@ -19,6 +19,7 @@ from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import decode
 from asyncrl.run.actors.output import route_output
+from asyncrl.run.model_folder import ModelFolder
 from asyncrl.run.payload import PayloadSource, this_node
 from asyncrl.run.trained_episodes import TrainedEpisodes
 from asyncrl.weights.shared_memory import SharedMemory
@@ -43,7 +44,7 @@ class LearnerActor:
     def __init__(
         self,
         recipe: Recipe,
-        model_path: str,
+        model: ModelFolder,
         buffer: Any,
         rank: int,
         sharing: int,
@@ -53,7 +54,7 @@ class LearnerActor:
     ) -> None:
         route_output(log_file)
         self._trajectories = trajectories
-        self._recipe, self._model_path, self._buffer, self._rank = recipe, model_path, buffer, rank
+        self._recipe, self._model, self._buffer, self._rank = recipe, model, buffer, rank
         self._run_id, self._sharing = run_id, sharing
         self._transport: Transport = SharedMemory(run_id=run_id, rank=rank, node=this_node())
         self._listening: socket.socket | None = None
@@ -83,7 +84,8 @@ class LearnerActor:
             # On a laptop the engines share these cores, and threads that wait for each other cost more than they gain.
             threads=max(1, len(os.sched_getaffinity(0)) // self._sharing),
         )
-        self._kept = TrainedEpisodes(recipe, Path(self._model_path), self._trajectories, rank)
+        model_path = self._model.here()
+        self._kept = TrainedEpisodes(recipe, model_path, self._trajectories, rank)
         self._learner = Learner(
             recipe.algorithm,
             recipe.learner,
@@ -91,7 +93,7 @@ class LearnerActor:
             temperature=recipe.sampling.temperature,
             steps=recipe.steps,
             seed=recipe.seed,
-            model_path=Path(self._model_path),
+            model_path=model_path,
             rank=rank,
         )
         gc.freeze()  # what is loaded lives on: Megatron collects garbage at each checkpoint, and would search it for a second

@@ -10,20 +10,21 @@ import torch
 
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.run.actors.output import route_output
+from asyncrl.run.model_folder import ModelFolder
 from asyncrl.run.reward_folder import check_vocabulary
 from learners.reward_model import RewardModel
 
 
 class RewardModelActor:
-    """Runs the reward model of section ``reward`` for the policy in ``model_path``. Methods run one at a time.
+    """Runs the reward model of section ``reward`` for the policy in ``model``. Methods run one at a time.
 
     Args:
         sharing: how many other processes share the cores, if all are on one machine.
     """
 
-    def __init__(self, reward: ModelReward, model_path: str, sharing: int, log_file: Path) -> None:
+    def __init__(self, reward: ModelReward, model: ModelFolder, sharing: int, log_file: Path) -> None:
         route_output(log_file)
-        self._reward, self._model_path, self._sharing = reward, model_path, sharing
+        self._reward, self._policy, self._sharing = reward, model, sharing
         self._model: RewardModel | None = None
 
     def start(self) -> None:
@@ -32,7 +33,7 @@ class RewardModelActor:
         Raises:
             RecipeError: its folder lacks weights, or its tokenizer lacks a token of the policy or gives it another id.
         """
-        check_vocabulary(self._reward, Path(self._model_path))
+        check_vocabulary(self._reward, self._policy.here())
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (self._sharing + 1)))
         self._model = RewardModel(self._reward, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
