@@ -51,6 +51,11 @@ corrections and with none, each with three seeds, and show which of them reach
 the target reward, and when. Takes over an hour. Started again with the same
 file, it does the runs that are missing."""
 
+_WEIGHTS = """\
+Publish weights of 200 MB and 1 GB from two learner ranks to an engine's
+reader, through shared memory and over TCP between two mirrors, beside memcpy
+and gloo's flat broadcast. Needs 10 GB of memory, of which 4 GB in the memory
+file system, and takes 2 minutes."""
 
 _GPU = """\
 Measure one GPU in five parts: one learner rank beside the CPU, training steps
@@ -79,6 +84,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     pool.add_argument("--hours", metavar="N", type=count, default=24, help="hours of simulated time (default 24)")
     _add(kinds, "staleness", "effect of each value of buffer.on_stale", _STALENESS, run_staleness)
     _add(kinds, "learner", "the learner beside a plain PyTorch loop", _LEARNER, run_learner)
+    _add(kinds, "weights", "publications, by each transport", _WEIGHTS, run_weights)
     gpu = _add(kinds, "gpu", "one GPU, in five parts", _GPU, run_gpu)
     gpu.add_argument("--small", action="store_true", help="tiny shapes, which run on a CPU too: this measures nothing")
     _add(kinds, "learning", "whether the quickstart learns", _LEARNING, run_learning)
@@ -181,6 +187,14 @@ def run_learner(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.bench import learner
 
     console.print(learner.view(learner.run(arguments.json, console)))
+    return ExitCode.COMPLETED
+
+
+def run_weights(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Measure publications."""
+    from asyncrl.bench import weights
+
+    console.print(weights.view(weights.run(arguments.json, console)))
     return ExitCode.COMPLETED
 
 

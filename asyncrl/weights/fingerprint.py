@@ -19,12 +19,12 @@ import torch
 
 from asyncrl.core.publication import Shard
 from asyncrl.core.splitmix import STEP, mixed
-from asyncrl.weights.row_sums import compiled_row_sums, row_sums
+from asyncrl.weights.row_sums import compiled_row_sums, is_compiled, row_sums
 
 _DEVICE_CHUNK = 1 << 24
 """How many elements are widened to int64 at once on a GPU: enough to fill it."""
 _LARGE_BYTES = 64 << 20
-"""A sum of more bytes on the CPU than this uses a compiled loop."""
+"""Once a sum has more bytes on the CPU than this, a loop is compiled, and used from then on."""
 
 _INTEGER_OF_WIDTH = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -47,7 +47,7 @@ class FingerprintSum:
             self._sums[device] = torch.zeros((), dtype=torch.int64, device=device)
         if device.type == "cpu":
             self._cpu_bytes += shard.tensor.nbytes
-        self._sums[device] += _fingerprint(shard, compiled=self._cpu_bytes > _LARGE_BYTES)
+        self._sums[device] += _fingerprint(shard, compiled=is_compiled() or self._cpu_bytes > _LARGE_BYTES)
 
     def total(self) -> int:
         """Return the sum, in ``[0, 2**64)``. Waits for the devices."""

@@ -46,6 +46,11 @@ def compiled_row_sums(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor
     return torch.from_numpy(sums)
 
 
+def is_compiled() -> bool:
+    """Whether this process has the compiled loop already."""
+    return _compiled.cache_info().currsize > 0
+
+
 @lru_cache(maxsize=1)
 def _compiled() -> Callable[..., None]:
     import numba  # takes most of a second, and comes with vLLM

@@ -129,10 +129,7 @@ class SharedMemory(Transport):
         Raises:
             WeightMismatch: a tensor is not covered exactly once.
         """
-        if mappings is None:
-            files = [torch.from_file(file.path, shared=False, size=file.size, dtype=torch.uint8) for file in publication.files]
-        else:
-            files = [mappings.bytes_of(file.path) for file in publication.files]
+        files = _mapped(publication) if mappings is None else [mappings.bytes_of(file.path) for file in publication.files]
         for name, records in by_tensor(publication.shards).items():
             check_coverage(name, records)
             if len(records) == 1:
@@ -143,6 +140,19 @@ class SharedMemory(Transport):
                 window = tuple(slice(start, start + extent) for start, extent in zip(record.start, record.extent, strict=True))
                 whole[window].copy_(_view(files, record), non_blocking=True)
             yield name, whole
+
+    @staticmethod
+    def read_shards(publication: Publication) -> Iterator[Shard]:
+        """Yield every shard where it lies, without a copy: the tensors are views of the mapped files.
+
+        Raises:
+            WeightMismatch: a tensor is not covered exactly once.
+        """
+        files = _mapped(publication)
+        for name, records in by_tensor(publication.shards).items():
+            check_coverage(name, records)
+            for record in records:
+                yield Shard(name, record.shape, record.start, _view(files, record))
 
     @staticmethod
     def remove_left_behind(run_id: str) -> None:
@@ -161,6 +171,11 @@ class _Place:
 def _as_tensor(memory: memoryview) -> torch.Tensor:
     """uint8 [size of ``memory``], without a copy; torch refuses memory of no bytes."""
     return torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0, dtype=torch.uint8)
+
+
+def _mapped(publication: Publication) -> list[torch.Tensor]:
+    """The bytes of each file, uint8 [size]; writing to them changes this process's copy only."""
+    return [torch.from_file(file.path, shared=False, size=file.size, dtype=torch.uint8) for file in publication.files]
 
 
 def _view(files: Sequence[torch.Tensor], record: ShardRecord) -> torch.Tensor:

@@ -1,0 +1,254 @@
+"""The processes of ``asyncrl bench weights``: learner ranks, the mirrors of two nodes, and an engine's reader.
+
+Each process has an object of one of the classes below, and answers calls of its methods over a pipe. Ranks and mirrors use one
+thread; the reader uses as many as the machine has cores.
+"""
+
+import os
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from asyncrl.core.architecture import Architecture
+from asyncrl.core.errors import ProcessDied
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.parallel_layout import ParallelLayout
+from asyncrl.core.publication import Publication, Shard, WeightFile
+from asyncrl.weights.chunk_wire import Address
+from asyncrl.weights.fingerprint import FingerprintSum
+from asyncrl.weights.mirror import Mirror
+from asyncrl.weights.shared_memory import SharedMemory
+from learners.held_weights import held_weights
+from learners.rank import RankPlace
+
+ANSWER_S = 300.0
+"""How long a process may take for one call."""
+LEARNER_NODE, ENGINE_NODE = "learner", "engines"
+
+
+class Loaded(NamedTuple):
+    """What the reader did with a publication: its fingerprint, seconds until all was loaded, and those of the swap in it."""
+
+    fingerprint: int
+    seconds: float
+    pause: float
+
+
+class Rank:
+    """A learner rank with the shards that a real one of this layout publishes, filled with random numbers."""
+
+    def __init__(self, run_id: str, rank: int, architecture: Architecture, layout: ParallelLayout) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(rank)
+        self._shards = [
+            Shard(held.rectangle.name, held.shape, held.rectangle.start, torch.randn(held.rectangle.extent, dtype=torch.bfloat16))
+            for held in held_weights(architecture, RankPlace(rank=rank, layout=layout))
+            if held.published
+        ]
+        self._transport = SharedMemory(run_id, rank, node=LEARNER_NODE)
+
+    def size(self) -> int:
+        """Bytes of its shards."""
+        return sum(shard.tensor.nbytes for shard in self._shards)
+
+    def write(self, version: PolicyVersion) -> tuple[Publication, float]:
+        """Write a version in which every tensor has changed; return also the seconds for which the learner is blocked."""
+        for shard in self._shards:
+            shard.tensor.view(-1)[version % shard.tensor.numel()] += 1
+        began = time.perf_counter()
+        part = self._transport.write(version, self._shards)
+        return part, time.perf_counter() - began
+
+    def memcpy(self, repetitions: int) -> float:
+        """Return the median seconds of copying the shards to memory that was touched before, one tensor after the other."""
+        there = [torch.empty_like(shard.tensor).fill_(0) for shard in self._shards]
+
+        def copy() -> None:
+            for target, shard in zip(there, self._shards, strict=True):
+                target.copy_(shard.tensor)
+
+        return median_seconds(copy, repetitions)
+
+    def fingerprint(self, repetitions: int) -> float:
+        """Return the median seconds of computing the fingerprint of the shards."""
+
+        def add_up() -> None:
+            total = FingerprintSum()
+            for shard in self._shards:
+                total.add(shard)
+
+        return median_seconds(add_up, repetitions)
+
+    def close(self) -> None:
+        """Remove its files."""
+        self._transport.close()
+
+
+class Reader:
+    """What an engine does with a publication, without vLLM's packing: prove, copy beside the weights in use, swap."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        torch.set_num_threads(os.cpu_count() or 1)
+        shapes = {tensor.name: tensor.shape for tensor in architecture.tensors()}
+        self._in_use, self._next = (
+            {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()} for _ in range(2)
+        )
+
+    def load(self, publication: Publication) -> Loaded:
+        """Load a publication."""
+        began = time.perf_counter()
+        total = FingerprintSum()
+        for shard in SharedMemory.read_shards(publication):
+            total.add(shard)
+            ends = (start + size for start, size in zip(shard.start, shard.tensor.shape, strict=True))
+            window = tuple(slice(start, end) for start, end in zip(shard.start, ends, strict=True))
+            self._next[shard.name][window].copy_(shard.tensor)
+        proven, ready = total.total(), time.perf_counter()
+        self._in_use, self._next = self._next, self._in_use
+        return Loaded(proven, time.perf_counter() - began, time.perf_counter() - ready)
+
+    def close(self) -> None:
+        """Nothing is left behind."""
+
+
+class NodeMirror:
+    """The mirror of one node."""
+
+    def __init__(self, run_id: str, node: str, secret: bytes) -> None:
+        torch.set_num_threads(1)
+        self._mirror = Mirror(run_id, node, secret, "127.0.0.1")
+
+    def address(self) -> Address:
+        """Where it listens."""
+        return self._mirror.address
+
+    def serve(self, version: PolicyVersion, files: Sequence[WeightFile]) -> None:
+        """See :meth:`Mirror.serve`."""
+        self._mirror.serve(version, files)
+
+    def fetch(self, version: PolicyVersion, files: Sequence[WeightFile], source: Address) -> tuple[WeightFile, ...]:
+        """See :meth:`Mirror.fetch`."""
+        return self._mirror.fetch(version, files, {LEARNER_NODE: [source]}, ANSWER_S)
+
+    def close(self) -> None:
+        """Remove its files."""
+        self._mirror.close()
+
+
+class Broadcaster:
+    """One of two processes between which gloo broadcasts one flat tensor of the model's size."""
+
+    def __init__(self, meeting: Path, rank: int, size: int) -> None:
+        torch.set_num_threads(1)
+        self._meeting, self._rank = meeting, rank
+        self._flat = torch.ones(size, dtype=torch.uint8)
+
+    def broadcast(self) -> float:
+        """Return the seconds of one broadcast, which both processes must call at the same time."""
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", init_method=f"file://{self._meeting}", rank=self._rank, world_size=2)
+        dist.barrier()
+        began = time.perf_counter()
+        dist.broadcast(self._flat, 0)
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        """Leave the group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class Party:
+    """A process that serves an object, as its starter sees it."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self._connection, self._name = connection, name
+
+    def begin(self, method: str, *arguments: object) -> None:
+        """Call a method; :meth:`end` waits for its result."""
+        self._connection.send((method, arguments))
+
+    def end(self) -> Any:
+        """Return what the method returned, or raise what it raised.
+
+        Raises:
+            ProcessDied: the process is gone, or did not answer in time.
+        """
+        try:
+            if not self._connection.poll(ANSWER_S):
+                raise ProcessDied(f"{self._name} did not answer within {ANSWER_S:g} s")
+            failed, answer = self._connection.recv()
+        except EOFError as error:
+            raise ProcessDied(
+                f"{self._name} died; if the system killed it for lack of memory (see `dmesg`), free some"
+            ) from error
+        if failed:
+            raise answer
+        return answer
+
+    def call(self, method: str, *arguments: object) -> Any:
+        """Call a method and wait for its result."""
+        self.begin(method, *arguments)
+        return self.end()
+
+
+@contextmanager
+def started(make: Callable[..., object], *arguments: object) -> Iterator[Party]:
+    """Run ``make(*arguments)`` in a new process, and serve what it makes until the context ends."""
+    context, name = get_context("spawn"), make.__qualname__
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, make, arguments), name=name, daemon=True)
+    process.start()
+    theirs.close()
+    party = Party(ours, name)
+    try:
+        party.end()  # it is made
+        yield party
+    finally:
+        with ExitStack() as ending:
+            ending.callback(process.kill)
+            ending.callback(process.join, ANSWER_S)
+            ours.close()
+
+
+def _serve(connection: Connection, make: Callable[..., object], arguments: Sequence[object]) -> None:
+    served: Any = None
+    try:
+        try:
+            served = make(*arguments)
+            connection.send((False, None))
+            while True:
+                method, values = connection.recv()
+                connection.send((False, getattr(served, method)(*values)))
+        except EOFError:  # the other side has ended
+            return
+        except Exception as error:  # noqa: BLE001 - raised on the other side
+            connection.send((True, error))
+    finally:
+        if served is not None:
+            served.close()
+
+
+def median_seconds(work: Callable[[], object], repetitions: int) -> float:
+    """Return the median time of ``work`` after one call that is not counted."""
+    work()
+    times = []
+    for _ in range(repetitions):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def new_secret() -> bytes:
+    """A secret for the mirrors."""
+    return secrets.token_bytes(32)
