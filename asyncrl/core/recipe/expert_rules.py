@@ -29,7 +29,8 @@ def check_experts(learner: LearnerConfig, with_experts: Sequence[bool], experts:
         channels: channels of an expert.
 
     Raises:
-        RecipeError: the layout cannot divide the experts, or the recipe asks for adapters on layers with experts.
+        RecipeError: the layout cannot divide the experts, or the recipe asks for adapters on layers with experts or publishes
+            adapters alone.
     """
     if not any(with_experts):
         if learner.expert_parallel * learner.expert_tensor_parallel > 1:
@@ -46,6 +47,12 @@ def check_experts(learner: LearnerConfig, with_experts: Sequence[bool], experts:
             "learner.lora.targets",
             f"a model with experts cannot have adapters for {', '.join(refused)}",
             f"name projections of attention only: {', '.join(_ATTENTION)}",
+        )
+    if learner.lora is not None and learner.lora.publish == "adapter":
+        raise RecipeError(
+            "learner.lora.publish",
+            "engines that apply adapters compute experts with kernels that vLLM has not got on every device",
+            "set it to merged for a model with experts",
         )
     for key, ranks, count, what in (
         ("expert_parallel", learner.expert_parallel, experts, "experts"),
