@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.recipe.conflicts import conflicts
 from asyncrl.core.recipe.inert import inert
 from asyncrl.core.recipe.schema import MAIN_POOL, GeneratedTasks, Recipe
@@ -70,7 +71,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         episodes_in_all: what the whole run trains on.
         outstanding_groups: groups that may be generated or waiting at any time.
         running_episodes: episodes that all engines together have room for.
-        slices: what a publication moves from each learner rank to each worker of an engine.
+        slices: what a publication moves from each learner rank to each worker of an engine, if it brings whole weights.
+        adapters: what engines are told of the adapters, if these alone are published.
+        adapter_bytes: the size of a publication that brings adapters alone.
         machine: the machine that the plan was made for.
         choices: the values chosen for keys of the recipe that were ``auto``.
         inert: which keys of the recipe have no effect; see :func:`asyncrl.core.recipe.inert.inert`.
@@ -85,6 +88,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     outstanding_groups: int
     running_episodes: int
     slices: tuple[WeightSlices, ...]
+    adapters: AdapterSettings | None
+    adapter_bytes: int
     machine: Machine
     choices: tuple[Choice, ...]
     inert: str | None
@@ -138,6 +143,7 @@ def make_plan(
     )
     skipped = [remark for split, sources in splits for remark in remarks_on_skipped(sources, split)]
     played = (*skipped, *play_first_tasks(recipe, splits, note), *remarks_on(recipe))
+    lora, adapters = recipe.learner.lora, AdapterSettings.of(recipe)
     plan = Plan(
         processes=_with_gpus(recipe, machine, shape),
         sources=tuple(_describe(recipe, splits)),
@@ -146,7 +152,9 @@ def make_plan(
         episodes_in_all=episodes * recipe.steps,
         outstanding_groups=outstanding_groups(recipe),
         running_episodes=sum(pool.count * pool.max_running for pool in recipe.generators.training.values()),
-        slices=weight_slices(recipe, shape),
+        slices=() if adapters is not None else weight_slices(recipe, shape),
+        adapters=adapters,
+        adapter_bytes=0 if lora is None else shape.adapter_parameters(lora) * ELEMENT_BYTES[recipe.learner.dtype],
         machine=machine,
         choices=tuple(choices),
         inert=inert(recipe),

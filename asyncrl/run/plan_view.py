@@ -149,6 +149,9 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
         "staleness",
         f"{_pace(buffer)}, never over {buffer.max_staleness} policy versions (on_stale: {buffer.on_stale})",
     )
+    if plan.adapters is not None:
+        held = counted(plan.adapters.versions, "version")
+        table.add_row("a publication brings", f"adapters alone, {_size(plan.adapter_bytes)}; an engine holds {held} of them")
     return table
 
 

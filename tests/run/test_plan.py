@@ -442,6 +442,16 @@ def test_the_view_tells_processes_memory_and_arithmetic():
         assert told in text
 
 
+def test_the_plan_says_what_adapters_bring_and_how_many_versions_an_engine_holds(model):
+    overrides = [model, "+learner.lora={rank: 4, publish: adapter}", "generators.updates=at_episode"]
+    recipe = compose("quickstart", overrides)
+    console = Console(file=io.StringIO(), width=120, _environ={})
+    console.print(plan_view(make_plan(recipe, ROOMY), recipe))
+    text = console.file.getvalue()
+    assert "; an engine holds 5 versions of them" in text
+    assert "Weights to an engine" not in text
+
+
 def test_the_plan_says_what_each_rank_sends_to_each_worker_of_an_engine(model):
     overrides = [model, "learner={tensor_parallel: 2, data_parallel: 2}", "generators={count: 1, tensor_parallel: 2}"]
     recipe = compose("quickstart", overrides)

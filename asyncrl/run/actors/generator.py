@@ -105,7 +105,7 @@ class GeneratorActor:
             seed=recipe.seed + self._number,
             start_s=recipe.deadlines.start,
             server=self._server,
-            adapters=AdapterSettings.of(recipe),
+            adapters=None if self._buffer is None else AdapterSettings.of(recipe),  # evaluations alone are of whole models
         )
         ticket_client, scoring = None, None
         if self._sink is not None:
