@@ -75,10 +75,11 @@ class SlowTool(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, several: Iterable[FinishedEpisodes]) -> "SlowTool | None":
         """Find it by what finished episodes report; None if they made no calls."""
-        seconds, calls = Counter[str](), Counter[str]()
+        seconds: dict[str, float] = {}
+        calls = Counter[str]()
         for finished in several:
             for name, tool in finished.tools.items():
-                seconds[name] += tool.seconds
+                seconds[name] = seconds.get(name, 0.0) + tool.seconds
                 calls[name] += tool.calls
         if not (whole := sum(seconds.values())):
             return None
