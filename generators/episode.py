@@ -247,12 +247,13 @@ async def _play(
             result = await checked_step(environment, action)
         for raised in result.errors:
             tools.errors.count(raised, f"task {task.id}")
-        reward = result.reward
+        reward, rewards = result.reward, result.rewards
         if limits.malformed_penalty is not None:
             penalty = limits.malformed_penalty * malformed_calls(action, result)
             reward -= penalty
             metrics[MALFORMED_PENALTY] -= penalty
-        stream.answer_turn(reward, result.calls, time.perf_counter() - sampled)
+            rewards = {**rewards, MALFORMED_PENALTY: -penalty} if penalty else rewards
+        stream.answer_turn(reward, result.calls, time.perf_counter() - sampled, rewards)
         for metric, value in result.metrics.items():
             metrics[metric] = metrics.get(metric, 0.0) + value
         if result.done:
@@ -307,6 +308,7 @@ async def checked_step(environment: HostedEnvironment, action: Action) -> StepRe
             fault=None if result.fault is None else Fault(result.fault),
             calls=tuple(_call(record) for record in result.calls),
             errors=tuple(error for error in result.errors if isinstance(error, UsersError)),
+            rewards={_metric_name(name): _number(name, value) for name, value in result.rewards.items()},
         )
 
 

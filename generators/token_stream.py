@@ -40,9 +40,12 @@ class TokenStream:
         self.token_ids.extend(completion.token_ids.tolist())
         self.turns.append(Turn(start, len(self.token_ids), 0.0, generating_s=seconds))
 
-    def answer_turn(self, reward: float, calls: tuple[CallRecord, ...], seconds: float) -> None:
-        """Note what the environment made of the last turn, and the ``seconds`` it took."""
-        self.turns[-1] = msgspec.structs.replace(self.turns[-1], reward=reward, calls=calls, environment_s=seconds)
+    def answer_turn(
+        self, reward: float, calls: tuple[CallRecord, ...], seconds: float, rewards: dict[str, float] | None = None
+    ) -> None:
+        """Note what the environment made of the last turn, with the named parts of its reward, and the ``seconds`` it took."""
+        answered = {"reward": reward, "calls": calls, "environment_s": seconds, "rewards": rewards or {}}
+        self.turns[-1] = msgspec.structs.replace(self.turns[-1], **answered)
 
     def _append_span(self, length: int, version: PolicyVersion) -> None:
         if length == 0:

@@ -70,6 +70,7 @@ def row(step=1, turns=2, sampled_by=None, gap=0.01, **changed):
         "metrics": [("tool_calls", float(len(turns)))],
         "prompt": "user: 3 + 4 = ?",
         "turns": turns,
+        "turn_rewards": [[("right", each["reward"])] for each in turns],
         "began": BEGAN + timedelta(seconds=step),
         "queued_s": 0.1,
         "reset_s": 0.2,

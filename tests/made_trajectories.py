@@ -19,7 +19,8 @@ def trajectory(group: int = 0, sample: int = 0, prompt: int = 3, turns: int = 2)
     for turn in range(turns):
         start = len(mask)
         calls = (CALL, BROKEN) if turn == 0 else ()
-        played.append(Turn(start, start + 2, 0.5 * turn, calls, generating_s=2.0, environment_s=0.5))
+        rewards = {"right": 0.5 * turn} if turn else {}
+        played.append(Turn(start, start + 2, 0.5 * turn, calls, generating_s=2.0, environment_s=0.5, rewards=rewards))
         spans.append(VersionSpan(start, start + 2, PolicyVersion(turn)))
         mask += [True, True]
         if turn < turns - 1:

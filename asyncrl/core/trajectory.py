@@ -59,6 +59,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
         calls: the tool calls of the turn, in order, if the environment reports them.
         generating_s: seconds until the engine had sampled the turn, waiting in the engine included.
         environment_s: seconds until the environment had reacted to it.
+        rewards: the parts of ``reward`` that have names.
     """
 
     start: int
@@ -67,6 +68,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     calls: tuple[CallRecord, ...] = ()
     generating_s: float = 0.0
     environment_s: float = 0.0
+    rewards: dict[str, float] = {}
 
 
 class EpisodeTimes(msgspec.Struct, frozen=True, array_like=True):

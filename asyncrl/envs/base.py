@@ -56,6 +56,7 @@ class StepResult(msgspec.Struct, frozen=True):
         fault: what went wrong through no fault of the environment.
         calls: records of the turn's tool calls, in order; shown to the user and counted by tool.
         errors: errors of the environment's own code that did not break it, such as those of tools; shown to the user and counted.
+        rewards: the parts of ``reward`` that have names, shown to the user with the turn.
     """
 
     observation: Observation
@@ -65,6 +66,7 @@ class StepResult(msgspec.Struct, frozen=True):
     fault: Fault | None = None
     calls: tuple[CallRecord, ...] = ()
     errors: tuple[UsersError, ...] = ()
+    rewards: dict[str, float] = {}
 
 
 class Environment(ABC):

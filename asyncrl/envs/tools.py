@@ -238,7 +238,7 @@ class ToolEnvironment(Environment):
         """Run the calls of the turn side by side; without calls, reward the answer. The first fault is reported."""
         if not action.calls:
             named, total = await self._rewards(type(self).reward, self.reward(self.task, action.content))
-            return StepResult(Observation(()), total, done=True, metrics=_count([]) | named)
+            return StepResult(Observation(()), total, done=True, metrics=_count([]) | named, rewards=named)
         answers = await self._run_all([self._begin(call) for call in action.calls])
         records = tuple(answer.record for answer in answers)
         named, total = await self._rewards(type(self).turn_reward, self.turn_reward(action, records))
@@ -250,6 +250,7 @@ class ToolEnvironment(Environment):
             fault=next((_FAULTS[record.outcome] for record in records if record.outcome in _FAULTS), None),
             calls=records,
             errors=tuple(answer.error for answer in answers if answer.error is not None),
+            rewards=named,
         )
 
     async def _rewards(self, method: Callable[..., Any], returned: object) -> tuple[dict[str, float], float]:

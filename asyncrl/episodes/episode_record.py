@@ -57,6 +57,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
     prompt: str
     turns: tuple[TurnRecord, ...]
+    turn_rewards: tuple[dict[str, float], ...] | None = None
     began: datetime
     queued_s: float
     reset_s: float
@@ -76,7 +77,9 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             msgspec.ValidationError: a column is missing or null that must not be.
         """
-        return msgspec.convert({**row, "metrics": dict(row["metrics"] or ())}, cls)
+        rewards = row.get("turn_rewards")
+        named = None if rewards is None else [dict(each or ()) for each in rewards]
+        return msgspec.convert({**row, "metrics": dict(row["metrics"] or ()), "turn_rewards": named}, cls)
 
     @property
     def generating_s(self) -> float:

@@ -86,6 +86,11 @@ SCHEMA = pa.schema(
         _field("metrics", pa.map_(pa.string(), pa.float64()), "what the environment reported, rewards that have names among it"),
         _field("prompt", pa.string(), "the tokens before the first turn, as text"),
         _field("turns", pa.list_(TURN), "its turns: tokens, text, the environment's answer, reward, calls, and seconds"),
+        _field(
+            "turn_rewards",
+            pa.list_(pa.map_(pa.string(), pa.float64())),
+            "of each turn: the parts of its reward that have names; null in files of earlier releases",
+        ),
         _field("began", pa.timestamp("us", "UTC"), "when its worker accepted the ticket"),
         _field("queued_s", pa.float32(), "seconds from then until it was played"),
         _field("reset_s", pa.float32(), "seconds of making and resetting the environment"),

@@ -48,6 +48,7 @@ def table(episodes: Sequence[KeptEpisode], environment: Callable[[str | None], s
         "metrics": [list(each.metrics.items()) for each in trajectories],
         "prompt": [prompts.of(each.token_ids[: each.prompt_length()]) for each in trajectories],
         "turns": [list(_turns(each, decode)) for each in trajectories],
+        "turn_rewards": [[list(turn.rewards.items()) for turn in each.turns] for each in trajectories],
         "began": [round(each.times.began * 1e6) for each in trajectories],
         "queued_s": [each.times.queued_s for each in trajectories],
         "reset_s": [each.times.reset_s for each in trajectories],

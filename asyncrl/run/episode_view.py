@@ -1,7 +1,7 @@
 """Shows one kept episode to the user: what it was, what was said, what its tools did, and what became of its tokens."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -37,8 +37,9 @@ def episode_view(episode: EpisodeRecord, place: str) -> RenderableType:
         _header(episode),
         *_block("Prompt", episode.prompt),
     ]
-    for number, turn in enumerate(episode.turns, 1):
-        parts += _turn(number, turn, is_last=number == len(episode.turns))
+    named = episode.turn_rewards or ({},) * len(episode.turns)
+    for number, (turn, rewards) in enumerate(zip(episode.turns, named, strict=True), 1):
+        parts += _turn(number, turn, rewards, is_last=number == len(episode.turns))
     return Group(*parts)
 
 
@@ -132,12 +133,14 @@ def _training(episode: EpisodeRecord) -> Iterator[tuple[str, str]]:
             yield name, f"{low:.3g}" if same else f"mean {mean(kept):.3g}, {low:.3g} to {high:.3g}"
 
 
-def _turn(number: int, turn: TurnRecord, is_last: bool) -> Iterator[RenderableType]:
+def _turn(number: int, turn: TurnRecord, rewards: Mapping[str, float], is_last: bool) -> Iterator[RenderableType]:
     style = "bold green" if turn.reward > 0 else "bold red" if turn.reward < 0 else "dim"
+    named = ", ".join(f"{visible(name)} {value:+g}" if value else f"{visible(name)} 0" for name, value in rewards.items())
     title = Text.assemble(
         (f"Turn {number}", "bold"),
         (f"  {turn.end - turn.start:,} tokens in {_brief(turn.generating_s)}", "dim"),
         *([(f"  reward {turn.reward:+g}" if turn.reward else "  reward 0", style)] if turn.reward or is_last else []),
+        (f" ({named})" if named else "", "dim"),
     )
     yield from _block(title, turn.text, "cyan", below=0 if turn.calls else 1)
     for call in turn.calls:

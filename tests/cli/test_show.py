@@ -57,7 +57,7 @@ def test_a_page_shows_everything_in_its_place(run, capsys):
         "0.7",
         "0.9",
         "user: 3 + 4 = ?",
-        "Turn 1  4 tokens in 1.5 s  reward -0.5",
+        "Turn 1  4 tokens in 1.5 s  reward -0.5 (right -0.5)",
         "-> search 3.0 s timeout: no answer within 3 s",
         "-> add 0.1 s ok",
         "Answer after 3.2 s",

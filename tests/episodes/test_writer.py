@@ -72,6 +72,7 @@ def test_a_file_says_what_its_episodes_were(episodes, tmp_path):
             {"start": 6, "end": 8, "text": "t6 t7", "answer": "", "reward": 0.5, "calls": []}
             | {"generating_s": 2.0, "environment_s": 0.5},
         ],
+        "turn_rewards": [{}, {"right": 0.5}],
         "began": datetime(2023, 11, 14, 22, 13, 20, 500_000, UTC),
         "queued_s": 0.25,
         "reset_s": 0.5,
@@ -93,7 +94,7 @@ def test_a_file_says_what_its_episodes_were(episodes, tmp_path):
 
 def test_lists_of_tokens_are_as_long_as_the_tokens_or_null(episodes):
     for row in table(episodes, lambda source: "world", words).to_pylist():
-        of_tokens = [name for name in SCHEMA.names if pa.types.is_list(SCHEMA.field(name).type) and name != "turns"]
+        of_tokens = [name for name in SCHEMA.names if pa.types.is_list(SCHEMA.field(name).type) and not name.startswith("turn")]
         assert {len(row[name]) for name in of_tokens if row[name] is not None} == {len(row["token_ids"])}
 
 

@@ -149,7 +149,7 @@ async def test_versions_are_the_engines_report_also_within_a_turn() -> None:
         (lambda row: "a", task(endless=True, fault=Fault.TOOL_ERROR), {"end_on": frozenset(Fault)}, StopReason.TOOL_ERROR, 1),
         (lambda row: "a", task(endless=True, fault=Fault.TOOL_ERROR), {"max_turns": 2}, StopReason.MAX_TURNS, 2),
         (lambda row: "a", task(fault=Fault.TOOL_ERROR), {"end_on": frozenset(Fault)}, StopReason.ENVIRONMENT_DONE, 1),
-        (lambda row: "a", task(hangs="step"), {"episode_timeout_s": 0.01}, StopReason.EPISODE_TIMEOUT, 1),
+        (lambda row: "a", task(hangs="step"), {"episode_timeout_s": 0.1}, StopReason.EPISODE_TIMEOUT, 1),
     ],
 )
 async def test_stop_reasons(script, what: Task, limits: dict[str, object], reason: StopReason, turns: int) -> None:
@@ -199,6 +199,7 @@ async def test_malformed_calls_cost_what_the_recipe_says() -> None:
     trajectory = await stage.run(task(rewards=[0.5, 0.5, 1.0]), malformed_penalty=0.25)
     assert [turn.reward for turn in trajectory.turns] == [0.25, 0.5, 0.75]
     assert (trajectory.reward, trajectory.metrics["malformed_penalty"]) == (1.5, -0.5)
+    assert [turn.rewards for turn in trajectory.turns] == [{"malformed_penalty": -0.25}, {}, {"malformed_penalty": -0.25}]
     unpenalised = await Stage(lambda row: "fine").run(task(), malformed_penalty=0.25)
     assert unpenalised.metrics["malformed_penalty"] == 0.0, "a reward of this name is always there"
     recipe = replace(RECIPE, environment=replace(RECIPE.environment, on_malformed_call="penalise", malformed_penalty=0.5))

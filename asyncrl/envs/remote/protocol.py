@@ -187,6 +187,7 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="
     fault: Fault | None = None
     calls: tuple[WireRecord, ...] = ()
     errors: tuple[UsersError, ...] = ()
+    rewards: dict[str, float] = {}
 
 
 class Closed(msgspec.Struct, frozen=True, tag_field="type", tag="closed"):
@@ -315,6 +316,7 @@ def stepped(number: int, result: object) -> Stepped:
             for record in result.calls
         ),
         errors=tuple(error for error in result.errors if isinstance(error, UsersError)),
+        rewards={str(name): float(value) for name, value in result.rewards.items()},
     )
 
 
@@ -335,4 +337,5 @@ def step_result(answer: Stepped) -> StepResult:
         fault=answer.fault,
         calls=tuple(CallRecord(call.tool, call.seconds, call.outcome, call.problem) for call in answer.calls),
         errors=answer.errors,
+        rewards=answer.rewards,
     )
