@@ -22,7 +22,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied, RecipeError
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.reward import ModelReward
@@ -86,13 +86,17 @@ class Cluster:
         self._buffer: BufferClient | None = None
 
         model = model_for_all_nodes(Path(model_path))
-        self.far_files = FarFiles(folder, lambda: places.on_node.keys() - {this_node()})
+        self.far_files = FarFiles(folder, lambda: places.others)
 
         self._reward_model: Any | None = None
         if isinstance(recipe.reward, ModelReward):
             where_to = places.take(REWARD_MODEL, REWARD_MODEL)
             self._reward_model = RemoteRewardModel.options(**where_to.options).remote(
-                recipe.reward, model, on_node[where_to.node] - 1, logs / "reward-model.log"
+                recipe.reward,
+                model_for_all_nodes(Path(recipe.reward.path)),
+                model,
+                on_node[where_to.node] - 1,
+                logs / "reward-model.log",
             )
 
         def generator(pool: str, number: int) -> GeneratorHandle:
@@ -105,17 +109,25 @@ class Cluster:
         secret = secrets.token_bytes(SECRET_BYTES)
         self.mirrors = Mirrors(partial(make_mirror, folder=folder, secret=secret, tls=tls), self._deadlines.publish)
 
+        ranks = recipe.learner.layout.ranks
+        self._ranks = [places.take(f"learner rank {rank}", LEARNER) for rank in range(ranks)]
+
         def learner(rank: int) -> Any:
-            where_to, log = places.take(f"learner rank {rank}", LEARNER), self._log_of(rank)
+            where_to, log = self._ranks[rank], self._log_of(rank)
             return RemoteLearner.options(**where_to.options).remote(
                 recipe, model, buffer, rank, on_node[where_to.node], folder.run_id, folder.trajectories, log
             )
 
         self.generators = GeneratorPool(recipe.generators.by_pool, generator, report_lost, note)
-        self._learners: list[Any] = [learner(rank) for rank in range(recipe.learner.layout.ranks)]
+        self._learners: list[Any] = [learner(rank) for rank in range(ranks)]
 
     async def start(self) -> None:
-        """Start the buffer, then all other processes side by side."""
+        """See which nodes have the run folder, start the buffer, then all other processes side by side.
+
+        Raises:
+            RecipeError: a learner rank's node does not see the run folder.
+        """
+        await self._look_for_run_folder()
         # Longer than the deadlines that the engines and ranks keep themselves, because their errors say more.
         seconds, remedy = self._deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
         ready = self._buffer_actor.ready.remote()
@@ -133,6 +145,15 @@ class Cluster:
             starting.create_task(self.generators.start())
             if self._reward_model is not None:
                 starting.create_task(self._start_reward_model(self._reward_model, seconds, remedy))
+
+    async def _look_for_run_folder(self) -> None:
+        blind = await self.far_files.blind()
+        hosts = ", ".join(sorted(self.places.hosts[node] for node in blind))
+        if {where.node for where in self._ranks} & blind:
+            problem = f"{self._folder.path} is not seen on {hosts}, and learner ranks there write checkpoints into it"
+            raise RecipeError("run_dir", problem, "name a folder on a file system that all nodes of the learner share")
+        if blind:
+            self._note(f"{hosts}: the run folder is not seen there; logs and kept episodes are brought to it")
 
     async def _start_reward_model(self, model: Any, seconds: float, remedy: str) -> None:
         await ask(model.start.remote(), of="the reward model to start", by="the driver", seconds=seconds, remedy=remedy)

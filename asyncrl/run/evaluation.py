@@ -22,6 +22,7 @@ from asyncrl.run.evaluated_model import EvaluatedModel
 from asyncrl.run.evaluation_folder import EvaluationFolder
 from asyncrl.run.evaluation_plan import EvaluationPlan, PlannedModel
 from asyncrl.run.evaluation_summary import EvaluationSummary, ModelScores, Played, difference_to, scores_by_source
+from asyncrl.run.far_files import FarFiles
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.generator_handle import GeneratorHandle, make_generator
 from asyncrl.run.generator_pool import GeneratorPool
@@ -124,11 +125,13 @@ async def _generators(
     view.phase(f"Starting {count} engine{'s' * (count > 1)} with {planned.model.name}")
     places = find_places(recipe, pools_of, nodes, await asyncio.to_thread(_sizes, recipe, weights))
     pool = GeneratorPool(recipe.generators.by_pool, make, report_lost, view.note)
+    far_files = FarFiles(here, lambda: places.others)
     try:
         await pool.start()
         yield pool
     finally:
         await pool.close(recipe.deadlines.shutdown / 5)
+        await far_files.close(recipe.deadlines.shutdown / 5)
         for generator in made:
             generator.kill()  # its GPUs are for the next model
 

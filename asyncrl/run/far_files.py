@@ -50,9 +50,22 @@ class FarFiles:
     async def bring(self) -> None:
         """Bring all that is new. A node that does not answer is logged, and asked again the next time."""
         async with self._looking:
-            for node in set(self._nodes()) - self._known.keys():
-                self._known[node] = _FarNode(node, self._folder)
+            self._meet()
             await asyncio.gather(*(node.bring() for node in self._known.values() if node.id in self._nodes()))
+
+    async def blind(self) -> set[str]:
+        """Return the nodes that do not see the run folder.
+
+        Raises:
+            AsyncRLError: a node does not answer.
+        """
+        self._meet()
+        seeing = await asyncio.gather(*(node.sees() for node in self._known.values()))
+        return {node for node, sees in zip(self._known, seeing, strict=True) if not sees}
+
+    def _meet(self) -> None:
+        for node in set(self._nodes()) - self._known.keys():
+            self._known[node] = _FarNode(node, self._folder)
 
     async def close(self, seconds: float) -> None:
         """Bring the last lines within ``seconds``, and remove what the run has left on the other nodes."""
@@ -77,9 +90,7 @@ class _FarNode:
     async def bring(self) -> None:
         """Bring what is new. What goes wrong is logged once."""
         try:
-            if self._sees is None:
-                self._sees = await self._ask(self._files.sees.remote(self._folder.recipe), START_S)
-            if not self._sees:
+            if not await self.sees():
                 await self._bring_logs()
                 await self._bring_episodes()
             self._problem = ""
@@ -87,6 +98,12 @@ class _FarNode:
             if str(error) != self._problem:
                 self._problem = str(error)
                 logger.warning("logs and episodes of node %s are not brought at present: %s", self.id[:8], error)
+
+    async def sees(self) -> bool:
+        """Whether the node sees the run folder."""
+        if self._sees is None:
+            self._sees = bool(await self._ask(self._files.sees.remote(self._folder.recipe), START_S))
+        return self._sees
 
     async def _bring_logs(self) -> None:
         for entry in await self._listing(self._folder.logs):

@@ -47,13 +47,19 @@ class Places:
 
     Raises:
         NoRoom: the cluster cannot take the run.
+
+    Attributes:
+        driver: the id of the driver's node.
+        hosts: the host of each node that was ever seen, for people.
     """
 
     def __init__(self, parts: Sequence[Part], nodes: Callable[[], Nodes], remedies: Sequence[str] = ()) -> None:
         self._parts = {part.name: part for part in parts}
         self._read, self._remedies = nodes, remedies
         self._taken: dict[str, Place] = {}
-        now = nodes()
+        self.hosts: dict[str, str] = {}
+        now = self._now()
+        self.driver = now.driver
         self._planned = {name: deque(ids) for name, ids in place(parts, now.alive, now.driver, remedies=remedies).items()}
 
     @property
@@ -61,6 +67,11 @@ class Places:
         """How many processes of the run are on each node, or will be."""
         taken = Counter(where.node for where in self._taken.values())
         return sum((Counter(nodes) for nodes in self._planned.values()), taken)
+
+    @property
+    def others(self) -> set[str]:
+        """The nodes other than the driver's on which the run has processes, or will have."""
+        return self.on_node.keys() - {self.driver}
 
     def take(self, process: str, part: str) -> Place:
         """Give a process of a part its place: the planned one, or if all are taken, one for which there is room.
@@ -78,10 +89,15 @@ class Places:
         self._taken.pop(process, None)
 
     def _one_more(self, part: str) -> str:
-        nodes, one = self._read(), msgspec.structs.replace(self._parts[part], count=1, together=1)
+        nodes, one = self._now(), msgspec.structs.replace(self._parts[part], count=1, together=1)
         there = {name: [where.node for where in self._taken.values() if where.part == name] for name in self._parts}
         ((node,),) = place((one,), tuple(map(self._left, nodes.alive)), nodes.driver, there, self._remedies).values()
         return node
+
+    def _now(self) -> Nodes:
+        nodes = self._read()
+        self.hosts |= {node.id: node.host for node in nodes.alive}
+        return nodes
 
     def _left(self, node: Node) -> Node:
         """Return a node with what the run's processes leave free on it."""

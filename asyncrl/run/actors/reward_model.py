@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import ray
 import torch
@@ -16,15 +17,16 @@ from learners.reward_model import RewardModel
 
 
 class RewardModelActor:
-    """Runs the reward model of section ``reward`` for the policy in ``model``. Methods run one at a time.
+    """Runs the reward model of section ``reward`` for ``policy``. Methods run one at a time.
 
     Args:
+        folder: its own folder.
         sharing: how many other processes share the cores, if all are on one machine.
     """
 
-    def __init__(self, reward: ModelReward, model: ModelFolder, sharing: int, log_file: Path) -> None:
+    def __init__(self, reward: ModelReward, folder: ModelFolder, policy: ModelFolder, sharing: int, log_file: Path) -> None:
         route_output(log_file)
-        self._reward, self._policy, self._sharing = reward, model, sharing
+        self._reward, self._folder, self._policy, self._sharing = reward, folder, policy, sharing
         self._model: RewardModel | None = None
 
     def start(self) -> None:
@@ -33,9 +35,10 @@ class RewardModelActor:
         Raises:
             RecipeError: its folder lacks weights, or its tokenizer lacks a token of the policy or gives it another id.
         """
-        check_vocabulary(self._reward, self._policy.here())
+        reward = msgspec.structs.replace(self._reward, path=str(self._folder.here()))
+        check_vocabulary(reward, self._policy.here())
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (self._sharing + 1)))
-        self._model = RewardModel(self._reward, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        self._model = RewardModel(reward, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def score(self, rows: Sequence[np.ndarray]) -> list[float]:
         """See :meth:`learners.reward_model.RewardModel.score`."""
