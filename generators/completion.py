@@ -31,6 +31,18 @@ class Completion(msgspec.Struct, frozen=True):
     finished_by_stop: bool
 
 
+class ScoredRow(msgspec.Struct, frozen=True):
+    """What an engine computes of given tokens.
+
+    Attributes:
+        version: the policy version that computed it.
+        logprobs: float32 [T - 1], nats at temperature 1, of all tokens but the first.
+    """
+
+    version: PolicyVersion
+    logprobs: np.ndarray
+
+
 class EngineUse(msgspec.Struct, frozen=True):
     """Counters of one engine since it was ready. They only grow, except for ``last_pause_seconds``.
 

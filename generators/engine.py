@@ -32,7 +32,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import INSTALL, PREPARE, Publication
 from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling, VersionSpan
-from generators.completion import Completion, EngineUse, Sampler
+from generators.completion import Completion, EngineUse, Sampler, ScoredRow
 from generators.concurrency import EngineLoad
 from generators.engine_arguments import engine_arguments
 from generators.engine_load import REPORT_LOAD
@@ -45,7 +45,7 @@ from generators.version_slots import VersionSlots, version_in
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
-    from vllm.outputs import CompletionOutput
+    from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
 OUTPUTS_AT_ONCE = "32"
@@ -162,28 +162,48 @@ class VllmEngine:
         self, slot: int, token_ids: Sequence[int], *, max_tokens: int, sampling: Sampling, stop_token_id: int
     ) -> Completion:
         """Sample one turn after ``token_ids`` with the version in ``slot``; see :class:`generators.completion.Sampler`."""
+        result = await self._request(slot, token_ids, _sampling_params(max_tokens, sampling, stop_token_id))
+        await self._share.turn()  # reading the turn, and all that its episode does with it, takes a while
+        return self._completion(result.outputs[0], slot)
+
+    async def _request(self, slot: int, token_ids: Sequence[int], params: "SamplingParams") -> "RequestOutput":
+        """Send one request to vLLM, with the version in ``slot``, and wait for its answer."""
         from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        params = _sampling_params(max_tokens, sampling, stop_token_id)
         prompt = tokens_input(list(token_ids), cache_salt=str(self._slots.version(slot)))
         adapter = None if self._adapters is None else _adapter_request(slot)
         self._occupancy.enter()
-        outputs: list[CompletionOutput] = []
+        result: RequestOutput | None = None
         try:
             # Each request needs its own number: vLLM only adds a random number to a name, and dies if two are equal.
-            async for result in self._llm.generate(prompt, params, str(next(self._request_numbers)), lora_request=adapter):
-                outputs = result.outputs
+            async for newer in self._llm.generate(prompt, params, str(next(self._request_numbers)), lora_request=adapter):
+                result = newer
         except (EngineDeadError, EngineGenerateError) as error:
             raise ProcessDied(f"the vLLM engine died while it generated ({error}); see its log") from error
         finally:
             self._occupancy.leave()
         if self._failure is not None:
             raise ComponentFailed(f"the vLLM engine has unknown weights, because an installation failed: {self._failure}")
-        if not outputs:
+        if result is None or not result.outputs:
             raise ProcessDied("the vLLM engine ended a request without an answer; see its log")
-        await self._share.turn()  # reading the turn, and all that its episode does with it, takes a while
-        return self._completion(outputs[0], slot)
+        return result
+
+    async def score(self, rows: Sequence[Sequence[int]]) -> list[ScoredRow]:
+        """Compute the log-probability of every token of ``rows`` but the first of each, with the newest version.
+
+        Requests go on beside it. Each row is computed whole, never from what the cache has of it.
+
+        Raises:
+            ComponentFailed: the engine died, or an installation failed.
+        """
+        return list(await asyncio.gather(*(self._score(row, self._slots.newest) for row in rows)))
+
+    async def _score(self, row: Sequence[int], slot: int) -> ScoredRow:
+        result = await self._request(slot, row, _scoring_params())
+        (span, *_) = result.outputs[0].weight_versions
+        found = [token[row[place]].logprob for place, token in enumerate(result.prompt_logprobs or ()) if token]
+        return ScoredRow(version_in(span.version, slot), np.array(found, np.float32))
 
     def _completion(self, output: "CompletionOutput", slot: int) -> Completion:
         spans = _merged(
@@ -308,6 +328,22 @@ def _adapter_request(slot: int) -> "LoRARequest":
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(f"slot {slot}", adapter_id(slot), "published")
+
+
+@lru_cache
+def _scoring_params() -> "SamplingParams":
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    # vLLM samples at least one token. The prompt's log-probabilities are at temperature 1, whatever that of the sampling.
+    return SamplingParams(
+        max_tokens=1,
+        prompt_logprobs=0,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -6,12 +6,13 @@ over micro-batches and ranks changes neither the loss nor, up to rounding, the n
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -211,6 +212,20 @@ class Learner:
         moved = not self._only_critic(batch.version) and rate > 0 and fmean(norms) > 0
         spent = self._trainer.clock.end()
         return StepReport(readings, weights_moved=moved, seconds=spent if self._rank.is_reporter else None)
+
+    def log_probabilities(self, rows: Sequence[Sequence[int]]) -> list[np.ndarray] | None:
+        """Compute the log-probability of every token of ``rows`` but the first of each, with the weights as they are now.
+
+        Collective. Nothing is trained.
+
+        Args:
+            rows: token ids, at least 2 in each row; the same on all ranks of a data-parallel slice.
+
+        Returns:
+            For each row float32 [T - 1], in nats at temperature 1; None on all pipeline stages but the last.
+        """
+        found = self._trainer.log_probabilities_of(rows)
+        return None if found is None else [each.numpy() for each in found]
 
     def shards(self) -> Iterator[Shard]:
         """Yield the rectangles of tensors that this rank publishes, with the weights as they are now.

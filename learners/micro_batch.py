@@ -74,6 +74,40 @@ class MicroBatch(LossTokens, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **moved)
 
 
+def unsampled(rows: Sequence[Sequence[int]], multiple: int) -> MicroBatch:
+    """Lay rows end to end that nobody trains, to compute the log-probabilities of all their tokens but the first of each.
+
+    Args:
+        rows: token ids, at least 2 in each row. Without rows, the result is a micro-batch of padding.
+        multiple: what the number of tokens must be divisible by, as in :func:`pack`.
+    """
+    tokens = [token for row in rows for token in row]
+    lengths = [len(row) for row in rows]
+    padding = -len(tokens) % multiple if tokens else multiple
+    starts = np.cumsum([0, *lengths[:-1]]) if rows else np.zeros(0, np.int64)
+    of_rows = [np.arange(start, start + length - 1) for start, length in zip(starts, lengths, strict=True)]
+    positions = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *of_rows]))
+    count = len(positions)
+    index = torch.from_numpy(np.repeat(np.arange(len(rows)), [length - 1 for length in lengths]))
+    all_tokens = torch.tensor([*tokens, *[_PADDING_TOKEN] * padding], dtype=torch.int64)
+    return MicroBatch(
+        token_ids=all_tokens,
+        lengths=(*lengths, *([padding] if padding else [])),
+        positions=positions,
+        targets=all_tokens[positions + 1],
+        in_buffer=torch.zeros(count, dtype=torch.int32),
+        logp_behaviour=torch.zeros(count),
+        advantages=torch.zeros(count),
+        mask=torch.zeros(count, dtype=torch.bool),
+        share=torch.zeros(count),
+        staleness=torch.zeros(count, dtype=torch.int32),
+        rows=Segments(index, len(rows)),
+        turns=Segments(index, len(rows)),
+        singled_out=torch.zeros(count, dtype=torch.bool),
+        max_staleness=0,
+    )
+
+
 def pack(
     records: Sequence[BatchRow],
     rows: Sequence[Trajectory],

@@ -46,6 +46,7 @@ from asyncrl.run.nodes import NodesSeen, read_nodes
 from asyncrl.run.parts import LEARNER, REWARD_MODEL, parts_of
 from asyncrl.run.payload import this_node
 from asyncrl.run.places import find_places
+from asyncrl.run.probe_scores import LearnerScores
 from asyncrl.run.process_sizes import sizes_of
 from asyncrl.run.stopping import sigterm_blocked
 from asyncrl.weights.chunk_wire import SECRET_BYTES
@@ -222,6 +223,14 @@ class Cluster:
         what, remedy = f"learner rank to write version {version}", "see its log; raise deadlines.publish"
         writing = [r.publish.remote(version, read) for r in self._learners]
         return merge(await self._all(writing, what, self._deadlines.publish, remedy))
+
+    async def score(self) -> LearnerScores:
+        """Have the ranks score a few rows of the last batch with the weights as they are."""
+        seconds = self._deadlines.step + ANSWER_DEADLINE_S
+        scoring = [r.score.remote() for r in self._learners]
+        answers = await self._all(scoring, "learner rank to score a probe", seconds, "see its log; raise deadlines.step")
+        (scores,) = [answer for answer in answers if answer is not None]
+        return scores
 
     async def start_checkpoint(self, path: Path, version: PolicyVersion) -> None:
         """Have all ranks begin to write their part of the checkpoint at ``version``; they may train meanwhile."""

@@ -19,6 +19,7 @@ from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.model_folder import ModelFolder
 from asyncrl.run.places import Places
+from generators.completion import ScoredRow
 from generators.evaluation import Evaluated, HeldOutTask
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
 
@@ -77,6 +78,12 @@ class GeneratorHandle:
         what = f"load version {publication.version}"
         asked = self._actor.install.remote(publication)
         return await self._while_it_answers(self._ask(asked, what, self._deadlines.publish, "raise deadlines.publish"))
+
+    async def score(self, rows: Sequence[Sequence[int]]) -> list[ScoredRow]:
+        """Have its engine score ``rows`` beside what it samples."""
+        return await self._ask(
+            self._actor.score.remote(rows), "score a probe", self._deadlines.publish, "raise deadlines.publish"
+        )
 
     async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> list[Evaluated]:
         """Play the episodes of some tasks; ``version`` is being evaluated."""

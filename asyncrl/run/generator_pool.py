@@ -41,6 +41,7 @@ from asyncrl.core.recipe.schema import GeneratorsConfig
 from asyncrl.core.users_error import UsersError
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_slot import GeneratorSlot
+from asyncrl.run.probe_scores import EngineScores
 from generators.evaluation import Evaluated, HeldOutTask
 from generators.first_error import first_error
 from generators.worker import GeneratorStatistics
@@ -303,6 +304,15 @@ class GeneratorPool:
                 continue
             self._check_alive(evaluating)
             await self._changed.wait()
+
+    async def score(self, rows: Sequence[Sequence[int]], turn: int) -> EngineScores | None:
+        """Have one generator score ``rows``, another one in each turn; None if none is up, or it died."""
+        up = self._up()
+        if not up:
+            return None
+        slot = up[turn % len(up)]
+        worker, (scored,) = slot.generator.worker, await self._of_each([slot], lambda generator: generator.score(rows))
+        return None if scored is None else EngineScores(worker, slot.pool, scored)
 
     async def statistics(self) -> list[GeneratorStatistics]:
         """Return the counters of each slot; if its generator is gone, the last known ones."""

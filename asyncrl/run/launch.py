@@ -43,6 +43,7 @@ from asyncrl.run.totals import SavedTotals, Totals, summarize
 from asyncrl.run.tracking import Tracker
 from asyncrl.run.train_pump import train_pump
 from asyncrl.run.watch import ending_with, own_daemons
+from asyncrl.run.weight_probe import Probe
 from asyncrl.weights.mirror import Mirror
 from asyncrl.weights.shared_memory import SharedMemory
 
@@ -172,7 +173,16 @@ async def _run(
             async with asyncio.TaskGroup() as pumps:
                 generating = pumps.create_task(generators.generate(), name="generation pump")
                 await train_pump(
-                    begin, recipe.steps, recipe.evaluation.every, buffer, cluster, publisher, evaluator, checkpointer, recorder
+                    begin,
+                    recipe.steps,
+                    recipe.evaluation.every,
+                    buffer,
+                    cluster,
+                    publisher,
+                    evaluator,
+                    checkpointer,
+                    recorder,
+                    Probe(recipe, cluster, generators),
                 )
                 await generators.stop()
                 seconds = STOP_S + max(member.tool_timeout_s for member in recipe.environment.by_member.values())

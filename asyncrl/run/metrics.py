@@ -86,6 +86,13 @@ FILTERED = Metric(
     "share of the groups since the last step that were complete and that a filter left out of training",
 )
 PAYLOAD = Metric("buffer/payload_bytes", "bytes", Reduction.SUM, "encoded trajectories held")
+PROBE_MEAN = Metric(
+    "publish/probe_mean_gap",
+    "nats",
+    Reduction.MEAN,
+    "mean difference of log-probabilities between learner and engine in the last probe, with the same version",
+)
+PROBE_WORST = Metric("publish/probe_worst_gap", "nats", Reduction.MAX, "the largest such difference of a single token")
 PUBLISH_WRITE = Metric("publish/write_seconds", "s", Reduction.MAX, "time to write the last published version")
 PUBLISH_INSTALL = Metric(
     "publish/install_seconds", "s", Reduction.MAX, "time until every engine had acknowledged the last published version"

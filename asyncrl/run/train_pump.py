@@ -21,6 +21,7 @@ from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.publisher import Publisher, PublishTimes
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.shares import StepTimes
+from asyncrl.run.weight_probe import Probe
 from learners.learner import StepReport
 from learners.step_clock import PartSeconds
 
@@ -43,6 +44,7 @@ async def train_pump(
     evaluator: Evaluator,
     checkpointer: Checkpointer,
     recorder: Recorder,
+    probe: Probe,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Run the training steps from version ``begin`` to ``steps``; returns when the last version is delivered.
@@ -77,7 +79,9 @@ async def train_pump(
                 moved = any(report.weights_moved for report in reports)
                 publication, write_seconds = await publisher.write(version, must_differ=moved)
                 delivering = background.create_task(publisher.deliver(publication, write_seconds))
-            readings = [reading for report in reports for reading in report.readings]
+                if probe.due():
+                    background.create_task(probe.compare(delivering))  # asks the ranks before they train the next batch
+            readings = [*(reading for report in reports for reading in report.readings), *probe.readings()]
             parts = next((report.seconds for report in reports if report.seconds is not None), PartSeconds())
             times = StepTimes(taken - asked, done - taken, delivered - ready, write_seconds, checkpointing, parts)
             await recorder.step(step, batch, readings, times, publish_times)

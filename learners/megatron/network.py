@@ -77,9 +77,15 @@ class Network:
             self._pass(micro_batches, loss, forward_only=False)
 
     @torch.no_grad()
-    def forward_only(self, micro_batches: Sequence[MicroBatch], see: Callable[[MicroBatch, Any], None]) -> None:
+    def forward_only(
+        self, micro_batches: Sequence[MicroBatch], see: Callable[[MicroBatch, Any], None], temperature: float | None = None
+    ) -> None:
         """Run the forward pass only. The last stage calls ``see`` in order, with each micro-batch and the network's
-        output for it."""
+        output for it.
+
+        Args:
+            temperature: the temperature of log-probabilities, where it is not that at which tokens are sampled.
+        """
         nothing = torch.zeros((), device=self._device)
 
         def of_output(batch: MicroBatch, output: Any) -> Tensor:
@@ -87,7 +93,7 @@ class Network:
             return nothing
 
         with self._clock.part(Part.FORWARD):
-            self._pass(micro_batches, of_output, forward_only=True)
+            self._pass(micro_batches, of_output, forward_only=True, temperature=temperature)
 
     def step(self, learning_rate: float, version: int, loss: str) -> float:
         """Update the weights with the accumulated gradient, and return its norm before clipping, which is the same on
@@ -117,8 +123,14 @@ class Network:
         return grad_norm
 
     def _pass(
-        self, micro_batches: Sequence[MicroBatch], of_output: Callable[[MicroBatch, Any], Tensor], *, forward_only: bool
+        self,
+        micro_batches: Sequence[MicroBatch],
+        of_output: Callable[[MicroBatch, Any], Tensor],
+        *,
+        forward_only: bool,
+        temperature: float | None = None,
     ) -> None:
+        temperature = self._temperature if temperature is None else temperature
         context = parallel_state.get_context_parallel_group()
         no_tokens = torch.zeros((), dtype=torch.int, device=self._device)
 
@@ -139,7 +151,7 @@ class Network:
                 rank=context.rank(),
                 multiple=self._learner.tensor_parallel,
             )
-            output = model(part.token_ids, part.rows, part.positions, part.targets, self._temperature)
+            output = model(part.token_ids, part.rows, part.positions, part.targets, temperature)
 
             def of_part(last: Any) -> tuple[Tensor, Tensor, None]:
                 # Each context-parallel rank computes the loss of whole rows, but the gradient of only its own tokens.

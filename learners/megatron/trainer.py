@@ -26,7 +26,7 @@ from learners.megatron.model_config import PolicyConfig, policy_config, product_
 from learners.megatron.network import Network
 from learners.megatron.reference import ReferenceWeights
 from learners.megatron.value_model import ValueModel
-from learners.micro_batch import MicroBatch
+from learners.micro_batch import MicroBatch, unsampled
 from learners.rank import RankSpec
 from learners.step_clock import Part, StepClock
 from learners.tally import Tally, add_to, summed
@@ -149,6 +149,21 @@ class Trainer:
         """The policy's current log-probabilities of each micro-batch's sampled tokens (float32 [n], nats); None on all
         pipeline stages except the last."""
         return self._outputs(self._policy, micro_batches, lambda predictions: predictions.logp)
+
+    def log_probabilities_of(self, rows: Sequence[Sequence[int]]) -> list[Tensor] | None:
+        """The policy's current log-probabilities, at temperature 1, of all tokens of each row but the first (float32, nats).
+        None on all pipeline stages except the last.
+
+        Args:
+            rows: token ids; the same on all ranks of a data-parallel slice.
+        """
+        micro_batch = unsampled(rows, self._spec.layout.tensor)
+        # The interleaved schedule needs as many micro-batches as there are stages; the others are padding.
+        layout = self._spec.layout
+        further = layout.pipeline - 1 if layout.virtual_pipeline > 1 else 0
+        micro_batches = [micro_batch, *([unsampled([], layout.tensor)] * further)]
+        (found, *_) = self._outputs(self._policy, micro_batches, lambda predictions: predictions.logp, temperature=1.0)
+        return None if found is None else list(found.cpu().split([len(row) - 1 for row in rows]))
 
     def reference_log_probabilities(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor] | list[None]:
         """As :meth:`log_probabilities`, but under the reference policy.
@@ -292,11 +307,15 @@ class Trainer:
             return TrainedStep(grad_norm, self._reduced(tally))
 
     def _outputs(
-        self, network: Network, micro_batches: Sequence[MicroBatch], wanted: Callable[[Any], Tensor]
+        self,
+        network: Network,
+        micro_batches: Sequence[MicroBatch],
+        wanted: Callable[[Any], Tensor],
+        temperature: float | None = None,
     ) -> list[Tensor] | list[None]:
         found: list[Tensor] = []
         with self._waiting("evaluating the batch"), cuda_means_cpu():
-            network.forward_only(micro_batches, lambda _, output: found.append(wanted(output)))
+            network.forward_only(micro_batches, lambda _, output: found.append(wanted(output)), temperature)
         return found if self.on_last_stage else [None] * len(micro_batches)
 
     def _reduced(self, tally: Tally) -> Tally | None:

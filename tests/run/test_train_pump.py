@@ -5,23 +5,27 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import virtual_time
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.errors import WeightMismatch
-from asyncrl.core.ids import PolicyVersion, TaskId
+from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.metrics import Reading, combine
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.schema import MAIN_POOL, Recipe
 from asyncrl.core.task import Task
 from asyncrl.run.compose import compose
 from asyncrl.run.evaluator import Evaluator
+from asyncrl.run.probe_scores import EngineScores, LearnerScores
 from asyncrl.run.publisher import Publisher, PublishTimes
 from asyncrl.run.shares import StepTimes
 from asyncrl.run.time_shares import learner_readings
 from asyncrl.run.totals import Totals
 from asyncrl.run.train_pump import train_pump
+from asyncrl.run.weight_probe import Probe
+from generators.completion import ScoredRow
 from generators.evaluation import Evaluated, EvaluationResult, HeldOutTask
 from learners.learner import StepReport
 from learners.step_clock import PartSeconds
@@ -42,8 +46,9 @@ class World:
         self.evaluated: list[int] = []
         self.moving = True
         self.same_weights = False
-        self.evaluation_s, self.install_s, self.checkpoint_s = 5.0, INSTALL_S, CHECKPOINT_S
+        self.evaluation_s, self.install_s, self.checkpoint_s, self.probe_s = 5.0, INSTALL_S, CHECKPOINT_S, 1.0
         self.now = asyncio.get_running_loop().time
+        self.probe = Probe(recipe, self, self)
         self.publisher = Publisher(self, self, self, self.totals, PolicyVersion(published), self.now)
 
     def say(self, what: str) -> None:
@@ -78,6 +83,14 @@ class World:
 
     async def install(self, publication: Publication) -> None:
         await self._for(self.install_s, f"install {publication.version}")
+
+    async def score(self, rows: Sequence[Sequence[int]] | None = None, turn: int = 0) -> LearnerScores | EngineScores:
+        """Both sides of a probe. The ranks are asked without rows."""
+        if rows is None:
+            self.say("asked the ranks for scores")
+            return LearnerScores(PolicyVersion(1), ((1, 2),), (np.zeros(1),))
+        await self._for(self.probe_s, "score")
+        return EngineScores(WorkerId("generator-0"), MAIN_POOL, [ScoredRow(PolicyVersion(1), np.zeros(1))])
 
     async def advance(self, version: PolicyVersion) -> None:
         self.say(f"published {version}")
@@ -121,7 +134,9 @@ class World:
         task = HeldOutTask(Task(id=TaskId("t"), prompt="?"), "s")
         evaluator = Evaluator(self, [task], False, self, self, Path("no-such-folder"), self)
         steps, every = self.recipe.steps, self.recipe.evaluation.every
-        await train_pump(PolicyVersion(begin), steps, every, self, self, self.publisher, evaluator, self, self, self.now)
+        await train_pump(
+            PolicyVersion(begin), steps, every, self, self, self.publisher, evaluator, self, self, self.probe, self.now
+        )
 
 
 def recipe(steps: int, every: int = 100) -> Recipe:

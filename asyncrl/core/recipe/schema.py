@@ -13,6 +13,7 @@ from asyncrl.core.recipe.network import NetworkConfig
 from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
 from asyncrl.core.recipe.section import AUTO, AUTOMATIC, Count, FileName, NonNegative, Positive, Seconds, Section, Text
 from asyncrl.core.recipe.trajectories import SampledTrajectories, TrajectoriesConfig
+from asyncrl.core.recipe.weights import WeightsConfig
 from asyncrl.core.trajectory import Sampling
 
 
@@ -555,6 +556,7 @@ class Recipe(Section, frozen=True):
         checkpoint: what a run is resumed from.
         tracking: where the run is tracked (MLflow).
         network: the connections between the run's own processes.
+        weights: the weights on their way from the learner to the engines.
         deadlines: how long each wait may take.
         seed: the seed of task order, initialisation and environments.
         run_dir: where run folders are made.
@@ -576,6 +578,7 @@ class Recipe(Section, frozen=True):
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     network: NetworkConfig = NetworkConfig()
+    weights: WeightsConfig = WeightsConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
     seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     run_dir: Text = "runs"

@@ -31,6 +31,7 @@ from asyncrl.run.scorers import make_scoring
 from asyncrl.run.stopping import end_by_sigterm
 from asyncrl.run.ticket_client import RemoteTicketClient
 from generators.chat import ChatFormat
+from generators.completion import ScoredRow
 from generators.engine import VllmEngine
 from generators.engine_process import EngineProcessServer
 from generators.episode import EpisodeTools
@@ -130,6 +131,13 @@ class GeneratorActor:
         """Load a published version; returns the fingerprint of what was loaded."""
         loop, worker, _ = self._started()
         return await loop.call(lambda: worker.install(publication))
+
+    async def score(self, rows: Sequence[Sequence[int]]) -> list[ScoredRow]:
+        """Have the engine score given tokens with its newest version."""
+        loop, _, _ = self._started()
+        assert self._engine is not None
+        engine = self._engine
+        return await loop.call(lambda: engine.score(rows))
 
     async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion) -> list[Evaluated]:
         """Play the episodes of some tasks, also beside training."""

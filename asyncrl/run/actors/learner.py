@@ -21,6 +21,7 @@ from asyncrl.core.trajectory import decode
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.model_folder import ModelFolder
 from asyncrl.run.payload import PayloadSource, this_node
+from asyncrl.run.probe_scores import PROBED_ROWS, PROBED_TOKENS, LearnerScores
 from asyncrl.run.trained_episodes import TrainedEpisodes
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import Transport
@@ -58,6 +59,8 @@ class LearnerActor:
         self._run_id, self._sharing = run_id, sharing
         self._transport: Transport = SharedMemory(run_id=run_id, rank=rank, node=this_node())
         self._listening: socket.socket | None = None
+        self._probed: tuple[tuple[int, ...], ...] = ()
+        self._is_reporter = False
         self._learner: Learner | None = None
         self._payload: PayloadSource | None = None
         self._kept: TrainedEpisodes | None = None
@@ -84,6 +87,7 @@ class LearnerActor:
             # On a laptop the engines share these cores, and threads that wait for each other cost more than they gain.
             threads=max(1, len(os.sched_getaffinity(0)) // self._sharing),
         )
+        self._is_reporter = rank.is_reporter
         model_path = self._model.here()
         self._kept = TrainedEpisodes(recipe, model_path, self._trajectories, rank)
         self._learner = Learner(
@@ -109,6 +113,9 @@ class LearnerActor:
         seconds = time.perf_counter() - began
         records = TokenRecords(chosen)
         report = learner.step(batch, rows, records).after_fetching(seconds)
+        self._probed = tuple(
+            tuple(rows[key].token_ids[:PROBED_TOKENS].tolist()) for key in needed[:PROBED_ROWS] if len(rows[key].token_ids) > 1
+        )
         self._kept.write(batch, rows, chosen, records)
         return msgspec.structs.replace(report, news=self._kept.news())
 
@@ -128,6 +135,14 @@ class LearnerActor:
     def publish(self, version: PolicyVersion, read: Collection[PolicyVersion] = ()) -> Publication:
         """Write this rank's shards of ``version``, not over the last version and those in ``read``; return where they are."""
         return self._transport.write(version, self._started().shards(), read)
+
+    def score(self) -> LearnerScores | None:
+        """Score a few rows of the last batch with the weights as they are; a collective call. None on all ranks but one."""
+        learner = self._started()
+        found = learner.log_probabilities(self._probed)
+        if found is None or not self._is_reporter:
+            return None
+        return LearnerScores(learner.version, self._probed, tuple(found))
 
     def save_pretrained(self, folder: Path) -> None:
         """Export the model as a Hugging Face folder; a collective call."""

@@ -1,0 +1,111 @@
+"""Probes whether an engine samples with what the learner trained: both score a few rows of the batch with the same version.
+
+Fingerprints prove that an engine received the learner's bytes. A probe shows what they cannot: that both compute the same policy
+with them. What always holds: neither training nor generation waits for a probe, but for the learner's forward pass over its few
+rows; values of different versions are never compared; and a difference beyond rounding ends the run.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from asyncrl.core.errors import WeightMismatch
+from asyncrl.core.metrics import Reading
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run import metrics
+from asyncrl.run.probe_scores import EngineScores, LearnerScores
+
+if TYPE_CHECKING:
+    from asyncrl.run.publisher import PublishTimes
+
+BOUNDS = {"float32": 2e-3, "bfloat16": 0.15, "float16": 0.05}
+"""The largest mean difference of log-probabilities, in nats, by the coarser type of both sides. Rounding gives about a tenth of
+it; with a single wrong matrix the difference is about 1 or more."""
+_COARSER = ("bfloat16", "float16", "float32")
+
+
+class ScoringRanks(Protocol):
+    """The learner's ranks, as far as a probe needs them; see :class:`asyncrl.run.cluster.Cluster`."""
+
+    async def score(self) -> LearnerScores:
+        """Score rows of the last batch, in turn with the ranks' other work."""
+        ...
+
+
+class ScoringGenerators(Protocol):
+    """The generators, as far as a probe needs them; see :class:`asyncrl.run.generator_pool.GeneratorPool`."""
+
+    async def score(self, rows: Sequence[Sequence[int]], turn: int) -> EngineScores | None:
+        """Have one generator score ``rows``; None if none is up, or it died."""
+        ...
+
+
+class Probe:
+    """Probes the first publication and every n-th. :attr:`readings` has those of the last probe, once."""
+
+    def __init__(self, recipe: Recipe, ranks: ScoringRanks, generators: ScoringGenerators) -> None:
+        self._every, self._ranks, self._generators = recipe.weights.probe_every, ranks, generators
+        self._learner_dtype = recipe.learner.dtype
+        self._engine_dtypes = {name: pool.dtype for name, pool in recipe.generators.by_pool.items()}
+        self._until_next, self._probes = 0, 0
+        self._readings: list[Reading] = []
+
+    def due(self) -> bool:
+        """Whether the publication that is about to be delivered is to be probed; counts it."""
+        if self._every is None:
+            return False
+        self._until_next -= 1
+        if self._until_next >= 0:
+            return False
+        self._until_next = self._every - 1
+        return True
+
+    def readings(self) -> list[Reading]:
+        """Return what was measured since the last call."""
+        found, self._readings = self._readings, []
+        return found
+
+    async def compare(self, delivering: "asyncio.Task[PublishTimes]") -> None:
+        """Compare both sides for the version that is being delivered. To be begun before the ranks are asked for anything else.
+
+        If the engine has got another version meanwhile, or died, the next publication is probed instead.
+
+        Raises:
+            WeightMismatch: they differ by more than rounding.
+        """
+        expected = await self._ranks.score()
+        await asyncio.wait({delivering})
+        if delivering.cancelled() or delivering.exception() is not None:
+            return  # which is told to whoever waits for the delivery
+        found = await self._generators.score(expected.rows, self._probes)
+        if found is None or any(row.version != expected.version for row in found.scored):
+            self._until_next = 0
+            return
+        self._probes += 1
+        self._judge(expected, found)
+
+    def _judge(self, expected: LearnerScores, found: EngineScores) -> None:
+        gaps = [np.abs(row.logprobs - own) for row, own in zip(found.scored, expected.logprobs, strict=True)]
+        gaps = [np.nan_to_num(gap, nan=np.inf) for gap in gaps]  # not a number is no small difference
+        everything = np.concatenate([*gaps, np.zeros(0)])
+        if not everything.size:
+            return
+        mean, worst = float(everything.mean()), float(everything.max())
+        self._readings = [Reading(metrics.PROBE_MEAN, mean), Reading(metrics.PROBE_WORST, worst)]
+        engine = self._engine_dtypes[found.pool]
+        bound = BOUNDS[min(engine, self._learner_dtype, key=_COARSER.index)]
+        if mean > bound:
+            row = next(number for number, gap in enumerate(gaps) if gap.max(initial=0.0) == worst)
+            place = int(gaps[row].argmax())
+            token, theirs, ours = expected.rows[row][place + 1], found.scored[row].logprobs[place], expected.logprobs[row][place]
+            raise WeightMismatch(
+                f"{found.worker} ({engine}) and the learner ({self._learner_dtype}) compute different log-probabilities with "
+                f"version {expected.version}: they differ by {mean:.3g} in the mean of {everything.size} tokens, and rounding "
+                f"explains at most {bound:g}. The worst is token {token} at place {place + 1} of row {row}: {theirs:.4g} by the "
+                f"engine, {ours:.4g} by the learner. Both have the same bits of all weights, so look at what the two make of "
+                "them: settings of attention, rotary positions or experts in config.json or generators.engine, and kernels; set "
+                "generators.dtype=float32 and learner.dtype=float32 to take rounding out, or weights.probe_every=null to train "
+                "all the same"
+            )

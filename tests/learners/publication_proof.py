@@ -1,0 +1,120 @@
+"""Shows that what Megatron's ranks publish is what an engine samples with, whatever divides the model on either side.
+
+Ranks train five versions, publish each, and compute the log-probabilities of some rows with it. An engine installs the same five
+publications, and scores the same rows. ``python tests/learners/publication_proof.py`` prints the table for all models, layouts
+and engines; the test takes one column of it.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+from learner_samples import make_batch, make_model, make_recipe
+from rank_side import new_learner
+from ranks import run_ranks
+
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.schema import GeneratorsConfig, Recipe
+from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.transport import merge
+from generators.engine import VllmEngine
+from learners.rank import RankSpec
+
+VERSIONS = 5
+COMMON = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 200}
+MODELS = {
+    "qwen3": ("qwen3", COMMON),
+    "llama-tied": ("llama", COMMON | {"tie_word_embeddings": True}),
+    "qwen3-moe": ("qwen3_moe", COMMON | {"moe_intermediate_size": 64}),
+}
+LAYOUTS: dict[str, dict[str, int]] = {
+    "tp2-pp2": {"tensor": 2, "pipeline": 2},
+    "ep2": {"data": 2, "expert": 2},
+    "pp2-vpp2": {"pipeline": 2, "virtual_pipeline": 2},
+}
+ROWS = [[int(token) for token in np.random.default_rng(number).integers(1, 200, 40 + number)] for number in range(4)]
+
+
+class Published(NamedTuple):
+    """One version: where it lies, and the learner's log-probabilities of :data:`ROWS`."""
+
+    publication: Publication
+    logprobs: list[np.ndarray]
+
+
+def train_and_publish(
+    spec: RankSpec, recipe: Recipe, folder: Path, first: int, target: Path
+) -> list[tuple[Publication, list[np.ndarray] | None]]:
+    """What each rank does: it trains a version, writes it, and computes the log-probabilities."""
+    learner = new_learner(spec, recipe, folder)
+    batch, rows = make_batch()
+    done = []
+    for version in range(first, first + VERSIONS):
+        learner.step(batch, {name: rows[name] for name in learner.rows_needed(batch)})
+        place = target / str(version)
+        place.mkdir(exist_ok=True)
+        written = SharedMemory("proof", spec.rank, str(place)).write(PolicyVersion(version), learner.shards())
+        done.append((written, learner.log_probabilities(ROWS)))
+    learner.close()
+    return done
+
+
+def published(folder: Path, layout: dict[str, int], first: int, target: Path) -> list[Published]:
+    """Publish versions ``first`` onwards from ranks in a layout."""
+    options = dict(layout)
+    grid = {name: options.pop(name, 1) for name in ("tensor", "pipeline", "data")}
+    further = {name if name == "virtual_pipeline" else f"{name}_parallel": size for name, size in options.items()}
+    recipe = make_recipe(folder, **grid, **further)
+    results = run_ranks(train_and_publish, recipe, folder, first, target, **layout, deadline=240.0)
+    versions = []
+    for parts in zip(*results, strict=True):
+        (logprobs, *_) = [found for _, found in parts if found is not None]
+        versions.append(Published(merge([part for part, _ in parts]), logprobs))
+    return versions
+
+
+async def gaps(engine: VllmEngine, versions: list[Published]) -> list[tuple[float, float]]:
+    """Install each version, and return the mean and the largest difference of log-probabilities."""
+    found = []
+    for publication, logprobs in versions:
+        assert await engine.install(publication) == publication.fingerprint
+        scored = await engine.score(ROWS)
+        assert {row.version for row in scored} == {publication.version}
+        distances = np.abs(np.concatenate([row.logprobs for row in scored]) - np.concatenate(logprobs))
+        found.append((float(distances.mean()), float(distances.max())))
+    return found
+
+
+async def started(folder: Path, tensor_parallel: int, dtype: str) -> VllmEngine:
+    config = GeneratorsConfig(count=1, dtype=dtype, max_running=8, kv_cache_mb=16, tensor_parallel=tensor_parallel)
+    return await VllmEngine.start(config, str(folder), name="generator-0", max_context=100, seed=0, start_s=400.0)
+
+
+async def table(chosen: list[str]) -> None:
+    """Print every row of the table for the ``chosen`` models."""
+    for name in chosen:
+        architecture, overrides = MODELS[name]
+        with TemporaryDirectory() as temporary:
+            folder = make_model(Path(temporary) / "model", architecture, **overrides)
+            layouts = {key: layout for key, layout in LAYOUTS.items() if key != "ep2" or name == "qwen3-moe"}
+            versions = {}
+            for number, (key, layout) in enumerate(layouts.items()):
+                versions[key] = published(folder, layout, 1 + number * VERSIONS, Path(temporary))
+            for tensor_parallel, dtype in ((1, "float32"), (2, "float32"), (1, "bfloat16"), (2, "bfloat16")):
+                engine = await started(folder, tensor_parallel, dtype)
+                try:
+                    for key, each in versions.items():
+                        rows = await gaps(engine, each)
+                        told = "  ".join(f"{mean:.1e}/{worst:.1e}" for mean, worst in rows)
+                        sys.stdout.write(f"{name:11s} {key:9s} engine TP{tensor_parallel} {dtype:9s} mean/worst: {told}\n")
+                        sys.stdout.flush()
+                finally:
+                    await engine.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(table(sys.argv[1:] or list(MODELS)))
