@@ -229,6 +229,7 @@ class Cluster:
         seconds = self._deadlines.step + ANSWER_DEADLINE_S
         scoring = [r.score.remote() for r in self._learners]
         answers = await self._all(scoring, "learner rank to score a probe", seconds, "see its log; raise deadlines.step")
+        scores: LearnerScores
         (scores,) = [answer for answer in answers if answer is not None]
         return scores
 
