@@ -65,7 +65,7 @@ _NEEDED = {
 
 _NOT_ON_CPU = {
     "enable_expert_parallel": "vLLM's kernel for experts on a CPU ends the process when a worker lacks some of them",
-    "pipeline_parallel_size": "an engine's workers on a CPU divide layers, not the model's depth",
+    "pipeline_parallel_size": "engines on a CPU are divided by generators.tensor_parallel alone",
 }
 """Arguments that an engine on a CPU cannot have, and why."""
 

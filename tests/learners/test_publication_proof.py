@@ -1,0 +1,31 @@
+"""An engine over two workers samples with what ranks in any layout published: a part of the table of ``publication_proof``."""
+
+import asyncio
+
+import pytest
+from learner_samples import make_model
+from publication_proof import LAYOUTS, MODELS, VERSIONS, gaps, published, started
+
+
+@pytest.mark.timeout(600)
+def test_an_engine_over_two_workers_has_the_log_probabilities_of_the_ranks(tmp_path):
+    """After each of five publications by each of two layouts, in float32, to its rounding."""
+    architecture, overrides = MODELS["qwen3"]
+    folder = make_model(tmp_path / "model", architecture, **overrides)
+    versions = [
+        each
+        for number, layout in enumerate(("tp2-pp2", "pp2-vpp2"))
+        for each in published(folder, LAYOUTS[layout], 1 + number * VERSIONS, tmp_path)
+    ]
+
+    async def of_engine():
+        engine = await started(folder, 2, "float32")
+        try:
+            return await gaps(engine, versions)
+        finally:
+            await engine.close()
+
+    found = asyncio.run(of_engine())
+    assert len(found) == 2 * VERSIONS
+    assert max(worst for _, worst in found) < 1e-4
+    assert len({each.publication.fingerprint for each in versions}) == 2 * VERSIONS
