@@ -40,11 +40,14 @@ class Returns(msgspec.Struct, frozen=True):
         values: [u], the reward of each episode, or the discounted sum of the rewards of each turn and all later turns.
         group: int64 [u], the number of the group that each is compared within, counted from 0.
         tokens: int64 [u], the number of tokens of each episode that may enter the loss; 1 for each turn.
+        rewards: [u, k], the rewards that ``algorithm.advantage.rewards`` of kind custom names, in that order; None if there are
+            none.
     """
 
     values: Tensor
     group: Tensor
     tokens: Tensor
+    rewards: Tensor | None = None
 
 
 def advantages(returns: Returns, config: Advantage) -> Tensor:

@@ -1,5 +1,7 @@
 """The advantages of each row of a batch. They depend only on the batch's records, and so are the same on every rank."""
 
+from collections.abc import Sequence
+
 import msgspec
 import torch
 from torch import Tensor
@@ -68,11 +70,14 @@ def _groups(batch: Batch) -> list[int]:
 def _of_episodes(batch: Batch, config: AlgorithmConfig) -> list[float]:
     group, tokens = torch.tensor(_groups(batch)), torch.tensor([row.loss_tokens for row in batch.rows])
     if isinstance(config.advantage, GdpoAdvantage):
-        return decoupled_advantages(*_several_rewards(batch, config.advantage), group, tokens).tolist()
+        weights = [config.advantage.rewards[name] for name in config.reward_names]
+        several = _named_rewards(batch, config.reward_names)
+        return decoupled_advantages(several, torch.tensor(weights, dtype=torch.float64), group, tokens).tolist()
     rewards = torch.tensor([row.reward for row in batch.rows], dtype=torch.float64)
     if isinstance(config.advantage, RemaxAdvantage):
         return against_greedy(rewards, _greedy_rewards(batch)).tolist()
-    return _advantages(Returns(rewards, group, tokens), config.advantage).tolist()
+    named = _named_rewards(batch, config.reward_names) if config.reward_names else None
+    return _advantages(Returns(rewards, group, tokens, named), config.advantage).tolist()
 
 
 def _advantages(returns: Returns, config: Advantage) -> Tensor:
@@ -86,14 +91,13 @@ def _greedy_rewards(batch: Batch) -> Tensor:
     return torch.tensor([greedy.get(row.group_id, row.reward) for row in batch.rows], dtype=torch.float64)
 
 
-def _several_rewards(batch: Batch, config: GdpoAdvantage) -> tuple[Tensor, Tensor]:
-    """The rewards, [rows, k], and their weights, [k]."""
+def _named_rewards(batch: Batch, names: Sequence[str]) -> Tensor:
+    """The rewards with these names, float64 [rows, k]."""
     for row in batch.rows:
-        if len(row.rewards) != len(config.names):
+        if len(row.rewards) != len(names):
             name = f"sample {row.sample_index} of group {row.group_id}"
-            raise ValueError(f"{name} has {len(row.rewards)} rewards, but algorithm.advantage.rewards names {config.names}")
-    rewards = torch.tensor([row.rewards for row in batch.rows], dtype=torch.float64)
-    return rewards, torch.tensor([config.rewards[name] for name in config.names], dtype=torch.float64)
+            raise ValueError(f"{name} has {len(row.rewards)} rewards, but algorithm.advantage.rewards names {names}")
+    return torch.tensor([row.rewards for row in batch.rows], dtype=torch.float64)
 
 
 def _of_turns(batch: Batch, config: AlgorithmConfig, discount: float) -> list[list[float]]:

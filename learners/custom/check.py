@@ -6,6 +6,7 @@ must hold for each kind of function: docs/own-algorithms.md.
 
 from collections.abc import Iterator
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -51,7 +52,7 @@ def check_customs(recipe: Recipe) -> list[str]:
 def _checked(section: Custom, function: UserFunction, recipe: Recipe) -> Iterator[str]:
     match section:
         case CustomAdvantage():
-            yield from _check_advantage(function)
+            yield from _check_advantage(function, len(section.rewards))
         case CustomLoss():
             yield from check_loss(function, recipe, with_reference=not isinstance(recipe.algorithm.kl, NoKl))
         case CustomAggregation():
@@ -62,24 +63,25 @@ def _checked(section: Custom, function: UserFunction, recipe: Recipe) -> Iterato
             _check_schedule(function, recipe)
 
 
-def _check_advantage(function: UserFunction) -> Iterator[str]:
-    returns = made_returns()
+def _check_advantage(function: UserFunction, named: int) -> Iterator[str]:
+    returns = made_returns(named)
     found = pure(function, call_advantage, returns)
-    call_advantage(function, returns_without_spread())
+    call_advantage(function, returns_without_spread(named))
     _refuse_order(function, found, returns)
-    renumbered = Returns(returns.values, returns.group.max() - returns.group, returns.tokens)
+    renumbered = msgspec.structs.replace(returns, group=returns.group.max() - returns.group)
     if not alike(call_advantage(function, renumbered), found):
         problem = "gives other advantages when the groups are numbered otherwise"
         raise function.broken(problem, "use returns.group only to find out which entries belong together")
     first = returns.group == 0
     centred = returns.values[first] - returns.values[first].mean()
-    if float((found[first].double() * centred).sum()) < 0:
+    if not named and float((found[first].double() * centred).sum()) < 0:
         yield f"algorithm.advantage {function.name} gives higher returns lower advantages: is its sign turned round?"
 
 
 def _refuse_order(function: UserFunction, found: Tensor, returns: Returns) -> None:
     order = torch.randperm(len(returns.values), generator=torch.Generator().manual_seed(0))
-    permuted = Returns(returns.values[order], returns.group[order], returns.tokens[order])
+    rewards = None if returns.rewards is None else returns.rewards[order]
+    permuted = Returns(returns.values[order], returns.group[order], returns.tokens[order], rewards)
     if not alike(call_advantage(function, permuted), found[order]):
         problem = "gives other advantages when the same episodes come in another order"
         raise function.broken(problem, "compare the entries of a group wherever they stand")

@@ -115,18 +115,21 @@ def weights_of(rows: Sequence[MadeRow], *, is_anchored: bool) -> WeightInputs:
     )
 
 
-def made_returns() -> Returns:
-    """Make the returns of four groups: with spread, without, of one episode, and with spread again."""
+def made_returns(named: int = 0) -> Returns:
+    """Make the returns of four groups: with spread, without, of one episode, and with spread again; each of ``named`` rewards."""
     values = [0.0, 1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 0.3, -2.0, 5.0, 0.1]
     group = [0, 0, 0, 0, 1, 1, 1, 2, 3, 3, 3]
     tokens = [5, 1, 3, 4, 2, 6, 3, 9, 0, 7, 2]
-    return Returns(torch.tensor(values, dtype=torch.float64), torch.tensor(group), torch.tensor(tokens))
+    returns = torch.tensor(values, dtype=torch.float64)
+    rewards = torch.stack([returns.roll(column) for column in range(named)], 1) if named else None
+    return Returns(returns, torch.tensor(group), torch.tensor(tokens), rewards)
 
 
-def returns_without_spread() -> Returns:
+def returns_without_spread(named: int = 0) -> Returns:
     """Make the returns of two groups whose members are all equal: a batch in which nothing is to be learned."""
-    made = made_returns()
-    return msgspec.structs.replace(made, values=torch.ones_like(made.values), group=(made.group > 1).long())
+    made = made_returns(named)
+    rewards = None if made.rewards is None else torch.ones_like(made.rewards)
+    return msgspec.structs.replace(made, values=torch.ones_like(made.values), group=(made.group > 1).long(), rewards=rewards)
 
 
 def made_aggregation() -> AggregationInputs:

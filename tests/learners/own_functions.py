@@ -52,3 +52,9 @@ OWN = AlgorithmConfig(
     minibatches=2,
 )
 LINEAR = CustomSchedule(name="own_functions:linear")
+
+
+def difference_of_rewards(returns: Returns) -> torch.Tensor:
+    """The second named reward less the first."""
+    assert returns.rewards is not None
+    return returns.rewards[:, 1] - returns.rewards[:, 0]

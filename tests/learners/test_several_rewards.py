@@ -5,7 +5,11 @@ import numpy as np
 import pytest
 from learner_samples import make_batch
 
+from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, GdpoAdvantage
+from asyncrl.core.recipe.custom import CustomAdvantage
+from asyncrl.core.recipe.decode import decode_recipe
+from learners.custom.check import check_customs
 from learners.row_advantages import row_advantages
 
 WEIGHTS = {"right": 1.0, "polite": -0.25, "brief": 2.0}
@@ -48,3 +52,17 @@ def test_records_without_them_are_refused():
     batch, _ = make_batch()
     with pytest.raises(ValueError, match="sample 0 of group 0 has 0 rewards"):
         row_advantages(batch, AlgorithmConfig(advantage=GdpoAdvantage(rewards=WEIGHTS)))
+
+
+def test_a_function_of_the_users_own_gets_the_rewards_that_the_recipe_names():
+    batch, rewards = graded()
+    own = CustomAdvantage(name="own_functions:difference_of_rewards", rewards=("right", "polite", "brief"))
+    algorithm = AlgorithmConfig(advantage=own)
+    assert algorithm.reward_names == ("right", "polite", "brief")
+    found = [one for (one,) in row_advantages(batch, algorithm)]
+    assert found == pytest.approx((rewards[:, 1] - rewards[:, 0]).tolist(), rel=1e-6)
+    settings = {"name": "x", "steps": 30, "model": {"path": "tiny"}, "environment": {"name": "calculator"}}
+    advantage = {"kind": "custom", "name": own.name, "rewards": ["right", "short"]}
+    assert check_customs(decode_recipe({**settings, "algorithm": {"advantage": advantage}})) == []
+    with pytest.raises(RecipeError, match=r"right, short are known of whole episodes"):
+        decode_recipe({**settings, "algorithm": {"advantage": advantage, "credit": {"kind": "turn"}}})

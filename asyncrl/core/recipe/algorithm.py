@@ -544,7 +544,9 @@ class AlgorithmConfig(Section, frozen=True):
 
     @property
     def reward_names(self) -> tuple[str, ...]:
-        """The names of the rewards that the advantage weighs one by one; none if it uses the final reward alone."""
+        """The names of the rewards that the advantage looks at one by one; none if it uses the final reward alone."""
+        if isinstance(self.advantage, CustomAdvantage):
+            return self.advantage.rewards
         return self.advantage.names if isinstance(self.advantage, GdpoAdvantage) else ()
 
     @property

@@ -27,7 +27,7 @@ from asyncrl.core.recipe.algorithm import (
     SapoLoss,
     TurnCredit,
 )
-from asyncrl.core.recipe.custom import CustomLoss
+from asyncrl.core.recipe.custom import CustomAdvantage, CustomLoss
 from asyncrl.core.recipe.schema import Recipe
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
@@ -180,6 +180,16 @@ def _advantages_that_need_whole_episodes(recipe: Recipe) -> Iterator[RecipeError
         )
 
 
+def _named_rewards_are_of_episodes(recipe: Recipe) -> Iterator[RecipeError]:
+    advantage = recipe.algorithm.advantage
+    if isinstance(advantage, CustomAdvantage) and advantage.rewards and not isinstance(recipe.algorithm.credit, EpisodeCredit):
+        yield RecipeError(
+            "algorithm.advantage.rewards",
+            f"{', '.join(advantage.rewards)} are known of whole episodes, and algorithm.credit of kind turn compares turns",
+            "set algorithm.credit.kind to episode, or take them out",
+        )
+
+
 def _several_rewards_are_weighed_and_stay_what_they_are(recipe: Recipe) -> Iterator[RecipeError]:
     algorithm = recipe.algorithm
     if not isinstance(algorithm.advantage, GdpoAdvantage):
@@ -296,6 +306,7 @@ ALGORITHM_RULES: tuple[Callable[[Recipe], Iterator[RecipeError]], ...] = (
     _one_advantage_for_a_loss_of_whole_rows,
     _a_critic_values_every_token,
     _advantages_that_need_whole_episodes,
+    _named_rewards_are_of_episodes,
     _several_rewards_are_weighed_and_stay_what_they_are,
     _a_greedy_baseline_is_there_and_like_the_rest,
     _a_try_fits_the_group,

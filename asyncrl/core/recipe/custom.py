@@ -14,11 +14,14 @@ class CustomAdvantage(Section, frozen=True, tag_field="kind", tag="custom"):
     Attributes:
         name: ``module:function``.
         options: keyword arguments of the function.
+        rewards: names of rewards that the function gets one by one beside the final one: metrics that the environment reports of
+            an episode, or ``reward`` for the final one. Only where episodes are credited as a whole.
     """
 
     place: ClassVar[str] = "algorithm.advantage"
     name: Text
     options: dict[str, Any] = {}
+    rewards: tuple[Text, ...] = ()
 
 
 class CustomLoss(Section, frozen=True, tag_field="kind", tag="custom"):
