@@ -12,6 +12,7 @@ import shutil
 import socket
 import sys
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
 from itertools import chain
@@ -39,7 +40,7 @@ from asyncrl.run.folder import RunFolder
 from asyncrl.run.generator_handle import GeneratorHandle, make_generator
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.gpus import usable
-from asyncrl.run.mirrors import Mirrors, make_mirror
+from asyncrl.run.local_publications import make_local_publications
 from asyncrl.run.model_folder import model_for_all_nodes
 from asyncrl.run.model_shape import read_shape
 from asyncrl.run.nodes import NodesSeen, read_nodes
@@ -49,6 +50,7 @@ from asyncrl.run.places import find_places
 from asyncrl.run.probe_scores import LearnerScores
 from asyncrl.run.process_sizes import sizes_of
 from asyncrl.run.stopping import sigterm_blocked
+from asyncrl.run.weight_routes import describe_routes
 from asyncrl.weights.chunk_wire import SECRET_BYTES
 from asyncrl.weights.transport import merge
 from learners.learner import StepReport
@@ -76,6 +78,8 @@ class Cluster:
     def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, note: Callable[[str], None]) -> None:
         self._deadlines, self._folder, self._note = recipe.deadlines, folder, note
         places = self.places = find_places(recipe, parts_of, NodesSeen(read_nodes), sizes_of(recipe, read_shape(model_path)))
+        engines_on = sum((places.nodes_of(pool) for pool in recipe.generators.by_pool), Counter[str]())
+        note(f"Weights: {describe_routes(recipe.weights, places.nodes_of(LEARNER), engines_on, folder.path)}")
         self._engines_wait = ray.cluster_resources().get("GPU", 0) > 0 and recipe.learner.gpu == "shared"
         logs, on_node = folder.logs, places.on_node
         # On the driver's node: the run folder holds the journal and need not be on a shared file system.
@@ -108,7 +112,7 @@ class Cluster:
             await self.buffer.lost(worker)
 
         secret = secrets.token_bytes(SECRET_BYTES)
-        self.mirrors = Mirrors(partial(make_mirror, folder=folder, secret=secret, tls=tls), self._deadlines.publish)
+        self.mirrors = make_local_publications(recipe, folder, secret, tls)
 
         ranks = recipe.learner.layout.ranks
         self._ranks = [places.take(f"learner rank {rank}", LEARNER) for rank in range(ranks)]

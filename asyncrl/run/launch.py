@@ -30,6 +30,7 @@ from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.further_trackers import TRACKING_PROCESS
 from asyncrl.run.live_view import LiveView
+from asyncrl.run.local_publications import remove_weights_in_memory
 from asyncrl.run.model import resolve_model
 from asyncrl.run.model_sources import with_local_reference
 from asyncrl.run.processes import adopt_orphans, end_descendants, kill_everything
@@ -44,8 +45,6 @@ from asyncrl.run.tracking import Tracker
 from asyncrl.run.train_pump import train_pump
 from asyncrl.run.watch import ending_with, own_daemons
 from asyncrl.run.weight_probe import Probe
-from asyncrl.weights.mirror import Mirror
-from asyncrl.weights.shared_memory import SharedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +109,7 @@ async def supervise(
         if heard is Heard.SAME:
             return
         if heard is Heard.KILL:
-            SharedMemory.remove_left_behind(run_id)
-            Mirror.remove_left_behind(run_id)
+            remove_weights_in_memory(run_id)
             remove_payload_in_memory(run_id)
             kill_everything(EXIT_INTERRUPTED)
         if not ending.is_set():
@@ -139,8 +137,7 @@ async def _run(
     recipe: Recipe, folder: RunFolder, view: LiveView, totals: Totals, tracker: Tracker, ending: asyncio.Event
 ) -> None:
     if folder.run_id_before is not None:
-        SharedMemory.remove_left_behind(folder.run_id_before)
-        Mirror.remove_left_behind(folder.run_id_before)
+        remove_weights_in_memory(folder.run_id_before)
         remove_payload_in_memory(folder.run_id_before)
     if (without_effect := inert(recipe)) is not None:
         view.note(without_effect)
@@ -232,8 +229,7 @@ async def _end(
             logger.warning("the summary has the counters of the last training step; newer ones are missing: %s", error)
         await cluster.close(shutdown_s / 5)
     await end_processes(shutdown_s / 5, end_by)
-    SharedMemory.remove_left_behind(run_id)
-    Mirror.remove_left_behind(run_id)
+    remove_weights_in_memory(run_id)
     remove_payload_in_memory(run_id)
 
 

@@ -13,7 +13,7 @@ import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncrl.core.errors import AsyncRLError, ProcessDied
+from asyncrl.core.errors import AsyncRLError, ProcessDied, RecipeError
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.core.tls import TlsKeys
@@ -53,6 +53,28 @@ class LocalPublications(Protocol):
             DeadlineExceeded: they did not arrive within ``deadlines.publish``.
         """
         ...
+
+    async def close(self, seconds: float) -> None:
+        """End what is under way, and remove what lies on other nodes."""
+        ...
+
+
+class SharedMemoryAlone:
+    """Implements :class:`LocalPublications` for engines on the node that all ranks write on."""
+
+    async def fetch(self, publication: Publication, node: str) -> Publication:
+        """See :class:`LocalPublications`.
+
+        Raises:
+            RecipeError: the engine is on another node.
+        """
+        if any(file.node != node for file in publication.files):
+            problem = f"shm does not reach an engine on node {node[:8]}, where the learner does not write"
+            raise RecipeError("weights.kind", problem, "set it to auto, and resume the run")
+        return publication
+
+    async def close(self, seconds: float) -> None:
+        """There is nothing to remove."""
 
 
 class MirrorOfNode(Protocol):

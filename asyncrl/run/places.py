@@ -73,6 +73,11 @@ class Places:
         """The nodes other than the driver's on which the run has processes, or will have."""
         return self.on_node.keys() - {self.driver}
 
+    def nodes_of(self, part: str) -> Counter[str]:
+        """How many processes of a part are on each node, or will be."""
+        taken = Counter(where.node for where in self._taken.values() if where.part == part)
+        return taken + Counter(self._planned[part])
+
     def take(self, process: str, part: str) -> Place:
         """Give a process of a part its place: the planned one, or if all are taken, one for which there is room.
 

@@ -28,6 +28,7 @@ from asyncrl.run.reference_folder import check_reference
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.tiny_lessons import remarks_on
 from asyncrl.run.units import memory, quantity
+from asyncrl.run.weight_routes import describe_routes_here
 from asyncrl.run.weight_slices import WeightSlices, weight_slices
 from buffers.sampling import make_sampler
 from buffers.task_files import remarks_on_skipped
@@ -71,6 +72,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         episodes_in_all: what the whole run trains on.
         outstanding_groups: groups that may be generated or waiting at any time.
         running_episodes: episodes that all engines together have room for.
+        weight_routes: how publications reach the engines.
         slices: what a publication moves from each learner rank to each worker of an engine, if it brings whole weights.
         adapters: what engines are told of the adapters, if these alone are published.
         adapter_bytes: the size of a publication that brings adapters alone.
@@ -87,6 +89,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     episodes_in_all: int
     outstanding_groups: int
     running_episodes: int
+    weight_routes: str
     slices: tuple[WeightSlices, ...]
     adapters: AdapterSettings | None
     adapter_bytes: int
@@ -158,6 +161,7 @@ def make_plan(
         machine=machine,
         choices=tuple(choices),
         inert=inert(recipe),
+        weight_routes=describe_routes_here(recipe, joined=bool(os.environ.get("RAY_ADDRESS"))),
         remarks=(),
     )
     check_parsers(recipe.model.tool_parser, recipe.model.reasoning_parser)  # last: it may take seconds

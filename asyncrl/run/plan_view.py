@@ -7,7 +7,8 @@ from rich.text import Text
 
 from asyncrl.core.recipe.schema import BufferConfig, Recipe
 from asyncrl.core.text import counted
-from asyncrl.run.plan import Plan, Processes
+from asyncrl.run.plan import Plan
+from asyncrl.run.process_sizes import Processes
 from asyncrl.run.units import memory, quantity
 from asyncrl.run.weight_slices import WeightSlices
 
@@ -149,6 +150,7 @@ def _arithmetic(plan: Plan, recipe: Recipe) -> Table:
         "staleness",
         f"{_pace(buffer)}, never over {buffer.max_staleness} policy versions (on_stale: {buffer.on_stale})",
     )
+    table.add_row("new weights travel by", plan.weight_routes)
     if plan.adapters is not None:
         held = counted(plan.adapters.versions, "version")
         table.add_row("a publication brings", f"adapters alone, {_size(plan.adapter_bytes)}; an engine holds {held} of them")

@@ -13,7 +13,7 @@ from asyncrl.core.recipe.network import NetworkConfig
 from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
 from asyncrl.core.recipe.section import AUTO, AUTOMATIC, Count, FileName, NonNegative, Positive, Seconds, Section, Text
 from asyncrl.core.recipe.trajectories import SampledTrajectories, TrajectoriesConfig
-from asyncrl.core.recipe.weights import WeightsConfig
+from asyncrl.core.recipe.weights import AutoWeights, WeightsConfig
 from asyncrl.core.trajectory import Sampling
 
 
@@ -552,11 +552,11 @@ class Recipe(Section, frozen=True):
         buffer: the replay buffer and its staleness contract.
         algorithm: the mathematics of the update.
         learner: the Megatron learner.
+        weights: how new weights reach the engines.
         evaluation: evaluation on held-out tasks, beside training.
         checkpoint: what a run is resumed from.
         tracking: where the run is tracked (MLflow).
         network: the connections between the run's own processes.
-        weights: the weights on their way from the learner to the engines.
         deadlines: how long each wait may take.
         seed: the seed of task order, initialisation and environments.
         run_dir: where run folders are made.
@@ -574,11 +574,11 @@ class Recipe(Section, frozen=True):
     buffer: BufferConfig = BufferConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     learner: LearnerConfig = LearnerConfig()
+    weights: WeightsConfig = AutoWeights()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     network: NetworkConfig = NetworkConfig()
-    weights: WeightsConfig = WeightsConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
     seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     run_dir: Text = "runs"

@@ -1,10 +1,10 @@
 """The recipe's section on the weights on their way from the learner to the engines."""
 
-from asyncrl.core.recipe.section import Count, Section
+from asyncrl.core.recipe.section import Count, Section, Text
 
 
-class WeightsConfig(Section, frozen=True):
-    """How weights are published, and how that is checked.
+class AutoWeights(Section, frozen=True, tag_field="kind", tag="auto"):
+    """The fastest way to each engine: the memory of its node where a learner rank wrote there, TCP between nodes otherwise.
 
     Attributes:
         probe_every: publications between two probes: an engine and the learner compute the log-probabilities of a few rows of the
@@ -13,3 +13,31 @@ class WeightsConfig(Section, frozen=True):
     """
 
     probe_every: Count | None = 20
+
+
+class ShmWeights(Section, frozen=True, tag_field="kind", tag="shm"):
+    """Through the memory of the learner's node alone. A run with engines on other nodes is refused.
+
+    Attributes:
+        probe_every: as of kind ``auto``.
+    """
+
+    probe_every: Count | None = 20
+
+
+class DiskWeights(Section, frozen=True, tag_field="kind", tag="disk"):
+    """Through a folder on a file system that all nodes share, with a folder for each version. Nodes need not reach each other.
+
+    Attributes:
+        folder: where versions are stored, which all nodes see under the same path; null means ``weights`` in the run folder.
+        delta: store only the blocks of 4 KiB that have changed since the version before, compressed, if at most half of them
+            have; every 16th version is stored whole. The learner's nodes then hold one copy of their weights more.
+        probe_every: as of kind ``auto``.
+    """
+
+    folder: Text | None = None
+    delta: bool = False
+    probe_every: Count | None = 20
+
+
+WeightsConfig = AutoWeights | ShmWeights | DiskWeights
