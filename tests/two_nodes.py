@@ -20,7 +20,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 NETWORK = "10.77.0"
 RAY_PORT = 6379
@@ -181,6 +187,14 @@ class Host:
         self._switch.run("tc", "qdisc", "replace", "dev", self._port, *rate)
         self._place.run("tc", "qdisc", "replace", "dev", "eth0", *rate)
 
+    def capture(self, file: Path) -> None:
+        """Write every packet that the host sends or receives, into ``file`` of its own, until it is powered off."""
+        self.popen([sys.executable, "-c", _CAPTURE, str(file)], {})
+        by = time.monotonic() + 10
+        while not self.seen_from_outside(file).exists():
+            assert time.monotonic() < by, "packets are not captured"
+            time.sleep(0.05)
+
     def power_off(self) -> None:
         """Kill every process of the host at once; its interface disappears."""
         self._place.end()
@@ -216,14 +230,63 @@ def hosts(count: int, folder: Path, memory_mb: int = 1536) -> Iterator[list[Host
         yield made
 
 
+_CAPTURE = """
+import socket, sys
+packets = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+packets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
+packets.bind(("eth0", 0))
+with open(sys.argv[1], "wb", buffering=0) as file:
+    while True:
+        file.write(packets.recv(1 << 17))
+"""
+
+
+def encrypted(folder: Path) -> dict[str, str]:
+    """Make keys for Ray's own connections, with the addresses of all hosts; returns the environment variables that name them."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hosts of a test")])
+    own = ["127.0.0.1", *(f"{NETWORK}.{number + 1}" for number in range(9))]
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName("localhost"), *(x509.IPAddress(ip_address(each)) for each in own)]),
+            critical=False,
+        )
+        .sign(key, hashes.SHA256())
+    )
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    (folder / SHARED.name / "ray.pem").write_bytes(certificate.public_bytes(pem))
+    (folder / SHARED.name / "ray.key").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    return {
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": str(SHARED / "ray.pem"),
+        "RAY_TLS_SERVER_KEY": str(SHARED / "ray.key"),
+        "RAY_TLS_CA_CERT": str(SHARED / "ray.pem"),
+    }
+
+
 class RayCluster:
     """A Ray cluster over hosts, whose head is the first.
+
+    Args:
+        cpus: what each host has for Ray's actors.
+        variables: further environment variables of Ray and its drivers.
 
     Attributes:
         environment: what a driver on the first host needs in its environment.
     """
 
-    def __init__(self, on: Sequence[Host], cpus: int = 2, object_store_mb: int = 100) -> None:
+    def __init__(
+        self, on: Sequence[Host], cpus: int = 4, object_store_mb: int = 100, variables: Mapping[str, str] | None = None
+    ) -> None:
         self._hosts, self._cpus, self._store = on, cpus, object_store_mb << 20
         self.address = f"{on[0].address}:{RAY_PORT}"
         self.environment = {
@@ -231,6 +294,7 @@ class RayCluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
+            **(variables or {}),
         }
 
     def start(self, *, only: Sequence[Host] | None = None) -> None:
@@ -261,6 +325,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--memory-mb", type=int, default=1536, help="size of each /dev/shm")
+    parser.add_argument("--tls", action="store_true", help="encrypt Ray's own connections")
     parser.add_argument("--mbit", type=int, help="limit the cable of every node but the first")
     parser.add_argument("command", nargs="*", help="runs on the first node; without it the hosts stay until Ctrl-C")
     chosen = parser.parse_args()
@@ -270,7 +335,7 @@ def main() -> int:
         for host in made:
             if chosen.mbit and host is not made[0]:
                 host.limit(chosen.mbit)
-        cluster = RayCluster(made)
+        cluster = RayCluster(made, variables=encrypted(Path(folder)) if chosen.tls else None)
         cluster.start()
         settings = shlex.join(f"{name}={value}" for name, value in cluster.environment.items())
         for host in made:

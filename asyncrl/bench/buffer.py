@@ -108,7 +108,7 @@ def run(json_file: Path, console: Console, settings: BenchSettings) -> BufferRes
     try:
         for journal in ("none", "append_only"):
             console.print(f"Measuring throughput over {settings.steps} batches, journal: {journal}")
-            rows, seconds, _ = _produce_and_consume(_recipe(settings, journal), settings, settings.steps, None)
+            rows, seconds, _, _ = _produce_and_consume(_recipe(settings, journal), settings, settings.steps, None)
             rates[journal] = Throughput(rows / seconds, rows * size / seconds / 1e6)
         console.print(f"Measuring latency at {settings.latency_per_s:,.0f} trajectories per second")
         latency = {journal: _latency_ms(settings, journal) for journal in ("none", "append_only")}
@@ -147,6 +147,11 @@ def view(result: BufferResult) -> RenderableType:
     return table
 
 
+def cost_of_trajectories(settings: BenchSettings, journal: str) -> float:
+    """Processor time that the buffer's process takes per trajectory, in seconds, with or without a journal; needs Ray."""
+    return _produce_and_consume(_recipe(settings, journal), settings, settings.steps, None)[3]
+
+
 class _Latency(msgspec.Struct, frozen=True):
     """Milliseconds from handing in a trajectory: until it can be taken (median and 99th percentile), and until the answer."""
 
@@ -157,7 +162,7 @@ class _Latency(msgspec.Struct, frozen=True):
 
 def _latency_ms(settings: BenchSettings, journal: str) -> _Latency:
     calm = msgspec.structs.replace(settings, groups_per_step=settings.latency_groups_per_step, steps=settings.latency_steps)
-    _, _, times = _produce_and_consume(_recipe(calm, journal), calm, calm.steps, calm.latency_per_s)
+    _, _, times, _ = _produce_and_consume(_recipe(calm, journal), calm, calm.steps, calm.latency_per_s)
     warm = sorted(times)[calm.warm_up * calm.groups_per_step * calm.group_size :]
     p50, p99 = np.percentile([takeable - begin for begin, takeable, _ in warm], [50, 99]) * 1e3
     answer = np.percentile([answered - begin for begin, _, answered in warm], 99) * 1e3
@@ -202,7 +207,7 @@ def _deep_recipe(settings: BenchSettings, outstanding: int, steps: int) -> Recip
 
 def _produce_and_consume(
     recipe: Recipe, settings: BenchSettings, steps: int, per_second: float | None
-) -> tuple[int, float, list[tuple[float, float, float]]]:
+) -> tuple[int, float, list[tuple[float, float, float]], float]:
     """Measure ``steps`` batches between a producer and a consumer.
 
     Args:
@@ -210,7 +215,7 @@ def _produce_and_consume(
 
     Returns:
         The number of trajectories trained, the seconds this took, and for each trajectory the times, in seconds, at which it was
-        handed in, could be taken, and was answered.
+        handed in, could be taken, and was answered; and the processor time of the buffer's process per trajectory, in seconds.
     """
     with _folder() as folder:
         buffer: Any = RemoteTimedBuffer.options(num_cpus=0).remote(recipe, folder, folder.name, folder / "buffer.log")
@@ -220,15 +225,17 @@ def _produce_and_consume(
             recipe, buffer, settings.tokens, folder / "producer.log"
         )
         consumer: Any = RemoteConsumer.options(num_cpus=0).remote(recipe, buffer, producer, folder / "consumer.log")
+        begin = ray.get(buffer.worked.remote(), timeout=RUN_DEADLINE_S)
         producing = producer.run.remote(per_second)
         rows, seconds = ray.get(consumer.run.remote(settings.warm_up, steps), timeout=RUN_DEADLINE_S)
         ray.get(producer.stop.remote(), timeout=RUN_DEADLINE_S)
         handed_in = ray.get(producing, timeout=RUN_DEADLINE_S)
+        worked = ray.get(buffer.worked.remote(), timeout=RUN_DEADLINE_S) - begin
         takeable = ray.get(buffer.takeable_at.remote(), timeout=RUN_DEADLINE_S)
         for actor in (producer, consumer, buffer):
             ray.kill(actor)
     times = [(begin, takeable[key], answered) for key, (begin, answered) in handed_in.items()]
-    return rows, seconds, times
+    return rows, seconds, times, worked / len(times)
 
 
 @contextmanager

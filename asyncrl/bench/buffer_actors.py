@@ -63,6 +63,10 @@ class TimedBufferActor(BufferActor):
         assert isinstance(self._service, _TimedService)
         return self._service.takeable_at
 
+    async def worked(self) -> float:
+        """The processor time that this process has taken so far, in seconds."""
+        return time.process_time()
+
 
 def trajectory_of(ticket: Ticket, index: int, tokens: int, version: PolicyVersion) -> Trajectory:
     """Make the trajectory of sample ``index`` of ``ticket``: a prompt, and two turns with a tool's answer between them."""

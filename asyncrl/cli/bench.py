@@ -34,6 +34,12 @@ Simulate hours of a pool of engines around the real replay buffer: durations
 with a heavy tail, engines that die, groups that are filtered. Measures
 staleness, memory and the CPU time per group."""
 
+_SCALE = """\
+Measure the parts of a run that all engines share (the buffer's process, its
+journal, a mirror of weights, a rank's intake), and simulate runs with many
+engines around the real buffer at these costs. Says what limits each of them.
+Takes 3 minutes."""
+
 _STALENESS = """\
 Compare the values of buffer.on_stale, and admission control alone, in the
 same simulation: staleness, the lengths of the trained episodes, and how long
@@ -82,6 +88,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     pool = _add(kinds, "pool", "a simulated pool of engines", _POOL, run_pool)
     pool.add_argument("--engines", metavar="N", type=count, default=1024, help="engines in the pool (default 1024)")
     pool.add_argument("--hours", metavar="N", type=count, default=24, help="hours of simulated time (default 24)")
+    scale = _add(kinds, "scale", "what limits a run with many engines", _SCALE, run_scale)
+    scale.add_argument("--engines", metavar="N", type=count, nargs="+", help="numbers of engines (default 16 256 4096)")
     _add(kinds, "staleness", "effect of each value of buffer.on_stale", _STALENESS, run_staleness)
     _add(kinds, "learner", "the learner beside a plain PyTorch loop", _LEARNER, run_learner)
     _add(kinds, "weights", "publications, by each transport", _WEIGHTS, run_weights)
@@ -171,6 +179,14 @@ def run_pool(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from asyncrl.bench import pool
 
     console.print(pool.view(pool.run(arguments.engines, arguments.hours, arguments.json, console)))
+    return ExitCode.COMPLETED
+
+
+def run_scale(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Say what limits a run with many engines."""
+    from asyncrl.bench import scale
+
+    console.print(scale.view(scale.run(arguments.json, console, arguments.engines or scale.ENGINES)))
     return ExitCode.COMPLETED
 
 

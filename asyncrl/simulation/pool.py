@@ -46,6 +46,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         engine_life: mean time after which an engine dies.
         silence: time after its death when an engine's episodes are given up and it comes back.
         broken: share of episodes whose environment breaks.
+        service: time that the buffer's process works for one episode; those handed in at the same time wait for each other.
     """
 
     engines: int
@@ -59,6 +60,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     engine_life: float = math.inf
     silence: float = 30.0
     broken: float = 0.0
+    service: float = 0.0
     seed: int = 0
 
     def duration(self, group_id: GroupId, sample_index: int) -> float:
@@ -112,6 +114,7 @@ class Pool:
         step: training steps done.
         learner_idle: seconds that the learner waited for a batch, or for the end of a publication before the next could begin.
         stored: payload that the buffer has not freed yet, by offset.
+        buffer_busy: seconds that the buffer's process worked for episodes.
 
     Args:
         buffer: a new buffer, which has issued nothing yet.
@@ -146,6 +149,8 @@ class Pool:
         self.now = 0.0
         self.step = 0
         self.learner_idle = 0.0
+        self.buffer_busy = 0.0
+        self._served_until = 0.0
         self.stored: dict[int, TrajectoryRecord] = {}
         self._next_death()
 
@@ -195,7 +200,17 @@ class Pool:
             if self._shape.breaks(ticket.group_id, index, ticket.attempt):
                 self._at(duration / 2, episode_ends(self._break, episode))
             else:
-                self._at(duration, episode_ends(self._finish, episode))
+                self._at(duration, episode_ends(self._hand_in, episode))
+
+    def _hand_in(self, episode: "_Episode") -> None:
+        """Have the buffer take an episode in its turn; until then it keeps its slot."""
+        episode.ended = self.now
+        self.buffer_busy += self._shape.service
+        self._served_until = max(self._served_until, self.now) + self._shape.service
+        if self._served_until == self.now:
+            self._finish(episode)
+        else:
+            self._at(self._served_until - self.now, episode_ends(self._finish, episode))
 
     def _finish(self, episode: "_Episode") -> None:
         ticket, index = episode.ticket, episode.index
@@ -216,9 +231,9 @@ class Pool:
 
     def _sampled(self, episode: "_Episode", length: int) -> Iterator[tuple[PolicyVersion, int]]:
         """Yield how many tokens each version sampled: those between its installation and that of the next version."""
-        installed, duration = episode.engine.installed_after, self.now - episode.began
+        installed, duration = episode.engine.installed_after, episode.ended - episode.began
         first = bisect_right(self._publications, episode.began - installed)
-        last = bisect_right(self._publications, self.now - installed)
+        last = bisect_right(self._publications, episode.ended - installed)
         done = 0
         for version in range(first, last + 1):
             if version == last:
@@ -332,12 +347,13 @@ class _Engine:
 
 
 class _Episode:
-    """One episode. It runs as long as its engine holds this object."""
+    """One episode. It runs as long as its engine holds this object; ``ended`` is known once it is handed in."""
 
-    __slots__ = ("began", "engine", "index", "ticket")
+    __slots__ = ("began", "ended", "engine", "index", "ticket")
 
     def __init__(self, engine: _Engine, ticket: Ticket, index: int, began: float) -> None:
         self.engine, self.ticket, self.index, self.began = engine, ticket, index, began
+        self.ended = math.inf
 
     @property
     def runs(self) -> bool:
