@@ -26,6 +26,7 @@ from asyncrl.core.recipe.environment import (
     member_place,
 )
 from asyncrl.core.task import Task
+from asyncrl.core.text import short
 from asyncrl.envs.base import Environment
 from asyncrl.envs.lessons.base import Lessons
 from asyncrl.envs.member import Member
@@ -232,4 +233,15 @@ def _checked_options(spec: ClassEnvironment, environment: type[Environment], pla
     try:
         return parameters.convert(spec.options)
     except msgspec.ValidationError as error:
-        raise RecipeError(f"{place}.options", f"{error}, got {spec.options}", f"use {parameters.usage}") from error
+        raise _unfit(error, spec.options, f"{place}.options", parameters.usage) from error
+
+
+def _unfit(error: msgspec.ValidationError, options: Mapping[str, object], place: str, usage: str) -> RecipeError:
+    """Return the refusal of options that do not fit, at the key of the one that does not, with its value."""
+    problem, _, at = str(error).partition(" - at `$")
+    value: object = options
+    for key in filter(None, at.rstrip("`").split(".")):
+        if not isinstance(value, Mapping) or key not in value:  # within a list
+            return RecipeError(place, f"{error}, got {short(options)}", f"use {usage}")
+        place, value = f"{place}.{key}", value[key]
+    return RecipeError(place, f"{short(value)} does not fit: {problem[0].lower()}{problem[1:]}", f"use {usage}")

@@ -100,3 +100,10 @@ def test_the_critic_s_clip_needs_a_second_step():
     both = str(inert(recipe({"advantage": {"kind": "gae"}})))
     assert "clip_low" in both
     assert "value_clip" in both
+
+
+def test_a_penalty_that_no_malformed_call_costs_is_told():
+    penalty = {"name": "calculator", "malformed_penalty": 0.5}
+    said = str(inert(recipe({}, environment=penalty)))
+    assert "environment.malformed_penalty cannot act: environment.on_malformed_call is respond" in said
+    assert "malformed_penalty" not in str(inert(recipe({}, environment={**penalty, "on_malformed_call": "penalise"})))

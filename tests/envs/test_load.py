@@ -157,8 +157,9 @@ def test_wrong_names(module: str, name: str, problem: str, remedy: str):
     ("name", "options", "place", "told"),
     [
         ("calculator", {"max_operation": 2}, "environment.options.max_operation", "did you mean `max_operations`?"),
-        ("calculator", {"max_operations": 9}, "environment.options", "Expected `int` <= 5"),
-        ("calculator", {"max_operations": "2"}, "environment.options", "calculator(max_operations: int = 3)"),
+        ("calculator", {"max_operations": 9}, "environment.options.max_operations", "9 does not fit: expected `int` <= 5"),
+        ("calculator", {"max_operations": "2"}, "environment.options.max_operations", "calculator(max_operations: int = 3)"),
+        ("python", {"limits": {"wall_s": "x"}}, "environment.options.limits.wall_s", "'x' does not fit: expected `float`"),
         ("my_library:Library", {}, "environment.options", "missing required field `shelf`"),
         ("my_library:Plain", {"shelf": 1}, "environment.options", "takes no options"),
         ("my_library:Untyped", {"shelf": 1}, "environment.name", "type the constructor's parameters"),

@@ -1,8 +1,9 @@
 """Finds keys of a recipe that have no effect, and says which change would give them one.
 
-With one optimizer step a batch, the policy that the step starts from is the recomputed anchor itself: every ratio is exactly 1,
-nothing is ever clipped, and each loss has the gradient of plain REINFORCE. What the correction does beside the ratio (importance
-weight, its bound, rejection) does not depend on this.
+A penalty for malformed calls only acts where the recipe says that they are penalised. With one optimizer step a batch, the
+policy that the step starts from is the recomputed anchor itself: every ratio is exactly 1, nothing is ever clipped, and each
+loss has the gradient of plain REINFORCE. What the correction does beside the ratio (importance weight, its bound, rejection)
+does not depend on this.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from asyncrl.core.recipe.algorithm import (
     SapoLoss,
 )
 from asyncrl.core.recipe.custom import CustomLoss
+from asyncrl.core.recipe.environment import EpisodeConfig, member_place
 from asyncrl.core.recipe.schema import Recipe
 
 _KEYS_OF_THE_RATIO: Mapping[type[Loss], tuple[str, ...]] = {
@@ -41,7 +43,7 @@ _KEYS_OF_THE_RATIO: Mapping[type[Loss], tuple[str, ...]] = {
 
 def inert(recipe: Recipe) -> str | None:
     """Return one line that says which keys have no effect, why, and what would give them one; None if there are no such keys."""
-    return "; ".join([*_in_the_loss(recipe), *_in_the_critic(recipe)]) or None
+    return "; ".join([*_in_the_loss(recipe), *_in_the_critic(recipe), *_in_the_environment(recipe)]) or None
 
 
 def _in_the_loss(recipe: Recipe) -> Iterator[str]:
@@ -75,6 +77,17 @@ def _in_the_critic(recipe: Recipe) -> Iterator[str]:
             "algorithm.advantage.value_clip cannot act: the critic's one step on a batch starts from the values it is to stay "
             f"near; set {_more_steps(recipe)}"
         )
+
+
+def _in_the_environment(recipe: Recipe) -> Iterator[str]:
+    usual = EpisodeConfig().malformed_penalty
+    for name, member in recipe.environment.by_member.items():
+        if member.on_malformed_call != "penalise" and member.malformed_penalty != usual:
+            place = member_place(name)
+            yield (
+                f"{place}.malformed_penalty cannot act: {place}.on_malformed_call is {member.on_malformed_call}, which takes "
+                f"nothing from the reward; set {place}.on_malformed_call=penalise"
+            )
 
 
 def _more_steps(recipe: Recipe) -> str:
