@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import asyncrl
-from asyncrl.cli import bench, buffer, doctor, env, evaluate, export, launch, logs, report, show
+from asyncrl.cli import bench, buffer, doctor, env, evaluate, export, launch, logs, report, scale, show
 from asyncrl.cli.console import PatientConsole, not_shown, show_what_can_be_shown
 from asyncrl.cli.outcome import ExitCode, show_system_failure
 from asyncrl.run.stopping import interrupting
@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.add_command(commands)
     show.add_command(commands)
     report.add_command(commands)
+    scale.add_command(commands)
     arguments, left = parser.parse_known_args(argv)
     # argparse takes only the first unbroken series of positional arguments; those after an option are left over.
     if any(word.startswith("-") for word in left) or (left and "overrides" not in arguments):

@@ -97,6 +97,10 @@ class EnvironmentUnreachable(ComponentFailed):
     """Nothing that a new episode's environment could stand on came back in time; the text says what was waited for."""
 
 
+class HandedBack(ProcessDied):
+    """A generator's process was told to end, and has handed its episodes back: nothing failed."""
+
+
 class EventLoopBlocked(ProcessDied):
     """A generator's event loop was blocked until its leases lapsed; the text names the blocking code, or the log to read."""
 

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -28,6 +28,7 @@ from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.text import counted
 from asyncrl.run.actors.buffer import RemoteBuffer
 from asyncrl.run.actors.learner import RemoteLearner
 from asyncrl.run.actors.reward_model import RemoteRewardModel
@@ -41,6 +42,7 @@ from asyncrl.run.generator_handle import GeneratorHandle, make_generator
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.gpus import usable
 from asyncrl.run.local_publications import make_local_publications
+from asyncrl.run.machine import Machine
 from asyncrl.run.model_folder import model_for_all_nodes
 from asyncrl.run.model_shape import read_shape
 from asyncrl.run.nodes import NodesSeen, read_nodes
@@ -50,6 +52,7 @@ from asyncrl.run.places import find_places
 from asyncrl.run.probe_scores import LearnerScores
 from asyncrl.run.process_sizes import sizes_of
 from asyncrl.run.stopping import sigterm_blocked
+from asyncrl.run.units import memory
 from asyncrl.run.weight_routes import describe_routes
 from asyncrl.weights.chunk_wire import SECRET_BYTES
 from asyncrl.weights.transport import merge
@@ -77,7 +80,8 @@ class Cluster:
 
     def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, note: Callable[[str], None]) -> None:
         self._deadlines, self._folder, self._note = recipe.deadlines, folder, note
-        places = self.places = find_places(recipe, parts_of, NodesSeen(read_nodes), sizes_of(recipe, read_shape(model_path)))
+        sizes = sizes_of(recipe, read_shape(model_path))
+        places = self.places = find_places(recipe, parts_of, NodesSeen(read_nodes), sizes)
         engines_on = sum((places.nodes_of(pool) for pool in recipe.generators.by_pool), Counter[str]())
         note(f"Weights: {describe_routes(recipe.weights, places.nodes_of(LEARNER), engines_on, folder.path)}")
         self._engines_wait = ray.cluster_resources().get("GPU", 0) > 0 and recipe.learner.gpu == "shared"
@@ -123,7 +127,10 @@ class Cluster:
                 recipe, model, buffer, rank, on_node[where_to.node], folder.run_id, folder.trajectories, log
             )
 
-        self.generators = GeneratorPool(recipe.generators.by_pool, generator, report_lost, note)
+        pools, mirrors = recipe.generators.by_pool, self.mirrors
+        self.generators = GeneratorPool(
+            pools, generator, report_lost, recipe.deadlines, note, mirrors, check_room=partial(_check_memory, sizes)
+        )
         self._learners: list[Any] = [learner(rank) for rank in range(ranks)]
 
     async def start(self) -> None:
@@ -222,8 +229,8 @@ class Cluster:
                 self._note(news)
         await self.far_files.bring()
 
-    async def write_weights(self, version: PolicyVersion, read: Collection[PolicyVersion] = ()) -> Publication:
-        """Have all ranks write their shards of ``version``, but not over the last version or one in ``read``."""
+    async def write_weights(self, version: PolicyVersion, read: Collection[PolicyVersion]) -> Publication:
+        """Have all ranks write their shards of ``version``, over none of the versions that are ``read``."""
         what, remedy = f"learner rank to write version {version}", "see its log; raise deadlines.publish"
         writing = [r.publish.remote(version, read) for r in self._learners]
         return merge(await self._all(writing, what, self._deadlines.publish, remedy))
@@ -302,6 +309,20 @@ class Cluster:
         finally:
             for task in asking:
                 task.cancel()
+
+
+def _check_memory(sizes: Mapping[str, int], pool: str, newcomers: int) -> None:
+    """Check that newcomers of a pool fit into this machine, if the run has it to itself: no planner watches its memory then.
+
+    Raises:
+        RecipeError: they do not fit.
+    """
+    free, needed = Machine.here().free, newcomers * sizes[pool]
+    if not os.environ.get("RAY_ADDRESS") and needed > free:
+        problem = (
+            f"{counted(newcomers, 'more engine')} would take about {memory(needed)}, and {memory(free)} are free on this machine"
+        )
+        raise RecipeError(pool, problem, "ask for fewer, or join a cluster with RAY_ADDRESS")
 
 
 async def _told(answer: Awaitable[T], log: Path) -> T:

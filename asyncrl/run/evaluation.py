@@ -124,7 +124,7 @@ async def _generators(
     count = recipe.generators.count
     view.phase(f"Starting {count} engine{'s' * (count > 1)} with {planned.model.name}")
     places = find_places(recipe, pools_of, nodes, await asyncio.to_thread(_sizes, recipe, weights))
-    pool = GeneratorPool(recipe.generators.by_pool, make, report_lost, view.note)
+    pool = GeneratorPool(recipe.generators.by_pool, make, report_lost, recipe.deadlines, view.note)
     far_files = FarFiles(here, lambda: places.others)
     try:
         await pool.start()

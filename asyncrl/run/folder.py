@@ -14,6 +14,7 @@
         model/          the trained model, a Hugging Face folder
         resumes         a line for each time that the run was resumed
         driver.lock     the lock of the process that drives the run
+        control         how ``asyncrl scale`` reaches that process, while it trains
 
 Beside the folder lies ``mlflow.db``, with the metrics of all runs there, unless the recipe names another place for them.
 Runs of earlier versions have an ``mlflow.db`` of their own in the folder, and keep it.
@@ -54,6 +55,7 @@ class RunFolder:
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"
+        self.control = self.path / "control"
         self.run_id_before: str | None = None
         """:attr:`run_id` of the driver before this one, known once :meth:`driven`."""
         self._lock = self.path / "driver.lock"

@@ -99,6 +99,11 @@ class GeneratorHandle:
         """Make :meth:`run` return."""
         await self._ask(self._actor.stop.remote(), "stop", ANSWER_DEADLINE_S)
 
+    async def hand_back(self) -> None:
+        """Have it lease nothing more and hand all its episodes back; then :meth:`run` returns."""
+        seconds = self._deadlines.shutdown + ANSWER_DEADLINE_S
+        await self._ask(self._actor.hand_back.remote(), "hand back its episodes", seconds)
+
     async def close(self, seconds: float) -> None:
         """Shut its engine down."""
         await self._ask(self._actor.close.remote(), "close", seconds, "it is killed")

@@ -3,27 +3,27 @@
 What always holds:
 
 * a generator that died is reported to the buffer before its successor is made, so its episodes are issued again exactly once;
-* a successor leases nothing before it has loaded the newest publication that was delivered;
-* a generator that holds its version, for an evaluation of that version alone, is given no publication; afterwards it
-  catches up like a successor, and leases nothing before. A publication that would find all generators holding waits
-  for the end of the evaluation;
+* successors and newcomers lease nothing before they have loaded a publication. Which one each generator has, and who is waited
+  for, is told in :mod:`asyncrl.weights.deliveries`;
+* a generator that holds its version, for an evaluation of that version alone, is given no publication; afterwards it catches up.
+  A publication that finds all generators holding waits for the end of the evaluation;
 * a generator whose pool only trains plays no evaluation, and one whose pool only evaluates leases nothing;
-* a publication is overwritten only when nobody reads it any more. Publications alternate between two places, so a
-  successor catches up while it holds the lock of deliveries: the next version is delivered after that, and only then is
-  the one after it written, in the place that the successor has read;
-* counters only grow, and include what dead generators had counted.
+* a generator that is told to end, because its pool shrinks or its process got SIGTERM, hands its episodes back first;
+* counters only grow, and include what generators had counted that died or were told to end.
 
-A generator is replaced only if its process is dead or only looks alive: its event loop ended or is blocked, its worker
-ended although nobody stopped it, or it missed the deadline of a call, for example because its engine is frozen. The run
-ends if several successors in a row die in one slot while they come up, if the event loops of several generators in one
-slot are blocked, and on any other error.
+A generator is replaced if SIGTERM told it to end, or if its process is dead or only looks alive: its event loop ended or is
+blocked, its worker ended although nobody stopped it, or it missed the deadline of a call, for example because its engine is
+frozen. While the cluster has no room for the successor, the others go on. The run ends if several successors in a row die in one
+slot while they come up, if the event loops of several generators in one slot are blocked, and on any other error.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from asyncrl.core.error_counts import CountedError
 from asyncrl.core.errors import (
@@ -33,15 +33,18 @@ from asyncrl.core.errors import (
     DeadlineExceeded,
     EventLoopBlocked,
     ProcessDied,
-    WeightMismatch,
+    RecipeError,
 )
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import GeneratorsConfig
+from asyncrl.core.recipe.schema import DeadlinesConfig, GeneratorsConfig
+from asyncrl.core.text import counted
 from asyncrl.core.users_error import UsersError
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_slot import GeneratorSlot
+from asyncrl.run.mirrors import LocalPublications
 from asyncrl.run.probe_scores import EngineScores
+from asyncrl.run.weight_delivery import WeightDelivery
 from generators.evaluation import Evaluated, HeldOutTask
 from generators.first_error import first_error
 from generators.worker import GeneratorStatistics
@@ -57,6 +60,8 @@ BLOCKED_IN_A_SLOT = 3
 """The run ends if the event loops of this many generators in one slot are blocked: once may be due to the task or the
 policy, this often it is due to the environment."""
 
+ROOM_CHECK_S = 5.0
+"""Seconds between two looks at whether the cluster has room for a successor. Ray has no event for it."""
 ERRORS_SHOWN = 10
 """How many errors of the environments' code are shown with their tracebacks; all are logged and counted."""
 
@@ -66,9 +71,13 @@ class GeneratorPool:
 
     Args:
         pools: the pools by name; their sizes and roles count here.
-        make: makes the process of a generator of a pool, given a number that no other of the run had.
+        make: makes the process of a generator of a pool, given a number that no other of the run had. Raises ``RecipeError`` if
+            the cluster has no room for it.
         report_lost: tells the buffer that a worker is gone; may refuse to go on (``BudgetExceeded``).
         note: shows a line to the user.
+        publications: brings publications to the generators' nodes; None if nothing is ever published.
+        clock: returns the time in seconds; must never go back.
+        check_room: raises ``RecipeError`` if there is no room for so many newcomers of a pool, where ``make`` would not notice.
     """
 
     def __init__(
@@ -76,17 +85,20 @@ class GeneratorPool:
         pools: Mapping[str, GeneratorsConfig],
         make: Callable[[str, int], GeneratorHandle],
         report_lost: Callable[[WorkerId], Awaitable[None]],
+        deadlines: DeadlinesConfig,
         note: Callable[[str], None],
+        publications: LocalPublications | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        check_room: Callable[[str, int], None] = lambda pool, newcomers: None,
     ) -> None:
-        self._make, self._report_lost, self._note = make, report_lost, note
+        self._check_room = check_room
+        self._pools, self._make, self._report_lost, self._note = pools, make, report_lost, note
+        self._delivery = WeightDelivery(publications, deadlines, self._lost, note, clock)
         self._numbers = count()
         of_each = [(name, pool.role) for name, pool in pools.items() for _ in range(pool.count)]
         self._slots = [GeneratorSlot(make(name, next(self._numbers)), name, role) for name, role in of_each]
-        self._newest: Publication | None = None
-        self._delivering = asyncio.Lock()
-        self._holding: set[GeneratorHandle] = set()
-        self._released = asyncio.Event()
-        self._generating = False
+        self._tending: asyncio.TaskGroup | None = None
+        self._tended: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self._last_death = "none was ever up"
@@ -98,6 +110,7 @@ class GeneratorPool:
 
         async def start(slot: GeneratorSlot) -> None:
             await slot.generator.start()
+            self._delivery.join(slot.generator, waited_for=True)
             slot.up = True
 
         with first_error():
@@ -112,28 +125,51 @@ class GeneratorPool:
             BudgetExceeded: more generators died than ``buffer.max_failures`` allows.
             ComponentFailed: a successor did not come up, or environments block one generator after another.
         """
-        self._generating = True
         try:
             with first_error():
-                async with asyncio.TaskGroup() as tending:
+                async with asyncio.TaskGroup() as self._tending:
+                    failing = self._tending.create_task(self._delivery.failure(), name="weight delivery")
                     for slot in self._slots:
-                        tending.create_task(self._tend(slot))
+                        self._tend(slot)
+                    while self._tended:
+                        done, _ = await asyncio.wait(self._tended, return_when=asyncio.FIRST_COMPLETED)
+                        self._tended -= done
+                    failing.cancel()
         finally:
-            self._generating = False
+            self._tending = None
             self._changed.set()
 
-    async def _tend(self, slot: GeneratorSlot) -> None:
-        while not self._stopping.is_set():
+    def _tend(self, slot: GeneratorSlot) -> None:
+        assert self._tending is not None
+        self._tended.add(self._tending.create_task(self._keep(slot), name=f"a place of pool {slot.pool}"))
+
+    async def _keep(self, slot: GeneratorSlot) -> None:
+        """Have the generator of a slot generate, and replace it when it dies, until the slot is given up or the pool stops."""
+        if slot.newcomer and not await self._begin(slot):
+            return
+        while not (self._stopping.is_set() or slot.given_up):
             try:
                 await slot.generator.run()
-                if not self._stopping.is_set():
+                if not (self._stopping.is_set() or slot.given_up):
                     raise ProcessDied(f"{slot.generator.worker}: it stopped generating, although nobody told it to; see its log")
             except ProcessDied as death:
                 self._died(slot, death)
                 if slot.blocked == BLOCKED_IN_A_SLOT:
                     raise ComponentFailed(f"{slot.death}; {slot.blocked} generators in one slot ended like this") from death
-                if not self._stopping.is_set():
+                if not (self._stopping.is_set() or slot.given_up):
                     await self._replace(slot)
+
+    async def _begin(self, slot: GeneratorSlot) -> bool:
+        """Bring a newcomer up. If that fails, or it is told to end meanwhile, the pool stays as large as it was."""
+        newcomer = slot.generator
+        try:
+            await self._come_up(slot)
+        except AsyncRLError as error:
+            if not slot.given_up:
+                logger.warning("%s did not come up", newcomer.worker, exc_info=error)
+                self._note(f"{newcomer.worker} did not come up, and the run goes on without it: {error}")
+                await self._give_up(slot)
+        return slot.up
 
     async def _replace(self, slot: GeneratorSlot) -> None:
         """Make a successor; return when it is up, or the pool is stopped: an evaluation may still need it then."""
@@ -143,7 +179,7 @@ class GeneratorPool:
                 return
             except ProcessDied as death:
                 self._died(slot, death)
-                if self._stopping.is_set():
+                if self._stopping.is_set() or slot.given_up:
                     return
                 if not left:
                     problem = f"no successor came up, {SUCCESSORS_IN_A_ROW} in a row died; the last: {slot.death}"
@@ -155,60 +191,156 @@ class GeneratorPool:
             await self._report_lost(gone)
         except BudgetExceeded as one_too_many:
             raise BudgetExceeded(f"{one_too_many}: {slot.death}") from one_too_many
-        slot.generator = self._make(slot.pool, next(self._numbers))
         logger.warning("%s", slot.death)
-        self._note(f"{slot.death}. Its episodes are issued again, and {slot.generator.worker} takes its place")
-        slot.coming_up = asyncio.create_task(self._bring_up(slot, gone), name=f"{slot.generator.worker} coming up")
+        successor = await self._make_when_there_is_room(slot)
+        if successor is None:
+            return
+        slot.generator = successor
+        self._note(f"{slot.death}. Its episodes are issued again, and {successor.worker} takes its place")
+        try:
+            await self._come_up(slot)
+        except ProcessDied:
+            raise
+        except AsyncRLError as error:
+            self._last_death = str(error)
+            raise ComponentFailed(f"{successor.worker} could not take the place of {gone}: {error}") from error
+
+    async def _make_when_there_is_room(self, slot: GeneratorSlot) -> GeneratorHandle | None:
+        """Make a successor; None if the pool is stopped, or the slot given up, before the cluster has room for it."""
+        waits = False
+        while True:
+            try:
+                return self._make(slot.pool, next(self._numbers))
+            except RecipeError as no_room:
+                if not waits:
+                    waits = True
+                    problem = (
+                        f"{slot.death}. Its episodes are issued again, and the run goes on without it while there is no room"
+                    )
+                    self._note(f"{problem}: {no_room}")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ROOM_CHECK_S):
+                    await self._stopping.wait()
+            if self._stopping.is_set() or slot.given_up:
+                return None
+
+    async def _come_up(self, slot: GeneratorSlot) -> None:
+        """Bring up the generator in a slot. Return when it is up, or the pool is stopped: an evaluation may still need it."""
+        slot.coming_up = asyncio.create_task(self._bring_up(slot), name=f"{slot.generator.worker} coming up")
         slot.coming_up.add_done_callback(lambda _: self._changed.set())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({slot.coming_up, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
-        if slot.coming_up.done():
+        if slot.coming_up.done() and not slot.coming_up.cancelled():
             slot.coming_up.result()
 
-    async def _bring_up(self, slot: GeneratorSlot, gone: WorkerId) -> None:
+    async def _bring_up(self, slot: GeneratorSlot) -> None:
         generator = slot.generator
         try:
             await generator.start()
-            async with self._delivering:
-                if self._newest is not None:
-                    await _install(generator, self._newest)
-                slot.up = True
+            self._delivery.join(generator, waited_for=False)
+            version = await self._delivery.caught_up(generator)
         except ProcessDied as death:
             self._last_death = str(death)
             raise
-        except AsyncRLError as error:
-            self._last_death = str(error)
-            raise ComponentFailed(f"{generator.worker} could not take the place of {gone}: {error}") from error
-        version = "version 0" if self._newest is None else f"version {self._newest.version}"
-        self._note(f"{generator.worker} is up, and has caught up with {version}")
+        slot.up = True
+        self._note(f"{generator.worker} is up, and has caught up with version {version or 0}")
 
     async def stop(self) -> None:
         """Make :meth:`generate` return."""
         self._stopping.set()
         await self._of_each(self._up(), lambda generator: generator.stop())
 
+    async def scale(self, pool: str, size: int) -> str:
+        """Change how many generators a pool has while they generate; newcomers come up, and others end, after this has returned.
+
+        Returns:
+            what happens now, as a sentence.
+
+        Raises:
+            RecipeError: there is no such pool, the size is less than 1, the cluster has no room, or nothing is generated now.
+        """
+        if pool not in self._pools:
+            known = ", ".join(self._pools)
+            raise RecipeError(
+                pool, "the run has no pool of that name", f"name one of {known}, such as {next(iter(self._pools))}=2"
+            )
+        if size < 1:
+            raise RecipeError(
+                pool, f"{size} is less than 1, and a pool without engines would wait for ever", "stop the run instead"
+            )
+        if self._tending is None or self._stopping.is_set():
+            raise RecipeError(pool, "the run is not generating: it is starting or ending", "try again once it trains")
+        slots = [slot for slot in self._slots if slot.pool == pool and not slot.given_up]
+        if size > len(slots):
+            newcomers = await self._make_all(pool, size - len(slots))
+            for newcomer in newcomers:
+                slot = GeneratorSlot(newcomer, pool, self._pools[pool].role, newcomer=True)
+                self._slots.append(slot)
+                self._tend(slot)
+            names = ", ".join(each.worker for each in newcomers)
+            told = f"{names} {'is' if len(newcomers) == 1 else 'are'} coming up"
+        elif size < len(slots):
+            # First those that do least: they are not up, or behind, or came last.
+            slots.sort(key=lambda slot: (slot.up, self._delivery.is_current(slot.generator.worker), -self._slots.index(slot)))
+            ending = slots[: len(slots) - size]
+            for slot in ending:
+                slot.given_up = True
+                self._tended.add(self._tending.create_task(self._give_up(slot), name=f"{slot.generator.worker} ending"))
+            names = ", ".join(slot.generator.worker for slot in ending)
+            told = f"{names} {'hands back its' if len(ending) == 1 else 'hand back their'} episodes"
+        else:
+            told = f"pool {pool} has {counted(size, 'engine')} already"
+        self._note(f"Pool {pool} is to have {counted(size, 'engine')}: {told}")
+        return told
+
+    async def _make_all(self, pool: str, number: int) -> list[GeneratorHandle]:
+        """Make several newcomers of a pool, or none."""
+        self._check_room(pool, number)
+        made: list[GeneratorHandle] = []
+        try:
+            made.extend(self._make(pool, next(self._numbers)) for _ in range(number))
+        except RecipeError:
+            for each in made:
+                each.kill()
+                await self._report_lost(each.worker)
+            raise
+        return made
+
+    async def _give_up(self, slot: GeneratorSlot) -> None:
+        """Have the generator of a slot hand its episodes back, and end it."""
+        slot.given_up = True
+        generator, was_up = slot.generator, slot.up
+        if slot.coming_up is not None:
+            slot.coming_up.cancel()
+        if was_up:
+            try:
+                await generator.hand_back()
+                slot.counted(await generator.statistics())
+                self._note(f"{generator.worker} has handed back its episodes, and ends")
+            except (ProcessDied, DeadlineExceeded) as death:
+                self._note(f"{death}. Its episodes are issued again")
+        slot.close()
+        self._delivery.leave(generator.worker)
+        generator.kill()
+        await self._report_lost(generator.worker)
+        self._changed.set()
+
     async def install(self, publication: Publication) -> None:
-        """Have every generator load ``publication``. One that is coming up or holds its version is not waited for, and catches
-        up later. If all hold their version, wait for the first that does not any more.
+        """Have the generators load ``publication``; return when its version may be published.
 
         Raises:
             WeightMismatch: what was loaded is not what was published.
             ComponentFailed: no generator is left.
         """
-        while True:
-            self._released.clear()
-            async with self._delivering:
-                slots = self._up()
-                free = [slot for slot in slots if slot.generator not in self._holding]
-                if free or not slots:
-                    await self._of_each(free, lambda generator: _install(generator, publication))
-                    self._newest = publication
-                    break
-            await self._released.wait()
+        await self._delivery.deliver(publication)
         self._check_alive(self._slots)
+
+    async def may_write(self) -> frozenset[PolicyVersion]:
+        """Wait until one more version can be written; return those whose files must stay as they are."""
+        return await self._delivery.may_write()
 
     async def evaluate(self, tasks: Sequence[HeldOutTask], version: PolicyVersion, *, pinned: bool = False) -> list[Evaluated]:
         """Play the episodes of all tasks, divided over the generators; if one dies, its tasks are given out again.
@@ -221,43 +353,29 @@ class GeneratorPool:
         Raises:
             ComponentFailed: no generator is left, or all that were asked died, several times in a row.
         """
-        if not (pinned and self._generating):  # nothing is published while nothing is trained
+        if not (pinned and self._tending):  # nothing is published while nothing is trained
             return await self._play(tasks, version, self._living)
-        held: list[_Held] = []
+        held: list[tuple[GeneratorSlot, GeneratorHandle]] = []
 
         async def holding() -> list[GeneratorSlot]:
-            if not any(each.alive for each in held):
-                held.extend(await self._hold())
-            return [each.slot for each in held if each.alive]
+            living = [slot for slot, generator in held if slot.up and slot.generator is generator]
+            while not living:
+                living = await self._choose_to_hold()
+                held.extend((slot, slot.generator) for slot in living)
+                await self._delivery.hold([slot.generator.worker for slot in living])
+                living = [slot for slot, generator in held if slot.up and slot.generator is generator]
+            return living
 
         try:
-            results = await self._play(tasks, version, holding)
-            await self._catch_up(held)
-            return results
+            return await self._play(tasks, version, holding)
         finally:
-            self._holding.difference_update(each.generator for each in held)
-            self._released.set()
+            self._delivery.release([generator.worker for _, generator in held])
 
-    async def _hold(self) -> "list[_Held]":
-        """Have the generators that only evaluate keep the version they have, or half of all that evaluate if there are none."""
-        while True:
-            slots = await self._living()
-            async with self._delivering:
-                slots = [slot for slot in slots if slot.up]
-                if slots:
-                    only = [slot for slot in slots if slot.role == "evaluation"]
-                    chosen = only or slots[: max(1, len(slots) // 2)]
-                    self._holding.update(slot.generator for slot in chosen)
-                    return [_Held(slot, slot.generator, self._newest) for slot in chosen]
-
-    async def _catch_up(self, held: "Sequence[_Held]") -> None:
-        """Have generators that held an older version load the newest one, while nothing else is delivered."""
-        async with self._delivering:
-            newest = self._newest
-            if newest is not None:
-                behind = [each.slot for each in held if each.alive and each.publication is not newest]
-                await self._of_each(behind, lambda generator: _install(generator, newest))
-            self._holding.difference_update(each.generator for each in held)
+    async def _choose_to_hold(self) -> list[GeneratorSlot]:
+        """Choose the generators that only evaluate, or half of all that evaluate if there are none; rather not one behind."""
+        slots = await self._living()
+        slots.sort(key=lambda slot: not self._delivery.is_current(slot.generator.worker))
+        return [slot for slot in slots if slot.role == "evaluation"] or slots[: max(1, len(slots) // 2)]
 
     async def _play(
         self,
@@ -295,10 +413,10 @@ class GeneratorPool:
         replaced = False
         while True:
             self._changed.clear()
-            evaluating = [slot for slot in self._slots if slot.role != "train"]
+            evaluating = [slot for slot in self._slots if slot.role != "train" and not slot.given_up]
             if living := [slot for slot in evaluating if slot.up]:
                 return living
-            if not (self._generating or _coming_up(evaluating) or replaced):
+            if not (self._tending or _coming_up(evaluating) or replaced):
                 replaced = True
                 await self._replace(evaluating[0])
                 continue
@@ -315,7 +433,7 @@ class GeneratorPool:
         return None if scored is None else EngineScores(worker, slot.pool, scored)
 
     async def statistics(self) -> list[GeneratorStatistics]:
-        """Return the counters of each slot; if its generator is gone, the last known ones."""
+        """Return the counters of each slot; if its generator is gone, the last known ones. New slots come last."""
         slots = self._up()
         asked = [slot.generator for slot in slots]
         answers = await self._of_each(slots, lambda generator: generator.statistics())
@@ -345,7 +463,8 @@ class GeneratorPool:
         coming_up = [slot.coming_up for slot in self._slots if slot.coming_up is not None]
         for start in coming_up:
             start.cancel()
-        closing = [slot.generator.close(seconds) for slot in self._slots]
+        closing = [slot.generator.close(seconds) for slot in self._slots if not slot.given_up]
+        self._delivery.close()
         for outcome in await asyncio.gather(*coming_up, *closing, return_exceptions=True):
             if isinstance(outcome, AsyncRLError) and not isinstance(outcome, ProcessDied):
                 logger.warning("closing: %s", outcome)
@@ -377,26 +496,21 @@ class GeneratorPool:
         worker, why = slot.generator.worker, str(death)
         slot.vacate(why if why.startswith(worker) else f"{worker}: {why}", blocked=isinstance(death, EventLoopBlocked))
         self._last_death = slot.death
+        self._delivery.leave(worker)
         slot.generator.kill()
+        self._changed.set()
+
+    def _lost(self, generator: GeneratorHandle, death: ProcessDied) -> None:
+        """Note that a generator was lost while weights were delivered to it."""
+        for slot in self._slots:
+            if slot.generator is generator:
+                self._died(slot, death)
 
     def _check_alive(self, slots: Sequence[GeneratorSlot]) -> None:
         """Raise ``ComponentFailed`` if no generator in ``slots`` is up or will be, so that nobody waits for one in vain."""
-        will_come = self._generating and not self._stopping.is_set()
+        will_come = self._tending is not None and not self._stopping.is_set()
         if not (will_come or _coming_up(slots) or any(slot.up for slot in slots)):
             raise ComponentFailed(f"no generator is left: {self._last_death}")
-
-
-class _Held(NamedTuple):
-    """A generator that keeps the version it has; ``publication`` is its newest one, None if it has the first weights."""
-
-    slot: GeneratorSlot
-    generator: GeneratorHandle
-    publication: Publication | None
-
-    @property
-    def alive(self) -> bool:
-        """Whether the generator is still up."""
-        return self.slot.up and self.slot.generator is self.generator
 
 
 def _coming_up(slots: Sequence[GeneratorSlot]) -> bool:
@@ -409,13 +523,3 @@ async def _in_time(answer: Awaitable[T]) -> T:
         return await answer
     except DeadlineExceeded as late:
         raise ProcessDied(str(late)) from late
-
-
-async def _install(generator: GeneratorHandle, publication: Publication) -> None:
-    """Have ``generator`` load ``publication``, and prove that it did."""
-    fingerprint = await _in_time(generator.install(publication))
-    if fingerprint != publication.fingerprint:
-        raise WeightMismatch(
-            f"{generator.worker} loaded weights with fingerprint {fingerprint:#018x}, version {publication.version} was "
-            f"published with {publication.fingerprint:#018x}; the transfer corrupted or lost tensors"
-        )

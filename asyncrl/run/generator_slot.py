@@ -2,6 +2,8 @@
 
 import asyncio
 
+import msgspec
+
 from asyncrl.core.recipe.schema import Role
 from asyncrl.run.generator_handle import GeneratorHandle
 from generators.worker import GeneratorStatistics
@@ -14,14 +16,17 @@ class GeneratorSlot:
         generator: the one that works here, or is coming up.
         pool: the name of its pool in the recipe.
         role: what the pool plays.
-        up: whether it has the newest weights and takes part in everything.
+        up: whether it has loaded weights and takes part in everything.
+        newcomer: whether the slot was added to a pool that grew.
+        given_up: whether the generator is told to end, or has ended, without a successor.
         coming_up: the task that starts the last successor, if there was one.
         death: how the last generator died.
         blocked: how many died of a blocked event loop.
     """
 
-    def __init__(self, generator: GeneratorHandle, pool: str, role: Role) -> None:
-        self.generator, self.pool, self.role = generator, pool, role
+    def __init__(self, generator: GeneratorHandle, pool: str, role: Role, *, newcomer: bool = False) -> None:
+        self.generator, self.pool, self.role, self.newcomer = generator, pool, role, newcomer
+        self.given_up = False
         self.up = False
         self.coming_up: asyncio.Task[None] | None = None
         self.death = ""
@@ -47,6 +52,12 @@ class GeneratorSlot:
             blocked_by=self._past.blocked_by,
             remarks=self._past.remarks,
         )
+
+    def close(self) -> None:
+        """Note that the generator here has ended and nobody takes its place: its counters stay, its gauges are 0."""
+        self.up = False
+        self._past = msgspec.structs.replace(self.counters, last_pause_seconds=0.0, episode_limit=0)
+        self._latest = GeneratorStatistics()
 
     @property
     def counters(self) -> GeneratorStatistics:

@@ -25,6 +25,7 @@ from asyncrl.episodes.files import forget_steps_after
 from asyncrl.run.buffer_folder import remove_payload_in_memory
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.cluster import Cluster, starting_ray, stop_ray
+from asyncrl.run.control import controlled
 from asyncrl.run.disk import ROOM_BYTES, wait_for_room
 from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder import RunFolder
@@ -167,7 +168,7 @@ async def _run(
         view.phase(f"Training steps {begin + 1} to {recipe.steps}")
         await recorder.begin()
         try:
-            async with asyncio.TaskGroup() as pumps:
+            async with asyncio.TaskGroup() as pumps, controlled(folder, generators):
                 generating = pumps.create_task(generators.generate(), name="generation pump")
                 await train_pump(
                     begin,

@@ -1,7 +1,10 @@
-"""Publishes a policy version: the learner writes it, every engine loads it, and it is published once both are proven equal."""
+"""Publishes a policy version: the learner writes it, engines load it and prove that both are equal, and the buffer is told.
+
+Who must have loaded it before it is published is decided by :mod:`asyncrl.weights.deliveries`.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import msgspec
@@ -15,7 +18,7 @@ from asyncrl.run.totals import Totals
 
 
 class PublishTimes(msgspec.Struct, frozen=True):
-    """Seconds that the learner spent writing a version, and seconds from then until all engines had acknowledged it."""
+    """Seconds that the learner spent writing a version, and seconds from then until it was published."""
 
     write_seconds: float
     install_seconds: float
@@ -24,8 +27,8 @@ class PublishTimes(msgspec.Struct, frozen=True):
 class WritingRanks(Protocol):
     """The learner's ranks, as far as a publication needs them; see :class:`asyncrl.run.cluster.Cluster`."""
 
-    async def write_weights(self, version: PolicyVersion) -> Publication:
-        """Write ``version`` from all ranks, within a deadline."""
+    async def write_weights(self, version: PolicyVersion, read: Collection[PolicyVersion]) -> Publication:
+        """Write ``version`` from all ranks, within a deadline, and over none of the versions that are ``read``."""
         ...
 
 
@@ -57,7 +60,7 @@ class Publisher:
             WeightMismatch: the fingerprint must differ from the last version's and does not.
         """
         started = self._clock()
-        publication = await self._ranks.write_weights(version)
+        publication = await self._ranks.write_weights(version, await self._generators.may_write())
         if must_differ and publication.fingerprint == self._last_fingerprint:
             raise WeightMismatch(
                 f"version {version} has the fingerprint of version {version - 1} ({publication.fingerprint:#018x}) although the "
@@ -67,7 +70,7 @@ class Publisher:
         return publication, self._clock() - started
 
     async def deliver(self, publication: Publication, write_seconds: float) -> PublishTimes:
-        """Have every engine load ``publication`` and prove that it did; then make it the published version."""
+        """Have the engines load ``publication`` and prove that they did; then make it the published version."""
         started = self._clock()
         await self._generators.install(publication)
         if publication.version > self.published_version:

@@ -27,7 +27,7 @@ from asyncrl.run.pacing import Pacing
 from asyncrl.run.progress import RunProgress
 from asyncrl.run.publisher import PublishTimes
 from asyncrl.run.scores import score
-from asyncrl.run.shares import Shares, StepTimes, grown
+from asyncrl.run.shares import Shares, StepTimes, aligned, grown
 from asyncrl.run.summary import NO_GROUPS
 from asyncrl.run.time_shares import generator_readings, learner_readings
 from asyncrl.run.totals import Totals
@@ -95,7 +95,7 @@ class Recorder:
         generators, buffer = await self._pool.statistics(), await self._buffer.statistics()
         now = self._clock()
         seconds, self._step_ended = now - self._step_ended, now
-        before, self._generators = self._generators, generators
+        before, self._generators = aligned(self._generators, generators), generators
         shares = Shares.of_step(times, seconds, before, generators, busy_cores())
         # A step that is done again after a resume waits for nothing, and near the run's end no more tickets are issued.
         usual = self._published_before < step < self._recipe.steps - buffer.depth

@@ -110,6 +110,11 @@ class Shares(msgspec.Struct, frozen=True):
         return cls(**means | {"seconds": sum(seconds)})
 
 
+def aligned(before: Sequence[GeneratorStatistics], after: Sequence[GeneratorStatistics]) -> list[GeneratorStatistics]:
+    """Return ``before`` with counters of 0 for the generators that came since, which are the last ones in ``after``."""
+    return [*before, *[GeneratorStatistics()] * (len(after) - len(before))]
+
+
 def grown(before: Sequence[msgspec.Struct], after: Sequence[msgspec.Struct], counter: str) -> float:
     """Sum over all generators of how much a counter grew between two readings."""
     return float(sum(getattr(a, counter) - getattr(b, counter) for a, b in zip(after, before, strict=True)))

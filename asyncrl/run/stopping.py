@@ -5,12 +5,15 @@ Only the driver handles them; it then ends all other processes in order. What al
 starts, and those that Ray starts for it, have SIGTERM blocked from the start, as Ray itself blocks SIGINT. So it does
 not matter whether a signal is sent to the driver, to its process group, or to every process of the run. Only generators
 unblock SIGTERM again, because the processes that their environments start inherit the setting; a generator that gets
-SIGTERM dies, as if killed, and is replaced.
+SIGTERM hands its episodes back, ends and is replaced.
 """
 
 import asyncio
 import ctypes
+import faulthandler
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -111,11 +114,33 @@ def sigterm_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def end_by_sigterm() -> None:
-    """Have SIGTERM end this process at once, and the processes that this thread and its threads start.
+def on_sigterm(heard: Callable[[], object]) -> None:
+    """Call ``heard``, in a thread of its own, when this process gets SIGTERM for the first time.
 
-    The C library sets the handler, because Python's ``signal.signal`` works in the main thread only, and Ray makes
-    asynchronous actors in another one.
+    SIGTERM still ends the processes that this thread and its threads start. Python's ``signal.signal`` works in the main thread
+    only, and Ray makes asynchronous actors in another one. So the C library sets what forks of this process do, and
+    ``faulthandler``, whose handler works in any thread, writes to a pipe that is read here.
     """
     ctypes.CDLL(None).signal(int(signal.SIGTERM), int(signal.SIG_DFL))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    reading, writing = os.pipe()
+    faulthandler.register(signal.SIGTERM, file=writing, all_threads=False)
+
+    def block() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    def become_a_child() -> None:
+        faulthandler.unregister(signal.SIGTERM)
+        unblock()
+
+    # A fork that gets SIGTERM at once must not write to the pipe.
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=become_a_child)
+    unblock()
+
+    def read() -> None:
+        os.read(reading, 1)
+        heard()
+
+    threading.Thread(target=read, name="waiting for SIGTERM", daemon=True).start()

@@ -16,7 +16,7 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading
 from asyncrl.core.recipe.schema import BufferConfig
 from asyncrl.run.bottleneck import Bottleneck
-from asyncrl.run.shares import grown
+from asyncrl.run.shares import aligned, grown
 from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals
 from generators.worker import GeneratorStatistics
 
@@ -169,7 +169,7 @@ class Totals:
 
     def now(self) -> SavedTotals:
         """All totals as they are now."""
-        before, after = self._generators_before, self._generators
+        before, after = aligned(self._generators_before, self._generators), self._generators
         return msgspec.structs.replace(
             self._counts,
             wall=self._base.wall + self.seconds,

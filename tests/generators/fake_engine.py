@@ -22,7 +22,8 @@ Script = Callable[[str], str]
 
 
 class FakeEngine:
-    """Answers by ``script``. ``gate`` holds back all requests until it is set; each token takes one pass of the event loop."""
+    """Answers by ``script``. ``gate`` holds back all requests until it is set; each token takes one pass of the event loop, and
+    ``token_s``."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -31,7 +32,7 @@ class FakeEngine:
         self.gate = asyncio.Event()
         self.gate.set()
         self.running = self.most_running = self.tokens = self.waiting = 0
-        self.cache_share = 0.0
+        self.cache_share = self.token_s = 0.0
         self.dead = False
         self.prompts: list[list[int]] = []
         self.temperatures: list[float] = []
@@ -50,7 +51,7 @@ class FakeEngine:
             versions = []
             for _ in ids:
                 await self.gate.wait()
-                await asyncio.sleep(0)
+                await asyncio.sleep(self.token_s)
                 if self.dead:
                     raise ComponentFailed("the fake engine died")
                 versions.append(self.version)

@@ -21,11 +21,18 @@ def publication(version: int) -> Publication:
     )
 
 
+class SameNode:
+    """Everything lies on the node where it is needed."""
+
+    async def fetch(self, publication: Publication, node: str) -> Publication:
+        return publication
+
+
 class FakeGenerator:
     """``may_start``, ``may_load`` and ``may_evaluate`` hold it back while they are not set."""
 
-    def __init__(self, number: int, log: list[str]) -> None:
-        self.worker, self._log = WorkerId(f"generator-{number}"), log
+    def __init__(self, number: int, log: list[str], node: str = "") -> None:
+        self.worker, self._log, self.node = WorkerId(f"generator-{number}"), log, node
         self._dead, self._stop = asyncio.Event(), asyncio.Event()
         self.may_start, self.may_load, self.may_evaluate = asyncio.Event(), asyncio.Event(), asyncio.Event()
         for gate in (self.may_start, self.may_load, self.may_evaluate):
@@ -71,6 +78,11 @@ class FakeGenerator:
         await self._while_alive(asyncio.sleep(0))
         count = self.tokens
         return GeneratorStatistics(count, Counter({PolicyVersion(0): count}), count * 2.0, count * 1.0, finished_episodes=count)
+
+    async def hand_back(self) -> None:
+        await self._while_alive(asyncio.sleep(0))
+        self._say("hands back")
+        self._stop.set()
 
     async def stop(self) -> None:
         await self._while_alive(asyncio.sleep(0))

@@ -6,22 +6,35 @@ from random import Random
 from typing import NoReturn
 
 import pytest
-from fake_generator import FakeGenerator, publication
+from fake_generator import FakeGenerator, SameNode, publication
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.core.error_counts import CountedError
-from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, EventLoopBlocked, ProcessDied, WeightMismatch
+from asyncrl.core.errors import (
+    BudgetExceeded,
+    ComponentFailed,
+    DeadlineExceeded,
+    EventLoopBlocked,
+    HandedBack,
+    ProcessDied,
+    RecipeError,
+    WeightMismatch,
+)
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
-from asyncrl.core.recipe.schema import MAIN_POOL, GeneratorsConfig
+from asyncrl.core.publication import Publication
+from asyncrl.core.recipe.schema import MAIN_POOL, DeadlinesConfig, GeneratorsConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.event_loop import EventLoopThread
+from asyncrl.run import generator_pool
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.generator_slot import GeneratorSlot
+from asyncrl.weights.deliveries import VERSIONS_IN_FILES
 from generators.evaluation import HeldOutTask
 from generators.scoring import ScoringUse
 from generators.worker import GeneratorStatistics
 
+DEADLINES = DeadlinesConfig(straggler=10.0)
 TASKS = [HeldOutTask(Task(id=TaskId(f"e{i}"), prompt="p", data={}), "held-out") for i in range(7)]
 
 
@@ -29,16 +42,27 @@ class Shop:
     """A pool of fakes; ``successor`` is applied to each one made in place of another, ``budget`` deaths are allowed."""
 
     def __init__(self, size: int = 2, budget: int = 100, pools: Mapping[str, GeneratorsConfig] | None = None) -> None:
+        self.now, self.room = 0.0, 100
         self.log: list[str] = []
         self.notes: list[str] = []
         self.made: list[FakeGenerator] = []
         self.successor: Callable[[FakeGenerator], None] = lambda fake: None
         self._size, self._budget = size, budget
-        self.pool = GeneratorPool(pools or {MAIN_POOL: GeneratorsConfig(count=size)}, self._make, self._lost, self.notes.append)
+        self.pool = GeneratorPool(
+            pools or {MAIN_POOL: GeneratorsConfig(count=size)},
+            self._make,
+            self._lost,
+            DEADLINES,
+            self.notes.append,
+            SameNode(),
+            lambda: self.now,
+        )
 
     def _make(self, pool: str, number: int) -> FakeGenerator:
+        if sum(fake.alive for fake in self.made) >= self.room:
+            raise RecipeError("generators", "no node has room for one more engine", "free some")
         fake = FakeGenerator(number, self.log)
-        assert number == len(self.made), "numbers are given out once"
+        assert f"generator-{number}" not in {each.worker for each in self.made}, "numbers are given out once"
         self.made.append(fake)
         if number >= self._size:
             self.successor(fake)
@@ -116,27 +140,84 @@ async def test_deliveries_do_not_wait_for_a_generator_that_is_coming_up_and_it_d
     assert shop.made[2].loaded == [2, 3]
 
 
-async def test_a_delivery_waits_for_one_that_is_catching_up_and_reaches_it() -> None:
+async def test_a_delivery_does_not_wait_for_one_that_is_catching_up_and_it_goes_on_to_the_newest() -> None:
     shop = Shop()
     shop.successor = lambda fake: fake.may_load.clear()
     async with shop.generating():
         shop.made[1].die()
         await shop.until(lambda: len(shop.made) == 3 and shop.made[2].loading is not None)
+        async with asyncio.timeout(10):
+            await shop.pool.install(publication(1))
+            await shop.pool.install(publication(2))
+        assert shop.made[0].loaded == [0, 1, 2]
+        shop.made[2].may_load.set()
+        await shop.until(lambda: "generator-2 loaded 2" in shop.log)
+    assert shop.made[2].loaded == [0, 2]
+
+
+async def test_a_slow_generator_falls_behind_and_skips_to_the_newest_version() -> None:
+    shop = Shop(size=3)
+    async with shop.generating():
+        slow = shop.made[1]
+        slow.may_load.clear()
         delivering = asyncio.create_task(shop.pool.install(publication(1)))
+        await shop.until(lambda: shop.made[0].loaded == shop.made[2].loaded == [0, 1])
         await shop.settle()
         assert not delivering.done()
-        assert shop.made[0].loaded == [0]
-        shop.made[2].may_load.set()
+        shop.now += DEADLINES.straggler
+        shop.pool._delivery._changed.set()  # the clock is the test's, the timer is not
         async with asyncio.timeout(10):
             await delivering
-    assert shop.made[2].loaded == [0, 1]
+            for version in (2, 3):
+                await shop.pool.install(publication(version))
+        slow.may_load.set()
+        await shop.until(lambda: slow.loaded == [0, 1, 3])
+        async with asyncio.timeout(10):
+            await shop.pool.install(publication(4))
+            await shop.until(lambda: slow.loaded == [0, 1, 3, 4])
+    assert [note for note in shop.notes if "generator-1" in note] == [
+        "generator-1 does not have version 1 yet (it is loading): the others go on, and it gets no tickets until it has caught "
+        "up; raise deadlines.straggler (10 s) to have them wait longer"
+    ]
 
 
-@settings(max_examples=60)
+async def test_a_generator_that_weights_cannot_reach_is_replaced() -> None:
+    shop = Shop()
+    cut_off = iter([ComponentFailed("the node cannot be reached")])
+
+    async def fetch(publication: Publication, node: str) -> Publication:
+        for error in cut_off:
+            raise error
+        return publication
+
+    async with shop.generating():
+        shop.pool._delivery._publications.fetch = fetch  # type: ignore[method-assign]
+        await shop.pool.install(publication(1))
+        await shop.until(lambda: "generator-2 runs" in shop.log)
+    assert shop.notes[0].startswith("generator-0: version 1 did not reach its node: the node cannot be reached. Its episodes")
+    assert shop.made[2].loaded == [1]
+
+
+async def test_a_generator_that_cannot_load_a_publication_is_replaced_and_the_others_go_on() -> None:
+    """Its tokens would be of weights that nobody knows."""
+    shop = Shop()
+
+    async def install(publication: Publication) -> int:
+        raise WeightMismatch("version 1 could not be installed: out of memory")
+
+    async with shop.generating():
+        shop.made[0].install = install  # type: ignore[method-assign]
+        await shop.pool.install(publication(1))
+        await shop.until(lambda: "generator-2 runs" in shop.log)
+    assert shop.notes[0].startswith("generator-0: version 1 could not be installed: out of memory. Its episodes are issued again")
+    assert (shop.made[1].loaded, shop.made[2].loaded) == ([0, 1], [1])
+
+
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 3))
 def test_nobody_reads_a_publication_that_is_being_overwritten(seed: int, size: int) -> None:
-    """Deaths, starts and loading take random times, the learner writes each version over the one before the last; in the end, all
-    that are up have the newest version, loaded in order."""
+    """Deaths, starts and loading take random times, and so do slow generators that fall behind. The learner writes each version
+    over one that nobody reads; in the end, all that are up have the newest version, loaded in order."""
     random = Random(seed)
 
     async def passes(at_most: int) -> None:
@@ -144,31 +225,43 @@ def test_nobody_reads_a_publication_that_is_being_overwritten(seed: int, size: i
             await asyncio.sleep(0)
 
     async def gate(fake: FakeGenerator) -> None:
-        """Opens the successor's gates after a while."""
+        """Opens a generator's gates after a while."""
         await passes(60)
         fake.may_start.set()
-        await passes(60)
+        await passes(200)
         fake.may_load.set()
 
     async def run() -> None:
         shop = Shop(size)
         gates: list[asyncio.Task[None]] = []
+        places: list[int | None] = [None] * VERSIONS_IN_FILES
 
         def held_back(fake: FakeGenerator) -> None:
             fake.may_start.clear()
             fake.may_load.clear()
             gates.append(asyncio.create_task(gate(fake)))
 
+        async def time_passes() -> None:
+            while True:
+                shop.now += random.random()
+                shop.pool._delivery._changed.set()
+                await asyncio.sleep(0)
+
         shop.successor = held_back
         async with shop.generating():
+            ticking = asyncio.create_task(time_passes())
             for version in range(1, 12):
+                read = await shop.pool.may_write()
+                place = next(place for place, there in enumerate(places) if there not in read)
                 for _ in range(random.randrange(4)):  # the writing of one version takes a few passes
                     await asyncio.sleep(0)
-                    being_read = {fake.loading.files for fake in shop.made if fake.loading is not None}
-                    assert publication(version).files not in being_read
+                    assert places[place] not in {fake.loading.version for fake in shop.made if fake.loading is not None}
+                places[place] = version
                 running = [fake for fake in shop.made if f"{fake.worker} runs" in shop.log and fake.alive]
-                if running and random.random() < 0.7:
+                if running and random.random() < 0.5:
                     random.choice(running).die()
+                elif running and random.random() < 0.5:
+                    held_back(random.choice(running))
                 await passes(40)
                 await shop.pool.install(publication(version))
             newest = version
@@ -176,7 +269,8 @@ def test_nobody_reads_a_publication_that_is_being_overwritten(seed: int, size: i
             await shop.until(lambda: sum(fake.alive for fake in shop.made) == size)
             alive = [fake for fake in shop.made if fake.alive]
             await shop.until(lambda: all(f"{fake.worker} runs" in shop.log for fake in alive))
-        assert all(fake.loaded[-1] == newest for fake in alive)
+            await shop.until(lambda: all(fake.loaded[-1] == newest for fake in alive))
+            ticking.cancel()
         assert all(fake.loaded == sorted(set(fake.loaded)) for fake in shop.made)
         for fake in shop.made[size:]:
             if f"{fake.worker} runs" in shop.log:
@@ -319,7 +413,7 @@ async def test_a_pinned_evaluation_is_of_one_version_while_the_others_load_newer
         shop.made[0].may_evaluate.set()
         async with asyncio.timeout(10):
             results = await evaluating
-        assert [fake.loaded for fake in shop.made] == [[4, 6], [4, 5, 6], [4, 5, 6]]
+        await shop.until(lambda: [fake.loaded for fake in shop.made] == [[4, 6], [4, 5, 6], [4, 5, 6]])
         await shop.pool.install(publication(7))
         assert all(fake.loaded[-1] == 7 for fake in shop.made)
     assert {result.reward for result in results} == {4.0}
@@ -504,7 +598,7 @@ async def test_a_successor_that_loads_something_else_ends_the_run() -> None:
     shop.successor = corrupt
     async with shop.generating() as running:
         shop.made[0].die()
-        with pytest.raises(ComponentFailed, match="generator-2 loaded weights with fingerprint"):
+        with pytest.raises(WeightMismatch, match="generator-2 loaded weights with fingerprint"):
             await running
 
 
@@ -745,3 +839,115 @@ async def test_an_evaluation_after_training_fails_when_its_own_pool_is_gone_for_
     with pytest.raises(ComponentFailed):
         async with asyncio.timeout(10):
             await shop.pool.evaluate(TASKS, PolicyVersion(0))
+
+
+async def test_a_pool_grows_by_newcomers_that_catch_up_and_shrinks_by_what_is_handed_back() -> None:
+    shop = Shop(size=1)
+    shop.successor = lambda fake: fake.may_load.clear()
+    async with shop.generating(version=3):
+        assert await shop.pool.scale("generators", 3) == "generator-1, generator-2 are coming up"
+        await shop.until(lambda: all(fake.loading is not None for fake in shop.made[1:]))
+        assert not any(f"generator-{number} runs" in shop.log for number in (1, 2)), "they have no weights yet"
+        for fake in shop.made[1:]:
+            fake.may_load.set()
+        await shop.until(lambda: all(f"generator-{number} runs" in shop.log for number in (1, 2)))
+        await shop.pool.install(publication(4))
+        assert [fake.loaded for fake in shop.made] == [[3, 4]] * 3
+        for fake in shop.made:
+            fake.tokens = 5
+        assert await shop.pool.scale("generators", 1) == "generator-2, generator-1 hand back their episodes"
+        await shop.until(lambda: not any(fake.alive for fake in shop.made[1:]))
+        await shop.until(lambda: {"generator-1 lost", "generator-2 lost"} <= set(shop.log))
+        await shop.pool.install(publication(5))
+        counted = [each.tokens_generated for each in await shop.pool.statistics()]
+        assert await shop.pool.scale("generators", 1) == "pool generators has 1 engine already"
+    assert [fake.loaded for fake in shop.made] == [[3, 4, 5], [3, 4], [3, 4]]
+    assert counted == [5, 5, 5], "what they had counted stays"
+    for number in (1, 2):
+        lines = [line for line in shop.log if line.startswith(f"generator-{number} ")]
+        assert lines.index(f"generator-{number} hands back") < lines.index(f"generator-{number} lost")
+    assert len(shop.made) == 3, "nobody takes their places"
+
+
+async def test_what_a_pool_cannot_be_scaled_to_is_refused() -> None:
+    shop = Shop(size=1)
+    with pytest.raises(RecipeError, match="not generating: it is starting or ending"):
+        await shop.pool.scale("generators", 2)
+    async with shop.generating():
+        for pool, size, problem in [
+            ("generators", 0, "0 is less than 1"),
+            ("other", 2, "no pool of that name; name one of generators"),
+        ]:
+            with pytest.raises(RecipeError, match=problem):
+                await shop.pool.scale(pool, size)
+        shop.room = 2
+        with pytest.raises(RecipeError, match="no node has room"):
+            await shop.pool.scale("generators", 3)
+        await shop.until(lambda: "generator-1 lost" in shop.log)
+        assert [fake.alive for fake in shop.made] == [True, False], "those that had room are not kept"
+        assert await shop.pool.scale("generators", 2) == "generator-3 is coming up"
+
+
+async def test_a_newcomer_that_does_not_come_up_leaves_the_run_as_it_was() -> None:
+    shop = Shop(size=1)
+
+    def broken(fake: FakeGenerator) -> None:
+        async def start() -> None:
+            raise ComponentFailed("no memory")
+
+        fake.start = start  # type: ignore[method-assign]
+
+    shop.successor = broken
+    async with shop.generating() as running:
+        await shop.pool.scale("generators", 2)
+        await shop.until(lambda: "generator-1 lost" in shop.log)
+        assert not running.done()
+        await shop.pool.install(publication(1))
+    assert shop.notes[-1] == "generator-1 did not come up, and the run goes on without it: no memory"
+
+
+async def test_a_newcomer_that_is_not_up_ends_first_and_has_nothing_to_hand_back() -> None:
+    shop = Shop(size=1)
+    shop.successor = lambda fake: fake.may_start.clear()
+    async with shop.generating():
+        await shop.pool.scale("generators", 2)
+        await shop.settle()
+        assert await shop.pool.scale("generators", 1) == "generator-1 hands back its episodes"
+        await shop.until(lambda: "generator-1 lost" in shop.log)
+    assert "generator-1 hands back" not in shop.log
+    assert shop.made[0].alive
+
+
+async def test_a_generator_that_sigterm_ended_is_replaced() -> None:
+    shop = Shop()
+    gone = asyncio.Event()
+
+    async def run() -> None:
+        await gone.wait()
+        raise HandedBack("generator-0 was told to end by SIGTERM, and has handed its episodes back")
+
+    await shop.pool.start()
+    shop.made[0].run = run  # type: ignore[method-assign]
+    running = asyncio.create_task(shop.pool.generate())
+    gone.set()
+    await shop.until(lambda: "generator-2 runs" in shop.log)
+    await shop.pool.stop()
+    await running
+    assert shop.notes[0].startswith("generator-0 was told to end by SIGTERM, and has handed its episodes back. Its episodes are")
+
+
+async def test_while_there_is_no_room_for_a_successor_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a node is lost: it may come back."""
+    monkeypatch.setattr(generator_pool, "ROOM_CHECK_S", 0.001)
+    shop = Shop()
+    async with shop.generating():
+        shop.room = 1
+        shop.made[1].die()
+        await shop.until(lambda: any("while there is no room" in note for note in shop.notes))
+        async with asyncio.timeout(10):
+            await shop.pool.install(publication(1))
+        assert len(await shop.pool.evaluate(TASKS, PolicyVersion(1))) == len(TASKS)
+        shop.room = 2
+        await shop.until(lambda: len(shop.made) == 3 and f"{shop.made[2].worker} runs" in shop.log)
+    assert shop.log.count("generator-1 lost") == 1
+    assert shop.made[2].loaded == [1]

@@ -73,8 +73,8 @@ def test_where_no_run_is_a_signal_interrupts_once(number):
 
 
 PARENT = """
-import signal, subprocess, sys, threading
-from asyncrl.run.stopping import end_by_sigterm, sigterm_blocked
+import os, signal, subprocess, sys, threading, time
+from asyncrl.run.stopping import on_sigterm, sigterm_blocked
 
 CHILD = "import os; print(os.getpid(), flush=True); input()"
 
@@ -84,11 +84,16 @@ def start():
 def in_thread():
     with sigterm_blocked():
         pids.append(start())
-    end_by_sigterm()
+    on_sigterm(lambda: heard.append(True) or print("heard", len(heard), flush=True))
     pids.append(start())
+    if (fork := os.fork()) == 0:
+        time.sleep(60)
+        os._exit(0)
+    os.kill(fork, signal.SIGTERM)
+    print("fork", os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), len(heard), flush=True)
 
 signal.signal(signal.SIGTERM, lambda *_: None)  # as Ray's workers have a handler of their own
-pids = []
+pids, heard = [], []
 thread = threading.Thread(target=in_thread)
 thread.start()
 thread.join()
@@ -97,8 +102,9 @@ input()
 """
 
 
-def test_what_is_started_with_sigterm_blocked_does_not_take_it():
+def test_what_is_started_with_sigterm_blocked_does_not_take_it_and_a_thread_hears_what_the_process_gets():
     with script(PARENT, stdin=subprocess.PIPE) as process:
+        assert process.stdout.readline() == "fork -15 0\n"
         deaf, hearing = (psutil.Process(int(pid)) for pid in process.stdout.readline().split())
         for child in (deaf, hearing):
             child.terminate()
@@ -107,7 +113,10 @@ def test_what_is_started_with_sigterm_blocked_does_not_take_it():
             assert time.monotonic() < deadline
         assert deaf.status() != psutil.STATUS_ZOMBIE
         process.terminate()
-        assert process.wait(DEADLINE_S) == -signal.SIGTERM
+        assert process.stdout.readline() == "heard 1\n"
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert process.wait(DEADLINE_S) == 0
 
 
 ENDING = (

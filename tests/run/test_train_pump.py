@@ -1,7 +1,7 @@
 """The training pump with its publisher, recorder and evaluator, in virtual time and without processes."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -76,7 +76,10 @@ class World:
     async def trained(self, version: PolicyVersion) -> None:
         self.say(f"trained {version}")
 
-    async def write_weights(self, version: PolicyVersion) -> Publication:
+    async def may_write(self) -> frozenset[PolicyVersion]:
+        return frozenset()
+
+    async def write_weights(self, version: PolicyVersion, read: Collection[PolicyVersion]) -> Publication:
         await self._for(WRITE_S, f"write {version}")
         fingerprint = 1 if self.same_weights else version
         return Publication(version=version, files=(), shards=(), fingerprint=fingerprint)

@@ -515,8 +515,10 @@ class DeadlinesConfig(Section, frozen=True):
         start: each step of starting: Ray, the tiny model, the engines (just-in-time compilation included), the learner.
         batch: the learner waiting for a full batch.
         step: the learner training one batch.
-        publish: one publication of weights, until all engines have acknowledged it; a generator that has not loaded it by then is
-            replaced.
+        publish: each step of a publication of weights: the learner writing it, its way to a node, an engine loading it. A
+            generator that misses one is replaced.
+        straggler: how long the other engines wait for one that has not loaded a publication, once the first of them has. Then the
+            version is published without it; it gets no tickets until it has caught up with the newest.
         evaluation: one evaluation; a generator that has not played its share by then is replaced.
         reward: the score of a finished episode, where ``reward`` takes it from a reward model or service.
         lease: a generator that is silent for this long is given up, and its tickets are issued again; a generator is replaced
@@ -528,6 +530,7 @@ class DeadlinesConfig(Section, frozen=True):
     batch: Seconds = 600.0
     step: Seconds = 600.0
     publish: Seconds = 120.0
+    straggler: Seconds = 10.0
     evaluation: Seconds = 600.0
     reward: Seconds = 300.0
     lease: Seconds = 30.0

@@ -7,6 +7,8 @@ the actor still answers.
 import asyncio
 import gc
 import logging
+import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import msgspec
 import ray
 
 from asyncrl.core.adapters import AdapterSettings
+from asyncrl.core.errors import HandedBack
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import Recipe
@@ -28,7 +31,7 @@ from asyncrl.run.evaluated_episodes import EvaluatedEpisodes
 from asyncrl.run.model_folder import ModelFolder
 from asyncrl.run.payload import PayloadSink
 from asyncrl.run.scorers import make_scoring
-from asyncrl.run.stopping import end_by_sigterm
+from asyncrl.run.stopping import on_sigterm
 from asyncrl.run.ticket_client import RemoteTicketClient
 from generators.chat import ChatFormat
 from generators.completion import ScoredRow
@@ -41,6 +44,9 @@ from generators.tool_calls import ToolCallReader
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics, GeneratorWorker, WorkerSettings
 
 logger = logging.getLogger(__name__)
+
+EXIT_BY_SIGTERM = 143
+"""The exit code that shells report for a process that SIGTERM ended."""
 
 
 class GeneratorActor:
@@ -68,13 +74,17 @@ class GeneratorActor:
     ) -> None:
         route_output(log_file)
         clean_logs(secrets, logging.getLogger().handlers)
-        end_by_sigterm()  # Ray's own handler would wait for run(), and processes that tools start would inherit a blocked SIGTERM
+        # Ray's own handler would wait for run(), and processes that tools start would inherit a blocked SIGTERM.
+        on_sigterm(self._told_to_end)
         # Before all else: it imports vLLM meanwhile. Where there is a GPU, vLLM's process must not be forked.
         self._server = None if ray.get_gpu_ids() else EngineProcessServer.start()
         self._recipe, self._model, self._number = recipe, model, number
         self._id = worker
         self._buffer, self._reward_model, self._trajectories = buffer, reward_model, trajectories
         self._stop = asyncio.Event()
+        self._actors_loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._closed = False
         self._loop: EventLoopThread | None = None
         self._sink: PayloadSink | None = None
         self._buffer_client: BufferClient | None = None
@@ -85,6 +95,7 @@ class GeneratorActor:
 
     async def start(self) -> None:
         """Start the engine and warm it up."""
+        self._actors_loop = asyncio.get_running_loop()
         # A loop that is blocked for longer may have been silent for a whole lease, counted from its last renewal.
         silence_s = self._recipe.deadlines.lease * (1 - 1 / RENEWALS_PER_LEASE)
         self._loop = EventLoopThread(self._id, silence_s)
@@ -123,9 +134,34 @@ class GeneratorActor:
         gc.freeze()  # what is loaded lives on: searching it for garbage costs more than encoding trajectories
 
     async def run(self) -> None:
-        """Generate until :meth:`stop`. If the engine fails, raise its error at once."""
+        """Generate until :meth:`stop`. If the engine fails, raise its error at once.
+
+        Raises:
+            HandedBack: SIGTERM told the process to end, and it has handed its episodes back.
+        """
         loop, worker, environments = self._started()
         await loop.call(lambda: environments.while_shared(worker.run(self._stop)))
+        if self._ending is not None:
+            raise HandedBack(f"{self._id} was told to end by SIGTERM, and has handed its episodes back")
+
+    def _told_to_end(self) -> None:
+        """End within ``deadlines.shutdown``, whatever happens; until then, hand the episodes back. Called in any thread."""
+        logger.warning("SIGTERM: this process hands its episodes back and ends")
+        if self._worker is None or self._actors_loop is None or self._closed:
+            os._exit(EXIT_BY_SIGTERM)  # it has nothing to hand back
+        end = threading.Timer(self._recipe.deadlines.shutdown, os._exit, (EXIT_BY_SIGTERM,))
+        end.daemon = True
+        end.start()
+        self._actors_loop.call_soon_threadsafe(self._hand_back_and_end)
+
+    def _hand_back_and_end(self) -> None:
+        self._ending = asyncio.create_task(self.hand_back(), name=f"{self._id} handing back its episodes")
+
+    async def hand_back(self) -> None:
+        """Hand all episodes back to the buffer, and make :meth:`run` return."""
+        loop, worker, _ = self._started()
+        await loop.call(lambda: worker.hand_back(self._recipe.deadlines.shutdown / 2))
+        loop.call_soon(self._stop.set)
 
     async def install(self, publication: Publication) -> int:
         """Load a published version; returns the fingerprint of what was loaded."""
@@ -163,6 +199,7 @@ class GeneratorActor:
 
     async def close(self) -> None:
         """Shut the engine down."""
+        self._closed = True
         if self._loop is not None:
             await self._loop.call(self._close)
             self._loop.close()

@@ -132,8 +132,8 @@ class LearnerActor:
             return f"the last trajectories are not kept: the disk did not take them within {seconds:g} s"
         return self._kept.news()
 
-    def publish(self, version: PolicyVersion, read: Collection[PolicyVersion] = ()) -> Publication:
-        """Write this rank's shards of ``version``, not over the last version and those in ``read``; return where they are."""
+    def publish(self, version: PolicyVersion, read: Collection[PolicyVersion]) -> Publication:
+        """Write this rank's shards of ``version`` over none of the versions that are ``read``, and return where they are."""
         return self._transport.write(version, self._started().shards(), read)
 
     def score(self) -> LearnerScores | None:

@@ -1,0 +1,63 @@
+"""``asyncrl scale``: changes how many engines a pool of a run has, while the run goes on."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from asyncrl.cli.arguments import whole_number
+from asyncrl.cli.console import error_console
+from asyncrl.cli.outcome import ExitCode
+from asyncrl.core.errors import AsyncRLError, RecipeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_DESCRIPTION = """\
+Change how many engines a pool of a run has, while the run goes on. Newcomers
+load the current weights before they play anything. Those that end hand their
+episodes back, which are played by others at once. The recipe stays as it is:
+a run that is resumed begins with the engines of its recipe."""
+
+_EXAMPLES = """\
+examples:
+  asyncrl scale runs/NAME-TIME generators=4
+  asyncrl scale runs/NAME-TIME small=2         a pool of generators.pools"""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command ``scale``."""
+    parser = commands.add_parser(
+        "scale",
+        help="change how many engines a running run has",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument("size", metavar="POOL=N", type=_size, help="the pool, and how many engines it is to have")
+    parser.set_defaults(run=run)
+
+
+def _size(text: str) -> tuple[str, int]:
+    pool, equals, number = text.partition("=")
+    if not pool or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a pool and a number, such as generators=4")
+    return pool, whole_number(number)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
+    """Ask the run's driver, and show its answer."""
+    from asyncrl.run.control import scale
+
+    try:
+        answer = asyncio.run(scale(arguments.folder, *arguments.size))
+    except AsyncRLError as error:
+        error_console().print(Text(str(error)), soft_wrap=True)
+        return ExitCode.REFUSED if isinstance(error, RecipeError) else ExitCode.FAILED
+    console.print(Text(answer), soft_wrap=True)
+    return ExitCode.COMPLETED

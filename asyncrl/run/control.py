@@ -1,0 +1,102 @@
+"""The way into a run that goes on: calls to its driver, over TCP on the driver's machine.
+
+What always holds: only who may read the file ``control`` in the run folder gets in, and that is the run's own user; the file is
+there only while the driver answers, or after it was killed.
+"""
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from asyncrl.core.deadline import deadline
+from asyncrl.core.errors import RecipeError
+from asyncrl.rpc.client import ConnectionLost, RpcClient
+from asyncrl.rpc.server import RpcServer
+from asyncrl.rpc.wire import Endpoint, signatures
+from asyncrl.run.asking import ANSWER_DEADLINE_S
+from asyncrl.run.folder import RunFolder
+
+LOOPBACK = "127.0.0.1"
+
+
+class RunControl(Protocol):
+    """What may be asked of a run that goes on."""
+
+    async def scale(self, pool: str, size: int) -> str:
+        """Change the size of a pool; see :meth:`asyncrl.run.generator_pool.GeneratorPool.scale`."""
+        ...
+
+
+METHODS = signatures(RunControl)
+"""The calls that a driver answers."""
+
+
+class _Address(msgspec.Struct, frozen=True):
+    """The content of the file ``control``: the name of the driver's machine, and where it listens there."""
+
+    machine: str
+    endpoint: Endpoint
+
+
+@asynccontextmanager
+async def controlled(folder: RunFolder, control: RunControl) -> AsyncIterator[None]:
+    """While this context is open, answer what is asked of the run in ``folder``."""
+    server = RpcServer(control, METHODS, "the run's control")
+    address = _Address(socket.gethostname(), await server.start(LOOPBACK))
+    path = folder.control
+    path.unlink(missing_ok=True)  # of a driver that was killed
+    written = path.with_name(f".{path.name}.new")
+    written.unlink(missing_ok=True)
+    with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(address))
+    written.rename(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        server.close()
+
+
+async def scale(run: Path, pool: str, size: int) -> str:
+    """Ask the driver of the run in folder ``run`` to change the size of a pool; returns its answer.
+
+    Raises:
+        RecipeError: there is no run, it does not go on, or it refuses.
+        DeadlineExceeded: the driver does not answer.
+    """
+    folder = RunFolder.find(run)
+    if not folder.is_driven:
+        raise RecipeError("", f"the run in {str(run)!r} is not running", "launch it, or resume it with asyncrl launch --resume")
+    address = _read(folder)
+    if address.machine != socket.gethostname():
+        problem = f"the run in {str(run)!r} is driven from {address.machine}, and this is {socket.gethostname()}"
+        raise RecipeError("", problem, f"run the command on {address.machine}")
+    remedy = "its machine may be overloaded; see logs/driver.log of the run"
+    async with deadline(ANSWER_DEADLINE_S, waiter="asyncrl scale", owner="the run's driver to answer", remedy=remedy):
+        try:
+            client = await RpcClient.connect(address.endpoint, METHODS)
+            try:
+                return await client.call(RunControl.scale, pool, size)
+            finally:
+                client.close()
+        except ConnectionLost as error:
+            raise _not_now(folder) from error
+
+
+def _read(folder: RunFolder) -> _Address:
+    try:
+        return msgspec.json.decode(folder.control.read_bytes(), type=_Address)
+    except PermissionError as error:
+        problem = f"{str(folder.control)!r} may only be read by the user who launched the run"
+        raise RecipeError("", problem, "run the command as that user") from error
+    except (OSError, msgspec.DecodeError) as error:
+        raise _not_now(folder) from error
+
+
+def _not_now(folder: RunFolder) -> RecipeError:
+    return RecipeError("", f"the run in {str(folder.path)!r} is starting or ending", "try again once it trains")

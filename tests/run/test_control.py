@@ -1,0 +1,82 @@
+"""Who asks a run that goes on, and what the answers are."""
+
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from asyncrl.cli.main import main
+from asyncrl.cli.outcome import ExitCode
+from asyncrl.core.errors import RecipeError
+from asyncrl.run.control import controlled, scale
+from asyncrl.run.folder import RunFolder
+
+
+class Pool:
+    async def scale(self, pool: str, size: int) -> str:
+        if pool != "generators":
+            raise RecipeError(pool, "the run has no pool of that name", "name one of generators, such as generators=2")
+        return f"{size} now"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "recipe.yaml").touch()
+    return RunFolder(tmp_path)
+
+
+async def test_the_driver_answers_the_runs_own_user(folder: RunFolder) -> None:
+    with folder.driven():
+        folder.control.write_text("of a driver that was killed")
+        async with controlled(folder, Pool()):
+            assert stat.S_IMODE(folder.control.stat().st_mode) == 0o600
+            assert await scale(folder.path, "generators", 3) == "3 now"
+            with pytest.raises(RecipeError, match="other: the run has no pool of that name; name one of generators"):
+                await scale(folder.path, "other", 3)
+        assert not folder.control.exists()
+        with pytest.raises(RecipeError, match="is starting or ending; try again once it trains"):
+            await scale(folder.path, "generators", 3)
+
+
+async def test_nobody_gets_in_without_the_token(folder: RunFolder) -> None:
+    with folder.driven():
+        async with controlled(folder, Pool()):
+            address = msgspec.json.decode(folder.control.read_bytes())
+            address["endpoint"]["token"] = "A" * len(address["endpoint"]["token"])
+            folder.control.write_bytes(msgspec.json.encode(address))
+            with pytest.raises(RecipeError, match="is starting or ending"):
+                await scale(folder.path, "generators", 3)
+
+
+async def test_the_machine_of_the_driver_is_named(folder: RunFolder) -> None:
+    with folder.driven():
+        async with controlled(folder, Pool()):
+            address = msgspec.json.decode(folder.control.read_bytes())
+            folder.control.write_bytes(msgspec.json.encode({**address, "machine": "far-away"}))
+            with pytest.raises(RecipeError, match=r"is driven from far-away, and this is .*; run the command on far-away"):
+                await scale(folder.path, "generators", 3)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+async def test_another_user_is_refused(folder: RunFolder) -> None:
+    with folder.driven():
+        async with controlled(folder, Pool()):
+            folder.control.chmod(0)
+            with pytest.raises(RecipeError, match="may only be read by the user who launched the run"):
+                await scale(folder.path, "generators", 3)
+
+
+def test_a_run_that_is_over_is_refused(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scale", str(folder.path), "generators=2"]) == ExitCode.REFUSED
+    assert "is not running; launch it, or resume it" in capsys.readouterr().err
+    assert main(["scale", str(folder.path / "nowhere"), "generators=2"]) == ExitCode.REFUSED
+    assert "is not a run folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["generators", "=3", "generators=some", "generators=-1"])
+def test_what_is_no_size_is_refused(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["scale", "run", size])
+    assert "POOL=N" in capsys.readouterr().err
