@@ -140,7 +140,7 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
     from asyncrl.run.resuming import check_resumable
 
     found = RunFolder.find(resume) if resume else None
-    machine = Machine.here()
+    machine = Machine.of_runs()
     composed, choices = compose_for(machine, str(found.recipe) if found else str(recipe), overrides)
     plan = make_plan(composed, machine, choices, say)
     return Accepted(composed, plan, found, check_resumable(composed, found) if found else None)

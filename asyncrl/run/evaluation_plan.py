@@ -26,7 +26,7 @@ from asyncrl.run.launch_directory import in_launch_directory
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import TINY
 from asyncrl.run.parts import pools_of
-from asyncrl.run.plan import place_here
+from asyncrl.run.plan import place_on
 from asyncrl.run.preflight import play_first_tasks
 from asyncrl.run.tasks import held_out_tasks, load_sources
 from asyncrl.run.tiny_lessons import remarks_on
@@ -110,7 +110,7 @@ def plan_evaluation(request: EvaluationRequest, note: Callable[[str], None] = la
     """
     models = _named_apart(tuple(_find_models(request)))
     recipe = request.recipe or _recipe_of_a_run(request.models)
-    machine = Machine.here()
+    machine = Machine.of_runs()
     planned = tuple(_plan_model(model, recipe, request.overrides, machine) for model in models)
     first = planned[0].recipe
     check_members(first.environment, os.environ)
@@ -179,8 +179,8 @@ def _plan_model(model: EvaluatedModel, recipe: str, overrides: Sequence[str], ma
         path = trained_by.model.path
     composed = _one_pool(compose_for(machine, recipe, overrides, path)[0])
     _check_context(composed)
-    if machine.gpus and not os.environ.get("RAY_ADDRESS"):
-        place_here(composed, pools_of(composed, on_gpus=True), machine)
+    if machine.gpus:
+        place_on(machine, composed, pools_of(composed, on_gpus=True))
     # Nothing is trained, so there is nothing to resume; and all episodes are kept, whatever is kept in training.
     tracking = msgspec.structs.replace(composed.tracking, trajectories=AllTrajectories())
     buffer = msgspec.structs.replace(composed.buffer, journal=NoJournal())

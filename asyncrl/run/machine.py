@@ -1,4 +1,4 @@
-"""Finds out what the machine has that a run depends on."""
+"""Finds out what the machine, or the cluster, has that a run depends on."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,12 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from asyncrl.core.errors import ComponentFailed, RecipeError
 from asyncrl.run import gpus
+from asyncrl.run.nodes import Nodes, look_up_nodes
+
+JOIN_S = 60.0
+"""How long joining a cluster may take."""
 
 BFLOAT16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Names in ``/proc/cpuinfo`` of instructions that multiply bfloat16: two of x86 processors, then one of ARM."""
@@ -23,6 +28,8 @@ class Machine(msgspec.Struct, frozen=True):
             float32.
         gpu_memory: memory of the smallest GPU, in bytes; 0 if it is not known.
         idle_gpus: how many GPUs are there but not used, and why; empty if there are none.
+        cluster: the nodes of the cluster that a run would join, whose memory, cores and GPUs are counted together; None for one
+            machine.
     """
 
     memory: int
@@ -32,6 +39,40 @@ class Machine(msgspec.Struct, frozen=True):
     bfloat16: bool = False
     gpu_memory: int = 0
     idle_gpus: str = ""
+    cluster: Nodes | None = None
+
+    @classmethod
+    def of_runs(cls) -> "Machine":
+        """The cluster that ``RAY_ADDRESS`` names, where runs go, or this machine; asking a cluster takes seconds.
+
+        Raises:
+            RecipeError: the cluster cannot be joined.
+        """
+        address = os.environ.get("RAY_ADDRESS")
+        if not address:
+            return cls.here()
+        try:
+            return cls.here().in_cluster(look_up_nodes(JOIN_S))
+        except ComponentFailed as failure:
+            raise RecipeError(
+                "", str(failure), "start the cluster, or unset RAY_ADDRESS to run on this machine alone"
+            ) from failure
+
+    def in_cluster(self, nodes: Nodes) -> "Machine":
+        """This machine as one node of a cluster."""
+
+        def in_all(resource: str, free: bool = False) -> float:
+            return sum((node.free if free else node.has).get(resource, 0) for node in nodes.alive)
+
+        return msgspec.structs.replace(
+            self,
+            memory=int(in_all("memory")),
+            free=int(in_all("memory", free=True)),
+            cores=int(in_all("CPU")) or self.cores,
+            gpus=int(in_all("GPU")),
+            idle_gpus="",
+            cluster=nodes,
+        )
 
     @classmethod
     def here(cls) -> "Machine":

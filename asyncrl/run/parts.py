@@ -49,12 +49,15 @@ def _each(gpus: float, cpus: int, on_gpus: bool, sizes: Mapping[str, int] | None
     return {} if sizes is None else {"CPU": cpus, "memory": sizes[part]}
 
 
-def remedies(recipe: Recipe, *, joined: bool) -> Iterator[str]:
+def remedies(recipe: Recipe, *, joined: bool, on_gpus: bool) -> Iterator[str]:
     """Yield what would help where there is no room for a part, beside what follows from the part itself.
 
     Args:
         joined: whether the run joins a cluster; otherwise it has this machine to itself.
+        on_gpus: whether the run uses GPUs.
     """
-    if recipe.learner.gpu == "own" and recipe.learner.layout.ranks == recipe.generators.tensor_parallel == 1:
-        yield "where GPUs are short, set learner.gpu=shared generators.gpu_memory_share=0.4, with which two processes use one GPU"
-    yield "add nodes to it, or wait until others have left it" if joined else "set RAY_ADDRESS to join a cluster with more"
+    if on_gpus and recipe.learner.gpu == "own" and recipe.learner.layout.ranks == recipe.generators.tensor_parallel == 1:
+        yield "set learner.gpu=shared generators.gpu_memory_share=0.4, with which two processes use one GPU"
+    yield (
+        "add nodes to the cluster, or wait until others have left it" if joined else "set RAY_ADDRESS to join a cluster with more"
+    )

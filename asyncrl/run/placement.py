@@ -11,6 +11,7 @@ from itertools import islice, permutations
 from math import floor, inf
 
 import msgspec
+from msgspec.structs import replace
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.schema import PlacementConfig
@@ -84,17 +85,40 @@ def place(
     Raises:
         NoRoom: some process fits on no node.
     """
-    refused: NoRoom | None = None
+    first: _Lacking | None = None
     for order in islice(permutations(_hardest_first(parts, nodes)), ORDERS_TRIED):
-        planning = _Planning(parts, nodes, driver, there, remedies)
-        try:
-            placed = {part.name: planning.place(part) for part in order}
-        except NoRoom as error:
-            refused = refused or error
+        planned = _place(order, nodes, driver, there)
+        if not isinstance(planned, _Lacking):
+            return {part.name: planned[part.name] for part in parts}
+        first = first or planned
+    assert first is not None
+    lacking, least, most = first, 0, first.part.count - 1
+    while least < most:  # how many there is room for beside all other parts
+        middle = (least + most + 1) // 2
+        fewer = [replace(part, count=middle) if part.name == lacking.part.name else part for part in parts]
+        if isinstance(_place(_hardest_first(fewer, nodes), nodes, driver, there), _Lacking):
+            most = middle - 1
         else:
-            return {part.name: placed[part.name] for part in parts}
-    assert refused is not None
-    raise refused
+            least = middle
+    raise NoRoom(*_why(lacking, least, parts, nodes, remedies))
+
+
+class _Lacking(msgspec.Struct, frozen=True):
+    """A part for which there was no room, and for how many of its processes there was none."""
+
+    part: Part
+    left: int
+
+
+def _place(
+    order: Sequence[Part], nodes: Sequence[Node], driver: str, there: Mapping[str, Sequence[str]]
+) -> "dict[str, list[str]] | _Lacking":
+    planning, placed = _Planning(nodes, driver, there), dict[str, list[str]]()
+    for part in order:
+        placed[part.name] = planning.place(part)
+        if len(placed[part.name]) < part.count:
+            return _Lacking(part, part.count - len(placed[part.name]))
+    return placed
 
 
 def _hardest_first(parts: Sequence[Part], nodes: Sequence[Node]) -> list[Part]:
@@ -118,27 +142,20 @@ def _suits(node: Node, placement: PlacementConfig) -> bool:
 class _Planning:
     """What is free on each node while a placement is made, and how many processes of each part are there."""
 
-    def __init__(
-        self,
-        parts: Sequence[Part],
-        nodes: Sequence[Node],
-        driver: str,
-        there: Mapping[str, Sequence[str]],
-        remedies: Sequence[str],
-    ) -> None:
-        self._parts, self._nodes, self._driver, self._further_remedies = parts, nodes, driver, remedies
+    def __init__(self, nodes: Sequence[Node], driver: str, there: Mapping[str, Sequence[str]]) -> None:
+        self._nodes, self._driver = nodes, driver
         self._free = {node.id: dict(node.free) for node in nodes}
         self._of_part = {name: Counter(places) for name, places in there.items()}
         self._of_run: Counter[str] = sum(self._of_part.values(), Counter())
 
     def place(self, part: Part) -> list[str]:
-        """Choose the nodes of a part's processes."""
+        """Choose the nodes of a part's processes; fewer than it has if there is no room for all."""
         chosen: list[str] = []
         here = self._of_part.setdefault(part.name, Counter())
         while (left := (part.count - len(chosen)) // part.together) > 0:
             fitting = [(node, fits) for node in self._nodes if (fits := self._fits(part, node))]
             if not fitting:
-                raise NoRoom(*self._why(part, len(chosen)))
+                break
             if part.placement.strategy == "spread":
                 fewest = min(here[node.id] for node, _ in fitting)
                 next_ones = sorted((pair for pair in fitting if here[pair[0].id] == fewest), key=self._by_room)[:left]
@@ -171,46 +188,50 @@ class _Planning:
     def _by_packing(self, here: Counter[str], left: int, node: Node, fits: int) -> tuple[float, ...]:
         return -min(fits, left), not here[node.id], node.id != self._driver, not self._of_run[node.id], fits
 
-    def _why(self, part: Part, placed: int) -> tuple[str, str, str]:
-        """Return the place, problem and remedy of an error."""
-        placement, left = part.placement, part.count - placed
-        each = _amounts(part.each)
-        together = f", {part.together} of them on one node" if part.together > 1 else ""
-        limit = "" if placement.per_node is None else f", at most {placement.per_node} on a node"
-        kind = "" if placement.gpu_kind is None else f", on GPUs of kind {placement.gpu_kind}"
-        before = [f"{other.count} x {_amounts(other.each)} ({other.name})" for other in self._parts]
-        problem = (
-            f"there is no room for {left} of {part.count} processes of {part.name}, each of which takes {each}"
-            f"{together}{limit}{kind}. The run needs {' + '.join(before)}, and there is: {'; '.join(self._described(part))}"
-        )
-        return part.key or f"{part.name}.count", problem, ", or ".join(self._remedies(part, placed))
 
-    def _described(self, part: Part) -> Iterator[str]:
-        """Describe the nodes by what the part asks for; equal nodes together."""
-        kinds: dict[str, list[str]] = {}
-        for node in self._nodes:
-            had = " and ".join(_free(name, node) for name in part.each if name in node.has)
-            accelerators = [name.partition(":")[2] for name in node.has if name.startswith("accelerator_type:")]
-            kind = f" ({', '.join(accelerators)})" if accelerators and part.placement.gpu_kind else ""
-            kinds.setdefault((had or f"none of {', '.join(part.each)}") + kind, []).append(node.host)
-        for told, hosts in islice(kinds.items(), NODES_SHOWN):
-            yield f"{hosts[0] if len(hosts) == 1 else f'{len(hosts)} nodes, each'} with {told}"
-        if len(kinds) > NODES_SHOWN:
-            yield f"and {sum(map(len, islice(kinds.values(), NODES_SHOWN, None)))} other nodes"
+def _why(
+    lacking: _Lacking, fitting: int, parts: Sequence[Part], nodes: Sequence[Node], remedies: Sequence[str]
+) -> tuple[str, str, str]:
+    """Return the place, problem and remedy of an error; there is room for ``fitting`` processes of the part that lacks it."""
+    part, left = lacking.part, lacking.left
+    placement, key = part.placement, part.key or f"{part.name}.count"
+    together = f", {part.together} of them on one node" if part.together > 1 else ""
+    limit = "" if placement.per_node is None else f", at most {placement.per_node} on a node"
+    kind = "" if placement.gpu_kind is None else f", on GPUs of kind {placement.gpu_kind}"
+    needed = " + ".join(f"{each.count} x {_amounts(each.each)} ({each.name})" for each in parts)
+    problem = (
+        f"there is no room for {left} of {part.count} processes of {part.name}, each of which takes {_amounts(part.each)}"
+        f"{together}{limit}{kind}. The run needs {needed}, and there is: {'; '.join(_described(part, nodes))}"
+    )
+    return key, problem, ", or ".join([*_remedies(part, key, fitting), *remedies])
 
-    def _remedies(self, part: Part, placed: int) -> Iterator[str]:
-        place = part.key.rpartition(".")[0]
-        if part.name == "learner":
-            yield "use fewer learner ranks"
-        elif placed and part.key:
-            yield f"lower {part.key} to at most {placed}"
-        if part.placement.per_node is not None:
-            yield f"raise {place}.placement.per_node"
-        if part.placement.gpu_kind is not None:
-            yield f"leave out {place}.placement.gpu_kind"
-        if part.placement.resources:
-            yield f"lower {place}.placement.resources"
-        yield from self._further_remedies
+
+def _described(part: Part, nodes: Sequence[Node]) -> Iterator[str]:
+    """Describe the nodes by what the part asks for; equal nodes together."""
+    kinds: dict[str, list[str]] = {}
+    for node in nodes:
+        had = " and ".join(_free(name, node) for name in part.each if name in node.has)
+        accelerators = [name.partition(":")[2] for name in node.has if name.startswith("accelerator_type:")]
+        kind = f" ({', '.join(accelerators)})" if accelerators and part.placement.gpu_kind else ""
+        kinds.setdefault((had or f"none of {', '.join(part.each)}") + kind, []).append(node.host)
+    for told, hosts in islice(kinds.items(), NODES_SHOWN):
+        yield f"{hosts[0] if len(hosts) == 1 else f'{len(hosts)} nodes, each'} with {told}"
+    if len(kinds) > NODES_SHOWN:
+        yield f"and {sum(map(len, islice(kinds.values(), NODES_SHOWN, None)))} other nodes"
+
+
+def _remedies(part: Part, key: str, fitting: int) -> Iterator[str]:
+    section = key.rpartition(".")[0]
+    if part.name == "learner":
+        yield "use fewer learner ranks"
+    elif fitting:
+        yield f"lower {key} to at most {fitting}"
+    if part.placement.per_node is not None:
+        yield f"raise {section}.placement.per_node"
+    if part.placement.gpu_kind is not None:
+        yield f"leave out {section}.placement.gpu_kind"
+    if part.placement.resources:
+        yield f"lower {section}.placement.resources"
 
 
 def _free(name: str, node: Node) -> str:

@@ -127,4 +127,4 @@ def find_places(recipe: Recipe, parts: Callable[..., Sequence[Part]], nodes: Nod
     joined = bool(os.environ.get("RAY_ADDRESS"))
     on_gpus = any(node.has.get("GPU") for node in nodes().alive)
     found = parts(recipe, on_gpus=on_gpus, sizes=sizes if joined and not on_gpus else None)
-    return Places(found, nodes, tuple(remedies(recipe, joined=joined)))
+    return Places(found, nodes, tuple(remedies(recipe, joined=joined, on_gpus=on_gpus)))

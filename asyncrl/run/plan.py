@@ -6,7 +6,7 @@ The memory is an estimate, good enough to tell a run that fits from one that doe
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -20,10 +20,11 @@ from asyncrl.run.certificates import check_network
 from asyncrl.run.further_trackers import check_further_trackers
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, check_head_size, check_sizes, read_shape
+from asyncrl.run.nodes import Nodes
 from asyncrl.run.parts import parts_of, remedies
 from asyncrl.run.placement import Node, Part, place
 from asyncrl.run.preflight import play_first_tasks
-from asyncrl.run.process_sizes import Processes, learner_state_bytes, outstanding_groups, processes_of
+from asyncrl.run.process_sizes import Processes, learner_state_bytes, outstanding_groups, processes_of, sizes_of
 from asyncrl.run.reference_folder import check_reference
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.tiny_lessons import remarks_on
@@ -76,7 +77,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         slices: what a publication moves from each learner rank to each worker of an engine, if it brings whole weights.
         adapters: what engines are told of the adapters, if these alone are published.
         adapter_bytes: the size of a publication that brings adapters alone.
-        machine: the machine that the plan was made for.
+        machine: the machine or cluster that the plan was made for.
+        placed: the ids of the nodes of each part's processes in a cluster; empty on one machine.
         choices: the values chosen for keys of the recipe that were ``auto``.
         inert: which keys of the recipe have no effect; see :func:`asyncrl.core.recipe.inert.inert`.
         remarks: what is allowed but probably not meant.
@@ -94,6 +96,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     adapters: AdapterSettings | None
     adapter_bytes: int
     machine: Machine
+    placed: Mapping[str, list[str]]
     choices: tuple[Choice, ...]
     inert: str | None
     remarks: tuple[str, ...]
@@ -132,9 +135,10 @@ def make_plan(
     check_reference(recipe, shape)
     check_network(recipe.network, os.environ)
     machine = machine or Machine.here()
-    if machine.gpus and not os.environ.get("RAY_ADDRESS"):  # of a cluster, only the driver will know
-        place_here(recipe, parts_of(recipe, on_gpus=True), machine)
-    if not machine.gpus and not os.environ.get("RAY_ADDRESS"):
+    sizes = sizes_of(recipe, shape) if machine.cluster is not None and not machine.gpus else None
+    parts = parts_of(recipe, on_gpus=machine.gpus > 0, sizes=sizes)
+    placed = place_on(machine, recipe, parts)
+    if not machine.gpus:
         check_head_size(shape)
         for pool in recipe.generators.by_pool.values():
             check_cpu_arguments(pool.engine)
@@ -159,6 +163,7 @@ def make_plan(
         adapters=adapters,
         adapter_bytes=0 if lora is None else shape.adapter_parameters(lora) * ELEMENT_BYTES[recipe.learner.dtype],
         machine=machine,
+        placed=placed if machine.cluster is not None else {},
         choices=tuple(choices),
         inert=inert(recipe),
         weight_routes=describe_routes_here(recipe, joined=bool(os.environ.get("RAY_ADDRESS"))),
@@ -168,15 +173,21 @@ def make_plan(
     return msgspec.structs.replace(plan, remarks=(*played, *conflicts(recipe), *customs, *_remarks(recipe, shape, plan)))
 
 
-def place_here(recipe: Recipe, parts: Sequence[Part], machine: Machine) -> None:
-    """Check that a machine has room for parts of a run.
+def place_on(machine: Machine, recipe: Recipe, parts: Sequence[Part]) -> dict[str, list[str]]:
+    """Find a place for each process of parts of a run.
+
+    Returns:
+        the ids of the nodes of each part's processes; see :func:`asyncrl.run.placement.place`.
 
     Raises:
-        NoRoom: it has not; the error names what is missing and what would help.
+        NoRoom: there is no room; the error names what is missing and what would help.
     """
-    has = {"GPU": float(machine.gpus), "CPU": float(machine.cores), "memory": float(machine.memory)}
-    here = Node(id="", host="this machine", has=has, free=has)
-    place(parts, (here,), here.id, remedies=tuple(remedies(recipe, joined=False)))
+    nodes = machine.cluster
+    if nodes is None:
+        has = {"GPU": float(machine.gpus), "CPU": float(machine.cores), "memory": float(machine.memory)}
+        nodes = Nodes((Node(id="", host="this machine", has=has, free=has),), driver="")
+    further = tuple(remedies(recipe, joined=machine.cluster is not None, on_gpus=machine.gpus > 0))
+    return place(parts, nodes.alive, nodes.driver, remedies=further)
 
 
 def _with_gpus(recipe: Recipe, machine: Machine, shape: ModelShape) -> tuple[Processes, ...]:
@@ -233,7 +244,9 @@ def _remarks_on_gpus(recipe: Recipe, shape: ModelShape, machine: Machine) -> Ite
 
 def _remarks(recipe: Recipe, shape: ModelShape, plan: Plan) -> tuple[str, ...]:
     remarks = list(_remarks_on_gpus(recipe, shape, plan.machine))
-    if plan.total_bytes > plan.machine.memory:
+    if plan.machine.cluster is not None:
+        pass  # the planner has seen that each node has room
+    elif plan.total_bytes > plan.machine.memory:
         remarks.append(_beyond_the_machine(recipe, plan))
     elif plan.total_bytes > plan.machine.free:
         remarks.append(

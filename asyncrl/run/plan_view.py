@@ -7,6 +7,7 @@ from rich.text import Text
 
 from asyncrl.core.recipe.schema import BufferConfig, Recipe
 from asyncrl.core.text import counted
+from asyncrl.run.placement import Node
 from asyncrl.run.plan import Plan
 from asyncrl.run.process_sizes import Processes
 from asyncrl.run.units import memory, quantity
@@ -22,7 +23,8 @@ def plan_view(plan: Plan, recipe: Recipe) -> RenderableType:
     remarks = [Text(f"Note: {remark}", "yellow") for remark in said]
     weights = [made for slices in plan.slices for made in (_weights(slices), *([_merges(slices)] if slices.merges else []))]
     choices = [_choices(plan)] if plan.choices else []
-    tables = [_processes(plan), _tasks(plan), _arithmetic(plan, recipe), *weights, *choices]
+    nodes = [_nodes(plan)] if plan.placed else []
+    tables = [_processes(plan), *nodes, _tasks(plan), _arithmetic(plan, recipe), *weights, *choices]
     return Group(*(part for table in tables for part in (table, Text())), *remarks)
 
 
@@ -30,7 +32,8 @@ def _processes(plan: Plan) -> Table:
     table = Table(
         title="Processes and expected memory", title_justify="left", border_style="dim", box=box.ROUNDED, show_footer=True
     )
-    free = f"{memory(plan.machine.free)} free of {memory(plan.machine.memory)} here, {plan.machine.cores} cores"
+    where = "in the cluster" if plan.machine.cluster else "here"
+    free = f"{memory(plan.machine.free)} free of {memory(plan.machine.memory)} {where}, {plan.machine.cores} cores"
     table.add_column("", footer="in all")
     table.add_column("count", justify="right")
     table.add_column("each", justify="right", footer=memory(plan.total_bytes))
@@ -42,6 +45,29 @@ def _processes(plan: Plan) -> Table:
         gpus = [_gpus(process)] if on_gpus else []
         table.add_row(process.role, str(process.count), memory(process.each_bytes), *gpus, process.what)
     return table
+
+
+def _nodes(plan: Plan) -> Table:
+    """What goes to which node; nodes with the same parts in one row."""
+    assert plan.machine.cluster is not None
+    table = Table(title="Nodes", title_justify="left", border_style="dim", box=box.ROUNDED)
+    for column in ("node", "has free", "takes"):
+        table.add_column(column, overflow="fold")
+    of_driver = plan.machine.cluster.driver
+    alike: dict[tuple[str, str], list[str]] = {}
+    for node in plan.machine.cluster.alive:
+        counts = {part: places.count(node.id) for part, places in plan.placed.items()}
+        takes = [f"{count} of {part}" for part, count in counts.items() if count]
+        takes += ["the driver and the buffer"] * (node.id == of_driver)
+        alike.setdefault((_free(node), ", ".join(takes) or "nothing"), []).append(node.host)
+    for (free, takes), hosts in alike.items():
+        table.add_row(hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes, {hosts[0]} to {hosts[-1]}", free, takes)
+    return table
+
+
+def _free(node: Node) -> str:
+    shown = [f"{node.free.get(name, 0):g} {name}" for name in ("GPU", "CPU") if name in node.has]
+    return ", ".join([*shown, f"{memory(node.free.get('memory', 0))} of memory"])
 
 
 def _gpus(process: Processes) -> str:

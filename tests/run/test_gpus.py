@@ -9,7 +9,7 @@ from asyncrl.run.dead_rank import explained, probable_cause
 from asyncrl.run.gpus import parse
 from asyncrl.run.machine import Machine
 from asyncrl.run.parts import parts_of, pools_of
-from asyncrl.run.plan import make_plan, place_here
+from asyncrl.run.plan import make_plan, place_on
 
 ONE = Machine(memory=64 << 30, free=60 << 30, cores=8, gpus=1, gpu_memory=80 << 30)
 TOLD = """\
@@ -54,9 +54,9 @@ def test_a_run_that_needs_more_is_refused_with_both_numbers():
     assert "learner.gpu=shared" in caught.value.remedy
     make_plan(recipe, replace(ONE, gpus=0))
     engines = pools_of(recipe, on_gpus=True)
-    place_here(recipe, engines, replace(ONE, gpus=2))
+    place_on(replace(ONE, gpus=2), recipe, engines)
     with pytest.raises(RecipeError, match="no room for 1 of 2 processes of generators") as caught:
-        place_here(recipe, engines, ONE)
+        place_on(ONE, recipe, engines)
     assert "lower generators.count to at most 1" in caught.value.remedy
 
 
