@@ -3,13 +3,15 @@
 from typing import TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, NodeDiedError, ObjectLostError, RayActorError, RayTaskError
 
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
 
 T = TypeVar("T")
 
+NODE_GONE = (ActorUnschedulableError, NodeDiedError, ObjectLostError)
+"""What Ray raises beside ``RayActorError`` when a node is lost while an actor is placed on it, or an answer is on its way."""
 ANSWER_DEADLINE_S = 60.0
 """The deadline of a call that needs no work, in seconds."""
 
@@ -25,7 +27,7 @@ async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, r
 
     Raises:
         DeadlineExceeded: no answer in time.
-        ProcessDied: the actor died.
+        ProcessDied: the actor died, or its node is gone.
         ComponentFailed: the actor raised an error that is not the project's own.
     """
     async with deadline(seconds, waiter=by, owner=of, remedy=remedy):
@@ -57,3 +59,6 @@ async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:
         # If the actor's constructor raised, Ray puts that error last, after the traceback.
         reason = lines[-1] if "creation task" in lines[0] else lines[0]
         raise ProcessDied(f"{of}: its process died ({reason})") from error
+    except NODE_GONE as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ProcessDied(f"{of}: its node is gone ({reason})") from error

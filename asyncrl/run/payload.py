@@ -17,7 +17,7 @@ from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded
 from asyncrl.core.ids import GroupId
 from asyncrl.core.payload import PayloadRef
 from asyncrl.core.recipe.schema import AppendOnlyJournal, BufferConfig
-from asyncrl.run.asking import ask, ask_buffer
+from asyncrl.run.asking import NODE_GONE, ask, ask_buffer
 from buffers.payload import PayloadReader, PayloadWriter
 
 T = TypeVar("T")
@@ -152,6 +152,8 @@ def ask_shard(
         raise DeadlineExceeded(by, of, seconds, remedy) from error
     except RayActorError as error:
         raise ComponentFailed(f"{of}: its process died; {remedy}") from error
+    except NODE_GONE as error:
+        raise ComponentFailed(f"{of}: its node is gone; {remedy}") from error
     except RayTaskError as error:
         if isinstance(error.cause, AsyncRLError):
             raise error.cause from error

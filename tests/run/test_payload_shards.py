@@ -10,7 +10,7 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.bench.buffer_actors import trajectory_of
-from asyncrl.core.errors import ComponentFailed
+from asyncrl.core.errors import ComponentFailed, ProcessDied
 from asyncrl.core.payload import TrajectoryRecord
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.schema import (
@@ -23,9 +23,11 @@ from asyncrl.core.recipe.schema import (
 )
 from asyncrl.core.trajectory import encode
 from asyncrl.run.actors.buffer import RemoteBuffer
+from asyncrl.run.actors.node_files import start_node_files
 from asyncrl.run.actors.payload_shard import RemotePayloadShard, RemoteStore
+from asyncrl.run.asking import ask
 from asyncrl.run.buffer_client import BufferClient
-from asyncrl.run.payload import PayloadSink, PayloadSource, ShardPlace
+from asyncrl.run.payload import PayloadSink, PayloadSource, ShardPlace, ask_shard
 from buffers.payload import PayloadLost, PayloadReader
 
 RECIPE = Recipe(
@@ -117,6 +119,14 @@ def test_what_lies_on_ones_own_node_needs_no_actor_and_what_does_not_says_whose_
     assert source.fetch(near) == [b"near"]
     with pytest.raises(ComponentFailed, match="payload shard 2"):
         source.fetch(far)
+
+
+def test_who_is_on_a_node_that_is_gone_counts_as_dead(nodes):
+    gone = "e" * len(nodes[0])
+    with pytest.raises(ProcessDied, match="the files: its node is gone"):
+        asyncio.run(ask(start_node_files(gone).sees.remote(Path("/")), of="the files", by="a test", seconds=60, remedy="none"))
+    with pytest.raises(ComponentFailed, match="the files: its node is gone; none"):
+        ask_shard(start_node_files(gone).sees.remote(Path("/")), of="the files", by="a test", seconds=60, remedy="none")
 
 
 def test_freed_and_swept_by_the_shard_on_its_node(nodes, shards, tmp_path):
