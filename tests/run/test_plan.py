@@ -124,6 +124,7 @@ def test_experts_are_counted_and_shared_out(mixture):
     ("layout", "place", "problem"),
     [
         ("lora: {}", "learner.lora.targets", "cannot have adapters for gate_proj, up_proj, down_proj"),
+        ("lora: {targets: [q_proj], publish: adapter}", "learner.lora.publish", "vLLM has not got on every device"),
         ("data_parallel: 5, expert_parallel: 5", "learner.expert_parallel", "5 does not divide the model's 128 experts"),
         (
             "data_parallel: 5, expert_tensor_parallel: 5",
