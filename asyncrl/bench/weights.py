@@ -23,11 +23,13 @@ from asyncrl.bench.weights_parties import (
     ENGINE_NODE,
     LEARNER_NODE,
     Broadcaster,
+    Folder,
     Loaded,
     NodeMirror,
     Party,
     Rank,
     Reader,
+    StoredTimes,
     new_secret,
     started,
 )
@@ -37,6 +39,8 @@ from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.weights.transport import merge
 
+CHANGED = 0.01
+"""The share of blocks that change between two versions through a folder."""
 WARM_UP = 2
 """Publications that are not counted: until both sides of every file have their memory."""
 TARGETS = {"shm_gb_per_s": 3.0, "shm_over_gloo": 1.3, "tcp_gb_per_s": 1.0}
@@ -105,6 +109,22 @@ class TransportTimes(msgspec.Struct, frozen=True):
     pause: float
 
 
+class DiskTimes(msgspec.Struct, frozen=True):
+    """Versions through a folder on this machine's disk, in bytes there and median seconds.
+
+    Attributes:
+        whole_bytes, whole_store, whole_fetch: of the first version, stored whole.
+        delta_bytes, delta_store, delta_fetch: of a version in which 1 % of the blocks of 4 KiB have changed.
+    """
+
+    whole_bytes: int
+    whole_store: float
+    whole_fetch: float
+    delta_bytes: float
+    delta_store: float
+    delta_fetch: float
+
+
 class ModelResult(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one model; a GB is 10**9 bytes.
 
@@ -119,6 +139,7 @@ class ModelResult(msgspec.Struct, frozen=True, kw_only=True):
         tcp_gb_per_s: bytes over seconds from written to received and checked on the other node.
         tcp_whole_gb_per_s: bytes over seconds from publishing to loaded, through mirrors.
         pause_share: the pause over the whole publication by ``shm``.
+        disk: publications through a folder.
         blocked_over_memcpy: seconds for which a rank cannot train, over those of one memcpy of its shards.
         met: which targets were met.
     """
@@ -135,6 +156,7 @@ class ModelResult(msgspec.Struct, frozen=True, kw_only=True):
     tcp_whole_gb_per_s: float
     pause_share: float
     blocked_over_memcpy: float
+    disk: DiskTimes
     met: dict[str, bool]
 
 
@@ -180,33 +202,47 @@ def _measure(model: ModelSettings, settings: WeightsBenchSettings) -> ModelResul
             shm.append(publishing.by_shm())
             tcp.append(publishing.by_tcp())
         blocked = statistics.median(publishing.blocked)
-    gloo = _gloo(sum(sizes), settings.repetitions)
-    return _result(sum(sizes), max(sizes), max(copies), max(proofs), gloo, blocked, _median(shm), _median(tcp))
-
-
-def _result(
-    size: int, shard: int, copy: float, proof: float, gloo: float, blocked: float, shm: TransportTimes, tcp: TransportTimes
-) -> ModelResult:
-    figures = {
-        "shm_gb_per_s": size / shm.whole / 1e9,
-        "shm_over_gloo": gloo / shm.whole,
-        "tcp_gb_per_s": size / tcp.fetch / 1e9,
-        "pause_share": shm.pause / shm.whole,
-        "blocked_over_memcpy": blocked / copy,
-    }
+    gloo, disk = _gloo(sum(sizes), settings.repetitions), _disk(model, settings, run_id)
+    figures = _figures(sum(sizes), gloo, blocked / max(copies), _median(shm), _median(tcp))
     met = {name: figures[name] >= least for name, least in TARGETS.items()}
     met |= {name: figures[name] <= most for name, most in LIMITS.items()}
     return ModelResult(
-        bytes=size,
-        memcpy_gb_per_s=shard / copy / 1e9,
-        fingerprint_gb_per_s=shard / proof / 1e9,
-        gloo_gb_per_s=size / gloo / 1e9,
-        shm=shm,
-        tcp=tcp,
-        tcp_whole_gb_per_s=size / tcp.whole / 1e9,
+        bytes=sum(sizes),
+        memcpy_gb_per_s=max(sizes) / max(copies) / 1e9,
+        fingerprint_gb_per_s=max(sizes) / max(proofs) / 1e9,
+        gloo_gb_per_s=sum(sizes) / gloo / 1e9,
+        shm=_median(shm),
+        tcp=_median(tcp),
+        disk=disk,
         met=met,
         **figures,
     )
+
+
+def _disk(model: ModelSettings, settings: WeightsBenchSettings, run_id: str) -> DiskTimes:
+    """Publish through a folder: one whole version, fetched to both sides, then versions with few changed blocks."""
+    layout = ParallelLayout(tensor=settings.tensor_parallel)
+    with (
+        tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as folder,
+        started(Folder, run_id, model.architecture, layout, Path(folder)) as node,
+    ):
+        whole: StoredTimes = node.call("publish", 0.0)
+        node.call("publish", CHANGED)  # the second side begins with the whole version
+        changed: list[StoredTimes] = [node.call("publish", CHANGED) for _ in range(settings.repetitions)]
+    median = [statistics.median(values) for values in zip(*changed, strict=True)]
+    return DiskTimes(*whole, *median)
+
+
+def _figures(size: int, gloo: float, blocked: float, shm: TransportTimes, tcp: TransportTimes) -> dict[str, float]:
+    """Return the figures that have targets, and one more."""
+    return {
+        "shm_gb_per_s": size / shm.whole / 1e9,
+        "shm_over_gloo": gloo / shm.whole,
+        "tcp_gb_per_s": size / tcp.fetch / 1e9,
+        "tcp_whole_gb_per_s": size / tcp.whole / 1e9,
+        "pause_share": shm.pause / shm.whole,
+        "blocked_over_memcpy": blocked,
+    }
 
 
 class _Publishing:
@@ -293,6 +329,9 @@ def view(result: WeightsBenchResult) -> RenderableType:
         "tcp on loopback, published to loaded": lambda r: f"{r.tcp_whole_gb_per_s:.2f} GB/s",
         "pause over the publication": lambda r: f"{r.pause_share:.4f}",
         "learner blocked": lambda r: f"{r.blocked_over_memcpy:.2f} memcpys",
+        "disk, stored whole and fetched": lambda r: f"{r.disk.whole_store:.2f} s, {r.disk.whole_fetch:.2f} s",
+        "disk, 1 % changed: bytes": lambda r: f"{r.disk.delta_bytes / 1e6:,.2f} MB",
+        "disk, 1 % changed: stored and fetched": lambda r: f"{r.disk.delta_store:.2f} s, {r.disk.delta_fetch:.2f} s",
         "targets missed": lambda r: ", ".join(name for name, met in r.met.items() if not met) or "none",
     }
     for name, figure in rows.items():

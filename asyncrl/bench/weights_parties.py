@@ -15,18 +15,22 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from asyncrl.core.architecture import Architecture
-from asyncrl.core.errors import ProcessDied
+from asyncrl.core.errors import ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
 from asyncrl.core.publication import Publication, Shard, WeightFile
 from asyncrl.weights.chunk_wire import Address
+from asyncrl.weights.disk_mirror import DiskMirror, of_node
 from asyncrl.weights.fingerprint import FingerprintSum
 from asyncrl.weights.mirror import Mirror
 from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.stored_file import BLOCK_BYTES
+from asyncrl.weights.transport import merge
 from learners.held_weights import held_weights
 from learners.rank import RankPlace
 
@@ -61,12 +65,20 @@ class Rank:
         return sum(shard.tensor.nbytes for shard in self._shards)
 
     def write(self, version: PolicyVersion) -> tuple[Publication, float]:
-        """Write a version in which every tensor has changed; return also the seconds for which the learner is blocked."""
-        for shard in self._shards:
-            shard.tensor.view(-1)[version % shard.tensor.numel()] += 1
+        """Write a version in which an element has changed; return also the seconds for which the learner is blocked."""
+        self._shards[0].tensor.view(-1)[version % self._shards[0].tensor.numel()] += 1
         began = time.perf_counter()
         part = self._transport.write(version, self._shards)
         return part, time.perf_counter() - began
+
+    def change_blocks(self, share: float) -> None:
+        """Change one element of this share of the blocks of each tensor; tensors of less than a block stay as they are."""
+        for shard in self._shards:
+            flat = shard.tensor.view(-1)
+            step = BLOCK_BYTES // flat.element_size()
+            blocks = flat.numel() // step
+            if share and blocks:
+                flat[torch.randperm(blocks)[: round(share * blocks)] * step] += 1
 
     def memcpy(self, repetitions: int) -> float:
         """Return the median seconds of copying the shards to memory that was touched before, one tensor after the other."""
@@ -142,6 +154,51 @@ class NodeMirror:
     def close(self) -> None:
         """Remove its files."""
         self._mirror.close()
+
+
+class StoredTimes(NamedTuple):
+    """What one version through a folder took: bytes on disk, seconds until it was stored there, and until it was fetched."""
+
+    bytes: int
+    store: float
+    fetch: float
+
+
+class Folder:
+    """A node with all ranks, and a reader's mirror: versions go through a folder, as changed blocks where that is less."""
+
+    def __init__(self, run_id: str, architecture: Architecture, layout: ParallelLayout, folder: Path) -> None:
+        self._ranks = [Rank(f"{run_id}-disk", rank, architecture, layout) for rank in range(layout.ranks)]
+        self._writer = DiskMirror(run_id, LEARNER_NODE, folder, delta=True)
+        self._reader = DiskMirror(run_id, ENGINE_NODE, folder, delta=True)
+        self._version = 0
+
+    def publish(self, share: float) -> StoredTimes:
+        """Change this share of the blocks, each in one element, and publish."""
+        self._version += 1
+        version = PolicyVersion(self._version)
+        for rank in self._ranks:
+            rank.change_blocks(share)
+        publication = merge([rank.write(version)[0] for rank in self._ranks])
+        began = time.perf_counter()
+        stored = self._writer.store(version, *of_node(publication, LEARNER_NODE))
+        self._writer.complete(version, publication.fingerprint, [stored[number] for number in range(len(stored))], [])
+        ready = time.perf_counter()
+        files = self._reader.fetch(version, ANSWER_S)
+        ended = time.perf_counter()
+        total = FingerprintSum()
+        for shard in SharedMemory.read_shards(msgspec.structs.replace(publication, files=files)):
+            total.add(shard)
+        if total.total() != publication.fingerprint:
+            raise WeightMismatch(f"version {version} is another one after it went through the folder")
+        return StoredTimes(sum(file.stored for file in stored.values()), ready - began, ended - ready)
+
+    def close(self) -> None:
+        """Remove the files in memory."""
+        for rank in self._ranks:
+            rank.close()
+        for mirror in (self._writer, self._reader):
+            mirror.close()
 
 
 class Broadcaster:
