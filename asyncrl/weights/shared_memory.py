@@ -9,6 +9,7 @@ engine reads it through one.
 
 import glob
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -24,6 +25,8 @@ from asyncrl.weights.transport import CPU, Transport
 
 _ALIGNMENT = 64
 """Every shard begins at a multiple of this many bytes: a cache line, and enough for any dtype to be viewed in place."""
+_LARGE_SHARD = 1 << 20
+"""With fewer bytes to add up, another thread is not worth its start."""
 _NONE = PolicyVersion(-1)
 """The version of a file that none lies in as a whole."""
 
@@ -67,9 +70,10 @@ class SharedMemory(Transport):
         """
         place = self._free_place(read)
         records: list[ShardRecord] = []
-        fingerprints = FingerprintSum()
+        proof = _Proof()
         there, end = place.file.size, 0
         for shard in shards:
+            proof.add(shard)
             offset = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = offset + shard.tensor.nbytes
             pinned = shard.tensor.device.type == self._mapped_from and offset < end <= there
@@ -87,8 +91,7 @@ class SharedMemory(Transport):
                     offset=offset,
                 )
             )
-            fingerprints.add(shard)
-        total = fingerprints.total()
+        total = proof.total()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         place.version = version
@@ -159,6 +162,34 @@ class SharedMemory(Transport):
         """Remove what the ranks of a killed run have left behind in the memory file system."""
         for path in memory_file_system().glob(f"asyncrl-{glob.escape(run_id)}-rank*"):
             path.unlink(missing_ok=True)
+
+
+class _Proof:
+    """The fingerprint of shards; that of large ones on a CPU is computed in a thread, while they are copied."""
+
+    def __init__(self) -> None:
+        self._here, self._beside = FingerprintSum(), FingerprintSum()
+        self._thread: ThreadPoolExecutor | None = None
+        self._under_way: Future[None] | None = None
+
+    def add(self, shard: Shard) -> None:
+        if shard.tensor.device.type != "cpu" or shard.tensor.nbytes < _LARGE_SHARD:
+            self._here.add(shard)
+            return
+        self._wait()  # no more than one tensor, which may have been made for this, waits for its turn
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "fingerprint")
+        self._under_way = self._thread.submit(self._beside.add, shard)
+
+    def _wait(self) -> None:
+        if self._under_way is not None:
+            self._under_way.result()
+
+    def total(self) -> int:
+        self._wait()
+        if self._thread is not None:
+            self._thread.shutdown()
+        return (self._here.total() + self._beside.total()) % 2**64
 
 
 class _Place:

@@ -72,6 +72,20 @@ def test_a_publication_survives_the_next_one_in_reused_files(writers, tmp_path: 
     assert len(list(tmp_path.iterdir())) == 4
 
 
+def test_large_and_small_shards_are_proven_alike(tmp_path: Path) -> None:
+    """The fingerprint of the large ones is computed in a thread; a shard cut by columns is not contiguous."""
+    wide = torch.randn(1024, 2048)
+    shards = [
+        Shard("wide", (1024, 2048), (0, 0), wide[:, :1000]),
+        Shard("norm", (3,), (0,), torch.ones(3)),
+        Shard("wide", (1024, 2048), (0, 1000), wide[:, 1000:]),
+    ]
+    with closing(SharedMemory("run", 0, str(tmp_path))) as writer:
+        publication = writer.write(V1, shards)
+        assert publication.fingerprint == sum(map(fingerprint, shards)) % 2**64
+        assert torch.equal(dict(SharedMemory.read(publication))["wide"], wide)
+
+
 def test_what_somebody_still_reads_is_not_overwritten(tmp_path: Path) -> None:
     """A third file is written meanwhile, and used again afterwards."""
     with closing(SharedMemory("run", 0, str(tmp_path))) as writer:
