@@ -142,9 +142,10 @@ def make_generator(
     worker = WorkerId(f"{'generator' if pool == MAIN_POOL else pool}-{number}")
     log = folder.logs / f"{worker}.log"
     where = places.take(worker, pool)
+    engines_there = places.on_node_of(recipe.generators.by_pool)[where.node]
     of_pool = msgspec.structs.replace(recipe, generators=recipe.generators.by_pool[pool])
     secrets = read_secrets(recipe.environment, os.environ)
     actor = RemoteGenerator.options(max_concurrency=1000, **where.options).remote(
-        of_pool, model, buffer, reward_model, worker, number, secrets, folder.trajectories, log
+        of_pool, model, buffer, reward_model, worker, number, engines_there, secrets, folder.trajectories, log
     )
     return GeneratorHandle(worker, actor, recipe.deadlines, log, where.node)

@@ -5,7 +5,7 @@ What always holds: what a process takes is counted on its node until the process
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -65,8 +65,12 @@ class Places:
     @property
     def on_node(self) -> Counter[str]:
         """How many processes of the run are on each node, or will be."""
-        taken = Counter(where.node for where in self._taken.values())
-        return sum((Counter(nodes) for nodes in self._planned.values()), taken)
+        return self.on_node_of(self._parts)
+
+    def on_node_of(self, parts: Collection[str]) -> Counter[str]:
+        """How many processes of some parts are on each node, or will be."""
+        taken = Counter(where.node for where in self._taken.values() if where.part in parts)
+        return sum((Counter(nodes) for part, nodes in self._planned.items() if part in parts), taken)
 
     @property
     def others(self) -> set[str]:

@@ -55,6 +55,7 @@ class GeneratorActor:
     Args:
         recipe: the run's, whose section ``generators`` is that of the generator's pool.
         worker: its name.
+        engines_here: how many engines share the cores of its node.
         buffer: the actor of the run's buffer; None for a generator that only evaluates.
         secrets: those of the environments.
         trajectories: the folder where it writes the episodes of evaluations.
@@ -68,6 +69,7 @@ class GeneratorActor:
         reward_model: Any | None,
         worker: WorkerId,
         number: int,
+        engines_here: int,
         secrets: Secrets,
         trajectories: Path,
         log_file: Path,
@@ -78,7 +80,7 @@ class GeneratorActor:
         on_sigterm(self._told_to_end)
         # Before all else: it imports vLLM meanwhile. Where there is a GPU, vLLM's process must not be forked.
         self._server = None if ray.get_gpu_ids() else EngineProcessServer.start()
-        self._recipe, self._model, self._number = recipe, model, number
+        self._recipe, self._model, self._number, self._engines_here = recipe, model, number, engines_here
         self._id = worker
         self._buffer, self._reward_model, self._trajectories = buffer, reward_model, trajectories
         self._stop = asyncio.Event()
@@ -110,7 +112,7 @@ class GeneratorActor:
         if self._buffer is not None and recipe.generators.role != "evaluation":
             self._sink = await PayloadSink.of(recipe.buffer, self._buffer, self._id)
         self._engine = await VllmEngine.start(
-            recipe.generators,
+            msgspec.structs.replace(recipe.generators, count=self._engines_here),  # those that share the cores with it
             model_path,
             name=self._id,
             max_context=recipe.model.max_context,
