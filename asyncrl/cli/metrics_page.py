@@ -100,6 +100,8 @@ def declared() -> list[Metric]:
         *episode_metrics.member_metrics(member).values(),
         episode_metrics.member_environment_metric(member, metric),
         metrics.evaluation_of(member),
+        metrics.generated_by("<pool>"),
+        metrics.idle_of("<pool>"),
         *episode_metrics.tool_metrics(tool).values(),
         _with("0", "<staleness>", learner_metrics.tokens_at(0)),
         *(

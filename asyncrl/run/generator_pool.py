@@ -433,7 +433,10 @@ class GeneratorPool:
         return None if scored is None else EngineScores(worker, slot.pool, scored)
 
     async def statistics(self) -> list[GeneratorStatistics]:
-        """Return the counters of each slot; if its generator is gone, the last known ones. New slots come last."""
+        """Return the counters of each slot that trains; if its generator is gone, the last known ones. New slots come last.
+
+        A pool that only evaluates would seem idle most of the time, although nothing waits for it.
+        """
         slots = self._up()
         asked = [slot.generator for slot in slots]
         answers = await self._of_each(slots, lambda generator: generator.statistics())
@@ -442,7 +445,15 @@ class GeneratorPool:
                 slot.counted(answer)
                 self._tell_remarks(generator.worker, answer)
                 self._tell_errors(answer.errors)
-        return [slot.counters for slot in self._slots]
+        return [slot.counters for slot in self._training()]
+
+    @property
+    def training_pools(self) -> list[str]:
+        """The pool of each entry of :meth:`statistics`, in the same order."""
+        return [slot.pool for slot in self._training()]
+
+    def _training(self) -> list[GeneratorSlot]:
+        return [slot for slot in self._slots if slot.role != "evaluation"]
 
     def _tell_remarks(self, worker: WorkerId, statistics: GeneratorStatistics) -> None:
         for sentence in statistics.blocked_by + statistics.remarks:

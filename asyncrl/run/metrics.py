@@ -109,6 +109,20 @@ def evaluation_pass(k: int) -> Metric:
     return Metric(f"evaluation/pass_at_{k}", "share", Reduction.MEAN, meaning)
 
 
+def generated_by(pool: str) -> Metric:
+    """The metric of the tokens that one of several pools generates."""
+    meaning = (
+        f"tokens sampled by the engines of pool `{pool}`, over the time since the last step; only with several pools that train"
+    )
+    return Metric(f"generators/{pool}/tokens_per_s", "tokens/s", Reduction.SUM, meaning)
+
+
+def idle_of(pool: str) -> Metric:
+    """The metric of the idle time of one of several pools."""
+    meaning = f"share of time the engines of pool `{pool}` had nothing running or were paused; only with several pools that train"
+    return Metric(f"generators/{pool}/idle", "share", Reduction.MEAN, meaning)
+
+
 def evaluation_of(member: str) -> Metric:
     """The metric of the evaluation of one member of a mixture of environments."""
     meaning = f"mean reward on held-out tasks of member `{member}` of a mixture of environments"

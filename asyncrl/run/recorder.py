@@ -24,6 +24,7 @@ from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.live_view import LiveView
 from asyncrl.run.machine import busy_cores
 from asyncrl.run.pacing import Pacing
+from asyncrl.run.pool_readings import pool_readings
 from asyncrl.run.progress import RunProgress
 from asyncrl.run.publisher import PublishTimes
 from asyncrl.run.scores import score
@@ -112,6 +113,7 @@ class Recorder:
             *batch_readings(batch),
             *_buffer_readings(buffer),
             Reading(metrics.GENERATED_RATE, grown(before, generators, "tokens_generated") / seconds),
+            *pool_readings(self._pool.training_pools, before, generators, seconds),
             Reading(metrics.FINISHED_RATE, grown(before, generators, "finished_episodes") / seconds),
             Reading(metrics.TRAINED_RATE, tokens / seconds),
             *(Reading(metrics.COMPUTED_RATE, each.value / seconds) for each in readings if each.metric == TOKENS_COMPUTED),

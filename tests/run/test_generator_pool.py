@@ -811,6 +811,8 @@ async def test_a_pool_for_evaluations_alone_plays_them_all_and_is_held_whole():
         assert [fake.loaded for fake in shop.made] == [[0, 1], [0, 1], [0]]
         evaluating.may_evaluate.set()
         results = await playing
+        assert len(await shop.pool.statistics()) == 2, "an engine that only evaluates is never idle"
+    assert shop.pool.training_pools == [MAIN_POOL] * 2
     assert [result.reward for result in results] == [0.0] * len(TASKS)
     assert evaluating.loaded == [0, 1]
 
