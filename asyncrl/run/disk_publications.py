@@ -1,7 +1,7 @@
 """Brings publications to the engines through a versioned folder on a file system that all nodes share.
 
-What always holds: a version is stored once, by the nodes that the ranks wrote on; a node fetches it once, however many engines it
-has, and only after it is whole in the folder.
+What always holds: every version is stored once, by the nodes that the ranks wrote on; a node fetches it once, however many
+engines it has, and only after it is whole in the folder. Engines beside all ranks map what these wrote in memory.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _VERSIONS = 4
 
 
 class DiskPublications:
-    """Implements :class:`asyncrl.run.mirrors.LocalPublications`, for all nodes alike, the learner's included.
+    """Implements :class:`asyncrl.run.mirrors.LocalPublications`.
 
     Args:
         make: makes the actor of the mirror of a node, given Ray's id of it.
@@ -63,6 +63,8 @@ class DiskPublications:
                 del self._stored[old]
             storing = self._stored[version] = asyncio.create_task(self._store(publication), name=f"version {version} to disk")
         await asyncio.shield(storing)
+        if all(file.node == node for file in publication.files):
+            return publication
         mirror = self._mirror(node)
         files = await self._ask(mirror.fetch.remote(version, SEEN_S), node, f"fetch version {version}", self._seconds)
         return msgspec.structs.replace(publication, files=files)

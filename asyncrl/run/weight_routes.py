@@ -23,9 +23,6 @@ def describe_routes(weights: WeightsConfig, ranks_on: Collection[str], engines_o
     # An engine beside a rank maps that rank's files, and has no more to fetch if no rank is elsewhere.
     near = sum(count for node, count in engines_on.items() if set(ranks_on) == {node})
     far = {node: count for node, count in engines_on.items() if set(ranks_on) != {node}}
-    if isinstance(weights, DiskWeights):
-        how = " as changed blocks" if weights.delta else ""
-        return f"disk to all engines, through {stored_in(weights, folder)}{how}: the recipe asks for it"
     if isinstance(weights, ShmWeights) and far:
         nodes = "engines and learner ranks are on different nodes"
         raise RecipeError(
@@ -36,7 +33,11 @@ def describe_routes(weights: WeightsConfig, ranks_on: Collection[str], engines_o
     said = []
     if near:
         said.append(f"shm to {counted(near, 'engine')} on the learner's node, whose memory they share")
-    if far:
+    if isinstance(weights, DiskWeights):
+        how = ", as changed blocks where that is less" if weights.delta else ""
+        others = f"to {counted(sum(far.values()), 'engine')} elsewhere" if far else "for engines that come elsewhere"
+        said.append(f"disk {others}, through {stored_in(weights, folder)}{how}, since the recipe asks for it")
+    elif far:
         said.append(
             f"tcp to {counted(sum(far.values()), 'engine')} on {counted(len(far), 'node')} apart from a rank, once to each"
         )

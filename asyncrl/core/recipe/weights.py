@@ -27,6 +27,7 @@ class ShmWeights(Section, frozen=True, tag_field="kind", tag="shm"):
 
 class DiskWeights(Section, frozen=True, tag_field="kind", tag="disk"):
     """Through a folder on a file system that all nodes share, with a folder for each version. Nodes need not reach each other.
+    Engines on the node of all learner ranks share these ranks' memory.
 
     Attributes:
         folder: where versions are stored, which all nodes see under the same path; null means ``weights`` in the run folder.
