@@ -1,0 +1,113 @@
+"""The driver's side of weights through a folder, over real mirrors; only Ray's way of calling them is replaced."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from asyncrl.core.errors import ComponentFailed, ProcessDied
+from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.publication import Publication, Shard
+from asyncrl.run.disk_publications import DiskPublications
+from asyncrl.weights.disk_mirror import DiskMirror, of_node
+from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.weights.stored_versions import StoredVersions
+from asyncrl.weights.transport import merge
+
+SECONDS, CLOSING_S = 60.0, 1.0
+
+
+class FakeActor:
+    """Calls a mirror's methods as Ray would; dies as often as told."""
+
+    def __init__(self, mirror: DiskMirror, node: str, site: "Site") -> None:
+        self._mirror, self._node, self._site = mirror, node, site
+
+    def __getattr__(self, method: str) -> "FakeActor._Method":
+        return FakeActor._Method(self, method)
+
+    class _Method:
+        def __init__(self, actor: "FakeActor", method: str) -> None:
+            self._actor, self._method = actor, method
+
+        async def remote(self, *arguments: object) -> object:
+            actor = self._actor
+            actor._site.calls.append((actor._node, self._method))
+            await asyncio.sleep(0)
+            if actor._site.dies.pop((actor._node, self._method), None):
+                raise ProcessDied(f"{actor._node} died")
+            if self._method == "store":
+                (publication,) = arguments
+                assert isinstance(publication, Publication)
+                return actor._mirror.store(publication.version, *of_node(publication, actor._node))
+            return getattr(actor._mirror, self._method)(*arguments)
+
+
+class Site:
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self._memory, self._stack = folder / "weights", folder / "memory", stack
+        self._memory.mkdir()
+        self._rank = stack.enter_context(closing(SharedMemory("run", 0, str(self._memory), node="learner")))
+        self.calls: list[tuple[str, str]] = []
+        self.dies: dict[tuple[str, str], bool] = {}
+        self.publications = DiskPublications(self.make, SECONDS)
+
+    def make(self, node: str) -> FakeActor:
+        self.calls.append((node, "made"))
+        made = DiskMirror("run", node, self.folder, True, str(self._memory))
+        return FakeActor(self._stack.enter_context(closing(made)), node, self)
+
+    def publish(self, version: int) -> Publication:
+        shard = Shard("w", (4,), (0,), torch.full((4,), float(version)))
+        return merge([self._rank.write(PolicyVersion(version), [shard])])
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with ExitStack() as stack:
+        yield Site(tmp_path, stack)
+
+
+async def test_a_version_is_stored_once_and_fetched_once_for_each_node(site: Site) -> None:
+    for version in range(1, 7):
+        publication = site.publish(version)
+        nodes = ["learner", "a", "a", "b"]
+        local = await asyncio.gather(*(site.publications.fetch(publication, node) for node in nodes))
+        assert local[0] is publication, "beside the rank there is nothing to fetch"
+        for each, node in list(zip(local, nodes, strict=True))[1:]:
+            assert [file.node for file in each.files] == [node]
+            assert dict(SharedMemory.read(each))["w"].tolist() == [version] * 4
+    assert site.calls.count(("learner", "store")) == site.calls.count(("learner", "complete")) == 6
+    assert site.calls.count(("a", "fetch")) == site.calls.count(("b", "fetch")) == 6
+    assert site.calls.count(("learner", "made")) == 1
+    assert StoredVersions(site.folder).versions()[-1] == 6
+
+
+async def test_every_version_is_stored_even_if_only_the_learners_node_has_engines(site: Site) -> None:
+    for version in (1, 2):
+        await site.publications.fetch(site.publish(version), "learner")
+    assert StoredVersions(site.folder).versions() == [1, 2]
+
+
+async def test_after_a_mirror_died_the_version_may_be_asked_for_again(site: Site) -> None:
+    publication = site.publish(1)
+    for place in (("learner", "store"), ("a", "fetch")):
+        site.dies[place] = True
+        with pytest.raises(ProcessDied):
+            await site.publications.fetch(publication, "a")
+    local = await site.publications.fetch(publication, "a")
+    assert dict(SharedMemory.read(local))["w"].tolist() == [1.0] * 4
+    assert site.calls.count(("a", "made")) == 2
+
+
+async def test_a_folder_that_is_not_shared_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.run.disk_publications.SEEN_S", 0.0)
+    publication = site.publish(1)
+    await site.publications.fetch(publication, "learner")
+    (site.folder / "version-000001").rename(site.folder / "elsewhere")
+    with pytest.raises(ComponentFailed, match="must be on a file system that all nodes share"):
+        await site.publications.fetch(publication, "a")
+    await site.publications.close(CLOSING_S)
