@@ -165,7 +165,7 @@ def _cpu_arguments(config: GeneratorsConfig) -> dict[str, Any]:
     check_cpu_arguments(config.engine)
     workers = config.tensor_parallel
     return {
-        "kv_cache_memory_bytes": config.kv_cache_mb << 20,
+        "kv_cache_memory_bytes": (config.kv_cache_mb << 20) // workers,  # each worker has its part of every token
         "block_size": CPU_BLOCK_TOKENS,
         # Compiling takes longer than a small run, and a compiled graph would keep using its first packed weights.
         "enforce_eager": True,

@@ -32,7 +32,7 @@ from asyncrl.run.model_folder import model_for_all_nodes
 from asyncrl.run.nodes import NodesSeen, read_nodes
 from asyncrl.run.parts import pools_of
 from asyncrl.run.places import find_places
-from asyncrl.run.process_sizes import ENGINE_BYTES
+from asyncrl.run.process_sizes import engine_bytes
 from asyncrl.run.processes import adopt_orphans
 from asyncrl.run.stopping import wait_hearing
 from asyncrl.run.version_export import weights_of
@@ -138,8 +138,8 @@ async def _generators(
 
 def _sizes(recipe: Recipe, weights: Path) -> dict[str, int]:
     """The memory that an engine of each pool is expected to take, in bytes. The learner need not know the model."""
-    size = ENGINE_BYTES + 2 * sum(file.stat().st_size for file in weights.glob("*.safetensors"))
-    return {name: size + (pool.kv_cache_mb << 20) for name, pool in recipe.generators.by_pool.items()}
+    size = 2 * sum(file.stat().st_size for file in weights.glob("*.safetensors"))
+    return {name: engine_bytes(pool) + size + (pool.kv_cache_mb << 20) for name, pool in recipe.generators.by_pool.items()}
 
 
 async def _play(pool: GeneratorPool, plan: EvaluationPlan, model: EvaluatedModel, view: LiveView) -> Played:

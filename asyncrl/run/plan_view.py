@@ -101,9 +101,9 @@ def _weights(slices: WeightSlices) -> Table:
     shown = range(min(workers, WORKERS_SHOWN))
     table.add_column("from learner rank")
     for worker in shown:
-        table.add_column(f"worker {worker}", justify="right")
+        table.add_column(f"engine worker {worker}", justify="right")
     if workers > len(shown):
-        table.add_column(f"{workers - len(shown)} more workers", justify="right")
+        table.add_column(f"{workers - len(shown)} more engine workers", justify="right")
     sending = {rank: row for rank, row in enumerate(slices.moved) if any(row)}
     for rank, row in list(sending.items())[:RANKS_SHOWN]:
         table.add_row(str(rank), *_bytes_to(row, len(shown)))
@@ -120,7 +120,7 @@ def _weights(slices: WeightSlices) -> Table:
 def _merges(slices: WeightSlices) -> Table:
     """How the parameters of a worker are made that are not whole tensors of one rank."""
     table = Table(title="Cut and merged on the way", title_justify="left", border_style="dim", box=box.ROUNDED)
-    table.add_column("parameter of a worker", overflow="fold")
+    table.add_column("parameter of an engine worker", overflow="fold")
     table.add_column("made of", overflow="fold")
     table.add_column("slices", justify="right")
     for merge in slices.merges:

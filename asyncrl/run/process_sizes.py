@@ -20,8 +20,8 @@ RAY_BYTES = 1 << 30
 """Ray's own processes and its object store."""
 BUFFER_BYTES = 300 << 20
 """The buffer's process without the trajectories it holds."""
-ENGINE_BYTES = 3 * (750 << 20)
-"""The three processes of one vLLM engine (front end, core, worker) without model and cache."""
+ENGINE_PROCESS_BYTES = 750 << 20
+"""A process of a vLLM engine (front end, core, each worker) without model and cache."""
 LEARNER_BYTES = 600 << 20
 """A process with torch, Megatron and Ray, without the model."""
 TRAJECTORY_BYTES_A_TOKEN = 9
@@ -72,8 +72,13 @@ def processes_of(recipe: Recipe, shape: ModelShape) -> tuple[Processes, ...]:
     )
 
 
+def engine_bytes(pool: GeneratorsConfig) -> int:
+    """Bytes of the processes of one engine without model and cache: front end, core, and its workers."""
+    return (2 + pool.tensor_parallel) * ENGINE_PROCESS_BYTES
+
+
 def _pool(name: str, pool: GeneratorsConfig, shape: ModelShape) -> Processes:
-    size = ENGINE_BYTES + 2 * shape.parameters * ELEMENT_BYTES[pool.dtype] + (pool.kv_cache_mb << 20)
+    size = engine_bytes(pool) + 2 * shape.parameters * ELEMENT_BYTES[pool.dtype] + (pool.kv_cache_mb << 20)
     role = "generator" if name == MAIN_POOL else f"generator of {name}"
     plays = {"train": ", for training alone", "evaluation": ", for evaluations alone", "both": ""}[pool.role]
     return Processes(role, pool.count, size, f"a vLLM engine ({pool.dtype}{plays})", part=name)

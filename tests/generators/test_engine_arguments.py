@@ -28,3 +28,16 @@ def test_the_users_arguments_win_over_ours_and_reach_the_engine():
     arguments = engine_arguments(config, "model", 128, 0)
     assert (arguments.max_num_batched_tokens, arguments.block_size, arguments.enable_prefix_caching) == (512, 64, False)
     assert (arguments.max_model_len, arguments.enforce_eager) == (128, True)
+
+
+def test_the_workers_of_an_engine_on_a_cpu_share_its_cache_and_its_cores():
+    alone, divided = (engine_arguments(GeneratorsConfig(tensor_parallel=workers), "model", 128, 0) for workers in (1, 2))
+    assert (alone.tensor_parallel_size, divided.tensor_parallel_size) == (1, 2)
+    assert alone.kv_cache_memory_bytes == 2 * divided.kv_cache_memory_bytes
+    assert divided.distributed_executor_backend == "mp" != alone.distributed_executor_backend
+
+
+@pytest.mark.parametrize("name", ["enable_expert_parallel", "pipeline_parallel_size"])
+def test_what_vllm_cannot_do_on_a_cpu_is_refused(name):
+    with pytest.raises(RecipeError, match=rf"^generators\.engine\.{name}: it cannot be used on a CPU"):
+        engine_arguments(GeneratorsConfig(engine={name: 2}), "model", 128, 0)
