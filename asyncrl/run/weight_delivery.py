@@ -142,7 +142,7 @@ class WeightDelivery:
         worker = generator.worker
         try:
             local = await self._fetch(generator, publication)
-            self._protocol.fetched(worker)
+            self._protocol.fetched(worker, local)
             self._protocol.acknowledged(worker, await self._load(generator, local))
         except DeadlineExceeded as late:  # a frozen engine would never end by itself
             self._is_lost(generator, ProcessDied(str(late)))

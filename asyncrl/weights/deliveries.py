@@ -12,9 +12,9 @@ always holds, in whatever order engines are fast, slow, die and join:
   waited for any longer than the patience after the first engine had the version. Whoever has it not by then is behind: the
   buffer gives it no ticket, its tokens keep the version that sampled them, and it goes on to the newest publication. It is not
   waited for again until it was in time with one. An engine that holds its version is not waited for either;
-* a publication's files stay as they are while an engine's bytes are fetched from them, or loaded from them on their own node;
-  there are never more than :data:`VERSIONS_IN_FILES` versions of them, the one being written included;
-* on each other node, a version is fetched only when no engine there loads one that is two or more versions older.
+* a publication's files stay as they are while an engine's bytes are fetched from them, or loaded from them themselves; there are
+  never more than :data:`VERSIONS_IN_FILES` versions of them, the one being written included;
+* a version is fetched to a node only when no engine there loads from a copy of one that is two or more versions older.
 """
 
 from collections.abc import Callable
@@ -44,6 +44,7 @@ class _Engine:
         waited_for: whether the others wait for it.
         holds: whether it keeps its version for now.
         doing: the publication of the present step.
+        reads_original: whether it loads from files that the ranks wrote, rather than from copies on its node.
     """
 
     def __init__(self, node: str, *, waited_for: bool) -> None:
@@ -51,6 +52,7 @@ class _Engine:
         self.version: PolicyVersion | None = None
         self.holds = False
         self.step = Step.NONE
+        self.reads_original = False
         self.doing: Publication | None = None
 
 
@@ -114,26 +116,30 @@ class Deliveries:
         there, newest = self._engines[engine], self._newest
         if newest is None or there.step is not Step.NONE or there.holds or there.version == newest.version:
             return None
-        if not self._lies_on(newest, there.node) and self._loads_older_on(there.node, newest.version - 1):
+        if self._loads_older_copy_on(there.node, newest.version - 1):
             return None
         there.step, there.doing = Step.FETCH, newest
         return newest
 
-    def _loads_older_on(self, node: str, version: int) -> bool:
+    def _loads_older_copy_on(self, node: str, version: int) -> bool:
         return any(
-            each.step is Step.LOAD and each.doing is not None and each.doing.version < version
+            each.doing is not None and each.doing.version < version
             for each in self._engines.values()
-            if each.node == node
+            if each.node == node and each.step is Step.LOAD and not each.reads_original
         )
 
-    def fetched(self, engine: WorkerId) -> None:
-        """Note that the bytes of the publication that ``engine`` began with lie on its node; it loads them now.
+    def fetched(self, engine: WorkerId, there: Publication) -> None:
+        """Note that ``engine`` can read the publication that it began with, and loads it now.
+
+        Args:
+            there: the publication with the files that the engine reads; some may be those that the ranks wrote.
 
         Raises:
             WeightMismatch: it had not begun to fetch, or has left.
         """
-        self._doing(engine, Step.FETCH)
-        self._engines[engine].step = Step.LOAD
+        original = self._doing(engine, Step.FETCH)
+        loading = self._engines[engine]
+        loading.step, loading.reads_original = Step.LOAD, not set(there.files).isdisjoint(original.files)
 
     def acknowledged(self, engine: WorkerId, fingerprint: int) -> None:
         """Note that ``engine`` has loaded the publication that it began with, and which fingerprint it computed.
@@ -210,7 +216,7 @@ class Deliveries:
         read = {
             each.doing.version
             for each in self._engines.values()
-            if each.doing is not None and (each.step is Step.FETCH or any(file.node == each.node for file in each.doing.files))
+            if each.doing is not None and (each.step is Step.FETCH or each.reads_original)
         }
         return frozenset(read if self._newest is None else {*read, self._newest.version})
 
@@ -218,8 +224,3 @@ class Deliveries:
     def may_write(self) -> bool:
         """Whether there is a place for the files of one more version."""
         return len(self.read) < VERSIONS_IN_FILES
-
-    @staticmethod
-    def _lies_on(publication: Publication, node: str) -> bool:
-        """Whether engines on ``node`` read the very files that the ranks wrote."""
-        return all(file.node == node for file in publication.files)

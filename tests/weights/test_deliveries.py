@@ -38,7 +38,7 @@ class Machine:
             begun = self.deliveries.begin(WorkerId(engine))
             assert begun is not None
             assert begun.version == version
-            self.deliveries.fetched(WorkerId(engine))
+            self.deliveries.fetched(WorkerId(engine), begun)
             self.deliveries.acknowledged(WorkerId(engine), begun.fingerprint)
 
 
@@ -68,7 +68,7 @@ def test_a_slow_engine_holds_the_others_up_once_and_skips_what_came_meanwhile() 
         machine.load("a", version=version)
         assert machine.deliveries.published, "it was late, so nobody waits for it"
         if version == 2:
-            machine.deliveries.fetched(slow)
+            machine.deliveries.fetched(slow, publication(1))
             machine.deliveries.acknowledged(slow, 1001)
         assert machine.deliveries.behind == [(slow, Step.NONE)]
     machine.now = 13.5
@@ -104,7 +104,7 @@ def test_another_fingerprint_changes_no_version_and_versions_only_grow() -> None
     machine = Machine("a")
     machine.publish(3)
     machine.deliveries.begin(WorkerId("a"))
-    machine.deliveries.fetched(WorkerId("a"))
+    machine.deliveries.fetched(WorkerId("a"), publication(3))
     with pytest.raises(
         WeightMismatch, match="a loaded weights with fingerprint 0x00000000000003ea, version 3 was published with"
     ):
@@ -118,7 +118,7 @@ def test_the_files_of_ranks_on_two_nodes_are_read_while_an_engine_of_one_of_them
     machine = Machine("a")
     machine.deliveries.publish(publication(1, HOME, FAR))
     machine.deliveries.begin(WorkerId("a"))
-    machine.deliveries.fetched(WorkerId("a"))
+    machine.deliveries.fetched(WorkerId("a"), publication(1, HOME, HOME))
     machine.deliveries.publish(publication(2, HOME, FAR))
     assert machine.deliveries.read == {1, 2}
 
@@ -181,8 +181,9 @@ class Protocol(RuleBasedStateMachine):
     @rule(data=st.data())
     def fetched(self, data: st.DataObject) -> None:
         engine = data.draw(st.sampled_from(list(self.engines(Step.FETCH))))
-        self.protocol.fetched(engine)
-        self.reading[engine] = Step.LOAD, self.reading[engine][1]
+        version = self.reading[engine][1]
+        self.protocol.fetched(engine, publication(version, self.nodes[engine]))
+        self.reading[engine] = Step.LOAD, version
 
     @precondition(lambda self: any(self.engines(Step.LOAD)))
     @rule(data=st.data())
@@ -216,7 +217,7 @@ class Protocol(RuleBasedStateMachine):
         self.held.discard(engine)
         self.deserted = self.deserted or not self.nodes
         with pytest.raises(WeightMismatch, match="has left"):
-            self.protocol.fetched(engine)
+            self.protocol.fetched(engine, publication(self.newest))
         with pytest.raises(WeightMismatch, match="has left"):
             self.protocol.acknowledged(engine, 1000 + self.newest)
 
@@ -283,7 +284,7 @@ class Protocol(RuleBasedStateMachine):
                     self.reading[engine] = Step.FETCH, begun.version
                 step, version = self.reading.get(engine, (Step.NONE, 0))
                 if step is Step.FETCH:
-                    self.protocol.fetched(engine)
+                    self.protocol.fetched(engine, publication(version, self.nodes[engine]))
                     self.reading[engine] = Step.LOAD, version
                 elif step is Step.LOAD:
                     self.protocol.acknowledged(engine, 1000 + version)
