@@ -4,6 +4,8 @@
 plan can show where a run would go before the run's own process joins.
 """
 
+import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -78,11 +80,11 @@ def look_up_nodes(seconds: float) -> Nodes:
 
 
 if __name__ == "__main__":
-    from asyncrl.run.cluster import start_ray, stop_ray
+    import ray
 
     try:
-        start_ray()
-    except ComponentFailed as failure:
-        sys.exit(str(failure))
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)  # RAY_ADDRESS says which cluster
+    except Exception as error:  # noqa: BLE001 - Ray raises errors of any class
+        sys.exit(f"cannot join Ray at {os.environ.get('RAY_ADDRESS')}: {str(error).strip() or type(error).__name__}")
     sys.stdout.write(msgspec.json.encode(read_nodes()).decode() + "\n")
-    stop_ray()
+    ray.shutdown()

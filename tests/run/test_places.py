@@ -1,0 +1,78 @@
+"""Processes of a run on two nodes, which are two Ray nodes on this machine."""
+
+import io
+import os
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from rich.console import Console
+
+from asyncrl.run.actors.node_files import RemoteNodeFiles
+from asyncrl.run.compose import compose_for
+from asyncrl.run.machine import Machine
+from asyncrl.run.nodes import NodesSeen, read_nodes
+from asyncrl.run.parts import LEARNER, parts_of
+from asyncrl.run.placement import NoRoom
+from asyncrl.run.places import find_places
+from asyncrl.run.plan import make_plan
+from asyncrl.run.plan_view import plan_view
+
+GIB = 1 << 30
+OVERRIDES = ["learner.data_parallel=2", "generators.count=2", "generators.placement.strategy=spread"]
+POOL = "generators.pools={evaluation: {count: 1, role: evaluation, placement: {resources: {far: 1}}}}"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes: the driver's with 3 CPUs, and another one with 4, which alone has the resource ``far``."""
+    with pytest.MonkeyPatch.context() as patch:
+        made = Cluster()
+        made.add_node(num_cpus=3, memory=20 * GIB, object_store_memory=80 << 20, include_dashboard=False)
+        made.add_node(num_cpus=4, memory=20 * GIB, object_store_memory=80 << 20, resources={"far": 1})
+        patch.setenv("RAY_ADDRESS", made.address)
+        yield made
+        if ray.is_initialized():
+            ray.shutdown()
+        made.shutdown()
+
+
+def test_a_plan_and_a_run_put_every_process_on_the_same_nodes(cluster):
+    machine = Machine.of_runs()
+    assert not ray.is_initialized(), "the plan's own process has not joined"
+    assert machine.cluster is not None
+    assert (machine.cores, machine.gpus, len(machine.cluster.alive)) == (7, 0, 2)
+    recipe, _ = compose_for(machine, "quickstart", [*OVERRIDES, POOL])
+    plan = make_plan(recipe, machine)
+    many, _ = compose_for(machine, "quickstart", ["generators.count=9", "learner.data_parallel=1"])
+    with pytest.raises(NoRoom, match="of 9 processes of generators, each of which takes 1 CPU and") as caught:
+        make_plan(many, machine)
+    assert "with 3 CPU and 20.0 GiB of memory" in caught.value.problem
+    assert "lower generators.count to at most 6, or add nodes" in caught.value.remedy
+
+    near, far = machine.cluster.driver, next(node.id for node in machine.cluster.alive if node.id != machine.cluster.driver)
+    assert plan.placed[LEARNER] in ([near] * 2, [far] * 2)
+    assert sorted(plan.placed["generators"]) == sorted([near, far])
+    assert plan.placed["evaluation"] == [far]
+    console = Console(width=150, record=True, file=io.StringIO())
+    console.print(plan_view(plan, recipe))
+    assert "1 of evaluation" in console.export_text()
+
+    ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
+    sizes = {process.part: process.each_bytes for process in plan.processes if process.part}
+    places = find_places(recipe, parts_of, NodesSeen(read_nodes), sizes)
+    for part, nodes in plan.placed.items():
+        taken = [places.take(f"{part} {number}", part) for number in range(len(nodes))]
+        assert sorted(each.node for each in taken) == sorted(nodes)
+        actors = [RemoteNodeFiles.options(**each.options).remote() for each in taken]
+        there = [
+            ray.get(actor.__ray_call__.remote(lambda actor: ray.get_runtime_context().get_node_id()), timeout=60)
+            for actor in actors
+        ]
+        assert there == [each.node for each in taken]
+        if part == "evaluation":
+            with pytest.raises(NoRoom, match="no room for 1 of 1 processes of evaluation"):
+                places.take("evaluation 1", part)
+            places.leave("evaluation 0")
+            ray.kill(actors[0])
+            assert places.take("evaluation 1", part).node == far
