@@ -20,6 +20,8 @@ from asyncrl.run.summary import Status, Summary
 from asyncrl.run.tracking import tracking_uri
 from asyncrl.run.units import duration, percent, quantity
 
+_FILE = "sqlite:///"
+"""What the address of a database in a file begins with, before its path."""
 ERRORS_SHOWN = 5
 """How many errors of the user's code are listed; the summary has them all."""
 _STYLE = {Status.COMPLETED: "bold green", Status.INTERRUPTED: "bold yellow", Status.FAILED: "bold red"}
@@ -33,7 +35,7 @@ def end_view(summary: Summary, recipe: Recipe, folder: RunFolder) -> list[Render
     if summary.steps:
         lines.append(_table(summary, recipe.name))
         lines += [Text.assemble(("Warning", "bold yellow"), f": {visible(warning)}") for warning in summary.warnings]
-        lines.append(_place("Metrics", f"{_command('mlflow')} ui --backend-store-uri {tracking_uri(recipe.tracking, folder)}"))
+        lines.append(_place("Metrics", f"{_command('mlflow')} ui --backend-store-uri {_store(recipe, folder)}"))
     lines += [Text(f"Error in your code: {visible(str(error))}", "yellow") for error in summary.errors[:ERRORS_SHOWN]]
     if (more := len(summary.errors) - ERRORS_SHOWN) > 0:
         lines.append(Text(f"{more} other errors in your code: see {folder.summary}", "yellow"))
@@ -55,6 +57,13 @@ def _command(name: str) -> str:
 def _in_shells_folder() -> bool:
     """Whether the user's shell is here. A run that is resumed works in the folder that it was launched in."""
     return os.environ.get("PWD") == os.getcwd()
+
+
+def _store(recipe: Recipe, folder: RunFolder) -> str:
+    """The address of the metrics; that of a file is relative where its path can be."""
+    uri = tracking_uri(recipe.tracking, folder)
+    file = uri.removeprefix(_FILE)
+    return uri if file == uri else _FILE + _near(Path(file))
 
 
 def _near(path: Path) -> str:
