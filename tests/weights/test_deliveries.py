@@ -123,6 +123,43 @@ def test_the_files_of_ranks_on_two_nodes_are_read_while_an_engine_of_one_of_them
     assert machine.deliveries.read == {1, 2}
 
 
+def test_what_is_being_fetched_stays_and_a_third_old_version_is_not_written() -> None:
+    machine = Machine("a", "slow", "slower")
+    for version, late in ((1, "slow"), (2, "slower")):
+        machine.publish(version)
+        machine.deliveries.begin(WorkerId(late))
+        machine.load(*{"a", "slower"} - {late}, version=version)
+        machine.now += PATIENCE_S
+        assert machine.deliveries.published
+        assert machine.deliveries.may_write
+    machine.publish(3)
+    assert machine.deliveries.read == {1, 2, 3}
+    assert not machine.deliveries.may_write
+    machine.deliveries.fetched(WorkerId("slow"), publication(1, FAR))
+    assert machine.deliveries.read == {2, 3}, "it has a copy of its own now"
+    machine.deliveries.leave(WorkerId("slower"))
+    assert machine.deliveries.read == {3}
+
+
+def test_a_copy_that_an_engine_loads_from_is_not_overwritten() -> None:
+    machine = Machine()
+    for engine in ("quick", "slow"):
+        machine.deliveries.join(WorkerId(engine), FAR, waited_for=False)
+    machine.publish(1)
+    machine.deliveries.begin(WorkerId("slow"))
+    machine.deliveries.fetched(WorkerId("slow"), publication(1, FAR))
+    for version in (1, 2):
+        if version == 2:
+            machine.publish(2)
+        machine.deliveries.begin(WorkerId("quick"))
+        machine.deliveries.fetched(WorkerId("quick"), publication(version, FAR))
+        machine.deliveries.acknowledged(WorkerId("quick"), 1000 + version)
+    machine.publish(3)
+    assert machine.deliveries.begin(WorkerId("quick")) is None, "version 3 would arrive over version 1"
+    machine.deliveries.acknowledged(WorkerId("slow"), 1001)
+    assert machine.deliveries.begin(WorkerId("quick")) == publication(3)
+
+
 class Protocol(RuleBasedStateMachine):
     """Steps of the ranks, engines, nodes and time in any order. The test keeps its own account of what everybody holds."""
 
