@@ -57,9 +57,9 @@ def _nodes(plan: Plan) -> Table:
     alike: dict[tuple[str, str], list[str]] = {}
     for node in plan.machine.cluster.alive:
         counts = {part: places.count(node.id) for part, places in plan.placed.items()}
-        takes = [f"{count} of {part}" for part, count in counts.items() if count]
-        takes += ["the driver and the buffer"] * (node.id == of_driver)
-        alike.setdefault((_free(node), ", ".join(takes) or "nothing"), []).append(node.host)
+        parts = [f"{count} of {part}" for part, count in counts.items() if count]
+        parts += ["the driver and the buffer"] * (node.id == of_driver)
+        alike.setdefault((_free(node), ", ".join(parts) or "nothing"), []).append(node.host)
     for (free, takes), hosts in alike.items():
         table.add_row(hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes, {hosts[0]} to {hosts[-1]}", free, takes)
     return table
