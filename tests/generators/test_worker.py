@@ -540,7 +540,9 @@ async def test_an_evaluation_episode_that_breaks_has_no_reward() -> None:
     assert broken.problem.startswith("task bad: ")
     assert require_results([broken, good]) == [good]
     assert len(shop.environments) == RECIPE.buffer.max_attempts + 1
-    with pytest.raises(EnvironmentBroken, match="none of 2 evaluation episodes could be played; the first error: task bad: "):
+    with pytest.raises(
+        EnvironmentBroken, match="none of 2 evaluation episodes of 1 task could be played; first error: task bad: "
+    ):
         require_results([broken, broken])
 
 
