@@ -60,8 +60,8 @@ def _nodes(plan: Plan) -> Table:
         parts = [f"{count} of {part}" for part, count in counts.items() if count]
         parts += ["the driver and the buffer"] * (node.id == of_driver)
         alike.setdefault((_free(node), ", ".join(parts) or "nothing"), []).append(node.host)
-    for (free, takes), hosts in alike.items():
-        table.add_row(hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes, {hosts[0]} to {hosts[-1]}", free, takes)
+    for (free, taken), hosts in alike.items():
+        table.add_row(hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes, {hosts[0]} to {hosts[-1]}", free, taken)
     return table
 
 
