@@ -32,6 +32,8 @@ NETWORK = "10.77.0"
 RAY_PORT = 6379
 HOME = Path("/tmp/home")
 """The home folder on each host."""
+_OF_PYTHON = (Path(sys.prefix), Path(__file__).parents[1])
+"""Folders that each host sees, wherever they lie."""
 SHARED = Path("/tmp/shared")
 """A folder that all hosts share, as by a network file system."""
 READY_S = 120.0
@@ -132,6 +134,11 @@ class Host:
         place.run("mount", "--bind", str(tmp), str(tmp))
         (tmp / SHARED.name).mkdir(exist_ok=True)
         place.run("mount", "--bind", str(self._shared), str(tmp / SHARED.name))
+        for needed in _OF_PYTHON:  # a checkout may lie in /tmp
+            if needed.is_relative_to("/tmp"):
+                there = tmp / needed.relative_to("/tmp")
+                there.mkdir(parents=True, exist_ok=True)
+                place.run("mount", "--bind", str(needed), str(there))
         place.run("mount", "--rbind", str(tmp), "/tmp")
         self._switch.run("ip", "link", "add", "name", self._port, "type", "veth", "peer", "name", "eth0", "netns", str(place.pid))
         self._switch.run("ip", "link", "set", self._port, "master", "switch", "up")

@@ -68,13 +68,13 @@ class FarFiles:
             self._known[node] = _FarNode(node, self._folder)
 
     async def close(self, seconds: float) -> None:
-        """Bring the last lines within ``seconds``, and remove what the run has left on the other nodes."""
+        """Bring the last lines within ``seconds``, and remove what the run left on other nodes, even if it has no process there
+        any more."""
         try:
-            async with asyncio.timeout(seconds):
-                await self.bring()
-                await asyncio.gather(*(node.forget() for node in self._known.values() if node.id in self._nodes()))
+            async with asyncio.timeout(seconds), self._looking:
+                await asyncio.gather(*(node.leave() for node in self._known.values()))
         except TimeoutError:
-            logger.warning("the last lines of other nodes' logs are missing: they did not come within %g s", seconds)
+            logger.warning("the last lines of other nodes' logs may be missing: they did not come within %g s", seconds)
 
 
 class _FarNode:
@@ -98,6 +98,11 @@ class _FarNode:
             if str(error) != self._problem:
                 self._problem = str(error)
                 logger.warning("logs and episodes of node %s are not brought at present: %s", self.id[:8], error)
+
+    async def leave(self) -> None:
+        """Bring the last lines, and remove what the run has left on the node."""
+        await self.bring()
+        await self.forget()
 
     async def sees(self) -> bool:
         """Whether the node sees the run folder."""

@@ -40,7 +40,7 @@ def check_reference(recipe: Recipe, policy: ModelShape) -> None:
 
 def _refuse_other_sizes(named: str, shape: ModelShape, policy: ModelShape) -> None:
     for name in ModelShape.__struct_fields__:
-        if name != "max_position_embeddings" and getattr(shape, name) != getattr(policy, name):
+        if name not in ("max_position_embeddings", "architectures") and getattr(shape, name) != getattr(policy, name):
             problem = f"config.json of {named} has {name} {getattr(shape, name)}, and the policy has {getattr(policy, name)}"
             raise RecipeError(REFERENCE, problem, _REMEDY)
 

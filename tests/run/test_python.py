@@ -202,7 +202,7 @@ def test_what_a_run_does_not_have_is_told(folder, tmp_path):
         run.metrics()
     with pytest.raises(asyncrl.NotThere, match="no episodes are kept in"):
         run.trajectories()
-    with pytest.raises(asyncrl.RecipeError, match="is not a run folder"):
+    with pytest.raises(asyncrl.RecipeError, match="is the folder of several runs"):
         asyncrl.Run(tmp_path)
     with pytest.raises(asyncrl.NotThere, match="has no scores"):
         asyncrl.Evaluation(tmp_path).summary  # noqa: B018

@@ -10,6 +10,8 @@ SCRIPT = """
 import asyncio, os, pathlib, signal, subprocess, sys, time
 import psutil, ray
 from asyncrl.run.cluster import Cluster, starting_ray, stop_ray
+from asyncrl.run.far_files import FarFiles
+from asyncrl.run.folder import RunFolder
 from asyncrl.run.processes import adopt_orphans, end_descendants
 from asyncrl.run.stopping import hearing, wait_hearing
 
@@ -35,6 +37,7 @@ async def lose(learner):
     cluster = object.__new__(Cluster)
     cluster._learners = [learner]
     cluster._log_of = lambda number: pathlib.Path("/nowhere")
+    cluster.far_files = FarFiles(RunFolder(pathlib.Path("/nowhere")), set)
     try:
         async with cluster.watching_learners():
             ray.kill(learner)

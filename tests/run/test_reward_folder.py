@@ -11,7 +11,7 @@ from asyncrl.run.plan import Plan, make_plan
 
 ROOMY = Machine(memory=64 << 30, free=60 << 30, cores=8)
 SHAPE = {
-    "hidden_size": 64,
+    "hidden_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,

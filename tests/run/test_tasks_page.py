@@ -36,7 +36,9 @@ def recipe(tmp_path, monkeypatch):
     save_split(words / "train", 40)
     save_split(words / "test", 5)
     (words / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    (tmp_path / "data" / "sums.jsonl").write_text('{"prompt": "1+1", "id": "a-1"}\nnot a task\n{"prompt": "2+2"}\n')
+    (tmp_path / "data" / "sums.jsonl").write_text(
+        '{"prompt": "1+1", "id": "a-1", "answer": 2}\nnot a task\n{"prompt": "2+2", "answer": 4}\n'
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield compose("recipe.yaml")
