@@ -44,15 +44,16 @@ class FarRun:
             assert time.monotonic() < by, f"{pattern!r} took longer than {seconds:g} s: {self.output}"
             time.sleep(0.2)
 
-    def end(self, seconds: float) -> Summary:
-        """Its summary, once it has ended by itself."""
-        by = time.monotonic() + seconds
-        while self.process.poll() is None:
-            if time.monotonic() > by:
-                for child in psutil.Process(self.process.pid).children():
-                    child.send_signal(signal.SIGINT)
-                pytest.fail(f"the run did not end within {seconds:g} s: {self.output}")
-            time.sleep(0.2)
+    @property
+    def step(self) -> int:
+        """The last training step that the run has told of."""
+        return int(re.findall(r"training step (\d+)/", self.output)[-1])
+
+    def interrupt(self, seconds: float) -> Summary:
+        """Its summary, once it has ended because of Ctrl-C."""
+        for child in psutil.Process(self.process.pid).children():
+            child.send_signal(signal.SIGINT)
+        self.process.wait(seconds)
         return Summary.read(self.folder / "summary.json")
 
     @property
@@ -76,12 +77,19 @@ def test_engines_on_two_hosts_of_which_one_fails_and_nobody_on_the_line_reads_an
         cluster.wait_for(2)
         inside = Path("/tmp/models") / model.relative_to(head.seen_from_outside(Path("/tmp/models")))
         spread = ["generators.placement.strategy=spread", "network.tls.kind=run"]
-        run = FarRun(head, cluster, inside, "steps=12", "evaluation.every=3", *spread)
-        run.wait_for(r"version 3: evaluation reward", 300)
+        run = FarRun(head, cluster, inside, "steps=100000", "evaluation.every=100000", *spread)
+        run.wait_for(r"training step \d+/", 300)
         far.power_off()
-        summary = run.end(240)
-        assert (summary.status, summary.steps) == (Status.COMPLETED, 12), run.output
-        assert "Its episodes are issued again" in run.output
+        run.wait_for("Its episodes are issued again", 120)
+        at = run.step
+        by = time.monotonic() + 120
+        while run.step == at:
+            assert time.monotonic() < by, f"no training step after the loss: {run.output}"
+            time.sleep(0.2)
+        summary = run.interrupt(60)
+        assert summary.status == Status.INTERRUPTED, run.output
+        assert summary.steps > at, run.output
+        assert summary.ledger.failed == summary.ledger.expired == 0
         logs = {log.name: log.read_text(errors="replace") for log in (run.folder / "logs").iterdir()}
         assert "vllm" in logs["generator-0.log"]
         assert "vllm" in logs["generator-1.log"]
