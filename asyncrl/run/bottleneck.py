@@ -20,6 +20,7 @@ from asyncrl.core.recipe.reward import RemoteReward
 from asyncrl.core.recipe.rules import broken_rules
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.section import AUTO
+from asyncrl.run.automatic import MOST_RUNNING
 from asyncrl.run.shares import Shares
 from asyncrl.run.units import duration, percent
 from generators.finished_episodes import FinishedEpisodes
@@ -30,6 +31,10 @@ CLEARLY_MORE = 0.1
 """The engines hold the run up if the learner's share of waiting exceeds their share of idling by this much."""
 ROOM_TO_SPARE = 0.2
 """Engines that had room for a group for this share of the time need no more room."""
+SIDE_BY_SIDE = 0.9
+"""What is left of the idle cores' gain when further processes work side by side with those that kept the others busy."""
+
+_MORE_AT_ONCE = ("generators.max_running",)
 
 
 class Kind(StrEnum):
@@ -132,7 +137,7 @@ def find_bottleneck(shares: Shares, recipe: Recipe, depth: int, steps: int, slow
     advice = _advice(kind, shares, recipe, depth)
     if advice.knobs == ("buffer.pipeline_depth",) and recipe.buffer.pipeline_depth == AUTO:
         return Bottleneck(kind, share, f"{found}; buffer.pipeline_depth, now {depth}, grows by itself")
-    factor = min(1 / (1 - share + share / advice.divides), _room(kind, shares, advice.divides))
+    factor = min(1 / (1 - share + share / advice.divides), _room(kind, shares, advice))
     if factor < WORTH_SAYING or advice.breaks(recipe):
         return Bottleneck(kind, share, f"{found}; {_no_knob(shares)}")
     return Bottleneck(kind, share, f"{found}; {advice} would bring about {factor:.1f}x", factor)
@@ -187,9 +192,9 @@ def _advice(kind: Kind, shares: Shares, recipe: Recipe, depth: int) -> _Advice:
         case Kind.EVALUATION:
             every = recipe.evaluation.every
             return _Advice(("evaluation.every",), every, 2 * every, 2)
-        case Kind.TOOLS if shares.held_back < ROOM_TO_SPARE:
+        case Kind.TOOLS | Kind.GENERATION if shares.held_back < ROOM_TO_SPARE and _could_play_more(recipe, depth):
             running = recipe.generators.max_running
-            return _Advice(("generators.max_running",), running, 2 * running, 2)
+            return _Advice(_MORE_AT_ONCE, running, 2 * running, 2)
         case Kind.REWARD if isinstance(recipe.reward, RemoteReward):
             requests = recipe.reward.requests
             return _Advice(("reward.requests",), requests, 2 * requests, 2)
@@ -204,19 +209,30 @@ def _advice(kind: Kind, shares: Shares, recipe: Recipe, depth: int) -> _Advice:
             return _Advice(("generators.count",), engines, engines + 1, (engines + 1) / engines)
 
 
-def _room(kind: Kind, shares: Shares, divides: float) -> float:
-    """The largest factor that the other side allows, and also the processor, where the time is spent computing."""
+def _could_play_more(recipe: Recipe, depth: int) -> bool:
+    """Whether an engine's share of the episodes that may be under way exceeds what it may play at once.
+
+    What a step of an engine costs depends little on how many episodes it computes, so more of them at once raise its rate.
+    """
+    under_way = (depth + 1) * recipe.batch.groups_per_step * recipe.batch.group_size
+    engines = sum(pool.count for pool in recipe.generators.training.values())
+    return recipe.generators.max_running < min(MOST_RUNNING, under_way / engines)
+
+
+def _room(kind: Kind, shares: Shares, advice: _Advice) -> float:
+    """The largest factor that the other side allows, and also the processor, where more would be computed at once."""
     least = shares.training + shares.publishing
     if kind is Kind.LEARNER:
         least = 1 - shares.idle
     elif kind is Kind.PUBLICATION:
-        least = shares.training + shares.publishing / divides
-    if kind in (Kind.LEARNER, Kind.GENERATION, Kind.EVALUATION, Kind.STALENESS):
-        least = max(least, shares.cores)
+        least = shares.training + shares.publishing / advice.divides
+    if kind in (Kind.LEARNER, Kind.GENERATION, Kind.EVALUATION, Kind.STALENESS) and advice.knobs != _MORE_AT_ONCE:
+        least = max(least, shares.cores / SIDE_BY_SIDE)
     return 1 / max(0.01, least)
 
 
 def _no_knob(shares: Shares) -> str:
-    if shares.cores > 1 / WORTH_SAYING:
-        return "no knob helps, because all processor cores are busy: a smaller model, shorter episodes or more cores would"
+    if shares.cores > SIDE_BY_SIDE / WORTH_SAYING:
+        busy = percent(shares.cores)
+        return f"no knob helps, because processor cores are busy for {busy} of the time: a smaller model or more cores would"
     return "no knob helps much: something else would hold the run up next"

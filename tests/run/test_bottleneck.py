@@ -1,5 +1,6 @@
 """What holds a run up is named, with the knob that would change it and what that would bring."""
 
+import msgspec
 import pytest
 
 from asyncrl.run.bottleneck import Kind, SlowTool, find_bottleneck
@@ -22,16 +23,20 @@ def found(depth=1, **shares):
     ("shares", "kind", "knob"),
     [
         ({"training": 0.95, "waiting": 0.05, "idle": 0.6}, Kind.LEARNER, "learner.data_parallel 1 -> 2"),
-        ({"training": 0.3, "waiting": 0.7, "idle": 0.02, "tools": 0.1}, Kind.GENERATION, "generators.count 2 -> 3"),
+        ({"training": 0.3, "waiting": 0.7, "idle": 0.02, "tools": 0.1}, Kind.GENERATION, "generators.max_running 64 -> 128"),
         ({"training": 0.2, "waiting": 0.8, "idle": 0.8, "tools": 0.95}, Kind.TOOLS, "generators.max_running 64 -> 128"),
         ({"training": 0.2, "waiting": 0.8, "idle": 0.1, "tools": 0.9}, Kind.TOOLS, "generators.max_running 64 -> 128"),
         ({"training": 0.3, "publishing": 0.6, "waiting": 0.1}, Kind.PUBLICATION, "batch.groups_per_step 16 -> 32"),
         ({"training": 0.2, "waiting": 0.8, "idle": 0.7, "paused": 0.7}, Kind.PUBLICATION, "batch.groups_per_step 16 -> 32"),
         ({"training": 0.4, "waiting": 0.6, "idle": 0.6, "held_back": 0.9}, Kind.STALENESS, "buffer.pipeline_depth 1 -> 2"),
         # What engines do may be split up as it may: while the learner waits for longer than it trains, it is not the learner.
-        ({"training": 0.43, "waiting": 0.5, "idle": 0.04, "evaluating": 0.5, "tools": 0.4}, Kind.GENERATION, "count 2 -> 3"),
+        (
+            {"training": 0.43, "waiting": 0.5, "idle": 0.04, "evaluating": 0.5, "tools": 0.4},
+            Kind.GENERATION,
+            "max_running 64 -> 128",
+        ),
         # Engines that never idle hold up a learner that waits, however long it trains.
-        ({"training": 0.64, "waiting": 0.36, "idle": 0.04, "cores": 0.7}, Kind.GENERATION, "generators.count 2 -> 3"),
+        ({"training": 0.64, "waiting": 0.36, "idle": 0.04, "cores": 0.7}, Kind.GENERATION, "generators.max_running 64 -> 128"),
         ({"training": 0.6, "publishing": 0.25, "waiting": 0.15, "idle": 0.1}, Kind.LEARNER, "learner.data_parallel 1 -> 2"),
         ({"training": 0.8, "waiting": 0.2, "idle": 0.3}, Kind.LEARNER, "learner.data_parallel 1 -> 2"),
         ({"training": 0.2, "waiting": 0.8, "idle": 0.3, "evaluating": 1.0}, Kind.EVALUATION, "evaluation.every 10 -> 20"),
@@ -44,6 +49,16 @@ def test_the_largest_share_names_it(shares, kind, knob):
     assert knob in bottleneck.sentence
     assert bottleneck.factor is not None
     assert f"would bring about {bottleneck.factor:.1f}x" in bottleneck.sentence
+
+
+def test_engines_that_could_play_more_at_once_are_told_to_before_more_engines_are():
+    busy = Shares(training=0.4, waiting=0.6, idle=0.02, tools=0.4)
+    few = compose("quickstart", ["generators.count=1", "generators.max_running=16", "buffer.pipeline_depth=1"])
+    assert "generators.max_running 16 -> 32 would bring about 1.4x" in find_bottleneck(busy, few, 1, 20).sentence
+    all_of_them = compose("quickstart", ["generators.count=1", "generators.max_running=256", "buffer.pipeline_depth=1"])
+    assert "generators.count 1 -> 2" in find_bottleneck(busy, all_of_them, 1, 20).sentence
+    roomy = msgspec.structs.replace(busy, held_back=0.5)
+    assert "generators.count 1 -> 2" in find_bottleneck(roomy, few, 1, 20).sentence, "they have room, but no tickets"
 
 
 def test_a_factor_is_amdahl_s_and_no_more_than_the_other_side_gives():
@@ -69,8 +84,8 @@ def test_the_tool_that_takes_the_most_time_is_named():
 def test_where_all_cores_are_busy_no_knob_helps():
     bottleneck = found(training=1.0, idle=0.5, cores=0.99)
     assert bottleneck.factor is None
-    assert "no knob helps, because all processor cores are busy" in bottleneck.sentence
-    assert found(training=1.0, idle=0.5, cores=0.6).factor == pytest.approx(1 / 0.6)
+    assert "no knob helps, because processor cores are busy for 99 % of the time" in bottleneck.sentence
+    assert found(training=1.0, idle=0.5, cores=0.6).factor == pytest.approx(0.9 / 0.6)
     assert found(training=0.2, waiting=0.8, idle=0.8, tools=0.99, cores=1.0).factor is not None, "tools may only wait"
 
 
