@@ -26,7 +26,7 @@ from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import MAIN_POOL, DeadlinesConfig, GeneratorsConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.event_loop import EventLoopThread
-from asyncrl.run import generator_pool
+from asyncrl.run import successors
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.generator_slot import GeneratorSlot
 from asyncrl.weights.deliveries import VERSIONS_IN_FILES
@@ -940,7 +940,7 @@ async def test_a_generator_that_sigterm_ended_is_replaced() -> None:
 
 async def test_while_there_is_no_room_for_a_successor_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a node is lost: it may come back."""
-    monkeypatch.setattr(generator_pool, "ROOM_CHECK_S", 0.001)
+    monkeypatch.setattr(successors, "ROOM_CHECK_S", 0.001)
     shop = Shop()
     async with shop.generating():
         shop.room = 1
