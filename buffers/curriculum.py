@@ -12,7 +12,7 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError, RecipeError
 from asyncrl.core.plug_in import load_class, users_code
-from asyncrl.core.recipe import schema
+from asyncrl.core.recipe.tasks import CurriculumConfig
 
 Answer = TypeVar("Answer")
 
@@ -100,7 +100,7 @@ class CheckedCurriculum:
         return CurriculumBroken(self._name, problem, remedy)
 
 
-def load_curriculum(spec: schema.CurriculumConfig, sources: Sequence[str]) -> Curriculum:
+def load_curriculum(spec: CurriculumConfig, sources: Sequence[str]) -> Curriculum:
     """Load the curriculum that a recipe names, for these sources.
 
     Raises:

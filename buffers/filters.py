@@ -5,7 +5,7 @@ A filter decides by what is known when the group is complete; :mod:`buffers.stal
 
 from collections.abc import Sequence
 
-from asyncrl.core.recipe.schema import AccuracyWindowFilter, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import AccuracyWindowFilter, ZeroVarianceFilter
 from asyncrl.core.spread import has_spread
 
 Filter = ZeroVarianceFilter | AccuracyWindowFilter

@@ -10,7 +10,8 @@ import msgspec
 
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.flatten import flatten
-from asyncrl.core.recipe.schema import FileTasks, Recipe
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.tasks import FileTasks
 from buffers.recorded_tasks import RecordedSource, recorded_sources
 from buffers.task_stream import TaskStream
 

@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import AppendOnlyJournal
+from asyncrl.core.recipe.buffer import AppendOnlyJournal
 from buffers import commands
 from buffers.commands import Command
 from buffers.frames import UnknownFormat

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 import msgspec
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.recipe.schema import BatchConfig, BufferConfig
+from asyncrl.core.recipe.buffer import BufferConfig
+from asyncrl.core.recipe.schema import BatchConfig
 
 
 class Load(msgspec.Struct, frozen=True):

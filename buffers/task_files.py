@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import TaskFile
+from asyncrl.core.recipe.tasks import TaskFile
 from buffers.arrow_table import PARQUET_MAGIC, ArrowTable
 from buffers.json_lines import BYTE_ORDER_MARK, JsonLines
 from buffers.task_rows import LabelledFile, TaskRows

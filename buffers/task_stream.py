@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import TaskFile
+from asyncrl.core.recipe.tasks import TaskFile
 from asyncrl.core.task import Task
 from buffers.curriculum import CheckedCurriculum, Curriculum
 from buffers.mixing import Mixer, shares_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.publication import VLLM_BACKEND
-from asyncrl.core.recipe.schema import GeneratorsConfig
+from asyncrl.core.recipe.generators import GeneratorsConfig
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs

@@ -25,7 +25,7 @@ from asyncrl.core.recipe.algorithm import (
     NormalizedBound,
     RejectSecondMoment,
 )
-from asyncrl.core.recipe.schema import LearnerConfig
+from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.trajectory import Trajectory
 from learners.aggregation import denominator, row_shares
 from learners.batch_correction import mean_weight, second_moment_outliers

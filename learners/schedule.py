@@ -1,7 +1,7 @@
 """The learning rate as a pure function of the training step, so that a resume needs no stored state."""
 
 from asyncrl.core.recipe.custom import CustomSchedule
-from asyncrl.core.recipe.schema import LearnerConfig
+from asyncrl.core.recipe.learner import LearnerConfig
 from learners.custom.calls import call_schedule, loaded
 from learners.custom.inputs import ScheduleInputs
 

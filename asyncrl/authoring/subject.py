@@ -12,7 +12,8 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.environment import MemberConfig
-from asyncrl.core.recipe.schema import FileTasks, Recipe
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.tasks import FileTasks
 from asyncrl.core.task import Task
 from asyncrl.envs.load import BUILT_IN
 from asyncrl.run.compose import compose, shipped_recipes

@@ -22,7 +22,7 @@ from asyncrl.bench.script import CALL, END_OF_CALL, SIZES, Script
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import TaskId
 from asyncrl.core.messages import ToolCall
-from asyncrl.core.recipe.schema import GeneratorsConfig
+from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling, Trajectory
 from asyncrl.envs import Action

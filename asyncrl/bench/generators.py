@@ -22,7 +22,7 @@ from asyncrl.bench.own_process import in_own_process
 from asyncrl.bench.remote_cost import mcp_call_ms, remote_step_ms
 from asyncrl.bench.sandbox_cost import sandbox_cost
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import GeneratorsConfig
+from asyncrl.core.recipe.generators import GeneratorsConfig
 
 
 class GeneratorBenchSettings(msgspec.Struct, frozen=True):

@@ -14,7 +14,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from asyncrl.core.errors import LedgerError
-from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilter
+from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.simulation.figures import StalenessTally
 from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks
 from buffers.replay_buffer import ReplayBuffer

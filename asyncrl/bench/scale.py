@@ -22,7 +22,8 @@ from asyncrl.bench.buffer import BenchSettings, cost_of_trajectories
 from asyncrl.bench.buffer_actors import trajectory_of
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.publication import WeightFile
-from asyncrl.core.recipe.schema import BatchConfig, BufferConfig
+from asyncrl.core.recipe.buffer import BufferConfig
+from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import decode, encode

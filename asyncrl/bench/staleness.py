@@ -12,7 +12,8 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilter
+from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.simulation.admission_only import AdmissionOnly
 from asyncrl.simulation.figures import Cohort, StalenessTally
 from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks

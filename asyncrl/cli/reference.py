@@ -1,7 +1,7 @@
-"""Writes docs/recipe.md from the schema: ``python -m asyncrl.cli.reference``.
+"""Writes docs/recipe.md from the recipe's sections: ``python -m asyncrl.cli.reference``.
 
-Keys, types, ranges, defaults and meanings come from :mod:`asyncrl.core.recipe.schema` and from nowhere else, so the
-reference is wrong only where the schema is. A key without a meaning in its section's docstring is an error.
+Keys, types, ranges, defaults and meanings come from the sections of :class:`asyncrl.core.recipe.schema.Recipe` and from nowhere
+else, so the reference is wrong only where these are. A key without a meaning in its section's docstring is an error.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from asyncrl.core.recipe.section import AUTO, Section, is_automatic, is_usual
 _HEAD = """\
 # Recipe reference
 
-<!-- Generated from asyncrl/core/recipe/schema.py by `python -m asyncrl.cli.reference`; edit the schema. -->
+<!-- Generated from asyncrl/core/recipe by `python -m asyncrl.cli.reference`; edit the sections there. -->
 
 A recipe is a YAML file. A key that it leaves out has the default below. Unknown keys, and values that contradict one another, are
 refused. On the command line, `asyncrl launch recipe.yaml learner.lr=1e-4` sets a key, and `~learner.lr` removes one from the

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.memory_files import memory_file_system
-from asyncrl.core.recipe.schema import AppendOnlyJournal, BufferConfig
+from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig
 
 
 class BufferFolder(msgspec.Struct, frozen=True):

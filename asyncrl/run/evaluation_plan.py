@@ -14,7 +14,8 @@ import msgspec
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import TaskId
-from asyncrl.core.recipe.schema import NoJournal, Recipe
+from asyncrl.core.recipe.buffer import NoJournal
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.recipe.trajectories import AllTrajectories
 from asyncrl.envs.load import check_members
 from asyncrl.run.compose import compose_for

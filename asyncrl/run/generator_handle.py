@@ -12,7 +12,8 @@ import ray
 from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import MAIN_POOL, DeadlinesConfig, Recipe
+from asyncrl.core.recipe.generators import MAIN_POOL
+from asyncrl.core.recipe.schema import DeadlinesConfig, Recipe
 from asyncrl.envs.secrets import read_secrets
 from asyncrl.run.actors.generator import RemoteGenerator
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask, watch

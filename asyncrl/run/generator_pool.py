@@ -25,7 +25,8 @@ from typing import Any
 from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, ProcessDied, RecipeError
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import DeadlinesConfig, GeneratorsConfig
+from asyncrl.core.recipe.generators import GeneratorsConfig
+from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.text import counted
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_remarks import GeneratorRemarks

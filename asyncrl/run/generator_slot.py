@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 
-from asyncrl.core.recipe.schema import Role
+from asyncrl.core.recipe.generators import Role
 from asyncrl.run.generator_handle import GeneratorHandle
 from generators.worker import GeneratorStatistics
 

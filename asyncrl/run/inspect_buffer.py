@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import AppendOnlyJournal
+from asyncrl.core.recipe.buffer import AppendOnlyJournal
 from asyncrl.run.buffer_folder import journal_of
 from asyncrl.run.compose import compose
 from asyncrl.run.folder import RunFolder

@@ -17,8 +17,9 @@ import msgspec
 from asyncrl.core.deadline import deadline
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.ids import PolicyVersion
+from asyncrl.core.recipe.buffer import AppendOnlyJournal
 from asyncrl.core.recipe.inert import inert
-from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import counted
 from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.episodes.files import forget_steps_after

@@ -8,8 +8,10 @@ import msgspec
 from asyncrl.core.architecture import WITH_BIASES, WITH_HEAD_NORMS, Architecture
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import expert_layers
+from asyncrl.core.recipe.generators import GeneratorsConfig
+from asyncrl.core.recipe.learner import LearnerConfig, LoraConfig
 from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_routing
-from asyncrl.core.recipe.schema import GeneratorsConfig, LearnerConfig, LoraConfig, ModelConfig
+from asyncrl.core.recipe.schema import ModelConfig
 from asyncrl.run.hub import model_file
 from asyncrl.weights.engine_shards import EngineLayout, check_engine
 

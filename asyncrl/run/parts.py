@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
+from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.placement_rules import pool_place
 from asyncrl.core.recipe.reward import ModelReward
-from asyncrl.core.recipe.schema import GeneratorsConfig, Recipe
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.placement import Part
 
 LEARNER, REWARD_MODEL = "learner", "reward model"

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import PlacementConfig
+from asyncrl.core.recipe.placement import PlacementConfig
 from asyncrl.run.units import memory
 
 ORDERS_TRIED = 120

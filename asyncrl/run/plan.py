@@ -12,8 +12,10 @@ import msgspec
 
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.recipe.conflicts import conflicts
+from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.core.recipe.inert import inert
-from asyncrl.core.recipe.schema import MAIN_POOL, GeneratedTasks, Recipe
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.tasks import GeneratedTasks
 from asyncrl.envs.load import check_members
 from asyncrl.run.automatic import Choice
 from asyncrl.run.certificates import check_network

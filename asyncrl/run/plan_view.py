@@ -5,7 +5,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.core.recipe.schema import BufferConfig, Recipe
+from asyncrl.core.recipe.buffer import BufferConfig
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import counted
 from asyncrl.run.placement import Node
 from asyncrl.run.plan import Plan

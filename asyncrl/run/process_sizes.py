@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
+from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.reward import ModelReward, RewardConfig
-from asyncrl.core.recipe.schema import MAIN_POOL, GeneratorsConfig, LearnerConfig, ModelConfig, Recipe
+from asyncrl.core.recipe.schema import ModelConfig, Recipe
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape
 from asyncrl.run.parts import LEARNER, REWARD_MODEL
 from asyncrl.run.reward_folder import read_reward_shape

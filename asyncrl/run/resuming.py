@@ -4,7 +4,8 @@ import msgspec
 
 from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.errors import AsyncRLError, RecipeError
-from asyncrl.core.recipe.schema import AppendOnlyJournal, BufferConfig, Recipe
+from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.run.beginning import begin_from, totals_at
 from asyncrl.run.buffer_folder import BufferFolder, journal_of
 from asyncrl.run.folder import RunFolder

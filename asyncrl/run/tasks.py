@@ -10,7 +10,8 @@ from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.plug_in import users_code
 from asyncrl.core.recipe.environment import MixedEnvironment
-from asyncrl.core.recipe.schema import FileTasks, Recipe
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.tasks import FileTasks
 from asyncrl.core.task import Task
 from asyncrl.core.text import short
 from asyncrl.envs.load import load_members

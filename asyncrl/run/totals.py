@@ -14,7 +14,7 @@ from asyncrl.core.buffer_statistics import BufferStatistics
 from asyncrl.core.error_counts import CountedError, merged
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.metrics import Reading
-from asyncrl.core.recipe.schema import BufferConfig
+from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.run.bottleneck import Bottleneck
 from asyncrl.run.shares import aligned, grown
 from asyncrl.run.summary import EvaluationEnds, IdleShares, StalenessTotals, Status, Summary, TokenTotals

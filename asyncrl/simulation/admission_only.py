@@ -13,7 +13,8 @@ from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.errors import FailureKind
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilter
+from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.core.ticket import Ticket
 from buffers.task_stream import TaskStream
 

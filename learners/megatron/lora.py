@@ -31,7 +31,7 @@ from torch import Tensor
 
 from asyncrl.core.adapters import PEFT_PREFIX
 from asyncrl.core.publication import Shard
-from asyncrl.core.recipe.schema import LoraConfig
+from asyncrl.core.recipe.learner import LoraConfig
 from learners.megatron import placement
 from learners.megatron.elementwise import rms_norm
 from learners.megatron.model import PolicyModel

@@ -10,7 +10,7 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
-from asyncrl.core.recipe.schema import LearnerConfig
+from asyncrl.core.recipe.learner import LearnerConfig
 from learners.megatron import optimizer_state, parallel
 from learners.megatron.layer_spec import block_spec, uses_transformer_engine
 from learners.megatron.log_probabilities import Predictions, token_log_probabilities

@@ -15,8 +15,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from asyncrl.core.architecture import WITH_BIASES, WITH_HEAD_NORMS
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import expert_layers
+from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.model_rules import WITH_EXPERTS, check_architecture, check_layout, check_positive, check_routing
-from asyncrl.core.recipe.schema import LearnerConfig
 from learners.flops import ProductShapes
 from learners.megatron.engine import engine_layers
 from learners.packing import FP8_MULTIPLE

@@ -13,7 +13,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from asyncrl.core.errors import AsyncRLError
-from asyncrl.core.recipe.schema import LearnerConfig
+from asyncrl.core.recipe.learner import LearnerConfig
 from learners.flops import ProductShapes, backward_flops, forward_flops
 from learners.megatron import parallel
 from learners.megatron.context import part_of

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from asyncrl.core.publication import Shard
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, GaeAdvantage, NoKl
-from asyncrl.core.recipe.schema import DeadlinesConfig, LearnerConfig
+from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.device.pinning import HostArena
 from learners.checkpoint_manifest import CheckpointShape, Progress
 from learners.flops import peak_flops

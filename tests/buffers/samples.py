@@ -5,8 +5,9 @@ import itertools
 from made_buffers import buffer_of
 
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, ModelConfig, Recipe
+from asyncrl.core.recipe.schema import BatchConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
 from buffers.task_stream import TaskSource, TaskStream

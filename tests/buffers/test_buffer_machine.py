@@ -18,13 +18,7 @@ from samples import make_recipe, make_tasks, sample
 
 from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import FailureKind
-from asyncrl.core.recipe.schema import (
-    FifoSampler,
-    FreshestSampler,
-    PrioritisedSampler,
-    StratifiedSampler,
-    ZeroVarianceFilter,
-)
+from asyncrl.core.recipe.buffer import FifoSampler, FreshestSampler, PrioritisedSampler, StratifiedSampler, ZeroVarianceFilter
 from asyncrl.core.ticket import Ticket
 from buffers.index import GroupIndex
 from buffers.ledger import TERMINAL

@@ -11,16 +11,9 @@ from crash_run import CHECKPOINT_EVERY, Checkpoint, Kill, Paths, logged
 from made_buffers import buffer_of, restored
 
 from asyncrl.core.buffer_statistics import BufferStatistics
+from asyncrl.core.recipe.buffer import BufferConfig, PrioritisedSampler, ZeroVarianceFilter
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.core.recipe.schema import (
-    BatchConfig,
-    BufferConfig,
-    DeadlinesConfig,
-    ModelConfig,
-    PrioritisedSampler,
-    Recipe,
-    ZeroVarianceFilter,
-)
+from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from buffers import commands
 from buffers.journal_files import read_journal
 from buffers.ledger import TERMINAL

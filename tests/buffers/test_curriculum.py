@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe import schema
+from asyncrl.core.recipe.tasks import CurriculumConfig
 from asyncrl.core.task import Task
 from buffers.curriculum import CurriculumBroken, load_curriculum
 from buffers.task_stream import TaskSource, TaskStream
@@ -71,7 +71,7 @@ def stream(curriculum):
 
 
 def load(**options):
-    return load_curriculum(schema.CurriculumConfig(name="curricula_under_test:Fixed", options=options), ["a", "b"])
+    return load_curriculum(CurriculumConfig(name="curricula_under_test:Fixed", options=options), ["a", "b"])
 
 
 def test_it_is_made_with_the_names_of_the_sources_and_its_options():
@@ -94,7 +94,7 @@ def test_it_is_made_with_the_names_of_the_sources_and_its_options():
 )
 def test_what_cannot_be_loaded_is_refused(name, options, place, told):
     with pytest.raises(RecipeError) as caught:
-        load_curriculum(schema.CurriculumConfig(name=name, options=options), ["a", "b"])
+        load_curriculum(CurriculumConfig(name=name, options=options), ["a", "b"])
     assert caught.value.place == place
     assert told in str(caught.value)
 

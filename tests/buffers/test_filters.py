@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.core.recipe.schema import AccuracyWindowFilter, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import AccuracyWindowFilter, ZeroVarianceFilter
 from buffers.filters import left_out_by
 
 WINDOW = AccuracyWindowFilter(low=0.25, high=0.75)

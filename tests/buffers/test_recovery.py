@@ -12,7 +12,8 @@ from test_crash import recipe
 from asyncrl.core.errors import LedgerError
 from asyncrl.core.ids import TaskId
 from asyncrl.core.payload import TrajectoryRecord
-from asyncrl.core.recipe.schema import AppendOnlyJournal, FileTasks, GeneratedTasks, TaskFile
+from asyncrl.core.recipe.buffer import AppendOnlyJournal
+from asyncrl.core.recipe.tasks import FileTasks, GeneratedTasks, TaskFile
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import encode
 from buffers import commands

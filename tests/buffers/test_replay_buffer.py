@@ -7,7 +7,7 @@ from samples import finish, make_buffer, make_recipe, make_tasks, sample
 
 from asyncrl.core.buffer_statistics import GroupState
 from asyncrl.core.errors import BudgetExceeded, FailureKind, LedgerError
-from asyncrl.core.recipe.schema import ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import ZeroVarianceFilter
 from asyncrl.core.trajectory import StopReason
 
 INFRASTRUCTURE, DATA = FailureKind.INFRASTRUCTURE, FailureKind.DATA

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import (
+from asyncrl.core.recipe.buffer import (
     BufferConfig,
     CustomSampler,
     FifoSampler,

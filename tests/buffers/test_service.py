@@ -12,17 +12,9 @@ from made_buffers import buffer_of, restored
 from asyncrl.core.errors import BudgetExceeded, ComponentFailed, DeadlineExceeded, FailureKind
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
+from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig, NoJournal, ZeroVarianceFilter
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.core.recipe.schema import (
-    AppendOnlyJournal,
-    BatchConfig,
-    BufferConfig,
-    DeadlinesConfig,
-    ModelConfig,
-    NoJournal,
-    Recipe,
-    ZeroVarianceFilter,
-)
+from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason
 from buffers import commands, write_ahead

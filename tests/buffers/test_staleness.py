@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.core.recipe.schema import BatchConfig, BufferConfig
+from asyncrl.core.recipe.buffer import BufferConfig
+from asyncrl.core.recipe.schema import BatchConfig
 from buffers.staleness import Load, StalenessPolicy
 
 

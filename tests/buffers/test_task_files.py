@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.messages import Message
-from asyncrl.core.recipe.schema import TaskFile
+from asyncrl.core.recipe.tasks import TaskFile
 from asyncrl.core.task import Task
 from buffers.task_files import read_sources, remarks_on_skipped
 from buffers.task_stream import TaskSource, TaskStream

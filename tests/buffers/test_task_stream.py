@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import TaskFile
+from asyncrl.core.recipe.tasks import TaskFile
 from asyncrl.core.task import Task
 from buffers.permutation import Permutation
 from buffers.task_stream import TaskSource, TaskStream, source_names

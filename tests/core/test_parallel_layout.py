@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.parallel_layout import ParallelLayout
-from asyncrl.core.recipe.schema import LearnerConfig
+from asyncrl.core.recipe.learner import LearnerConfig
 
 
 def test_ranks_are_the_product_of_what_divides_the_model_and_the_batch():

@@ -5,7 +5,7 @@ import pytest
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.algorithm import CorrectionConfig, DivergenceMaskLoss
 from asyncrl.core.recipe.decode import decode_recipe
-from asyncrl.core.recipe.schema import FileTasks, GeneratedTasks, TaskFile
+from asyncrl.core.recipe.tasks import FileTasks, GeneratedTasks, TaskFile
 
 
 def mapping(**sections: Any) -> dict[str, Any]:

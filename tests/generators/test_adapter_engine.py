@@ -14,7 +14,7 @@ from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
-from asyncrl.core.recipe.schema import GeneratorsConfig
+from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge

@@ -3,7 +3,7 @@
 import pytest
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import GeneratorsConfig
+from asyncrl.core.recipe.generators import GeneratorsConfig
 from generators.engine_arguments import check_engine_arguments, engine_arguments
 
 

@@ -22,17 +22,10 @@ from asyncrl.core.errors import FailureKind, HandedBack, ProcessDied
 from asyncrl.core.ids import GroupId, PolicyVersion, WorkerId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.publication import Publication, WeightFile
+from asyncrl.core.recipe.buffer import BufferConfig, NoJournal
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.core.recipe.schema import (
-    MAIN_POOL,
-    BatchConfig,
-    BufferConfig,
-    DeadlinesConfig,
-    GeneratorsConfig,
-    ModelConfig,
-    NoJournal,
-    Recipe,
-)
+from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
+from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import Trajectory
 from asyncrl.run.generator_pool import GeneratorPool

@@ -17,7 +17,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import PREPARE, Publication, Shard
-from asyncrl.core.recipe.schema import GeneratorsConfig
+from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge

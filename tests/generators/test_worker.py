@@ -16,7 +16,8 @@ from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, GdpoAdvantage, RemaxAdvantage
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, GeneratorsConfig, ModelConfig, Recipe
+from asyncrl.core.recipe.generators import GeneratorsConfig
+from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe
 from asyncrl.core.task import Task
 from asyncrl.core.ticket import Ticket
 from asyncrl.core.trajectory import StopReason, Trajectory

@@ -23,7 +23,8 @@ from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.core.recipe.schema import LearnerConfig, ModelConfig, Recipe, SamplingConfig
+from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.recipe.schema import ModelConfig, Recipe, SamplingConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan
 

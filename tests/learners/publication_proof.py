@@ -18,7 +18,8 @@ from ranks import run_ranks
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import GeneratorsConfig, Recipe
+from asyncrl.core.recipe.generators import GeneratorsConfig
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge
 from generators.engine import VllmEngine

@@ -9,7 +9,7 @@ from ranks import RankFailed, run_ranks
 from safetensors.torch import load_file
 from test_learner_checkpoint import assert_identical, train_and_save
 
-from asyncrl.core.recipe.schema import LoraConfig
+from asyncrl.core.recipe.learner import LoraConfig
 
 CASES = {
     "tp2-pp2": {"grid": (2, 2, 1)},

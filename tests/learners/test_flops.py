@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
 from asyncrl.core.recipe.algorithm import GaeAdvantage, KlInLoss
-from asyncrl.core.recipe.schema import LoraConfig
+from asyncrl.core.recipe.learner import LoraConfig
 from learners.flops import ProductShapes, backward_flops, forward_flops, peak_flops
 
 LAYERS, HIDDEN, HEADS, GROUPS, HEAD_DIM = 4, 32, 4, 2, 16

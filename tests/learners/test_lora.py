@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
 from asyncrl.core.recipe.algorithm import GaeAdvantage
-from asyncrl.core.recipe.schema import LoraConfig
+from asyncrl.core.recipe.learner import LoraConfig
 
 RANK, ALPHA = 3, 5.0
 LORA = LoraConfig(rank=RANK, alpha=ALPHA)

@@ -17,7 +17,7 @@ from test_layouts import assert_same_gradients
 
 from asyncrl.core.metrics import combine
 from asyncrl.core.recipe.algorithm import KlInLoss
-from asyncrl.core.recipe.schema import LoraConfig
+from asyncrl.core.recipe.learner import LoraConfig
 from learners.micro_batch import pack
 from learners.prefixes import planned_prefix, shared_prefix, tokens_before
 

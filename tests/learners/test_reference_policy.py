@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
 from asyncrl.core.recipe.algorithm import AdaptiveKl, KlInLoss, KlInReward, RlooAdvantage, TurnCredit
-from asyncrl.core.recipe.schema import LoraConfig
+from asyncrl.core.recipe.learner import LoraConfig
 from learners.kl import adapted_coefficient
 
 BATCHES = [make_batch(version) for version in (5, 6)]

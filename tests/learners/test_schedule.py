@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import pytest
 
-from asyncrl.core.recipe.schema import LearnerConfig
+from asyncrl.core.recipe.learner import LearnerConfig
 from learners.schedule import learning_rate
 
 

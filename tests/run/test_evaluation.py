@@ -10,7 +10,7 @@ from rich.console import Console
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.ids import TaskId
-from asyncrl.core.recipe.schema import NoJournal
+from asyncrl.core.recipe.buffer import NoJournal
 from asyncrl.core.recipe.trajectories import AllTrajectories
 from asyncrl.core.task import Task
 from asyncrl.core.trajectory import StopReason

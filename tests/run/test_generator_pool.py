@@ -23,7 +23,8 @@ from asyncrl.core.errors import (
 )
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import MAIN_POOL, DeadlinesConfig, GeneratorsConfig
+from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
+from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.task import Task
 from asyncrl.envs.event_loop import EventLoopThread
 from asyncrl.run import successors

@@ -12,15 +12,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from asyncrl.bench.buffer_actors import trajectory_of
 from asyncrl.core.errors import ComponentFailed, ProcessDied
 from asyncrl.core.payload import TrajectoryRecord
+from asyncrl.core.recipe.buffer import AppendOnlyJournal, BufferConfig, NoJournal
 from asyncrl.core.recipe.environment import ClassEnvironment
-from asyncrl.core.recipe.schema import (
-    AppendOnlyJournal,
-    BatchConfig,
-    BufferConfig,
-    ModelConfig,
-    NoJournal,
-    Recipe,
-)
+from asyncrl.core.recipe.schema import BatchConfig, ModelConfig, Recipe
 from asyncrl.core.trajectory import encode
 from asyncrl.run.actors.buffer import RemoteBuffer
 from asyncrl.run.actors.node_files import start_node_files

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.core.recipe.schema import PlacementConfig
+from asyncrl.core.recipe.placement import PlacementConfig
 from asyncrl.run.nodes import Nodes, NodesSeen
 from asyncrl.run.placement import Node, NoRoom, Part, place
 from asyncrl.run.places import Places

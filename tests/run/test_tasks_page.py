@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from asyncrl.core.recipe.schema import AccuracyWindowFilter, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import AccuracyWindowFilter, ZeroVarianceFilter
 from asyncrl.run.compose import compose
 from asyncrl.run.plan import Source, make_plan
 from asyncrl.run.tasks import load_held_out_tasks, make_task_stream

@@ -7,7 +7,7 @@ from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.error_counts import CountedError
 from asyncrl.core.metrics import Metric, Reading, Reduction
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe.schema import BufferConfig
+from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.trajectory import StopReason
 from asyncrl.run.summary import Status
 from asyncrl.run.totals import SavedTotals, Totals, summarize

@@ -14,7 +14,8 @@ from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
 from asyncrl.core.metrics import Reading, combine
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.schema import MAIN_POOL, Recipe
+from asyncrl.core.recipe.generators import MAIN_POOL
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.task import Task
 from asyncrl.run.compose import compose
 from asyncrl.run.evaluator import Evaluator

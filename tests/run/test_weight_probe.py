@@ -8,7 +8,7 @@ from test_train_pump import TAKE_S, TRAIN_S, WRITE_S, play
 
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion, WorkerId
-from asyncrl.core.recipe.schema import MAIN_POOL
+from asyncrl.core.recipe.generators import MAIN_POOL
 from asyncrl.run.compose import compose
 from asyncrl.run.probe_scores import EngineScores, LearnerScores
 from asyncrl.run.publisher import PublishTimes

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from scipy.stats import ks_2samp
 
-from asyncrl.core.recipe.schema import BatchConfig, BufferConfig, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import BufferConfig, ZeroVarianceFilter
+from asyncrl.core.recipe.schema import BatchConfig
 from asyncrl.simulation.admission_only import AdmissionOnly
 from asyncrl.simulation.figures import Cohort, StalenessTally
 from asyncrl.simulation.pool import Pool, Shape, Varied, simulated_tasks

@@ -21,7 +21,7 @@ from asyncrl.bench.gpu.settings import EngineSettings
 from asyncrl.bench.gpu.subject import device, folder_for, make_model
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.publication import Publication, Shard
-from asyncrl.core.recipe.schema import GeneratorsConfig
+from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.trajectory import Sampling
 
 if TYPE_CHECKING:

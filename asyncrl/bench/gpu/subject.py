@@ -19,7 +19,8 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.recipe.algorithm import AlgorithmConfig, CorrectionConfig, PpoClipLoss
-from asyncrl.core.recipe.schema import DeadlinesConfig, LearnerConfig
+from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.recipe.schema import DeadlinesConfig
 
 if TYPE_CHECKING:
     from learners.learner import Learner, StepReport

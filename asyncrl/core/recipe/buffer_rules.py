@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import AccuracyWindowFilter, PrioritisedSampler, Recipe
+from asyncrl.core.recipe.buffer import AccuracyWindowFilter, PrioritisedSampler
+from asyncrl.core.recipe.schema import Recipe
 
 
 def _a_group_can_reach_its_minimum(recipe: Recipe) -> Iterator[RecipeError]:

@@ -17,7 +17,9 @@ from asyncrl.core.recipe.algorithm import (
     RemaxAdvantage,
     TokenMean,
 )
-from asyncrl.core.recipe.schema import LearnerConfig, Recipe, ZeroVarianceFilter
+from asyncrl.core.recipe.buffer import ZeroVarianceFilter
+from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.recipe.schema import Recipe
 
 _NARROW = 0.01
 """A clip range of a row's mean ratio below this is meant for policies that differ by few small optimizer steps."""

@@ -5,7 +5,8 @@ from difflib import get_close_matches
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.environment import MixedEnvironment, member_place
-from asyncrl.core.recipe.schema import FileTasks, GeneratedTasks, Recipe
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.tasks import FileTasks, GeneratedTasks
 
 Rule = Callable[[Recipe], Iterator[RecipeError]]
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import LearnerConfig
+from asyncrl.core.recipe.learner import LearnerConfig
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 

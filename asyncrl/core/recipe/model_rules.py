@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.expert_rules import check_experts
-from asyncrl.core.recipe.schema import LearnerConfig
+from asyncrl.core.recipe.learner import LearnerConfig
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 WITH_EXPERTS = "Qwen3MoeForCausalLM"

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.schema import MAIN_POOL, PlacementConfig, Recipe
+from asyncrl.core.recipe.generators import MAIN_POOL
+from asyncrl.core.recipe.placement import PlacementConfig
+from asyncrl.core.recipe.schema import Recipe
 
 _TAKEN = ("buffer", "driver", "generator", MAIN_POOL, "learner", "reward_model")
 """Names that other parts of a run have; a pool's name is the beginning of its workers' names."""

@@ -16,7 +16,8 @@ from asyncrl.core.recipe.lora_rules import LORA_RULES
 from asyncrl.core.recipe.placement_rules import PLACEMENT_RULES, pool_place
 from asyncrl.core.recipe.reward_rules import REWARD_RULES
 from asyncrl.core.recipe.sampling_rules import SAMPLING_RULES
-from asyncrl.core.recipe.schema import FileTasks, Recipe
+from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.recipe.tasks import FileTasks
 from asyncrl.core.text import counted
 
 LARGEST_HALF = 0.5

@@ -9,7 +9,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import AppendOnlyJournal, Recipe
+from asyncrl.core.recipe.buffer import AppendOnlyJournal
+from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.tls import TlsKeys
 from asyncrl.rpc.server import RpcServer
 from asyncrl.rpc.wire import Endpoint

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.schema import BufferConfig
+from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.run.actors.output import route_output
 from asyncrl.run.payload import ask_shard, open_writer
 from buffers.payload import PayloadReader, PayloadStore

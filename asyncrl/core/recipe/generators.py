@@ -1,0 +1,92 @@
+"""Section ``generators`` of a recipe: the pools of vLLM engines."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from asyncrl.core.recipe.placement import PlacementConfig
+from asyncrl.core.recipe.section import AUTOMATIC, Count, Section
+
+MAIN_POOL = "generators"
+"""The name of the pool that the keys of ``generators`` themselves describe."""
+
+PoolName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
+Role = Literal["train", "evaluation", "both"]
+
+
+class PoolConfig(Section, frozen=True):
+    """A further pool of vLLM engines, of its own size. A key that is null has the value of the same key of ``generators``.
+
+    Attributes:
+        count: engines in the pool.
+        role, max_running, dtype, kv_cache_mb, gpu_memory_share, tensor_parallel, placement: as in ``generators``.
+        engine: further arguments of vLLM's engine, added to those of ``generators.engine``.
+    """
+
+    count: Count
+    role: Role | None = None
+    max_running: Count | None = None
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None
+    kv_cache_mb: Count | None = None
+    gpu_memory_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    tensor_parallel: Count | None = None
+    engine: dict[str, Any] = {}
+    placement: PlacementConfig | None = None
+
+
+class GeneratorsConfig(Section, frozen=True):
+    """The pool of vLLM engines, and further pools.
+
+    Attributes:
+        count: engines in the pool.
+        role: what they play: ``train`` episodes, those of an ``evaluation``, or ``both``. ``auto`` is ``train`` if a pool of
+            ``pools`` is there for evaluations alone.
+        max_running: the most episodes that one engine plays at once; fewer while its key-value cache is too small for them.
+        dtype: type of the engine's weights and activations; ``auto`` is bfloat16 where the processor or GPU supports it.
+        kv_cache_mb: memory for the key-value cache of one engine on CPU, in MiB; on a GPU see ``gpu_memory_share``.
+        gpu_memory_share: share of a GPU's memory that one engine takes; not used on CPU. At most 0.5 if ``learner.gpu`` is
+            ``shared``.
+        tensor_parallel: GPUs that one engine spans; on CPU, processes that divide its model between them.
+        updates: what episodes that are being played do with a new version: they go on with it (``in_flight``), or keep the
+            version they began with for as long as ``buffer.max_staleness`` admits it (``at_episode``). The latter needs
+            ``learner.lora.publish`` adapter.
+        engine: further arguments of vLLM's engine by their names there, such as ``{max_num_batched_tokens: 16384}``.
+        placement: which nodes of a cluster they go to.
+        pools: further pools by name, such as ``{evaluation: {count: 1, role: evaluation}}``, whose engines are not counted in
+            ``count``.
+    """
+
+    count: Annotated[Count, AUTOMATIC] = 2
+    role: Annotated[Role, AUTOMATIC] = "both"
+    max_running: Annotated[Count, AUTOMATIC] = 64
+    dtype: Annotated[Literal["bfloat16", "float16", "float32"], AUTOMATIC] = "bfloat16"
+    kv_cache_mb: Annotated[Count, AUTOMATIC] = 256
+    gpu_memory_share: Annotated[Annotated[float, Meta(gt=0, le=1)], AUTOMATIC] = 0.85
+    tensor_parallel: Count = 1
+    updates: Literal["in_flight", "at_episode"] = "in_flight"
+    engine: dict[str, Any] = {}
+    placement: PlacementConfig = PlacementConfig()
+    pools: dict[PoolName, PoolConfig] = {}
+
+    @property
+    def by_pool(self) -> dict[str, "GeneratorsConfig"]:
+        """Each pool by name, with the value of every key; the first is :data:`MAIN_POOL`."""
+        main = msgspec.structs.replace(self, pools={})
+        return {MAIN_POOL: main, **{name: _of_pool(main, pool) for name, pool in self.pools.items()}}
+
+    @property
+    def engines(self) -> int:
+        """Engines of all pools."""
+        return self.count + sum(pool.count for pool in self.pools.values())
+
+    @property
+    def training(self) -> dict[str, "GeneratorsConfig"]:
+        """The pools that play training episodes."""
+        return {name: pool for name, pool in self.by_pool.items() if pool.role != "evaluation"}
+
+
+def _of_pool(main: GeneratorsConfig, pool: PoolConfig) -> GeneratorsConfig:
+    """Return the keys of a pool as if it were the only one."""
+    own = {key: value for key, value in msgspec.structs.asdict(pool).items() if value is not None}
+    return msgspec.structs.replace(main, **{**own, "engine": {**main.engine, **pool.engine}})

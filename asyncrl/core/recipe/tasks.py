@@ -1,0 +1,72 @@
+"""Section ``tasks`` of a recipe: where training and held-out tasks come from."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from asyncrl.core.recipe.section import Positive, Section, Text
+
+
+class CurriculumConfig(Section, frozen=True):
+    """A class of your own that changes the weights of the sources while training.
+
+    Attributes:
+        name: ``module:Class``; see ``buffers.curriculum.Curriculum`` for what it must have.
+        options: keyword arguments of its constructor.
+    """
+
+    name: Text
+    options: dict[str, Any] = {}
+
+
+class GeneratedTasks(Section, frozen=True, tag_field="kind", tag="generated"):
+    """Tasks that the environment makes from a seed (its ``make_tasks``). In a mixture each member is a source of tasks.
+
+    Attributes:
+        train: how many different training tasks to make, in a mixture of each member. They are reshuffled and repeated each
+            epoch; more tasks belong in files.
+        evaluation: how many held-out tasks to make, in a mixture of each member; none of them is ever trained on.
+        weights: how often tasks of each member of a mixture are drawn, relative to the others; 1 where nothing is said.
+        curriculum: changes the weights while training.
+    """
+
+    train: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
+    evaluation: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
+    weights: dict[str, Positive] = {}
+    curriculum: CurriculumConfig | None = None
+
+
+class TaskFile(Section, frozen=True):
+    """One source of tasks, whose format follows from its name and content.
+
+    Attributes:
+        path: a JSON-lines file (``.jsonl``), a Parquet file (``.parquet``), or a folder that Hugging Face datasets wrote.
+        split: which split of a datasets folder that holds several.
+        environment: in a mixture, the member that plays these tasks.
+        weight: how often tasks are drawn from here, relative to the other sources.
+        prompt_key: column that holds the prompt.
+        id_key: column that holds the task's id; a row without one is named by file and line.
+    """
+
+    path: Text
+    split: str = ""
+    environment: str = ""
+    weight: Positive = 1.0
+    prompt_key: Text = "prompt"
+    id_key: Text = "id"
+
+
+class FileTasks(Section, frozen=True, tag_field="kind", tag="files"):
+    """Tasks from files; all columns but prompt and id go to the environment.
+
+    Attributes:
+        train: sources of training tasks, mixed by weight; each is reshuffled every epoch.
+        evaluation: sources of held-out tasks; their weights are not used.
+        on_malformed: ``refuse`` a file with a row that is not a task, or ``skip`` such rows, counted and named in the log.
+        curriculum: changes the weights while training.
+    """
+
+    train: Annotated[tuple[TaskFile, ...], Meta(min_length=1)]
+    evaluation: Annotated[tuple[TaskFile, ...], Meta(min_length=1)]
+    on_malformed: Literal["refuse", "skip"] = "refuse"
+    curriculum: CurriculumConfig | None = None
