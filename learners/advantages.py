@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from asyncrl.core.recipe.algorithm import (
+from asyncrl.core.recipe.advantage import (
     Advantage,
     BestOfGroupAdvantage,
     GaeAdvantage,

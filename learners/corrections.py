@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asyncrl.core.recipe.algorithm import (
+from asyncrl.core.recipe.correction import (
     CorrectionConfig,
     MaskBound,
     NormalizedBound,

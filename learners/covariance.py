@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.recipe.algorithm import ClipCovLoss, KlCovLoss
+from asyncrl.core.recipe.loss import ClipCovLoss, KlCovLoss
 from learners.micro_batch import MicroBatch
 
 

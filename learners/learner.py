@@ -20,7 +20,8 @@ from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.metrics import Reading
 from asyncrl.core.publication import Shard
-from asyncrl.core.recipe.algorithm import AdaptiveKl, AlgorithmConfig, GaeAdvantage, NoKl
+from asyncrl.core.recipe.advantage import GaeAdvantage
+from asyncrl.core.recipe.algorithm import AdaptiveKl, AlgorithmConfig, NoKl
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.trajectory import Trajectory

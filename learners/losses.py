@@ -5,21 +5,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asyncrl.core.recipe.algorithm import (
-    AlgorithmConfig,
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, KlInLoss
+from asyncrl.core.recipe.custom import CustomLoss
+from asyncrl.core.recipe.loss import (
     CispoLoss,
     ClipCovLoss,
     DivergenceMaskLoss,
     GmpoLoss,
     GspoLoss,
     KlCovLoss,
-    KlInLoss,
     Loss,
     PpoClipLoss,
     ReinforceLoss,
     SapoLoss,
 )
-from asyncrl.core.recipe.custom import CustomLoss
 from learners.corrections import Corrected, correct
 from learners.custom.calls import call_loss, loaded
 from learners.custom.inputs import LossInputs

@@ -14,18 +14,11 @@ from torch import Tensor
 
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId
-from asyncrl.core.recipe.algorithm import (
-    AlgorithmConfig,
-    ClipCovLoss,
-    EpisodeCredit,
-    GaeAdvantage,
-    KlCovLoss,
-    KlInReward,
-    NoKl,
-    NormalizedBound,
-    RejectSecondMoment,
-)
+from asyncrl.core.recipe.advantage import GaeAdvantage
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, KlInReward, NoKl
+from asyncrl.core.recipe.correction import NormalizedBound, RejectSecondMoment
 from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.recipe.loss import ClipCovLoss, KlCovLoss
 from asyncrl.core.trajectory import Trajectory
 from learners.aggregation import denominator, row_shares
 from learners.batch_correction import mean_weight, second_moment_outliers

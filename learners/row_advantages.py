@@ -7,15 +7,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.recipe.algorithm import (
-    Advantage,
-    AlgorithmConfig,
-    EpisodeCredit,
-    GdpoAdvantage,
-    OverlongPenalty,
-    RemaxAdvantage,
-    TurnCredit,
-)
+from asyncrl.core.recipe.advantage import Advantage, GdpoAdvantage, RemaxAdvantage
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, OverlongPenalty, TurnCredit
 from asyncrl.core.recipe.custom import CustomAdvantage
 from learners.advantages import Returns, advantages, against_greedy, decoupled_advantages
 from learners.credit import turn_groups, turn_places, turn_returns

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.batch import BatchRow
-from asyncrl.core.recipe.algorithm import EpisodeCredit, GaeAdvantage, TurnCredit
+from asyncrl.core.recipe.advantage import GaeAdvantage
+from asyncrl.core.recipe.algorithm import EpisodeCredit, TurnCredit
 from asyncrl.core.spread import has_spread
 from learners.gae import generalised_advantages, length_adaptive_lambdas
 from learners.kl import kl_in_reward

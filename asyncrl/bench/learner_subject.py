@@ -14,8 +14,10 @@ from transformers.utils.logging import disable_progress_bar
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import NOT_SAMPLED, GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef, TrajectoryRecord
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, CorrectionConfig, PpoClipLoss
+from asyncrl.core.recipe.algorithm import AlgorithmConfig
+from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.recipe.loss import PpoClipLoss
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.trajectory import Sampling as Sampled
 from asyncrl.core.trajectory import StopReason, Trajectory, Turn, VersionSpan

@@ -14,7 +14,8 @@ from functools import reduce
 import msgspec
 
 from asyncrl.core.counters import added
-from asyncrl.core.recipe.algorithm import GaeAdvantage, GdpoAdvantage, ReinforcePlusPlusAdvantage, TurnCredit
+from asyncrl.core.recipe.advantage import GaeAdvantage, GdpoAdvantage, ReinforcePlusPlusAdvantage
+from asyncrl.core.recipe.algorithm import TurnCredit
 from asyncrl.core.recipe.environment import member_place
 from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.trajectory import StopReason

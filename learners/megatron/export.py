@@ -11,7 +11,7 @@ import msgspec
 
 from asyncrl.core.ids import PolicyVersion
 from asyncrl.core.parallel_layout import ParallelLayout
-from asyncrl.core.recipe.algorithm import GaeAdvantage
+from asyncrl.core.recipe.advantage import GaeAdvantage
 from asyncrl.core.recipe.schema import Recipe
 from learners.checkpoint_manifest import Manifest
 from learners.megatron import checkpoint, hugging_face, lora, parallel, placement

@@ -12,7 +12,8 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from asyncrl.core.publication import Shard
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, GaeAdvantage, NoKl
+from asyncrl.core.recipe.advantage import GaeAdvantage
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, NoKl
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.device.pinning import HostArena

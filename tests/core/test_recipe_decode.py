@@ -3,8 +3,9 @@ from typing import Any
 import pytest
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.algorithm import CorrectionConfig, DivergenceMaskLoss
+from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.decode import decode_recipe
+from asyncrl.core.recipe.loss import DivergenceMaskLoss
 from asyncrl.core.recipe.tasks import FileTasks, GeneratedTasks, TaskFile
 
 

@@ -14,7 +14,8 @@ from scripted_environment import Scripted, task
 from asyncrl.core.errors import ComponentFailed, EnvironmentBroken, FailureKind, ProcessDied, ScoringFailed
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId, WorkerId
 from asyncrl.core.publication import Publication
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, GdpoAdvantage, RemaxAdvantage
+from asyncrl.core.recipe.advantage import GdpoAdvantage, RemaxAdvantage
+from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.environment import ClassEnvironment
 from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.schema import BatchConfig, DeadlinesConfig, ModelConfig, Recipe

@@ -4,7 +4,9 @@ import msgspec
 import torch
 from hypothesis import strategies as st
 
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, CorrectionConfig, PpoClipLoss
+from asyncrl.core.recipe.algorithm import AlgorithmConfig
+from asyncrl.core.recipe.correction import CorrectionConfig
+from asyncrl.core.recipe.loss import PpoClipLoss
 from learners.loss_tokens import LossTokens
 from learners.segments import Segments
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, CorrectionConfig
+from asyncrl.core.recipe.algorithm import AlgorithmConfig
+from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.custom import CustomAdvantage, CustomAggregation, CustomLoss, CustomSchedule, CustomWeight
 from learners.advantages import Returns
 from learners.custom.inputs import AggregationInputs, LossInputs, ScheduleInputs, WeightInputs

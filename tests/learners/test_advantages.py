@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.core.recipe.algorithm import (
+from asyncrl.core.recipe.advantage import (
     BestOfGroupAdvantage,
     GpgAdvantage,
     GrpoAdvantage,

@@ -8,18 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_samples import decoupled, decoupled_ppo, pack_tokens, rows_of_tokens
 
-from asyncrl.core.recipe.algorithm import (
-    ConstantAggregation,
-    GmpoLoss,
-    GspoLoss,
-    MaskBound,
-    PpoClipLoss,
-    ReinforceLoss,
-    RejectDivergence,
-    SequenceMeanTokenMean,
-    SequenceMeanTokenSum,
-    TokenMean,
-)
+from asyncrl.core.recipe.algorithm import ConstantAggregation, SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
+from asyncrl.core.recipe.correction import MaskBound, RejectDivergence
+from asyncrl.core.recipe.loss import GmpoLoss, GspoLoss, PpoClipLoss, ReinforceLoss
 from learners.aggregation import denominator, row_shares
 from learners.losses import policy_loss
 

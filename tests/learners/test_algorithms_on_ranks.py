@@ -9,24 +9,16 @@ from own_functions import OWN
 from ranks import run_ranks
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import (
-    ClipCovLoss,
-    ConstantAggregation,
-    GdpoAdvantage,
-    GmpoLoss,
-    GspoLoss,
-    KlCovLoss,
+from asyncrl.core.recipe.advantage import GdpoAdvantage, PassAtKAdvantage, ReinforcePlusPlusAdvantage, RlooAdvantage
+from asyncrl.core.recipe.algorithm import ConstantAggregation, SequenceMeanTokenMean, TurnCredit
+from asyncrl.core.recipe.correction import (
     MaskBound,
     NormalizedBound,
-    PassAtKAdvantage,
-    ReinforcePlusPlusAdvantage,
     RejectDivergence,
     RejectOffPolicySequence,
     RejectSecondMoment,
-    RlooAdvantage,
-    SequenceMeanTokenMean,
-    TurnCredit,
 )
+from asyncrl.core.recipe.loss import ClipCovLoss, GmpoLoss, GspoLoss, KlCovLoss
 
 # Behaviour log-probabilities of the sample rows are far from a random model's; loose enough that something is trained.
 LOOSE = MaskBound(lower=0.05, upper=20.0)

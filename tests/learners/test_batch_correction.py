@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loss_samples import Row, Token, decoupled, pack_tokens, rows_of_tokens
 from rank_threads import on_ranks
 
-from asyncrl.core.recipe.algorithm import NormalizedBound, RejectSecondMoment
+from asyncrl.core.recipe.correction import NormalizedBound, RejectSecondMoment
 from learners.batch_correction import mean_weight, second_moment_outliers
 from learners.corrections import correct
 

@@ -5,13 +5,7 @@ import math
 import pytest
 from loss_samples import Row, Token, decoupled, pack_tokens
 
-from asyncrl.core.recipe.algorithm import (
-    MaskBound,
-    RejectDivergence,
-    RejectOffPolicySequence,
-    RejectRatio,
-    TruncateBound,
-)
+from asyncrl.core.recipe.correction import MaskBound, RejectDivergence, RejectOffPolicySequence, RejectRatio, TruncateBound
 from learners.corrections import correct
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from rank_threads import on_ranks
 
-from asyncrl.core.recipe.algorithm import ClipCovLoss, KlCovLoss
+from asyncrl.core.recipe.loss import ClipCovLoss, KlCovLoss
 from learners.covariance import single_out
 
 RANDOM = np.random.default_rng(3)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from asyncrl.core.batch import Batch, BatchRow
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
 from asyncrl.core.payload import PayloadRef
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, GrpoAdvantage, RlooAdvantage, TurnCredit
+from asyncrl.core.recipe.advantage import GrpoAdvantage, RlooAdvantage
+from asyncrl.core.recipe.algorithm import AlgorithmConfig, EpisodeCredit, TurnCredit
 from asyncrl.core.trajectory import StopReason
 from learners.credit import turn_groups, turn_places, turn_returns
 from learners.gae import discounted_sums, generalised_advantages, length_adaptive_lambdas

@@ -11,7 +11,8 @@ from ranks import run_ranks
 from test_ranks import distance, weights_of
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import EpisodeCredit, GaeAdvantage, KlInReward, TurnCredit
+from asyncrl.core.recipe.advantage import GaeAdvantage
+from asyncrl.core.recipe.algorithm import EpisodeCredit, KlInReward, TurnCredit
 from learners.micro_batch import pack
 from learners.token_credit import normalised, token_credit
 from learners.value_loss import value_loss

@@ -11,7 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import GaeAdvantage, KlInLoss
+from asyncrl.core.recipe.advantage import GaeAdvantage
+from asyncrl.core.recipe.algorithm import KlInLoss
 from asyncrl.core.recipe.learner import LoraConfig
 from learners.flops import ProductShapes, backward_flops, forward_flops, peak_flops
 

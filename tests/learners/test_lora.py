@@ -20,7 +20,7 @@ from test_reference_policy import run
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import GaeAdvantage
+from asyncrl.core.recipe.advantage import GaeAdvantage
 from asyncrl.core.recipe.learner import LoraConfig
 
 RANK, ALPHA = 3, 5.0

@@ -9,24 +9,25 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from loss_samples import Row, Token, decoupled, decoupled_ppo, pack_tokens, rows_of_tokens
 
-from asyncrl.core.recipe.algorithm import (
+from asyncrl.core.recipe.algorithm import KlInLoss, NoKl
+from asyncrl.core.recipe.correction import (
+    MaskBound,
+    NormalizedBound,
+    RejectDivergence,
+    RejectOffPolicySequence,
+    RejectRatio,
+    TruncateBound,
+)
+from asyncrl.core.recipe.loss import (
     CispoLoss,
     ClipCovLoss,
     DivergenceMaskLoss,
     GmpoLoss,
     GspoLoss,
     KlCovLoss,
-    KlInLoss,
-    MaskBound,
-    NoKl,
-    NormalizedBound,
     PpoClipLoss,
     ReinforceLoss,
-    RejectDivergence,
-    RejectOffPolicySequence,
-    RejectRatio,
     SapoLoss,
-    TruncateBound,
 )
 from learners.losses import policy_loss
 

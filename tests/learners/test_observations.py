@@ -9,7 +9,7 @@ from learner_samples import make_batch
 from loss_samples import decoupled, decoupled_ppo
 
 from asyncrl.core.metrics import Reduction
-from asyncrl.core.recipe.algorithm import MaskBound, RejectRatio
+from asyncrl.core.recipe.correction import MaskBound, RejectRatio
 from learners.losses import policy_loss
 from learners.micro_batch import pack
 from learners.observations import observe, readings_of, staleness_buckets

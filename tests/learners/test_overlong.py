@@ -7,7 +7,8 @@ from learner_samples import make_batch, make_model
 from loss_samples import decoupled_ppo
 from test_reference_policy import train, with_turn_rewards
 
-from asyncrl.core.recipe.algorithm import EpisodeCredit, GaeAdvantage, KlInReward, OverlongPenalty, TurnCredit
+from asyncrl.core.recipe.advantage import GaeAdvantage
+from asyncrl.core.recipe.algorithm import EpisodeCredit, KlInReward, OverlongPenalty, TurnCredit
 from learners.overlong import overlong_penalties
 from learners.row_advantages import with_overlong_penalty
 

@@ -13,7 +13,8 @@ from test_ranks import distance
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import AdaptiveKl, KlInLoss, KlInReward, RlooAdvantage, TurnCredit
+from asyncrl.core.recipe.advantage import RlooAdvantage
+from asyncrl.core.recipe.algorithm import AdaptiveKl, KlInLoss, KlInReward, TurnCredit
 from asyncrl.core.recipe.learner import LoraConfig
 from learners.kl import adapted_coefficient
 

@@ -6,7 +6,8 @@ import pytest
 from learner_samples import make_batch
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, GdpoAdvantage
+from asyncrl.core.recipe.advantage import GdpoAdvantage
+from asyncrl.core.recipe.algorithm import AlgorithmConfig
 from asyncrl.core.recipe.custom import CustomAdvantage
 from asyncrl.core.recipe.decode import decode_recipe
 from learners.custom.check import check_customs

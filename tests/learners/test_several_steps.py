@@ -14,7 +14,7 @@ from test_ranks import assert_same_step, distance, weights_of
 from transformers import AutoModelForCausalLM
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import NormalizedBound, RejectRatio, RejectSecondMoment
+from asyncrl.core.recipe.correction import NormalizedBound, RejectRatio, RejectSecondMoment
 from learners.mini_batches import mini_batches, order
 
 SEVERAL = decoupled_ppo(minibatches=2, epochs=2)

@@ -17,7 +17,8 @@ from ranks import run_ranks
 from tokenizers import Tokenizer, models
 
 from asyncrl.core.metrics import combine
-from asyncrl.core.recipe.algorithm import MaskBound, RejectRatio, RemaxAdvantage, TruncateBound
+from asyncrl.core.recipe.advantage import RemaxAdvantage
+from asyncrl.core.recipe.correction import MaskBound, RejectRatio, TruncateBound
 from asyncrl.core.recipe.trajectories import AllTrajectories, SampledTrajectories
 from asyncrl.episodes.kept import FATES
 from asyncrl.episodes.schema import SCHEMA

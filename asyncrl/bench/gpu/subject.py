@@ -18,8 +18,10 @@ from asyncrl.bench.learner_subject import GROUP_SIZE, Rows, make_batch, make_row
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
 from asyncrl.core.memory_files import memory_file_system
-from asyncrl.core.recipe.algorithm import AlgorithmConfig, CorrectionConfig, PpoClipLoss
+from asyncrl.core.recipe.algorithm import AlgorithmConfig
+from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.recipe.loss import PpoClipLoss
 from asyncrl.core.recipe.schema import DeadlinesConfig
 
 if TYPE_CHECKING:

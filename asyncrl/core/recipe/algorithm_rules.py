@@ -3,31 +3,20 @@
 from collections.abc import Callable, Iterator
 
 from asyncrl.core.errors import RecipeError
-from asyncrl.core.recipe.algorithm import (
+from asyncrl.core.recipe.advantage import (
     BestOfGroupAdvantage,
-    ClipCovLoss,
-    CorrectionConfig,
-    EpisodeCredit,
     GaeAdvantage,
     GdpoAdvantage,
-    GmpoLoss,
-    KlCovLoss,
-    KlInLoss,
-    KlInReward,
-    MaskBound,
     MaxRlAdvantage,
-    NormalizedBound,
     OpoAdvantage,
     PassAtKAdvantage,
-    PpoClipLoss,
-    ReinforceLoss,
     ReinforcePlusPlusAdvantage,
-    RejectRatio,
     RemaxAdvantage,
-    SapoLoss,
-    TurnCredit,
 )
+from asyncrl.core.recipe.algorithm import EpisodeCredit, KlInLoss, KlInReward, TurnCredit
+from asyncrl.core.recipe.correction import CorrectionConfig, MaskBound, NormalizedBound, RejectRatio
 from asyncrl.core.recipe.custom import CustomAdvantage, CustomLoss
+from asyncrl.core.recipe.loss import ClipCovLoss, GmpoLoss, KlCovLoss, PpoClipLoss, ReinforceLoss, SapoLoss
 from asyncrl.core.recipe.schema import Recipe
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from asyncrl.core.recipe.section import AUTO, Count, NonNegative, Positive, Section, Text
+from asyncrl.core.recipe.section import AUTO, Count, NonNegative, Positive, Section, Text, UpToOne
 
 
 class FifoSampler(Section, frozen=True, tag_field="kind", tag="fifo"):
@@ -26,7 +26,7 @@ class PrioritisedSampler(Section, frozen=True, tag_field="kind", tag="prioritise
 
     exponent: Annotated[float, Meta(ge=0)] = 1.0
     floor: Positive = 0.1
-    staleness_decay: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    staleness_decay: UpToOne = 1.0
 
 
 class StratifiedSampler(Section, frozen=True, tag_field="kind", tag="stratified"):

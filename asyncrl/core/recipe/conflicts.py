@@ -7,18 +7,12 @@ be wrong is refused instead (:mod:`asyncrl.core.recipe.rules`), and keys without
 
 from collections.abc import Callable, Iterator
 
-from asyncrl.core.recipe.algorithm import (
-    CorrectionConfig,
-    GaeAdvantage,
-    GmpoLoss,
-    GspoLoss,
-    ReinforceLoss,
-    ReinforcePlusPlusAdvantage,
-    RemaxAdvantage,
-    TokenMean,
-)
+from asyncrl.core.recipe.advantage import GaeAdvantage, ReinforcePlusPlusAdvantage, RemaxAdvantage
+from asyncrl.core.recipe.algorithm import TokenMean
 from asyncrl.core.recipe.buffer import ZeroVarianceFilter
+from asyncrl.core.recipe.correction import CorrectionConfig
 from asyncrl.core.recipe.learner import LearnerConfig
+from asyncrl.core.recipe.loss import GmpoLoss, GspoLoss, ReinforceLoss
 from asyncrl.core.recipe.schema import Recipe
 
 _NARROW = 0.01

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncrl.core.recipe.placement import PlacementConfig
-from asyncrl.core.recipe.section import AUTOMATIC, Count, Section
+from asyncrl.core.recipe.section import AUTOMATIC, Count, Section, UpToOne
 
 MAIN_POOL = "generators"
 """The name of the pool that the keys of ``generators`` themselves describe."""
@@ -29,7 +29,7 @@ class PoolConfig(Section, frozen=True):
     max_running: Count | None = None
     dtype: Literal["bfloat16", "float16", "float32"] | None = None
     kv_cache_mb: Count | None = None
-    gpu_memory_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    gpu_memory_share: UpToOne | None = None
     tensor_parallel: Count | None = None
     engine: dict[str, Any] = {}
     placement: PlacementConfig | None = None
@@ -62,7 +62,7 @@ class GeneratorsConfig(Section, frozen=True):
     max_running: Annotated[Count, AUTOMATIC] = 64
     dtype: Annotated[Literal["bfloat16", "float16", "float32"], AUTOMATIC] = "bfloat16"
     kv_cache_mb: Annotated[Count, AUTOMATIC] = 256
-    gpu_memory_share: Annotated[Annotated[float, Meta(gt=0, le=1)], AUTOMATIC] = 0.85
+    gpu_memory_share: Annotated[UpToOne, AUTOMATIC] = 0.85
     tensor_parallel: Count = 1
     updates: Literal["in_flight", "at_episode"] = "in_flight"
     engine: dict[str, Any] = {}

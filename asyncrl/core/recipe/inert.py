@@ -8,12 +8,14 @@ does not depend on this.
 
 from collections.abc import Iterator, Mapping
 
-from asyncrl.core.recipe.algorithm import (
+from asyncrl.core.recipe.advantage import GaeAdvantage
+from asyncrl.core.recipe.correction import CorrectionConfig
+from asyncrl.core.recipe.custom import CustomLoss
+from asyncrl.core.recipe.environment import EpisodeConfig, member_place
+from asyncrl.core.recipe.loss import (
     CispoLoss,
     ClipCovLoss,
-    CorrectionConfig,
     DivergenceMaskLoss,
-    GaeAdvantage,
     GmpoLoss,
     GspoLoss,
     KlCovLoss,
@@ -22,8 +24,6 @@ from asyncrl.core.recipe.algorithm import (
     ReinforceLoss,
     SapoLoss,
 )
-from asyncrl.core.recipe.custom import CustomLoss
-from asyncrl.core.recipe.environment import EpisodeConfig, member_place
 from asyncrl.core.recipe.schema import Recipe
 
 _KEYS_OF_THE_RATIO: Mapping[type[Loss], tuple[str, ...]] = {

@@ -15,7 +15,7 @@ from asyncrl.core.recipe.generators import GeneratorsConfig
 from asyncrl.core.recipe.learner import LearnerConfig
 from asyncrl.core.recipe.network import NetworkConfig
 from asyncrl.core.recipe.reward import EnvironmentReward, RewardConfig
-from asyncrl.core.recipe.section import AUTOMATIC, Count, FileName, NonNegative, Positive, Seconds, Section, Text
+from asyncrl.core.recipe.section import AUTOMATIC, Count, FileName, NonNegative, Positive, Seconds, Section, Text, UpToOne
 from asyncrl.core.recipe.tasks import FileTasks, GeneratedTasks
 from asyncrl.core.recipe.trajectories import SampledTrajectories, TrajectoriesConfig
 from asyncrl.core.recipe.weights import AutoWeights, WeightsConfig
@@ -54,7 +54,7 @@ class SamplingConfig(Section, frozen=True):
     """
 
     temperature: Positive = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_p: UpToOne = 1.0
     top_k: NonNegative = 0
     min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     max_turn_tokens: Count = 128
@@ -98,7 +98,7 @@ class EvaluationConfig(Section, frozen=True):
 
     every: Count = 20
     temperature: Annotated[float, Meta(ge=0)] = 0.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_p: UpToOne = 1.0
     top_k: NonNegative = 0
     min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     max_turn_tokens: Count | None = None
