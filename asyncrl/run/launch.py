@@ -23,7 +23,6 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.core.text import counted
 from asyncrl.envs.threads import run_in_daemon_thread
 from asyncrl.episodes.files import forget_steps_after
-from asyncrl.run.buffer_folder import remove_payload_in_memory
 from asyncrl.run.checkpointer import Checkpointer
 from asyncrl.run.cluster import Cluster, starting_ray, stop_ray
 from asyncrl.run.control import controlled
@@ -32,13 +31,13 @@ from asyncrl.run.evaluator import Evaluator
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.further_trackers import TRACKING_PROCESS
 from asyncrl.run.live_view import LiveView
-from asyncrl.run.local_publications import remove_weights_in_memory
 from asyncrl.run.model import resolve_model
 from asyncrl.run.model_sources import with_local_reference
 from asyncrl.run.processes import adopt_orphans, end_descendants, kill_everything
 from asyncrl.run.publisher import Publisher
 from asyncrl.run.recorder import Recorder
 from asyncrl.run.resuming import Reached
+from asyncrl.run.run_memory import free_memory_of
 from asyncrl.run.stopping import Heard, StopRequests, hearing, stopped_by, wait_hearing
 from asyncrl.run.summary import Status, Summary
 from asyncrl.run.tasks import load_held_out_tasks
@@ -111,8 +110,7 @@ async def supervise(
         if heard is Heard.SAME:
             return
         if heard is Heard.KILL:
-            remove_weights_in_memory(run_id)
-            remove_payload_in_memory(run_id)
+            free_memory_of(run_id)
             kill_everything(EXIT_INTERRUPTED)
         if not ending.is_set():
             view.give_up_phase()
@@ -139,8 +137,7 @@ async def _run(
     recipe: Recipe, folder: RunFolder, view: LiveView, totals: Totals, tracker: Tracker, ending: asyncio.Event
 ) -> None:
     if folder.run_id_before is not None:
-        remove_weights_in_memory(folder.run_id_before)
-        remove_payload_in_memory(folder.run_id_before)
+        free_memory_of(folder.run_id_before)
     if (without_effect := inert(recipe)) is not None:
         view.note(without_effect)
     await wait_for_room(folder.path, ROOM_BYTES, view.note)
@@ -231,8 +228,7 @@ async def _end(
             logger.warning("the summary has the counters of the last training step; newer ones are missing: %s", error)
         await cluster.close(shutdown_s / 5)
     await end_processes(shutdown_s / 5, end_by)
-    remove_weights_in_memory(run_id)
-    remove_payload_in_memory(run_id)
+    free_memory_of(run_id)
 
 
 async def ray_up(ray_started: "asyncio.Future[None]", seconds: float) -> None:

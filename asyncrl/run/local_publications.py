@@ -1,4 +1,4 @@
-"""Makes what brings publications to the nodes of engines, by a recipe's section ``weights``; removes what killed runs left."""
+"""Makes what brings publications to the nodes of engines, by a recipe's section ``weights``."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,9 +11,6 @@ from asyncrl.run.disk_publications import DiskPublications, make_disk_mirror
 from asyncrl.run.folder import RunFolder
 from asyncrl.run.mirrors import LocalPublications, MirrorHandle, Mirrors, SharedMemoryAlone, make_mirror
 from asyncrl.run.weight_routes import stored_in
-from asyncrl.weights.disk_mirror import DiskMirror
-from asyncrl.weights.mirror import Mirror
-from asyncrl.weights.shared_memory import SharedMemory
 
 
 def make_local_publications(recipe: Recipe, folder: RunFolder, secret: bytes, tls: TlsKeys | None) -> LocalPublications:
@@ -35,9 +32,3 @@ def make_local_publications(recipe: Recipe, folder: RunFolder, secret: bytes, tl
             return DiskPublications(partial(make_disk_mirror, folder=folder, weights=stored, delta=weights.delta), seconds)
         case _:
             assert_never(weights)
-
-
-def remove_weights_in_memory(run_id: str) -> None:
-    """Remove the weights that a killed run has left behind in this node's memory file system."""
-    for transport in (SharedMemory, Mirror, DiskMirror):
-        transport.remove_left_behind(run_id)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.run.buffer_folder import remove_payload_in_memory
-from asyncrl.weights.shared_memory import SharedMemory
+from asyncrl.run.run_memory import free_memory_of
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -50,8 +49,7 @@ class NodeFiles:
 
     def forget_run(self, run_id: str, folders: Sequence[Path]) -> None:
         """Remove what a run keeps in this node's memory, and ``folders``, where its processes wrote if they saw no run folder."""
-        SharedMemory.remove_left_behind(run_id)
-        remove_payload_in_memory(run_id)
+        free_memory_of(run_id)
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # there is more in it

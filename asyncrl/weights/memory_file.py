@@ -17,11 +17,13 @@ class MemoryFull(AsyncRLError):
 
 
 class MemoryFile:
-    """The file at ``path``, empty at first. Call :meth:`close` at the end, or it outlives the process."""
+    """A new file at ``path``, in place of one that is there. Call :meth:`close` at the end, or it outlives the process."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        # That of a process that died may still be mapped; to truncate it would end the processes that read it.
+        Path(path).unlink(missing_ok=True)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         self._mapping: mmap.mmap | None = None
         self.size = 0
 

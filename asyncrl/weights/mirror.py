@@ -3,7 +3,8 @@
 On a node where the learner writes, it serves what the ranks wrote. On any other, it fetches the files of a publication once, into
 the node's memory file system, where all engines of the node map them; chunks that it has checked are served at once, so that a
 tree of mirrors passes a publication on while it arrives. Engines go on sampling meanwhile. What always holds: two publications
-are there side by side; a third overwrites the older one, and until then whoever asked for that one must have ended.
+are there side by side; a third overwrites the older one, and until then whoever asked for that one must have ended. What did not
+arrive whole is overwritten first.
 """
 
 import glob
@@ -22,7 +23,22 @@ from asyncrl.weights.chunk_wire import Address
 from asyncrl.weights.held_files import HeldFile, HeldFiles
 from asyncrl.weights.memory_file import MemoryFile
 
-_SIDES = ("even", "odd")
+_NONE = PolicyVersion(-1)
+"""The version of a side that has none as a whole."""
+
+
+class _Side:
+    """Files of one version on this node, by their number in the publication, and the version that is there or arrives."""
+
+    def __init__(self, stem: str) -> None:
+        self._stem = stem
+        self.files: dict[int, MemoryFile] = {}
+        self.version = _NONE
+
+    def file(self, number: int) -> MemoryFile:
+        if number not in self.files:
+            self.files[number] = MemoryFile(f"{self._stem}-{number}")
+        return self.files[number]
 
 
 class Mirror:
@@ -41,11 +57,10 @@ class Mirror:
         self, run_id: str, node: str, secret: bytes, host: str, directory: str | None = None, tls: TlsKeys | None = None
     ) -> None:
         self._node, self._secret, self._tls = node, secret, tls
-        self._stem = Path(directory or memory_file_system()) / f"asyncrl-{run_id}-mirror-{node}"
+        stem = Path(directory or memory_file_system()) / f"asyncrl-{run_id}-mirror-{node}"
         self._held = HeldFiles()
         self._server = ChunkServer(self._held, secret, host, tls)
-        self._sides: tuple[dict[int, MemoryFile], dict[int, MemoryFile]] = ({}, {})
-        self._fetches = 0
+        self._sides = (_Side(f"{stem}-even"), _Side(f"{stem}-odd"))
         self._lock = threading.Lock()
 
     @property
@@ -79,8 +94,23 @@ class Mirror:
             ComponentFailed: no source has them, or their bytes arrive wrong again and again.
         """
         with self._lock:
-            side = self._fetches % 2
-            self._fetches += 1
+            side = min(self._sides, key=lambda side: side.version)
+            side.version = version
+        try:
+            return self._fetch(side, version, files, sources, seconds)
+        except BaseException:
+            side.version = _NONE
+            self._held.forget(version)
+            raise
+
+    def _fetch(
+        self,
+        side: _Side,
+        version: PolicyVersion,
+        files: Sequence[WeightFile],
+        sources: Mapping[str, Sequence[Address]],
+        seconds: float,
+    ) -> tuple[WeightFile, ...]:
         local: list[WeightFile] = []
         held: list[HeldFile] = []
         fetched: list[FetchedFile] = []
@@ -89,34 +119,24 @@ class Mirror:
                 local.append(file)
                 held.append(HeldFile(file.path, file.size, whole=True))
                 continue
-            mirrored = self._mirrored(side, number)
+            mirrored = side.file(number)
             memory = mirrored.memory(file.size)
             mine = HeldFile(mirrored.path, file.size, whole=False)
             local.append(WeightFile(mirrored.path, self._node, file.size))
             held.append(mine)
             fetched.append(FetchedFile(number, memory, sources[file.node], partial(self._held.arrived, mine)))
         self._held.hold(version, held)
-        try:
-            ChunkFetch(version, fetched, self._secret, f"the mirror of weights at {self.address}", seconds, self._tls).run()
-        except BaseException:
-            self._held.forget(version)
-            raise
+        ChunkFetch(version, fetched, self._secret, f"the mirror of weights at {self.address}", seconds, self._tls).run()
         return tuple(local)
-
-    def _mirrored(self, side: int, number: int) -> MemoryFile:
-        files = self._sides[side]
-        if number not in files:
-            files[number] = MemoryFile(f"{self._stem}-{_SIDES[side]}-{number}")
-        return files[number]
 
     def close(self) -> None:
         """Stop serving, and remove the files. Engines that still map them can read them until they unmap them."""
         self._held.close()
         self._server.close()
         for side in self._sides:
-            for file in side.values():
+            for file in side.files.values():
                 file.close()
-            side.clear()
+            side.files.clear()
 
     @staticmethod
     def remove_left_behind(run_id: str) -> None:

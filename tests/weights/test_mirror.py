@@ -134,6 +134,27 @@ def test_a_publication_stays_while_the_next_one_arrives(nodes) -> None:
     assert (contents_of(earlier), contents_of(later)) == (third, second)
 
 
+def test_what_did_not_arrive_is_overwritten_first_when_it_is_fetched_again(nodes, monkeypatch) -> None:
+    first, second = ([random_bytes(100, seed)] for seed in (1, 2))
+    earlier, files = nodes.fetch("other", V1, nodes.written(V1, first)), nodes.written(V2, second)
+    with monkeypatch.context() as patch:
+        patch.setattr(HeldFile, "checksum", lambda self, chunk: 12345)
+        with pytest.raises(ComponentFailed, match="wrong checksum"):
+            nodes.fetch("other", V2, files)
+    later = nodes.fetch("other", V2, files)
+    assert (contents_of(earlier), contents_of(later)) == (first, second), "an engine may still read the version before"
+
+
+def test_what_a_dead_mirror_left_can_be_read_while_its_successor_fetches(nodes) -> None:
+    first, second = ([random_bytes(100, seed)] for seed in (1, 2))
+    (earlier,) = nodes.fetch("other", V1, nodes.written(V1, first))
+    mapped = torch.from_file(earlier.path, shared=False, size=earlier.size, dtype=torch.uint8)
+    nodes["other"] = nodes.make("other")  # the first one is still there, and removes nothing
+    later = nodes.fetch("other", V2, nodes.written(V2, second))
+    assert (later[0].path, contents_of(later)) == (earlier.path, second)
+    assert mapped.numpy().tobytes() == first[0]
+
+
 def test_an_older_version_is_not_mixed_with_the_newer_one_in_its_files(nodes) -> None:
     files = {version: nodes.written(version, [random_bytes(100, version)]) for version in (V1, V2, V3)}
     with pytest.raises(ComponentFailed, match="version 1 of the weights is gone"):
