@@ -19,6 +19,7 @@ from asyncrl.core.publication import Publication
 from asyncrl.run.actors.disk_mirror import RemoteDiskMirror
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.shared_work import SharedWork
 
 T = TypeVar("T")
 
@@ -41,73 +42,58 @@ class DiskPublications:
     def __init__(self, make: Callable[[str], Any], seconds: float) -> None:
         self._make, self._seconds = make, seconds
         self._mirrors: dict[str, Any] = {}
-        self._stored: dict[PolicyVersion, asyncio.Task[None]] = {}
-        self._fetches: dict[tuple[PolicyVersion, str], asyncio.Task[Publication]] = {}
+        self._storing = SharedWork[PolicyVersion, None]()
+        self._fetching = SharedWork[tuple[PolicyVersion, str], Publication]()
 
     async def fetch(self, publication: Publication, node: str) -> Publication:
         """See :meth:`asyncrl.run.mirrors.LocalPublications.fetch`."""
-        for version, other in [key for key in self._fetches if key[0] <= publication.version - _VERSIONS]:
-            del self._fetches[version, other]
-        fetching = self._fetches.get((publication.version, node))
-        if fetching is None or _failed(fetching):
-            name = f"version {publication.version} to node {node[:8]}"
-            fetching = asyncio.create_task(self._fetch(publication, node), name=name)
-            self._fetches[publication.version, node] = fetching
-        return await asyncio.shield(fetching)
+        oldest, version = publication.version - _VERSIONS + 1, publication.version
+        self._fetching.forget(lambda key: key[0] < oldest)
+        self._storing.forget(lambda stored: stored < oldest)
+        name = f"version {version} to node {node[:8]}"
+        return await self._fetching.result((version, node), lambda: self._fetch(publication, node), name)
 
     async def _fetch(self, publication: Publication, node: str) -> Publication:
         version = publication.version
-        storing = self._stored.get(version)
-        if storing is None or _failed(storing):
-            for old in [each for each in self._stored if each <= version - _VERSIONS]:
-                del self._stored[old]
-            storing = self._stored[version] = asyncio.create_task(self._store(publication), name=f"version {version} to disk")
-        await asyncio.shield(storing)
+        await self._storing.result(version, lambda: self._store(publication), f"version {version} to disk")
         if all(file.node == node for file in publication.files):
             return publication
-        mirror = self._mirror(node)
-        files = await self._ask(mirror.fetch.remote(version, SEEN_S), node, f"fetch version {version}", self._seconds)
+        what = f"fetch version {version}"
+        files = await self._ask(node, lambda mirror: mirror.fetch.remote(version, SEEN_S), what, self._seconds)
         return msgspec.structs.replace(publication, files=files)
 
     async def _store(self, publication: Publication) -> None:
         version, nodes = publication.version, sorted({file.node for file in publication.files})
-        parts = await asyncio.gather(
-            *(
-                self._ask(self._mirror(node).store.remote(publication), node, f"store version {version}", self._seconds)
-                for node in nodes
-            )
-        )
+        what = f"store version {version}"
+        storing = [self._ask(node, lambda mirror: mirror.store.remote(publication), what, self._seconds) for node in nodes]
+        parts = await asyncio.gather(*storing)
         stored = {number: file for part in parts for number, file in part.items()}
         files = [stored[number] for number in range(len(publication.files))]
-        read = {each for (each, _), fetching in self._fetches.items() if not fetching.done()}
-        completing = self._mirror(nodes[0]).complete.remote(version, publication.fingerprint, files, read)
-        await self._ask(completing, nodes[0], f"complete version {version}", ANSWER_DEADLINE_S)
+        read = {each for each, _ in self._fetching.under_way}
+        proof, what = publication.fingerprint, f"complete version {version}"
+        await self._ask(nodes[0], lambda mirror: mirror.complete.remote(version, proof, files, read), what, ANSWER_DEADLINE_S)
 
-    def _mirror(self, node: str) -> Any:
+    async def _ask(self, node: str, call: "Callable[[Any], ray.ObjectRef[T]]", what: str, seconds: float) -> T:
+        """Call the mirror of a node. If it dies, the next call makes a successor, which stores and fetches whole files first."""
         if node not in self._mirrors:
             self._mirrors[node] = self._make(node)
-        return self._mirrors[node]
-
-    async def _ask(self, answer: "ray.ObjectRef[T]", node: str, what: str, seconds: float) -> T:
+        mirror = self._mirrors[node]
         of, remedy = f"the mirror of weights on node {node[:8]} to {what}", "see its log; raise deadlines.publish"
         try:
-            return await ask(answer, of=of, by="the driver", seconds=seconds, remedy=remedy)
+            return await ask(call(mirror), of=of, by="the driver", seconds=seconds, remedy=remedy)
         except ProcessDied:
-            self._mirrors.pop(node, None)  # a successor stores and fetches whole files first
+            if self._mirrors.get(node) is mirror:  # not its successor, which another call may have had made
+                del self._mirrors[node]
             raise
 
     async def close(self, seconds: float) -> None:
         """End what is under way, and have all mirrors remove their files in memory."""
-        for task in (*self._fetches.values(), *self._stored.values()):
-            task.cancel()
-        closing = [self._ask(mirror.close.remote(), node, "close", seconds) for node, mirror in self._mirrors.items()]
+        self._fetching.cancel()
+        self._storing.cancel()
+        closing = [self._ask(node, lambda mirror: mirror.close.remote(), "close", seconds) for node in self._mirrors]
         for outcome in await asyncio.gather(*closing, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, AsyncRLError):
                 raise outcome
-
-
-def _failed(task: "asyncio.Task[T]") -> bool:
-    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 def make_disk_mirror(node: str, folder: RunFolder, weights: Path, delta: bool) -> Any:

@@ -20,6 +20,7 @@ from asyncrl.core.tls import TlsKeys
 from asyncrl.run.actors.mirror import SIDE_BY_SIDE, RemoteMirror
 from asyncrl.run.asking import ANSWER_DEADLINE_S, ask
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.shared_work import SharedWork
 from asyncrl.weights.chunk_wire import Address
 
 T = TypeVar("T")
@@ -103,14 +104,14 @@ class _Transfers:
     """The transfers of one version.
 
     Attributes:
-        of_node: the transfer to each node.
+        to_node: the transfer to each node.
         origins: the mirrors of the nodes that the ranks wrote on, once they hand the version out.
         joined: the mirrors that have begun to fetch it, in that order: a tree whose root is the learner's node.
     """
 
     def __init__(self) -> None:
-        self.of_node: dict[str, asyncio.Task[Publication]] = {}
-        self.origins: dict[str, asyncio.Task[Address]] = {}
+        self.to_node = SharedWork[str, Publication]()
+        self.origins = SharedWork[str, Address]()
         self.joined: list[Address] = []
 
     def join(self, address: Address) -> list[Address]:
@@ -140,11 +141,8 @@ class Mirrors:
         transfers = self._versions.setdefault(publication.version, _Transfers())
         for version in sorted(self._versions)[:-_VERSIONS]:
             del self._versions[version]
-        transfer = transfers.of_node.get(node)
-        if transfer is None or _failed(transfer):
-            name = f"version {publication.version} to node {node[:8]}"
-            transfer = transfers.of_node[node] = asyncio.create_task(self._transfer(publication, node, transfers), name=name)
-        return await asyncio.shield(transfer)
+        name = f"version {publication.version} to node {node[:8]}"
+        return await transfers.to_node.result(node, lambda: self._transfer(publication, node, transfers), name)
 
     async def _transfer(self, publication: Publication, node: str, transfers: _Transfers) -> Publication:
         try:
@@ -156,21 +154,19 @@ class Mirrors:
     async def _fetched(self, publication: Publication, node: str, transfers: _Transfers) -> tuple[WeightFile, ...]:
         writers = sorted({file.node for file in publication.files} - {node})
         origins = await asyncio.gather(*(self._origin(publication, writer, transfers) for writer in writers))
+        mirror = self._mirror(node)
         try:
-            mirror = self._mirror(node)
             parent = transfers.join(await mirror.address())
             sources = {writer: [*parent, origin] for writer, origin in zip(writers, origins, strict=True)}
             return await mirror.fetch(publication.version, publication.files, sources, self._seconds)
         except ProcessDied:
-            self._mirrors.pop(node, None)
+            self._died(node, mirror)
             raise
 
     async def _origin(self, publication: Publication, node: str, transfers: _Transfers) -> Address:
         """Have the mirror of a node that ranks wrote on hand the version out, once for all transfers; return its address."""
-        serving = transfers.origins.get(node)
-        if serving is None or _failed(serving):
-            serving = transfers.origins[node] = asyncio.create_task(self._serve(publication, node))
-        return await asyncio.shield(serving)
+        name = f"version {publication.version} handed out by node {node[:8]}"
+        return await transfers.origins.result(node, lambda: self._serve(publication, node), name)
 
     async def _serve(self, publication: Publication, node: str) -> Address:
         mirror = self._mirror(node)
@@ -179,7 +175,7 @@ class Mirrors:
             await mirror.serve(publication.version, publication.files)
             return address
         except ProcessDied:
-            self._mirrors.pop(node, None)
+            self._died(node, mirror)
             raise
 
     def _mirror(self, node: str) -> MirrorOfNode:
@@ -187,19 +183,19 @@ class Mirrors:
             self._mirrors[node] = self._make(node)
         return self._mirrors[node]
 
+    def _died(self, node: str, mirror: MirrorOfNode) -> None:
+        if self._mirrors.get(node) is mirror:  # not its successor, which another transfer may have had made
+            del self._mirrors[node]
+
     async def close(self, seconds: float) -> None:
         """End the transfers, and have all mirrors remove their files. One that does not answer is killed with the run."""
         for transfers in self._versions.values():
-            for transfer in (*transfers.of_node.values(), *transfers.origins.values()):
-                transfer.cancel()
+            transfers.to_node.cancel()
+            transfers.origins.cancel()
         closing = [mirror.close(seconds) for mirror in self._mirrors.values()]
         for outcome in await asyncio.gather(*closing, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, AsyncRLError):
                 raise outcome
-
-
-def _failed(task: "asyncio.Task[T]") -> bool:
-    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 class MirrorHandle:

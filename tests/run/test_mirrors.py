@@ -134,6 +134,20 @@ async def test_a_mirror_that_died_is_made_again(cluster: FakeCluster) -> None:
     assert Counter(mirror.node for mirror in cluster.made) == {"n": 2, "learner": 2}
 
 
+async def test_transfers_whose_mirror_died_share_one_successor(cluster: FakeCluster) -> None:
+    mirrors = Mirrors(cluster.make, SECONDS)
+    cluster.gate.clear()
+    fetching = [asyncio.create_task(mirrors.fetch(publication(version), "n")) for version in (1, 2)]
+    await passes()
+    cluster.dies["n"] = 2  # once for each transfer
+    cluster.gate.set()
+    cluster.gate.clear()  # both go on, and the successor's transfers wait
+    await passes()
+    cluster.gate.set()
+    await asyncio.gather(*fetching)
+    assert [mirror.fetched for mirror in cluster.made if mirror.node == "n"] == [[1, 2], [1, 2]]
+
+
 async def test_a_node_that_is_gone_fails_alone_and_may_be_asked_again(cluster: FakeCluster) -> None:
     mirrors, written = Mirrors(cluster.make, SECONDS), publication(1)
     cluster.dies["n"] = 2
