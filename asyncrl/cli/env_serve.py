@@ -58,7 +58,8 @@ def run(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """Serve until Ctrl-C or SIGTERM."""
     from asyncrl.cli.outcome import ExitCode, show_refusal
     from asyncrl.core.errors import ComponentFailed
-    from asyncrl.envs.remote.server import Served, serve
+    from asyncrl.envs.remote.served_environments import Served
+    from asyncrl.envs.remote.server import serve
 
     token = os.environ.get(arguments.token_variable, "")
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host

@@ -26,7 +26,8 @@ from asyncrl.envs.remote import protocol
 from asyncrl.envs.remote.connection import Connection, NotConnected
 from asyncrl.envs.remote.environment import RemoteEnvironment
 from asyncrl.envs.remote.pool import ServerPool, Servers, serving
-from asyncrl.envs.remote.server import EnvironmentServer, Served
+from asyncrl.envs.remote.served_environments import Served, ServedEnvironments
+from asyncrl.envs.remote.server import EnvironmentServer
 
 TOKEN = "a token of the tests"
 TASK = Task(id=TaskId("t"), prompt="Note it.", data={"answer": "yes"})
@@ -36,7 +37,7 @@ TASK = Task(id=TaskId("t"), prompt="Note it.", data={"answer": "yes"})
 async def served(
     name: str = "served_environments:Notes", port: int = 0, **options: Any
 ) -> AsyncIterator[tuple[EnvironmentServer, str]]:
-    server = EnvironmentServer(Served(name, options), TOKEN, "asyncrl test")
+    server = EnvironmentServer(ServedEnvironments(Served(name, options), "asyncrl test"), TOKEN)
     port = await server.start("127.0.0.1", port)
     try:
         yield server, f"ws://127.0.0.1:{port}"
@@ -187,7 +188,7 @@ async def test_a_server_is_stopped_at_once_while_it_sets_up_what_episodes_share(
         reset = protocol.Reset(id=0, deadline_s=60.0, episode=0, task=TASK, options={}, tool_timeout_s=1.0)
         asking = asyncio.create_task(connection.reset(lambda number: reset))
         async with asyncio.timeout(10):
-            while not server._environments:  # noqa: ASYNC110 - another thread's event loop puts it in
+            while not server.environments._made:  # noqa: ASYNC110 - another thread's event loop puts it in
                 await asyncio.sleep(0.01)
             await server.close()
             with pytest.raises(EnvironmentLost):
@@ -420,7 +421,9 @@ async def test_a_server_whose_shared_part_ends_by_itself_fails_with_the_reason()
     async with served("served_environments:Fading") as (server, url), serving(servers(url), TOKEN) as pool:
         environment = await begun(pool)
         async with asyncio.timeout(20):
-            assert "what its episodes share is gone: share() of served_environments:Fading" in str(await server.wait_failed())
+            assert "what its episodes share is gone: share() of served_environments:Fading" in str(
+                await server.environments.wait_failed()
+            )
         await environment.close()
 
 
@@ -431,10 +434,11 @@ import asyncio, sys
 for missing in ("torch", "vllm", "ray", "transformers", "megatron", "hydra", "omegaconf", "yaml", "pyarrow", "mlflow", "mcp"):
     sys.modules[missing] = None
 import asyncrl.cli.main
-from asyncrl.envs.remote.server import EnvironmentServer, Served
+from asyncrl.envs.remote.served_environments import Served, ServedEnvironments
+from asyncrl.envs.remote.server import EnvironmentServer
 
 async def serve():
-    server = EnvironmentServer(Served("calculator"), "token", "asyncrl test")
+    server = EnvironmentServer(ServedEnvironments(Served("calculator"), "asyncrl test"), "token")
     await server.start("127.0.0.1", 0)
     await server.close()
 
