@@ -44,7 +44,7 @@ class ScoringGenerators(Protocol):
 
 
 class Probe:
-    """Probes the first publication and every n-th. :attr:`readings` has those of the last probe, once."""
+    """Probes the first publication and every n-th (``weights.probe_every``)."""
 
     def __init__(self, recipe: Recipe, ranks: ScoringRanks, generators: ScoringGenerators) -> None:
         self._every, self._ranks, self._generators = recipe.weights.probe_every, ranks, generators
