@@ -21,6 +21,7 @@ from rich.table import Table
 from asyncrl.bench.buffer import BenchSettings, cost_of_trajectories
 from asyncrl.bench.buffer_actors import trajectory_of
 from asyncrl.core.ids import GroupId, PolicyVersion, TaskId
+from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.publication import WeightFile
 from asyncrl.core.recipe.buffer import BufferConfig
 from asyncrl.core.recipe.schema import BatchConfig
@@ -167,7 +168,7 @@ def measure(assumptions: Assumptions) -> Costs:
 
 def _mirror_rate() -> float:
     version, secret = PolicyVersion(1), bytes(32)
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="asyncrl-bench-scale-") as folder:
+    with tempfile.TemporaryDirectory(dir=memory_file_system(), prefix="asyncrl-bench-scale-") as folder:
         path = Path(folder) / "rank0"
         path.write_bytes(bytes(_TRANSFER_BYTES))
         files = (WeightFile(str(path), "source", _TRANSFER_BYTES),)

@@ -92,9 +92,9 @@ class EvaluationConfig(Section, frozen=True):
             sampling is greedy.
         passing_reward: the least reward with which an episode passes, for pass@k.
         pinned: all episodes of an evaluation are of one policy version. Beside training, the pools that only evaluate, or half of
-            the generators if there is none, play it, load nothing meanwhile, and catch up afterwards; a single generator keeps the
-            next version waiting. If not pinned, all generators that evaluate play it, episodes may use newer versions too, and the
-            evaluation says which.
+            the generators if there is none, play it, load nothing meanwhile, and catch up afterwards; a single generator keeps
+            the next version waiting. If not pinned, all generators that evaluate play it, episodes may use newer versions too,
+            and the evaluation says which.
     """
 
     every: Count = 20
