@@ -81,15 +81,6 @@ def _write_all(file: int, parts: Sequence[bytes], offset: int) -> None:
             waiting[-1] = memoryview(waiting[-1])[written:]
 
 
-def sync_folder(folder: Path) -> None:
-    """Make sure that files created, renamed or removed in ``folder`` stay so after a power cut."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
 def punch_hole(file: int, start: int, end: int) -> bool:
     """Free the disk space of bytes ``[start, end)``, which then read as zeros; False if the file system cannot do that.
 

@@ -18,9 +18,10 @@ import os
 import time
 from pathlib import Path
 
+from asyncrl.core.durable import sync
 from asyncrl.core.errors import AsyncRLError
 from buffers import frames, journal_files
-from buffers.disk import append_whole, disk_full, sync_folder
+from buffers.disk import append_whole, disk_full
 from buffers.frames import Header
 from buffers.journal_files import DAMAGED, LOG, SNAPSHOT, Found, Head, Recovery
 
@@ -119,7 +120,7 @@ class Journal:
         self._close_segment()
         self._number, self._file, self._end = number, file, end
         if self.fsync:
-            sync_folder(self._folder)
+            sync(self._folder)
         self._write_head()
 
     def snapshot(self, state: bytes) -> None:
@@ -135,7 +136,7 @@ class Journal:
         file, _ = self._create(making, (header, frames.pack(state), state), fsync=True)
         os.close(file)
         making.replace(self._path(number, SNAPSHOT))
-        sync_folder(self._folder)
+        sync(self._folder)
         self._close_segment()
         self._number, self._end = number, 0
         self.bytes_since_snapshot = 0

@@ -21,9 +21,10 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from asyncrl.core.durable import sync
 from asyncrl.core.errors import AsyncRLError
 from asyncrl.core.payload import PayloadRef
-from buffers.disk import PAGE, append_whole, disk_full, punch_hole, sync_folder
+from buffers.disk import PAGE, append_whole, disk_full, punch_hole
 from buffers.extents import Extents
 
 logger = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class PayloadWriter:
         self._close_segment()
         self._segment, self._file, self._end = segment, file, 0
         if self._fsync:
-            sync_folder(self._folder)
+            sync(self._folder)
 
     def _close_segment(self) -> None:
         if self._file >= 0:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.core.durable import sync
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.ids import PolicyVersion
 
@@ -70,12 +71,12 @@ class StoredVersions:
             file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        _sync(new)
+        sync(new)
         for version in self.versions():
             if version >= manifest.version:
                 shutil.rmtree(self.path(version))
         new.rename(path)
-        _sync(self._folder)
+        sync(self._folder)
 
     def manifest(self, version: PolicyVersion) -> Manifest:
         """Read the manifest of a version.
@@ -143,14 +144,6 @@ class StoredVersions:
             waiting += bases
             oldest = min(oldest, *bases) if bases else oldest
         return oldest
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def total_stored(files: Sequence[StoredFile]) -> int:

@@ -6,7 +6,6 @@ training continues exactly as it would have, to the bit. The learning rate is a 
 has no state to save.
 """
 
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedState
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from torch.distributed.checkpoint import CheckpointException, Metadata
 
+from asyncrl.core.durable import sync
 from asyncrl.core.errors import AsyncRLError, DeadlineExceeded
 from asyncrl.device.pinning import HostArena
 from learners import checkpoint_manifest, checkpoints
@@ -125,9 +125,9 @@ class Saving:
             manifest = msgspec.structs.replace(self._manifest, files=(*theirs, *ours))
             (partial / checkpoint_manifest.NAME).write_bytes(msgspec.json.encode(manifest))
             for name in (*(file.name for file in ours), checkpoint_manifest.NAME, "."):
-                _flush(partial / name)
+                sync(partial / name)
             partial.rename(self._target)
-            _flush(self._target.parent)
+            sync(self._target.parent)
         except OSError as error:
             raise _not_written(self._target, error) from error
 
@@ -283,15 +283,6 @@ def _agreed(action: Callable[[], _T]) -> list[_T]:
         if isinstance(outcome, AsyncRLError):
             raise outcome
     return outcomes
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file's content, or a folder's entries, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sharded(state: LearnerState, is_loading: bool) -> ShardedStateDict:
