@@ -338,7 +338,7 @@ async def test_experts_arrive_as_they_were_sent(writer, tmp_path: Path) -> None:
 KILLED = """
 import asyncio, sys
 import psutil
-from asyncrl.core.recipe.schema import GeneratorsConfig
+from asyncrl.core.recipe.generators import GeneratorsConfig
 from generators.engine import VllmEngine
 
 async def main():
