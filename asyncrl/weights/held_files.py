@@ -59,6 +59,11 @@ class HeldFiles:
         self._changed = threading.Condition()
         self._closed = False
 
+    def has(self, version: PolicyVersion) -> bool:
+        """Whether ``version`` is handed out."""
+        with self._changed:
+            return version in self._versions
+
     def hold(self, version: PolicyVersion, files: Sequence[HeldFile]) -> None:
         """Begin to hand out ``version``. Versions that lay in the same files are gone from now on."""
         paths = {file.path for file in files}

@@ -69,11 +69,13 @@ class Mirror:
         return self._server.address
 
     def serve(self, version: PolicyVersion, files: Sequence[WeightFile]) -> None:
-        """Hand out the files of ``version`` that the learner's ranks on this node wrote."""
-        self._held.hold(version, [HeldFile(file.path, self._size_here(file), whole=True) for file in files])
+        """Hand out the files of ``version`` that the learner's ranks on this node wrote, and what else of it is fetched here."""
+        with self._lock:
+            if not self._held.has(version):
+                self._held.hold(version, self._written_here(files))
 
-    def _size_here(self, file: WeightFile) -> int:
-        return file.size if file.node == self._node else 0
+    def _written_here(self, files: Sequence[WeightFile]) -> list[HeldFile]:
+        return [HeldFile(file.path, file.size if file.node == self._node else 0, whole=True) for file in files]
 
     def fetch(
         self,
@@ -100,7 +102,10 @@ class Mirror:
             return self._fetch(side, version, files, sources, seconds)
         except BaseException:
             side.version = _NONE
-            self._held.forget(version)
+            with self._lock:
+                self._held.forget(version)
+                if any(file.node == self._node for file in files):  # other nodes still fetch these
+                    self._held.hold(version, self._written_here(files))
             raise
 
     def _fetch(
@@ -125,7 +130,8 @@ class Mirror:
             local.append(WeightFile(mirrored.path, self._node, file.size))
             held.append(mine)
             fetched.append(FetchedFile(number, memory, sources[file.node], partial(self._held.arrived, mine)))
-        self._held.hold(version, held)
+        with self._lock:
+            self._held.hold(version, held)
         ChunkFetch(version, fetched, self._secret, f"the mirror of weights at {self.address}", seconds, self._tls).run()
         return tuple(local)
 

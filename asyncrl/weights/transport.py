@@ -45,7 +45,8 @@ def merge(parts: Sequence[Publication]) -> Publication:
     """Merge the parts that the ranks wrote into the whole publication, whose shards are in the order of the model's layers.
 
     Where ranks share out a layer's experts, each rank names its experts of all layers. An engine holds what it has of a layer
-    until the layer is complete: in the order of the ranks, it would hold nearly all experts at once.
+    until the layer is complete: in the order of the ranks, it would hold nearly all experts at once. A rank that holds
+    only copies of what others publish has no file in the publication.
 
     Raises:
         WeightMismatch: the parts have different versions, or do not cover every tensor exactly once.
@@ -56,6 +57,8 @@ def merge(parts: Sequence[Publication]) -> Publication:
     files: list[WeightFile] = []
     shards: list[ShardRecord] = []
     for part in parts:
+        if not part.shards:
+            continue
         shards += [ShardRecord(s.name, s.shape, s.start, s.extent, s.dtype, len(files) + s.file, s.offset) for s in part.shards]
         files += part.files
     for name, records in by_tensor(shards).items():

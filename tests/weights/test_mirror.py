@@ -332,6 +332,33 @@ def test_a_parent_that_fails_hands_its_children_to_the_learner(nodes) -> None:
     assert contents_of(nodes.fetch("child", V1, files, "parent")) == contents
 
 
+@pytest.mark.parametrize("serves_first", [True, False])
+def test_a_node_that_writes_and_fetches_hands_out_both(nodes, serves_first: bool) -> None:
+    """Ranks on two nodes: each mirror serves its own ranks' files, and fetches those of the other node for its engines."""
+    contents = [random_bytes(2 * CHUNK_BYTES, 1), random_bytes(CHUNK_BYTES, 2)]
+    files = [nodes.written(V1, [contents[0]], "a")[0], nodes.written(V1, [contents[1]], "b")[0]]
+    a, b = nodes.make("a"), nodes.make("b")
+    b.serve(V1, files)
+    if serves_first:
+        a.serve(V1, files)
+    assert contents_of(a.fetch(V1, files, {"b": [b.address]}, MINUTE)) == contents
+    a.serve(V1, files)
+    b.close()
+    through = {"a": [a.address], "b": [a.address, b.address]}
+    assert contents_of(nodes["c"].fetch(V1, files, through, MINUTE)) == contents, "all of it came from one"
+
+
+def test_a_node_that_cannot_fetch_still_hands_out_what_its_ranks_wrote(nodes) -> None:
+    contents = [random_bytes(2 * CHUNK_BYTES, 1), random_bytes(CHUNK_BYTES, 2)]
+    files = [nodes.written(V1, [contents[0]], "a")[0], nodes.written(V1, [contents[1]], "b")[0]]
+    a, b = nodes.make("a"), nodes.make("b")
+    a.serve(V1, files)
+    b.serve(V1, files)
+    with closing(socket.create_server((HOST, 0))) as silent, pytest.raises(DeadlineExceeded):
+        a.fetch(V1, files, {"b": [Address(*silent.getsockname())]}, 0.3)
+    assert contents_of(b.fetch(V1, files, {"a": [a.address]}, MINUTE)) == contents
+
+
 def test_a_source_that_dies_ends_the_fetch_by_its_deadline(nodes) -> None:
     files = nodes.written(V1, [random_bytes(100)])
     sources = {"learner": [nodes["learner"].address]}
