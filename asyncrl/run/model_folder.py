@@ -1,7 +1,7 @@
 """The folder of a model, for processes on any node: a node that does not see it gets a copy.
 
 What always holds: a node copies a model once, however many processes there need it; a copy is there whole or not at all; a folder
-of the same name whose files have other sizes or were changed at other times does not count as the model.
+of the same name counts as the model only if :mod:`asyncrl.run.model_identity` finds no difference.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.run.actors.node_files import start_node_files
-from asyncrl.run.node_files import FileEntry, entries
+from asyncrl.run.model_identity import ModelFile, model_files
 from asyncrl.run.payload import ask_shard, this_node
 from learners.tiny.cache import default_cache_root
 
@@ -33,12 +33,12 @@ class ModelFolder(msgspec.Struct, frozen=True):
 
     Attributes:
         path: the folder on the driver's node.
-        files: its files when the run was launched.
+        files: its files when the run was launched; none if the run has no other node.
         source: the actor of the files of the driver's node; None if the run has no other node.
     """
 
     path: Path
-    files: tuple[FileEntry, ...]
+    files: tuple[ModelFile, ...]
     source: Any
 
     def here(self) -> Path:
@@ -49,7 +49,7 @@ class ModelFolder(msgspec.Struct, frozen=True):
             ComponentFailed: the driver's node is gone.
             OSError: there is no room for it.
         """
-        if self.source is None or tuple(entries(self.path)) == self.files:
+        if self.source is None or model_files(self.path) == self.files:
             return self.path
         copy = default_cache_root().parent / "models" / self._digest() / self.path.name
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +60,8 @@ class ModelFolder(msgspec.Struct, frozen=True):
                 draft = copy.with_name(f".{copy.name}")
                 shutil.rmtree(draft, ignore_errors=True)
                 self._copy_to(draft)
+                if model_files(draft) != self.files:
+                    raise OSError(f"{self.path} has changed while it was copied to this node; launch again")
                 draft.rename(copy)
         finally:
             os.close(lock)
@@ -72,10 +74,8 @@ class ModelFolder(msgspec.Struct, frozen=True):
             with path.open("wb") as copy:
                 for content in self._chunks(file):
                     copy.write(content)
-            if path.stat().st_size != file.size:
-                raise OSError(f"{self.path / file.name} has changed while it was copied to this node; launch again")
 
-    def _chunks(self, file: FileEntry) -> Iterator[bytes]:
+    def _chunks(self, file: ModelFile) -> Iterator[bytes]:
         asked: deque[Any] = deque()
         offset = 0
         while offset < file.size or asked:
@@ -92,5 +92,6 @@ class ModelFolder(msgspec.Struct, frozen=True):
 
 def model_for_all_nodes(path: Path) -> ModelFolder:
     """Return what finds the model in ``path``, a folder of the driver's node, on every node of the cluster it has joined."""
-    source = start_node_files(this_node()) if os.environ.get("RAY_ADDRESS") else None
-    return ModelFolder(path, tuple(entries(path)), source)
+    if not os.environ.get("RAY_ADDRESS"):
+        return ModelFolder(path, (), None)
+    return ModelFolder(path, model_files(path), start_node_files(this_node()))
