@@ -142,7 +142,7 @@ def accept(recipe: str | None, overrides: Sequence[str], resume: Path | None) ->
     found = RunFolder.find(resume) if resume else None
     machine = Machine.of_runs()
     composed, choices = compose_for(machine, str(found.recipe) if found else str(recipe), overrides)
-    plan = make_plan(composed, machine, choices, say)
+    plan = make_plan(composed, machine, choices, say, found.path if found else None)
     return Accepted(composed, plan, found, check_resumable(composed, found) if found else None)
 
 

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -23,12 +23,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied, RecipeError
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.reward import ModelReward
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.text import counted
 from asyncrl.run.actors.buffer import RemoteBuffer
 from asyncrl.run.actors.learner import RemoteLearner
 from asyncrl.run.actors.reward_model import RemoteRewardModel
@@ -38,11 +37,11 @@ from asyncrl.run.certificates import keys_of
 from asyncrl.run.dead_rank import explained
 from asyncrl.run.far_files import FarFiles
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.folder_sight import refuse_blind
 from asyncrl.run.generator_handle import GeneratorHandle, make_generator
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.gpus import usable
 from asyncrl.run.local_publications import make_local_publications
-from asyncrl.run.machine import Machine
 from asyncrl.run.model_folder import model_for_all_nodes
 from asyncrl.run.model_shape import read_shape
 from asyncrl.run.nodes import NodesSeen, read_nodes
@@ -52,8 +51,7 @@ from asyncrl.run.places import find_places
 from asyncrl.run.probe_scores import LearnerScores
 from asyncrl.run.process_sizes import sizes_of
 from asyncrl.run.stopping import sigterm_blocked
-from asyncrl.run.units import memory
-from asyncrl.run.weight_routes import describe_routes
+from asyncrl.run.weight_routes import describe_routes, writers
 from asyncrl.weights.chunk_wire import SECRET_BYTES
 from asyncrl.weights.transport import merge
 from learners.learner import StepReport
@@ -79,11 +77,14 @@ class Cluster:
     """
 
     def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, note: Callable[[str], None]) -> None:
-        self._deadlines, self._folder, self._note = recipe.deadlines, folder, note
+        self._recipe, self._deadlines, self._folder, self._note = recipe, recipe.deadlines, folder, note
         sizes = sizes_of(recipe, read_shape(model_path))
         places = self.places = find_places(recipe, parts_of, NodesSeen(read_nodes), sizes)
         engines_on = sum((places.nodes_of(pool) for pool in recipe.generators.by_pool), Counter[str]())
-        note(f"Weights: {describe_routes(recipe.weights, places.nodes_of(LEARNER), engines_on, folder.path)}")
+        layout = recipe.learner.layout
+        self._ranks = [places.take(f"learner rank {rank}", LEARNER) for rank in range(layout.ranks)]
+        ranks_on = writers(layout, [where.node for where in self._ranks])
+        note(f"Weights: {describe_routes(recipe.weights, ranks_on, engines_on, folder.path)}")
         self._engines_wait = ray.cluster_resources().get("GPU", 0) > 0 and recipe.learner.gpu == "shared"
         logs, on_node = folder.logs, places.on_node
         # On the driver's node: the run folder holds the journal and need not be on a shared file system.
@@ -118,9 +119,6 @@ class Cluster:
         secret = secrets.token_bytes(SECRET_BYTES)
         self.mirrors = make_local_publications(recipe, folder, secret, tls)
 
-        ranks = recipe.learner.layout.ranks
-        self._ranks = [places.take(f"learner rank {rank}", LEARNER) for rank in range(ranks)]
-
         def learner(rank: int) -> Any:
             where_to, log = self._ranks[rank], self._log_of(rank)
             return RemoteLearner.options(**where_to.options).remote(
@@ -129,17 +127,18 @@ class Cluster:
 
         pools, mirrors = recipe.generators.by_pool, self.mirrors
         self.generators = GeneratorPool(
-            pools, generator, report_lost, recipe.deadlines, note, mirrors, check_room=partial(_check_memory, sizes)
+            pools, generator, report_lost, recipe.deadlines, note, mirrors, check_room=places.check_memory
         )
-        self._learners: list[Any] = [learner(rank) for rank in range(ranks)]
+        self._learners: list[Any] = [learner(rank) for rank in range(layout.ranks)]
 
     async def start(self) -> None:
         """See which nodes have the run folder, start the buffer, then all other processes side by side.
 
         Raises:
-            RecipeError: a learner rank's node does not see the run folder.
+            RecipeError: a node that must see the run folder does not.
         """
         await self._look_for_run_folder()
+        await self.far_files.forget_killed()
         # Longer than the deadlines that the engines and ranks keep themselves, because their errors say more.
         seconds, remedy = self._deadlines.start + ANSWER_DEADLINE_S, f"see {self._folder.logs}; raise deadlines.start"
         ready = self._buffer_actor.ready.remote()
@@ -160,11 +159,10 @@ class Cluster:
 
     async def _look_for_run_folder(self) -> None:
         blind = await self.far_files.blind()
-        hosts = ", ".join(sorted(self.places.hosts[node] for node in blind))
-        if {where.node for where in self._ranks} & blind:
-            problem = f"{self._folder.path} is not seen on {hosts}, and learner ranks there write checkpoints into it"
-            raise RecipeError("run_dir", problem, "name a folder on a file system that all nodes of the learner share")
+        ranks = {where.node for where in self._ranks}
+        refuse_blind(self._recipe, self._folder.path, self.places.hosts, blind, {LEARNER: ranks})
         if blind:
+            hosts = ", ".join(sorted(self.places.hosts[node] for node in blind))
             self._note(f"{hosts}: the run folder is not seen there; logs and kept episodes are brought to it")
 
     async def _start_reward_model(self, model: Any, seconds: float, remedy: str) -> None:
@@ -309,20 +307,6 @@ class Cluster:
         finally:
             for task in asking:
                 task.cancel()
-
-
-def _check_memory(sizes: Mapping[str, int], pool: str, newcomers: int) -> None:
-    """Check that newcomers of a pool fit into this machine, if the run has it to itself: no planner watches its memory then.
-
-    Raises:
-        RecipeError: they do not fit.
-    """
-    free, needed = Machine.here().free, newcomers * sizes[pool]
-    if not os.environ.get("RAY_ADDRESS") and needed > free:
-        problem = (
-            f"{counted(newcomers, 'more engine')} would take about {memory(needed)}, and {memory(free)} are free on this machine"
-        )
-        raise RecipeError(pool, problem, "ask for fewer, or join a cluster with RAY_ADDRESS")
 
 
 async def _told(answer: Awaitable[T], log: Path) -> T:

@@ -6,7 +6,7 @@ folder a few seconds later, so that little is missing if their node dies; the fi
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,6 +63,12 @@ class FarFiles:
         seeing = await asyncio.gather(*(node.sees() for node in self._known.values()))
         return {node for node, sees in zip(self._known, seeing, strict=True) if not sees}
 
+    async def forget_killed(self) -> None:
+        """Remove what the killed run that this one resumes has left in the memory of other nodes."""
+        self._meet()
+        if (killed := self._folder.run_id_before) is not None:
+            await asyncio.gather(*(node.forget(killed, ()) for node in self._known.values()))
+
     def _meet(self) -> None:
         for node in set(self._nodes()) - self._known.keys():
             self._known[node] = _FarNode(node, self._folder)
@@ -102,7 +108,7 @@ class _FarNode:
     async def leave(self) -> None:
         """Bring the last lines, and remove what the run has left on the node."""
         await self.bring()
-        await self.forget()
+        await self.forget(self._folder.run_id, [] if self._sees is not False else [self._folder.logs, self._folder.trajectories])
 
     async def sees(self) -> bool:
         """Whether the node sees the run folder."""
@@ -136,11 +142,10 @@ class _FarNode:
             await asyncio.to_thread(write_whole, path, b"".join(parts))
             await self._ask(self._files.remove.remote([path]))
 
-    async def forget(self) -> None:
-        """Remove what the run has left on the node."""
-        folders = [] if self._sees is not False else [self._folder.logs, self._folder.trajectories]
+    async def forget(self, run_id: str, folders: Sequence[Path]) -> None:
+        """Remove what a run has left in the node's memory, and ``folders``."""
         try:
-            await self._ask(self._files.forget_run.remote(self._folder.run_id, folders))
+            await self._ask(self._files.forget_run.remote(run_id, folders))
         except AsyncRLError as error:
             logger.warning("node %s may keep files of the run: %s", self.id[:8], error)
 

@@ -11,11 +11,10 @@ from asyncrl.run.run_memory import free_memory_of
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """A file of a folder: its path within the folder, its size in bytes, and when it was changed, in nanoseconds."""
+    """A file of a folder: its path within the folder, and its size in bytes."""
 
     name: str
     size: int
-    changed_ns: int
 
 
 class NodeFiles:
@@ -62,6 +61,5 @@ def entries(folder: Path) -> list[FileEntry]:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.is_file() and not any(part.startswith(".") for part in name.parts):
-            there = path.stat()
-            found.append(FileEntry(str(name), there.st_size, there.st_mtime_ns))
+            found.append(FileEntry(str(name), path.stat().st_size))
     return found

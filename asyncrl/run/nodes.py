@@ -6,6 +6,7 @@ plan can show where a run would go before the run's own process joins.
 
 import logging
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -15,6 +16,9 @@ import msgspec
 
 from asyncrl.core.errors import ComponentFailed
 from asyncrl.run.placement import Node
+
+REACH_S = 10.0
+"""How long the cluster's address may take to answer; Ray itself would try for a minute, or for longer."""
 
 
 class Nodes(msgspec.Struct, frozen=True):
@@ -63,11 +67,12 @@ def look_up_nodes(seconds: float) -> Nodes:
     """Return the nodes of the cluster that ``RAY_ADDRESS`` names, which this process has not joined.
 
     Args:
-        seconds: how long joining may take.
+        seconds: how long joining may take, once the address answers.
 
     Raises:
-        ComponentFailed: the cluster cannot be joined.
+        ComponentFailed: nothing answers at the address within :data:`REACH_S`, or the cluster cannot be joined.
     """
+    _check_answers(os.environ.get("RAY_ADDRESS", ""))
     command = [sys.executable, "-m", "asyncrl.run.nodes"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
@@ -77,6 +82,18 @@ def look_up_nodes(seconds: float) -> Nodes:
         lines = done.stderr.strip().splitlines() or ["it wrote nothing"]
         raise ComponentFailed(lines[-1])
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Nodes)
+
+
+def _check_answers(address: str) -> None:
+    """Check that something answers at an address like ``10.0.0.1:6379``; other kinds, such as ``auto``, are left to Ray."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    except OSError as error:
+        why = f"no answer within {REACH_S:g} s" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise ComponentFailed(f"cannot join Ray at {address}: {why}") from error
 
 
 if __name__ == "__main__":

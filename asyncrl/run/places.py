@@ -12,6 +12,7 @@ import msgspec
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.run.machine import Machine
 from asyncrl.run.nodes import Nodes, NodesSeen
 from asyncrl.run.parts import remedies
 from asyncrl.run.placement import Node, Part, place
@@ -44,6 +45,8 @@ class Places:
         parts: the parts of the run.
         nodes: reads which nodes are alive, and what is free on them without what this run takes.
         remedies: what would help where there is no room.
+        sizes: the memory that a process of each part is expected to take, in bytes, where a run has one machine to itself: its
+            processes share what there is, but newcomers must fit into what is free then. None where each takes its own.
 
     Raises:
         NoRoom: the cluster cannot take the run.
@@ -53,9 +56,15 @@ class Places:
         hosts: the host of each node that was ever seen, for people.
     """
 
-    def __init__(self, parts: Sequence[Part], nodes: Callable[[], Nodes], remedies: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        nodes: Callable[[], Nodes],
+        remedies: Sequence[str] = (),
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
         self._parts = {part.name: part for part in parts}
-        self._read, self._remedies = nodes, remedies
+        self._read, self._remedies, self._sizes = nodes, remedies, sizes
         self._taken: dict[str, Place] = {}
         self.hosts: dict[str, str] = {}
         now = self._now()
@@ -92,6 +101,19 @@ class Places:
         where = Place(part, planned.popleft() if planned else self._one_more(part), self._parts[part].each)
         self._taken[process] = where
         return where
+
+    def check_memory(self, part: str, newcomers: int) -> None:
+        """Check that newcomers of a part fit into the memory that is free now, on a machine that the run has to itself.
+
+        Raises:
+            NoRoom: they do not fit.
+        """
+        if self._sizes is None:
+            return
+        here, each = Machine.here(), {"memory": float(self._sizes[part])}
+        node = Node(self.driver, "this machine", {"memory": float(here.memory)}, {"memory": float(here.free)})
+        wanted = Part(f"newcomers of {part}", newcomers, each, key=f"newcomers of {part}")
+        place((wanted,), (node,), self.driver, remedies=self._remedies)
 
     def leave(self, process: str) -> None:
         """Note that ``process`` is gone. Harmless if it was gone before."""
@@ -131,4 +153,5 @@ def find_places(recipe: Recipe, parts: Callable[..., Sequence[Part]], nodes: Nod
     joined = bool(os.environ.get("RAY_ADDRESS"))
     on_gpus = any(node.has.get("GPU") for node in nodes().alive)
     found = parts(recipe, on_gpus=on_gpus, sizes=sizes if joined and not on_gpus else None)
-    return Places(found, nodes, tuple(remedies(recipe, joined=joined, on_gpus=on_gpus)))
+    further = tuple(remedies(recipe, joined=joined, on_gpus=on_gpus))
+    return Places(found, nodes, further, None if joined else sizes)

@@ -6,7 +6,9 @@ The memory is an estimate, good enough to tell a run that fits from one that doe
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -19,11 +21,12 @@ from asyncrl.core.recipe.tasks import GeneratedTasks
 from asyncrl.envs.load import check_members
 from asyncrl.run.automatic import Choice
 from asyncrl.run.certificates import check_network
+from asyncrl.run.folder_sight import FolderOnNodes, look_at_folders
 from asyncrl.run.further_trackers import check_further_trackers
 from asyncrl.run.machine import Machine
 from asyncrl.run.model_shape import ELEMENT_BYTES, ModelShape, check_head_size, check_sizes, read_shape
 from asyncrl.run.nodes import Nodes
-from asyncrl.run.parts import parts_of, remedies
+from asyncrl.run.parts import LEARNER, parts_of, remedies
 from asyncrl.run.placement import Node, Part, place
 from asyncrl.run.preflight import play_first_tasks
 from asyncrl.run.process_sizes import Processes, learner_state_bytes, outstanding_groups, processes_of, sizes_of
@@ -31,7 +34,7 @@ from asyncrl.run.reference_folder import check_reference
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.tiny_lessons import remarks_on
 from asyncrl.run.units import memory, quantity
-from asyncrl.run.weight_routes import describe_routes_here
+from asyncrl.run.weight_routes import describe_routes, writers
 from asyncrl.run.weight_slices import WeightSlices, weight_slices
 from buffers.sampling import make_sampler
 from buffers.task_files import remarks_on_skipped
@@ -81,6 +84,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         adapter_bytes: the size of a publication that brings adapters alone.
         machine: the machine or cluster that the plan was made for.
         placed: the ids of the nodes of each part's processes in a cluster; empty on one machine.
+        folders: what other nodes have of this machine's folders; empty if the run uses no other.
         choices: the values chosen for keys of the recipe that were ``auto``.
         inert: which keys of the recipe have no effect; see :func:`asyncrl.core.recipe.inert.inert`.
         remarks: what is allowed but probably not meant.
@@ -99,6 +103,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     adapter_bytes: int
     machine: Machine
     placed: Mapping[str, list[str]]
+    folders: tuple[FolderOnNodes, ...]
     choices: tuple[Choice, ...]
     inert: str | None
     remarks: tuple[str, ...]
@@ -114,16 +119,19 @@ def make_plan(
     machine: Machine | None = None,
     choices: Sequence[Choice] = (),
     note: Callable[[str], None] = lambda text: None,
+    run: Path | None = None,
 ) -> Plan:
     """Plan a run of ``recipe`` on a machine, by default this one.
 
     Args:
         choices: those of the recipe's values that were chosen for the machine.
         note: shows the user a line while the environment takes long to play a task.
+        run: the folder of a run that is resumed.
 
     Raises:
-        RecipeError: this machine has too few GPUs; the model, the tasks, the environment, the tool parser or a class that the
-            recipe names is missing; they do not fit together; or the environment breaks when a task is played.
+        RecipeError: this machine has too few GPUs; a folder that nodes must share is not shared; the model, the tasks, the
+            environment, the tool parser or a class that the recipe names is missing; they do not fit together; or the environment
+            breaks when a task is played.
     """
     check_further_trackers(recipe.tracking)
     check_members(recipe.environment, os.environ)
@@ -140,6 +148,8 @@ def make_plan(
     sizes = sizes_of(recipe, shape) if machine.cluster is not None and not machine.gpus else None
     parts = parts_of(recipe, on_gpus=machine.gpus > 0, sizes=sizes)
     placed = place_on(machine, recipe, parts)
+    routes = _routes(recipe, placed, run)
+    folders = look_at_folders(recipe, placed, machine.cluster, run) if machine.cluster is not None else ()
     if not machine.gpus:
         check_head_size(shape)
         for pool in recipe.generators.by_pool.values():
@@ -166,9 +176,10 @@ def make_plan(
         adapter_bytes=0 if lora is None else shape.adapter_parameters(lora) * ELEMENT_BYTES[recipe.learner.dtype],
         machine=machine,
         placed=placed if machine.cluster is not None else {},
+        folders=folders,
         choices=tuple(choices),
         inert=inert(recipe),
-        weight_routes=describe_routes_here(recipe, joined=bool(os.environ.get("RAY_ADDRESS"))),
+        weight_routes=routes,
         remarks=(),
     )
     check_parsers(recipe.model.tool_parser, recipe.model.reasoning_parser)  # last: it may take seconds
@@ -190,6 +201,12 @@ def place_on(machine: Machine, recipe: Recipe, parts: Sequence[Part]) -> dict[st
         nodes = Nodes((Node(id="", host="this machine", has=has, free=has),), driver="")
     further = tuple(remedies(recipe, joined=machine.cluster is not None, on_gpus=machine.gpus > 0))
     return place(parts, nodes.alive, nodes.driver, remedies=further)
+
+
+def _routes(recipe: Recipe, placed: Mapping[str, Sequence[str]], run: Path | None) -> str:
+    """Say how weights will reach the engines from and to the nodes of a plan."""
+    engines_on = Counter(node for pool in recipe.generators.by_pool for node in placed[pool])
+    return describe_routes(recipe.weights, writers(recipe.learner.layout, placed[LEARNER]), engines_on, run or Path("RUN"))
 
 
 def _with_gpus(recipe: Recipe, machine: Machine, shape: ModelShape) -> tuple[Processes, ...]:

@@ -25,6 +25,7 @@ def plan_view(plan: Plan, recipe: Recipe) -> RenderableType:
     weights = [made for slices in plan.slices for made in (_weights(slices), *([_merges(slices)] if slices.merges else []))]
     choices = [_choices(plan)] if plan.choices else []
     nodes = [_nodes(plan)] if plan.placed else []
+    nodes += [_folders(plan)] if plan.folders else []
     tables = [_processes(plan), *nodes, _tasks(plan), _arithmetic(plan, recipe), *weights, *choices]
     return Group(*(part for table in tables for part in (table, Text())), *remarks)
 
@@ -63,6 +64,17 @@ def _nodes(plan: Plan) -> Table:
         alike.setdefault((_free(node), ", ".join(parts) or "nothing"), []).append(node.host)
     for (free, taken), hosts in alike.items():
         table.add_row(hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes, {hosts[0]} to {hosts[-1]}", free, taken)
+    return table
+
+
+def _folders(plan: Plan) -> Table:
+    """What other nodes have of the folders of this machine."""
+    table = Table(title="Folders of this machine", title_justify="left", border_style="dim", box=box.ROUNDED)
+    for column in ("folder", "path", "on the run's other nodes"):
+        table.add_column(column, overflow="fold")
+    for folder in plan.folders:
+        elsewhere = f"not on {', '.join(folder.blind)}: {folder.instead}" if folder.blind else "the same"
+        table.add_row(folder.name, str(folder.path), elsewhere)
     return table
 
 

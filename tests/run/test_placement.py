@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.core.recipe.placement import PlacementConfig
+from asyncrl.run.machine import Machine
 from asyncrl.run.nodes import Nodes, NodesSeen
 from asyncrl.run.placement import Node, NoRoom, Part, place
 from asyncrl.run.places import Places
@@ -167,6 +168,20 @@ def test_a_successor_goes_where_there_is_room_and_the_dead_take_none():
     assert places.take("generator-4", "generators").node == "b"
     alive[1] = node("c", 8)  # the node b is lost, and another one comes
     assert places.take("generator-5", "generators").node == "c"
+
+
+def test_newcomers_must_fit_into_the_memory_of_a_machine_that_the_run_has_to_itself(monkeypatch):
+    """The run itself may expect more than there is, since its processes share it; each asks for 1 GiB here, and 3 are free."""
+    monkeypatch.setattr("asyncrl.run.places.Machine.here", lambda: Machine(8 << 30, 3 << 30, 2))
+    parts, nodes = [Part("generators", 20, {})], Nodes((node("a"),), "a")
+    places = Places(parts, lambda: nodes, ["join a cluster"], sizes={"generators": 1 << 30})
+    places.check_memory("generators", 3)
+    with pytest.raises(
+        NoRoom, match=r"no room for 1 of 4 .*1\.0 GiB of memory.*8\.0 GiB of memory, of which 3\.0 GiB free"
+    ) as caught:
+        places.check_memory("generators", 4)
+    assert caught.value.remedy == "lower newcomers of generators to at most 3, or join a cluster"
+    Places(parts, lambda: nodes).check_memory("generators", 4)  # in a cluster each takes its own
 
 
 def test_what_others_had_taken_of_a_node_is_not_free():

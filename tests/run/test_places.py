@@ -56,7 +56,10 @@ def test_a_plan_and_a_run_put_every_process_on_the_same_nodes(cluster):
     assert plan.placed["evaluation"] == [far]
     console = Console(width=150, record=True, file=io.StringIO())
     console.print(plan_view(plan, recipe))
-    assert "1 of evaluation" in console.export_text()
+    shown = console.export_text()
+    assert "1 of evaluation" in shown
+    assert {folder.name: folder.blind for folder in plan.folders} == {"run folder": (), "model": ()}, "one machine has both nodes"
+    assert "shm from the ranks beside them" in shown or "tcp to" in shown
 
     ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
     sizes = {process.part: process.each_bytes for process in plan.processes if process.part}

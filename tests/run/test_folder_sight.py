@@ -1,0 +1,60 @@
+"""What becomes of folders that not all nodes of a run see; that nodes are asked is tested in test_places.py."""
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.core.errors import RecipeError
+from asyncrl.run import folder_sight
+from asyncrl.run.compose import compose
+from asyncrl.run.folder_sight import look_at_folders
+from asyncrl.run.nodes import Nodes
+from asyncrl.run.parts import LEARNER
+from asyncrl.run.placement import Node
+
+NODES = Nodes(tuple(Node(name, f"host-{name}", {}, {}) for name in "abc"), "a")
+FAR_ENGINE = {LEARNER: ["a"], "generators": ["a", "b"]}
+FAR_RANK = {LEARNER: ["a", "c"], "generators": ["a", "b"]}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> list[str]:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return [f"model.path={tmp_path / 'model'}", f"run_dir={tmp_path / 'new' / 'runs'}"]
+
+
+def seeing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """All nodes see these folders, if what marks them is there when they look."""
+
+    def ask(look: folder_sight._Look) -> dict[str, list[str]]:
+        assert all(Path(mark).is_file() for mark in look.marks.values())
+        return {node: list(names) for node in look.nodes}
+
+    monkeypatch.setattr(folder_sight, "_ask", ask)
+
+
+def test_what_engines_do_not_see_is_brought(model, monkeypatch, tmp_path):
+    seeing(monkeypatch)
+    run, weights = look_at_folders(compose("quickstart", model), FAR_ENGINE, NODES, None)
+    assert (run.name, run.blind, weights.name, weights.blind) == ("run folder", ("host-b",), "model", ("host-b",))
+    assert run.path == tmp_path / "new" / "runs"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"], "nothing is left behind"
+
+
+def test_who_needs_a_shared_folder_is_refused_without(model, monkeypatch, tmp_path):
+    seeing(monkeypatch, "model")
+    with pytest.raises(RecipeError, match=r"run_dir.*is not seen on host-c, and learner ranks there write checkpoints"):
+        look_at_folders(compose("quickstart", model), FAR_RANK, NODES, None)
+    through_run = compose("quickstart", [*model, "weights={kind: disk}"])
+    with pytest.raises(RecipeError, match=r"run_dir.*is not seen on host-b, and new weights go through it"):
+        look_at_folders(through_run, FAR_ENGINE, NODES, None)
+    elsewhere = compose("quickstart", [*model, f"weights={{kind: disk, folder: {tmp_path}}}"])
+    with pytest.raises(RecipeError, match=r"weights.folder.*is not seen on host-b"):
+        look_at_folders(elsewhere, FAR_ENGINE, NODES, None)
+    seeing(monkeypatch, "folder of weights")
+    assert [folder.blind for folder in look_at_folders(elsewhere, FAR_ENGINE, NODES, None)] == [("host-b",), (), ("host-b",)]
+
+
+def test_a_run_on_this_machine_alone_asks_nobody(model):
+    assert look_at_folders(compose("quickstart", model), {LEARNER: ["a"], "generators": ["a"]}, NODES, None) == ()
