@@ -77,7 +77,8 @@ def look_up_nodes(seconds: float) -> Nodes:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as late:
-        raise ComponentFailed(f"cannot join Ray: no answer within {seconds:g} s; see RAY_ADDRESS") from late
+        told = f"something answers there, but it did not within {seconds:g} s as Ray would"
+        raise ComponentFailed(f"cannot join Ray at {os.environ.get('RAY_ADDRESS')}: {told}") from late
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it wrote nothing"]
         raise ComponentFailed(lines[-1])
@@ -102,6 +103,7 @@ if __name__ == "__main__":
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)  # RAY_ADDRESS says which cluster
     except Exception as error:  # noqa: BLE001 - Ray raises errors of any class
-        sys.exit(f"cannot join Ray at {os.environ.get('RAY_ADDRESS')}: {str(error).strip() or type(error).__name__}")
+        told = str(error).strip() or type(error).__name__
+        sys.exit(f"cannot join Ray at {os.environ.get('RAY_ADDRESS')}: {told}; see whether RAY_AUTH_TOKEN is the cluster's")
     sys.stdout.write(msgspec.json.encode(read_nodes()).decode() + "\n")
     ray.shutdown()
