@@ -89,6 +89,10 @@ class ComponentFailed(AsyncRLError):
     """A component of the run (generator, learner, buffer) died; the run ends with this as its reason."""
 
 
+class RankLost(ComponentFailed):
+    """A learner rank has lost its connection to another one, which has probably died."""
+
+
 class ProcessDied(ComponentFailed):
     """A process is gone, killed by the system or by a bug below our code; a replacement may do its work."""
 

@@ -23,7 +23,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.core.batch import Batch
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied, RankLost
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.reward import ModelReward
@@ -65,6 +65,8 @@ OBJECT_STORE_BYTES = 256 << 20
 
 LOOPBACK_S = 5.0
 """How long this machine may take to connect to itself."""
+DEATH_KNOWN_S = 15.0
+"""Seconds within which Ray usually knows that a process or its node is gone, after others have lost their connections to it."""
 LEARNER_WATCH_S = 2.0
 """Seconds between two checks that a learner rank is alive."""
 
@@ -310,9 +312,12 @@ class Cluster:
 
 
 async def _told(answer: Awaitable[T], log: Path) -> T:
-    """Await a learner rank's answer. If the rank died, raise what it probably died of."""
+    """Await a learner rank's answer. If it died, raise what it probably died of; if it lost another, let that be told."""
     try:
         return await answer
+    except RankLost:
+        await asyncio.sleep(DEATH_KNOWN_S)  # who watches that rank meanwhile learns more from Ray, and ends this wait
+        raise
     except ProcessDied as death:
         raise explained(death, log) from death
 

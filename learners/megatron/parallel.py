@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded
+from asyncrl.core.errors import AsyncRLError, DeadlineExceeded, RankLost
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from learners.megatron.meeting import meet
 from learners.rank import RankSpec
@@ -88,14 +88,14 @@ def named_wait(spec: RankSpec, activity: str, seconds: float) -> Iterator[None]:
 
     Raises:
         DeadlineExceeded: if a collective timed out.
-        ComponentFailed: if another rank closed its connection.
+        RankLost: if another rank closed its connection.
     """
     try:
         yield
     except RuntimeError as error:
         text = str(error).lower()
         if "connection closed by peer" in text or "connection reset by peer" in text:
-            raise ComponentFailed(
+            raise RankLost(
                 f"learner rank {spec.rank} lost another rank while {activity}; look for the first error among the other ranks"
             ) from error
         if "timed out" not in text and "wait timeout" not in text:  # the texts of collectives, and of a file store

@@ -261,7 +261,7 @@ def test_ranks_that_do_not_come_up_are_named_within_the_deadline(folder, over_tc
 def test_a_rank_that_dies_is_noticed_at_once(folder):
     started = time.monotonic()
     kind, text, _ = run_ranks(rank_side.failure, make_recipe(folder, data=2), folder, *make_batch(), 1, 0.0, data=2)[0]
-    assert kind == "ComponentFailed"
+    assert kind == "RankLost"
     assert text.startswith("learner rank 0 lost another rank while training version 5; ")
     assert time.monotonic() - started < 30
 

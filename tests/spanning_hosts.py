@@ -1,0 +1,262 @@
+"""Plays what spans two hosts in whole runs, by hand, and prints what is seen: ranks apart, pools, latecomers, folders.
+
+As root: ``python tests/spanning_hosts.py pipeline adapters`` plays these one after the other, on one pair of hosts made of
+namespaces. Each fails at the first thing that is not as it should be. ``late`` needs hosts of its own: play it alone.
+"""
+
+import argparse
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from sqlite3 import connect
+
+import psutil
+from two_nodes import SHARED, Host, RayCluster, hosts
+
+from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.run.summary import Status, Summary
+from learners.tiny import ensure_tiny_model
+
+OWN = Path("/tmp/runs")
+"""A folder of the first host, which the other does not see."""
+FAR = ["generators.count=1", "generators.placement.resources={node-1: 1}"]
+"""One engine, on the second host."""
+RANKS_APART = "learner.placement.per_node=1"
+STEPS = 24
+
+
+class Stage:
+    """Two hosts with a Ray cluster, the first of which has a model.
+
+    Attributes:
+        runs: where the scenario's runs go.
+    """
+
+    def __init__(self, folder: Path, made: Sequence[Host], cluster: RayCluster) -> None:
+        self.folder, (self.head, self.far), self.cluster = folder, made, cluster
+        self.runs = OWN
+        self._began = time.monotonic()
+        model = ensure_tiny_model({"": ClassEnvironment(name="calculator")}, 0, lambda progress: None)
+        shutil.copytree(model, self.outside(Path("/tmp/models/tiny")))
+
+    def say(self, *words: object) -> None:
+        """Print with the time since the beginning."""
+        print(f"[{time.monotonic() - self._began:6.1f}]", *words, flush=True)
+
+    def outside(self, path: Path) -> Path:
+        """Where a path of the first host lies for this process."""
+        if path.is_relative_to(SHARED):
+            return self.folder / SHARED.name / path.relative_to(SHARED)
+        return self.head.seen_from_outside(path)
+
+    def recipe(self, *overrides: str) -> list[str]:
+        """The quickstart made small, every publication of which is probed."""
+        small = ["model.path=/tmp/models/tiny", f"run_dir={self.runs}", "batch.groups_per_step=4", "weights.probe_every=1"]
+        few = ["tasks.train=100", "tasks.evaluation=8", "generators.kv_cache_mb=64", "evaluation.every=100", f"steps={STEPS}"]
+        return ["launch", "quickstart", *small, *few, "learner.data_parallel=1", *overrides]
+
+    def start(self, *arguments: str, **variables: str) -> "Command":
+        """Start ``asyncrl`` on the first host."""
+        self.say("asyncrl", *arguments[:1], *arguments[10:])
+        return Command(self, arguments, variables)
+
+    def call(self, *arguments: str, code: int = 0, said: str = "", seconds: float = 300, **variables: str) -> str:
+        """Run ``asyncrl`` on the first host to its end; it must exit with ``code`` and have said ``said``."""
+        began = time.monotonic()
+        command = self.start(*arguments, **variables)
+        ended = command.process.wait(seconds)
+        assert (ended, bool(re.search(said, command.output))) == (code, True), f"exit {ended}, without {said!r}: {command.output}"
+        self.say(f"exit {ended} after {time.monotonic() - began:.1f} s:", command.output.strip().splitlines()[-1][:300])
+        return command.output
+
+    @property
+    def run(self) -> Path:
+        """The folder of the scenario's only run, as seen from outside."""
+        (folder,) = [path for path in self.outside(self.runs).iterdir() if path.is_dir()]
+        return folder
+
+    def check(self, status: Status = Status.COMPLETED) -> Summary:
+        """Check how the run ended, and say how well learner and engines agreed after each publication."""
+        summary = Summary.read(self.run / "summary.json")
+        self.say(f"{summary.status} after {summary.steps} steps, {summary.versions_published} versions. {summary.reason}")
+        assert summary.status == status, summary
+        gaps = self.values("publish/probe_mean_gap")
+        self.say(f"mean gaps of {len(gaps)} probes: at most {max(gaps.values()):.4f} nats")
+        assert len(gaps) >= min(summary.versions_published, STEPS) // 2, gaps
+        return summary
+
+    def values(self, metric: str) -> dict[int, float]:
+        """The values of a metric of the scenario's run, by training step."""
+        with closing(connect(self.outside(self.runs) / "mlflow.db", timeout=10)) as database:
+            return dict(database.execute("select step, value from metrics where key = ? order by step", (metric,)).fetchall())
+
+    def weights_in_memory(self) -> list[list[str]]:
+        """The files of weights in the memory of each host, without the run's name."""
+
+        def of(host: Host) -> list[str]:
+            there = Path(f"/proc/{host.pid}/root/dev/shm").glob("asyncrl-*")
+            return sorted(re.sub(r".*-(rank|mirror|disk)", r"\1", file.name) for file in there)
+
+        return [of(self.head), of(self.far)]
+
+
+class Command:
+    """A process of ``asyncrl`` on the first host."""
+
+    def __init__(self, stage: Stage, arguments: Sequence[str], variables: dict[str, str]) -> None:
+        self._stage = stage
+        self._output = stage.outside(Path(f"/tmp/output-{time.monotonic_ns()}"))
+        known = {**stage.cluster.environment, "PYTHONPATH": ":".join(filter(None, sys.path)), "COLUMNS": "200", **variables}
+        with self._output.open("wb") as output:
+            self.process = stage.head.popen([sys.executable, "-m", "asyncrl.cli.main", *arguments], known, output.fileno())
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    def wait_for(self, pattern: str, seconds: float = 400) -> None:
+        """Until it has printed ``pattern``."""
+        by = time.monotonic() + seconds
+        while (found := re.search(pattern, self.output)) is None:
+            assert self.process.poll() is None, f"it ended before {pattern!r}: {self.output}"
+            assert time.monotonic() < by, f"{pattern!r} took longer than {seconds:g} s: {self.output}"
+            time.sleep(0.2)
+        self._stage.say(f"saw {found.group()!r}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, and wait until it has ended."""
+        (child,) = psutil.Process(self.process.pid).children()
+        child.send_signal(number)
+        self.process.wait(60)
+        self._stage.say(f"ended after {number.name}")
+
+
+def _ranks_apart(stage: Stage, layout: str) -> Command:
+    """Launch with learner ranks on both hosts, and wait until it has trained for a while."""
+    run = stage.start(*stage.recipe(*FAR, layout, RANKS_APART, "checkpoint.every=4"))
+    run.wait_for(r"training step ([5-9]|1\d)/")
+    stage.say("weights in memory:", *stage.weights_in_memory())
+    return run
+
+
+def _resume(stage: Stage) -> None:
+    stage.call("launch", "--resume", str(stage.runs / stage.run.name), seconds=400)
+    assert stage.check().steps == STEPS
+    assert (stage.run / "model" / "model.safetensors").is_file()
+    assert stage.weights_in_memory() == [[], []]
+
+
+def data(stage: Stage) -> None:
+    """Replicas on two hosts; the driver is killed, and the run resumed."""
+    _ranks_apart(stage, "learner.data_parallel=2").signal(signal.SIGKILL)
+    _resume(stage)
+
+
+def pipeline(stage: Stage) -> None:
+    """Pipeline stages on two hosts, of which one is lost; once it is back, the run is resumed."""
+    run = _ranks_apart(stage, "learner.pipeline_parallel=2")
+    stage.far.power_off()
+    assert run.process.wait(60) == 1
+    stage.check(Status.FAILED)
+    stage.far.boot()
+    stage.cluster.start(only=[stage.far])
+    stage.cluster.wait_for(2)
+    _resume(stage)
+
+
+def pools(stage: Stage) -> None:
+    """Two pools of their own sizes and settings play training episodes, each on its host."""
+    far = "generators.pools={far: {count: 1, max_running: 8, kv_cache_mb: 32, placement: {resources: {node-1: 1}}}}"
+    stage.call(*stage.recipe("generators.count=1", "generators.placement.resources={node-0: 1}", far), seconds=400)
+    stage.check()
+    for pool in ("generators", "far"):
+        sampled = stage.values(f"generators/{pool}/tokens_per_s").values()
+        stage.say(f"{pool}: up to {max(sampled):.0f} tokens a second")
+        assert max(sampled) > 0
+
+
+def late(stage: Stage) -> None:
+    """The second host joins while the run trains, and takes an engine for which the first has no room."""
+    run = stage.start(*stage.recipe("generators.count=1", "steps=100000"))
+    run.wait_for(r"training step \d+/")
+    inside = str(stage.runs / stage.run.name)
+    stage.call("scale", inside, "generators=2", code=2, said="there is no room")
+    stage.cluster.start(only=[stage.far])
+    stage.cluster.wait_for(2)
+    stage.call("scale", inside, "generators=2", said="coming up")
+    run.wait_for(r"generator-\d+ is up, and has caught up")
+    assert stage.weights_in_memory()[1]
+    stage.call("scale", inside, "generators=1", said="hands back its")
+    run.wait_for(r"has handed back its episodes, and ends")
+    run.signal(signal.SIGINT)
+    stage.check(Status.INTERRUPTED)
+
+
+def adapters(stage: Stage) -> None:
+    """Adapters alone go to an engine on the other host, which plays each episode with one version."""
+    lora = ["+learner.lora={rank: 8, publish: adapter}", "generators.updates=at_episode"]
+    stage.call(*stage.recipe(*FAR, *lora), seconds=400)
+    stage.check()
+
+
+def disk(stage: Stage) -> None:
+    """Weights go through a folder, as changed blocks, from ranks on two hosts to an engine on one."""
+    through = ["weights.kind=disk", "+weights.delta=true", "learner.pipeline_parallel=2", RANKS_APART]
+    stage.call(*stage.recipe(*FAR, *through), seconds=400)
+    stage.check()
+
+
+def folders(stage: Stage) -> None:
+    """What cannot be shared is refused before anything starts; what is brought or fetched instead is said."""
+    ranks = ["learner.data_parallel=2", RANKS_APART]
+    stage.call(*stage.recipe(*FAR, *ranks), code=2, said="learner ranks there write checkpoints into it")
+    stage.call(*stage.recipe(*FAR, "weights.kind=disk", "--dry-run"), code=2, said="new weights go through it")
+    stage.call(*stage.recipe(*FAR, "weights.kind=shm", "--dry-run"), code=2, said="shm reaches engines on the node of all")
+    shown = stage.call(*stage.recipe(*FAR, "--dry-run"), said="not on 10.77.0.2: fetched there")
+    print(shown[shown.index("Nodes") : shown.index("Tasks")])
+    assert list(stage.outside(stage.runs).iterdir()) == []
+
+
+def unreachable(stage: Stage) -> None:
+    """A cluster that is not there is refused within the deadlines that the documentation states."""
+    strange = "import socket, time; s = socket.create_server(('0.0.0.0', 7777)); time.sleep(600)"
+    stage.far.popen([sys.executable, "-c", strange], {})
+    for address in ("10.77.0.99:6379", "10.78.0.1:6379", f"{stage.head.address}:9", f"{stage.far.address}:7777"):
+        stage.call(*stage.recipe("--dry-run"), code=2, said="cannot join Ray", seconds=80, RAY_ADDRESS=address)
+    stage.call(*stage.recipe("--dry-run"), code=2, said="RAY_AUTH_TOKEN", seconds=80, RAY_AUTH_TOKEN="0" * 64)
+
+
+SCENARIOS: dict[str, Callable[[Stage], None]] = {
+    each.__name__: each for each in (data, pipeline, pools, late, adapters, disk, folders, unreachable)
+}
+SHARING = {"data", "pipeline", "disk"}
+"""Scenarios whose runs lie where both hosts see them."""
+
+
+def main() -> None:
+    """Play the scenarios that were named."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("scenarios", nargs="+", choices=SCENARIOS)
+    chosen: list[str] = parser.parse_args().scenarios
+    if late_only := "late" in chosen:
+        assert chosen == ["late"], "late needs hosts of its own"
+    with tempfile.TemporaryDirectory() as folder, hosts(2, Path(folder)) as made:
+        cluster = RayCluster(made, cpus=2 if late_only else 4)
+        stage = Stage(Path(folder), made, cluster)
+        cluster.start(only=made[:1] if late_only else None)
+        cluster.wait_for(1 if late_only else 2)
+        for name in chosen:
+            stage.say(f"{name}: {SCENARIOS[name].__doc__}")
+            stage.runs = (SHARED if name in SHARING else OWN) / name
+            stage.outside(stage.runs).mkdir(parents=True)
+            SCENARIOS[name](stage)
+
+
+if __name__ == "__main__":
+    main()
