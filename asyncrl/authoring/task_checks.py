@@ -42,7 +42,7 @@ def check_tasks(subject: Subject, findings: Findings) -> tuple[list[Task], list[
     _check_splits(train, evaluation, place, findings)
     if isinstance(subject.spec, ClassEnvironment) and not has_task_files(subject.recipe):
         _check_determinism(subject, (train, evaluation), place, findings)
-    if isinstance(subject.spec, ClassEnvironment) and has_task_files(subject.recipe):
+    if isinstance(subject.spec, ClassEnvironment):
         _check_lessons(subject, findings)
     for split, tasks in (("train", train), ("evaluation", evaluation)):
         if not tasks:
@@ -61,7 +61,7 @@ def _place(subject: Subject) -> str:
 
 
 def _check_lessons(subject: Subject, findings: Findings) -> None:
-    """See whether the tiny model can be taught; tasks from files do not show that."""
+    """See whether the tiny model can be taught."""
     assert isinstance(subject.spec, ClassEnvironment)
     try:
         check_lessons(subject.spec, subject.name, subject.recipe.seed)

@@ -13,7 +13,7 @@ from asyncrl.core.errors import Interrupted, RecipeError
 from asyncrl.core.standard_streams import standard_stream
 from asyncrl.core.text import told
 
-_OURS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen ")
+_OURS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen ", importlib.__file__)
 """How the file names of our frames and of Python's import system begin."""
 
 

@@ -199,7 +199,7 @@ def environment_class(name: str, place: str = "environment.name") -> type[Enviro
 def _import(module_name: str, place: str) -> ModuleType:
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise RecipeError(place, f"{module_name!r} is not a module name", _OWN.removeprefix("or "))
-    return import_module(module_name, place, f"{_choices(module_name, list(BUILT_IN))}, {_OWN}", f"fix the module, {_OWN}")
+    return import_module(module_name, place, f"{_choices(module_name, list(BUILT_IN))}, {_OWN}", "correct it")
 
 
 def _classes(module_name: str, class_name: str) -> str:

@@ -132,6 +132,8 @@ class Tool:
         if self.in_process and not is_static:
             problem = "runs in another process, where there is no `self`"
             raise TypeError(f"{name}: process=True {problem}; make it a @staticmethod that gets all it needs from the model")
+        if not is_static:
+            _require_self(method, name)
         self._is_static = is_static
         self.parameters = Parameters(method, name, is_static)
         self.spec = ToolSpec(name, inspect.getdoc(method) or "", self.parameters.schema)
@@ -145,6 +147,17 @@ class Tool:
         else:
             result = await run_in_daemon_thread(bound, name=f"tool-{self.name}")
         return result if isinstance(result, str) else msgspec.json.encode(result).decode()
+
+
+def _require_self(method: Callable[..., Any], name: str) -> None:
+    """Refuse a method without ``self``: its first parameter would be hidden from the model, and get the environment.
+
+    Raises:
+        TypeError: the method has no parameter, or its first one is typed and not called ``self``.
+    """
+    first = next(iter(inspect.signature(method).parameters.values()), None)
+    if first is None or (first.name != "self" and first.annotation is not first.empty):
+        raise TypeError(f"{name}: its first parameter must be `self`; write it, or make the tool a @staticmethod")
 
 
 def error_text(problem: object) -> str:

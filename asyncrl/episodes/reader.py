@@ -86,7 +86,8 @@ class EpisodeReader:
             raise RecipeError(
                 "tracking.trajectories",
                 f"no episodes are kept in {str(folder)!r}",
-                "launch with tracking.trajectories={keep: sample} or {keep: all}; or wait for the first training step",
+                "the first files appear with the first evaluation and training step, unless tracking.trajectories is {keep: none}; "
+                "of a run that ended before, `asyncrl logs RUN --errors` says why",
             )
         self.folder = folder
         with _readable(folder):

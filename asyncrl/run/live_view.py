@@ -29,7 +29,7 @@ from asyncrl.run.units import duration, percent, quantity
 logger = logging.getLogger(__name__)
 
 SECONDS_A_LINE = 15.0
-"""Time between two lines of training progress where the output is not a terminal."""
+"""Time between two lines of training progress, or of a phase that is slow, where the output is not a terminal."""
 PHASE_A_LINE = 0.25
 """A phase that tells how far it is has a line each time this share of it is done, where the output is not a terminal."""
 REDRAWS_A_SECOND = 4
@@ -86,7 +86,8 @@ class LiveView:
         """Show how far the present phase is, in [0, 1], with a text such as ``31 % of tool calls succeed``."""
         with self._lock:
             self._advanced = (fraction, text)
-            if self._live is None and fraction >= self._phase_lines * PHASE_A_LINE:
+            if self._live is None and (fraction >= self._phase_lines * PHASE_A_LINE or self._clock() >= self._next_line):
+                self._next_line = self._clock() + SECONDS_A_LINE
                 self._phase_lines = int(fraction / PHASE_A_LINE) + 1
                 self._line(f"{self._phase}: {percent(fraction)}, {text}")
 
@@ -114,7 +115,7 @@ class LiveView:
         if self._phase and self._live is not None:
             took = duration(self._clock() - self._phase_began)
             self._console.print(Text.assemble(mark, self._phase, (f"  {took}", "dim")))
-        self._phase, self._advanced, self._phase_lines = "", None, 0
+        self._phase, self._advanced, self._phase_lines, self._next_line = "", None, 0, 0.0
 
     def _line(self, text: str) -> None:
         """Print a line that stays; not wrapped where the output is not a terminal, so that it can be searched for.

@@ -4,15 +4,20 @@ Environments of the user's own need no lessons. If none has any, the model is ma
 tool and little else.
 """
 
+import random
+
 import msgspec
 
 from asyncrl.core.errors import RecipeError
+from asyncrl.core.plug_in import users_code
 from asyncrl.core.recipe.environment import ClassEnvironment, MemberConfig, member_place
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.envs.lessons import Lessons
 from asyncrl.envs.load import BUILT_IN, find_lessons, make_tasks
 from asyncrl.run.model_shape import TINY, TINY_SHAPE
 from asyncrl.run.tiny_player import Player
 from generators.episode import EpisodeLimits
+from learners.tiny.settings import WarmUp
 
 CALCULATOR = ClassEnvironment(name="calculator")
 _TURN_TOKENS = 64
@@ -70,12 +75,14 @@ def remarks_on(recipe: Recipe) -> tuple[str, ...]:
 
 
 def check_lessons(environment: MemberConfig, place: str, seed: int) -> None:
-    """Make a task of each split as the warm-up will, also where the tasks of the run come from files.
+    """Make a task of each split as the warm-up will, also where the tasks of the run come from files, and script some.
 
     Raises:
-        RecipeError: the environment has lessons, and makes no tasks with these options.
+        RecipeError: the environment has lessons, and makes no tasks with these options; or its lessons raise something, or
+            tempt at each task that the warmed-up model would be measured on.
     """
-    if find_lessons(environment) is None:
+    lessons = find_lessons(environment)
+    if lessons is None:
         return
     for split in ("train", "evaluation"):
         try:
@@ -89,6 +96,25 @@ def check_lessons(environment: MemberConfig, place: str, seed: int) -> None:
         if not made:
             problem = f"its lessons need tasks, and make_tasks makes none of split {split}"
             raise RecipeError(place, problem, "make some, or return None from lessons()")
+    if isinstance(environment, ClassEnvironment) and environment.name not in BUILT_IN:
+        _check_scripts(environment, lessons, place, seed)
+
+
+def _check_scripts(environment: ClassEnvironment, lessons: Lessons, place: str, seed: int) -> None:
+    """Let the lessons of the user's own environment script the tasks that the warmed-up model will be measured on."""
+    held_out = make_tasks(environment, "evaluation", WarmUp().held_out_tasks, seed)
+    with users_code(f"the lessons of {environment.name!r} raised", place, "correct them"):
+        lessons.mistaken(held_out[0])
+        tempting = [lessons.habitual(task, 1.0, random.Random(0)) != lessons.ideal(task) for task in held_out]
+    if all(tempting):
+        problem = (
+            f"habitual() of its lessons gives in to the bad habit at all {len(held_out)} held-out tasks that make_tasks makes"
+        )
+        remedy = (
+            "let it return the ideal script for some tasks, such as the easiest, whatever `share` is: by these it is measured "
+            "whether the model has learned to play at all"
+        )
+        raise RecipeError(place, problem, remedy)
 
 
 def _taught(recipe: Recipe) -> dict[str, Player]:

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.envs import Environment, ToolEnvironment
+from asyncrl.core.messages import ToolCall
+from asyncrl.core.task import Task
+from asyncrl.envs import Action, Environment, ToolEnvironment, tool
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = [
@@ -29,7 +31,22 @@ def test_an_example_defines_an_environment(example: str):
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 8
+
+
+async def test_a_metric_of_ones_own_is_beside_the_counts_of_calls():
+    (example,) = (each.values[0] for each in EXAMPLES if "look_ups" in each.values[0])
+
+    class Counted(environment_of(example)):
+        @tool
+        async def look_up(self, word: str) -> str:
+            """Look up."""
+            return word
+
+    environment = Counted()
+    await environment.reset(Task(id="t", prompt="p", data={"answer": "a"}))
+    result = await environment.step(Action("", (ToolCall("look_up", {"word": "a"}), ToolCall("unknown", {}))))
+    assert result.metrics == {"look_ups": 1.0, "tool_calls": 1.0, "tool_errors": 0.0, "malformed_calls": 1.0}
 
 
 def test_the_first_environment_has_no_findings(tmp_path: Path, monkeypatch):

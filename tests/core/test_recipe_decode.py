@@ -55,6 +55,14 @@ def test_an_unknown_key_is_refused_with_the_nearest_real_one(sections, place, me
     assert meant in error.remedy
 
 
+def test_a_key_of_another_kind_says_so_since_it_may_come_from_the_recipe_that_is_extended():
+    member = {"name": "calculator"}
+    error = refusal(environment={"name": "calculator", "kind": "mixed", "members": {"easy": member, "hard": member}})
+    assert (error.place, error.problem) == ("environment.name", "a key of kind class, and not of kind mixed")
+    assert "a recipe in its list `defaults` has it" in error.remedy
+    assert "add ~environment.name to the command line" in error.remedy
+
+
 @pytest.mark.parametrize(
     ("sections", "place", "seen", "right"),
     [

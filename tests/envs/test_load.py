@@ -125,6 +125,15 @@ def test_built_in_with_options_and_deadline():
     assert Calculator.tool_timeout_s == ToolEnvironment.tool_timeout_s
 
 
+def test_a_module_that_cannot_be_imported_is_named_with_its_line(module: str, tmp_path: Path):
+    lines = ["from my_library import Plain, tool", "", "class Bare(Plain):", "    @tool", "    async def look(self, thing): ..."]
+    (tmp_path / "untyped_tool.py").write_text("\n".join(lines))
+    with pytest.raises(RecipeError) as refused:
+        load_member(spec("untyped_tool:Bare"))
+    assert "Bare: tool look: parameter 'thing' has no type; write `thing: str`, for example" in str(refused.value)
+    assert f"({tmp_path / 'untyped_tool.py'}:3)" in str(refused.value)
+
+
 def test_own_class_from_the_current_directory(module: str):
     instance = load_member(spec(f"{module}:Library", shelf="a")).make()
     assert (type(instance).__name__, instance.shelf, instance.height) == ("Library", "a", 2)

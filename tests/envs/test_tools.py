@@ -286,6 +286,15 @@ def test_signatures_that_cannot_be_described_are_refused_with_the_class():
     async def no_json(self, query: threading.Thread):
         return query
 
+    async def without_self(query: str):
+        return query
+
+    async def without_parameters():
+        return 1
+
+    for forgotten in (without_self, without_parameters):
+        with pytest.raises(TypeError, match="Mine: tool search: its first parameter must be `self`"):
+            define(forgotten)
     with pytest.raises(TypeError, match=r"Mine: tool search: parameter 'query' has no type; write `query: str`"):
         define(untyped)
     with pytest.raises(TypeError, match=r"Mine: tool search: \*queries: str cannot be passed by name"):

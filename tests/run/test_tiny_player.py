@@ -1,6 +1,7 @@
 """The tiny model plays before a run as it will in the run, and what it is warmed up on follows from the recipe."""
 
 import asyncio
+import random
 from pathlib import Path
 from typing import cast
 
@@ -12,11 +13,12 @@ from transformers import PreTrainedModel
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.recipe.environment import ClassEnvironment, MixedEnvironment, RemoteEnvironment
 from asyncrl.core.recipe.schema import Recipe
+from asyncrl.core.task import Task
 from asyncrl.core.trajectory import Sampling
 from asyncrl.envs import calculator
 from asyncrl.envs.calculator import Calculator
 from asyncrl.envs.demonstrations import demonstrate
-from asyncrl.envs.lessons import Lessons
+from asyncrl.envs.lessons import Lessons, Script
 from asyncrl.envs.lessons.calculator import CalculatorLessons
 from asyncrl.run.compose import compose
 from asyncrl.run.tiny_lessons import players_of, remarks_on
@@ -116,6 +118,48 @@ def test_an_environment_of_ones_own_gets_the_calculators_model_and_a_remark(quic
     assert remarks_on(quickstart) == ()
     other = msgspec.structs.replace(own, model=msgspec.structs.replace(own.model, path="/some/folder"))
     assert remarks_on(other) == ()
+
+
+class Tempting(Untaught):
+    """An environment of the user's own, whose lessons know no task without temptation."""
+
+    @classmethod
+    def lessons(cls, **options: object) -> Lessons:
+        return AlwaysHabitual()
+
+
+class AlwaysHabitual(CalculatorLessons):
+    def habitual(self, task: Task, share: float, generator: random.Random) -> Script:
+        return Script((), "0") if generator.random() < share else self.ideal(task)
+
+
+class Raising(Untaught):
+    """An environment of the user's own, whose lessons raise."""
+
+    @classmethod
+    def lessons(cls, **options: object) -> Lessons:
+        return Unable()
+
+
+class Unable(CalculatorLessons):
+    def ideal(self, task: Task) -> Script:
+        raise KeyError("answers")
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem"),
+    [
+        (
+            Tempting,
+            r"habitual\(\) of its lessons gives in .* at all 300 held-out tasks.*; let it return the ideal script for some",
+        ),
+        (Raising, r"the lessons of '.*:Raising' raised KeyError: 'answers'"),
+    ],
+)
+def test_lessons_that_cannot_be_taught_are_refused_at_launch(quickstart: Recipe, environment: type, problem: str):
+    own = msgspec.structs.replace(quickstart, environment=ClassEnvironment(name=f"{__name__}:{environment.__name__}"))
+    with pytest.raises(RecipeError, match=f"environment: {problem}"):
+        remarks_on(own)
 
 
 def test_a_built_in_environment_without_lessons_is_refused(quickstart: Recipe, monkeypatch: pytest.MonkeyPatch):

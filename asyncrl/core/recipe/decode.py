@@ -71,7 +71,10 @@ class _SectionReader:
         self.chosen: set[str] = set()
         """Keys that may be ``auto`` and have a value of their own."""
 
-    def section(self, schema: inspect.StructType, value: Any, place: str) -> Any:
+    def section(
+        self, schema: inspect.StructType, value: Any, place: str, kinds: Mapping[Any, inspect.StructType] | None = None
+    ) -> Any:
+        """Read a section; ``kinds`` are all that it may be of, by name, if there are several."""
         if not isinstance(value, Mapping):
             self._refuse(place or "recipe", f"{_show(value)} is not a section", f"give it keys: {_keys(schema)}")
             return value
@@ -89,7 +92,7 @@ class _SectionReader:
             elif key == schema.tag_field:
                 complete[key] = entry
             else:
-                self._refuse_unknown(schema, place, str(key), entry)
+                self._refuse_unknown(schema, place, str(key), entry, kinds or {})
         for name, field in fields.items():
             if field.required and name not in value:
                 self._refuse(_join(place, name), "missing", f"it must be {_expected(field.type)}")
@@ -139,9 +142,11 @@ class _SectionReader:
             problem, remedy = f"{_show(kind)} is not a known kind", f"{guess}must be one of {_listed(kinds)}"
             self._refuse(_join(place, tag_field), problem, remedy)
             return value
-        return self.section(kinds[kind], {**value, tag_field: kind}, place)
+        return self.section(kinds[kind], {**value, tag_field: kind}, place, kinds)
 
-    def _refuse_unknown(self, schema: inspect.StructType, place: str, key: str, entry: object) -> None:
+    def _refuse_unknown(
+        self, schema: inspect.StructType, place: str, key: str, entry: object, kinds: Mapping[Any, inspect.StructType]
+    ) -> None:
         here = _join(place, key)
         elsewhere = {name: _with_last_part(str(name)) for name in entry} if isinstance(entry, Mapping) else {}
         if elsewhere and all(elsewhere.values()):  # keys of a recipe, in a section that there is not
@@ -149,6 +154,11 @@ class _SectionReader:
                 self._refuse(_join(here, str(name)), "unknown key", _did_you_mean(paths))
             return
         siblings = [field.encode_name for field in schema.fields]
+        if of := [str(name) for name, other in kinds.items() if key in (field.encode_name for field in other.fields)]:
+            problem = f"a key of kind {_listed(of)}, and not of kind {schema.tag}"
+            remedy = f"take it out; if it is not in your file, a recipe in its list `defaults` has it: add ~{here} to the command"
+            self._refuse(here, problem, f"{remedy} line, or extend no recipe whose {place} is of another kind")
+            return
         if near := get_close_matches(key, siblings, n=1):
             meant = [_join(place, near[0])]
         else:
