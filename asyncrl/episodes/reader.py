@@ -86,7 +86,7 @@ class EpisodeReader:
             raise RecipeError(
                 "tracking.trajectories",
                 f"no episodes are kept in {str(folder)!r}",
-                "the first files appear with the first evaluation and training step, unless tracking.trajectories is {keep: none}; "
+                "the first evaluation and the first training step write them, unless tracking.trajectories is {keep: none}; "
                 "of a run that ended before, `asyncrl logs RUN --errors` says why",
             )
         self.folder = folder
