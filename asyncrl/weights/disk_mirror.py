@@ -5,7 +5,6 @@ the files from there. The mirror of each node with engines brings a version to t
 where engines map it. What always holds: a side's version is known, or all of it is read anew.
 """
 
-import glob
 import logging
 import mmap
 import os
@@ -17,9 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.publication import Publication, ShardRecord, WeightFile
-from asyncrl.weights.memory_file import MemoryFile
+from asyncrl.weights.memory_file import MemoryFile, memory_path, remove_memory_files
 from asyncrl.weights.stored_file import BLOCK_BYTES, apply_blocks, changed_blocks, read_whole, write_blocks, write_whole
 from asyncrl.weights.stored_versions import Manifest, StoredFile, StoredVersions, total_stored
 
@@ -59,7 +57,7 @@ class DiskMirror:
 
     def __init__(self, run_id: str, node: str, folder: Path, delta: bool, directory: str | None = None) -> None:
         self._node, self._delta, self._versions = node, delta, StoredVersions(folder)
-        self._stem = f"{directory or memory_file_system()}/asyncrl-{run_id}-disk-{node}"
+        self._stem = memory_path(run_id, f"disk-{node}", directory)
         self._before: dict[int, _Before] = {}
         self._sides = (_Side(), _Side())
         self._fetches = 0
@@ -151,8 +149,7 @@ class DiskMirror:
     @staticmethod
     def remove_left_behind(run_id: str) -> None:
         """Remove what the mirrors of a killed run have left behind in this node's memory file system."""
-        for path in memory_file_system().glob(f"asyncrl-{glob.escape(run_id)}-disk-*"):
-            path.unlink(missing_ok=True)
+        remove_memory_files(run_id, "disk-")
 
 
 def of_node(publication: Publication, node: str) -> tuple[dict[int, WeightFile], dict[int, list[ShardRecord]]]:

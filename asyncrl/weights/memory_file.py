@@ -5,11 +5,13 @@ the process; a full memory file system is an error to report.
 """
 
 import errno
+import glob
 import mmap
 import os
 from pathlib import Path
 
 from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.memory_files import memory_file_system
 
 
 class MemoryFull(AsyncRLError):
@@ -63,3 +65,18 @@ class MemoryFile:
             os.close(self._descriptor)
             Path(self.path).unlink(missing_ok=True)
             self._descriptor, self._mapping = -1, None
+
+
+def memory_path(run_id: str, name: str, directory: str | None = None) -> str:
+    """Return the path of a run's memory file, in the memory file system or in ``directory``.
+
+    Args:
+        run_id: unique among the runs on this host.
+    """
+    return os.path.join(directory or memory_file_system(), f"asyncrl-{run_id}-{name}")
+
+
+def remove_memory_files(run_id: str, beginning: str) -> None:
+    """Remove the memory files of a killed run on this node whose names have this beginning."""
+    for path in glob.glob(memory_path(glob.escape(run_id), f"{beginning}*")):
+        Path(path).unlink(missing_ok=True)

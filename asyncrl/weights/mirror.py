@@ -7,21 +7,18 @@ are there side by side; a third overwrites the older one, and until then whoever
 arrive whole is overwritten first.
 """
 
-import glob
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.memory_files import memory_file_system
 from asyncrl.core.publication import WeightFile
 from asyncrl.core.tls import TlsKeys
 from asyncrl.weights.chunk_fetch import ChunkFetch, FetchedFile
 from asyncrl.weights.chunk_server import ChunkServer
 from asyncrl.weights.chunk_wire import Address
 from asyncrl.weights.held_files import HeldFile, HeldFiles
-from asyncrl.weights.memory_file import MemoryFile
+from asyncrl.weights.memory_file import MemoryFile, memory_path, remove_memory_files
 
 _NONE = PolicyVersion(-1)
 """The version of a side that has none as a whole."""
@@ -57,7 +54,7 @@ class Mirror:
         self, run_id: str, node: str, secret: bytes, host: str, directory: str | None = None, tls: TlsKeys | None = None
     ) -> None:
         self._node, self._secret, self._tls = node, secret, tls
-        stem = Path(directory or memory_file_system()) / f"asyncrl-{run_id}-mirror-{node}"
+        stem = memory_path(run_id, f"mirror-{node}", directory)
         self._held = HeldFiles()
         self._server = ChunkServer(self._held, secret, host, tls)
         self._sides = (_Side(f"{stem}-even"), _Side(f"{stem}-odd"))
@@ -147,5 +144,4 @@ class Mirror:
     @staticmethod
     def remove_left_behind(run_id: str) -> None:
         """Remove what the mirrors of a killed run have left behind in this node's memory file system."""
-        for path in memory_file_system().glob(f"asyncrl-{glob.escape(run_id)}-mirror-*"):
-            path.unlink(missing_ok=True)
+        remove_memory_files(run_id, "mirror-")

@@ -395,7 +395,7 @@ def test_closing_removes_the_files_and_ends_connections(nodes, tmp_path: Path) -
 
 
 def test_files_of_a_killed_run_are_removed_and_no_others(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("asyncrl.weights.mirror.memory_file_system", lambda: tmp_path)
+    monkeypatch.setattr("asyncrl.weights.memory_file.memory_file_system", lambda: tmp_path)
     killed, living = (Mirror(run, "n", SECRET, HOST) for run in ("killed[1]", "living"))
     with closing(killed), closing(living):
         source = tmp_path / "source"
