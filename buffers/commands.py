@@ -150,13 +150,14 @@ class Pace(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 class HandBack(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """A worker that was told to end gives back what it has."""
+    """A worker gives back what it has, or it is taken from it; ``why`` says the reason, as what follows the worker's name."""
 
     worker: WorkerId
+    why: str
 
     def apply(self, buffer: ReplayBuffer) -> None:
         """Take all its episodes back."""
-        buffer.hand_back(self.worker)
+        buffer.hand_back(self.worker, self.why)
 
 
 Command = (

@@ -226,9 +226,13 @@ class ReplayBuffer:
         if self._give_all_back(worker, f"{worker} is gone"):
             self._spend(FailureKind.INFRASTRUCTURE, f"{worker} is gone")
 
-    def hand_back(self, worker: WorkerId) -> None:
-        """Take back all episodes of a worker that was told to end. That is no failure: nothing is counted."""
-        self._give_all_back(worker, f"{worker} was told to end")
+    def hand_back(self, worker: WorkerId, why: str) -> None:
+        """Take back all episodes of a worker for a reason that is no failure of its own: nothing is counted.
+
+        Args:
+            why: the reason, as what follows the worker's name.
+        """
+        self._give_all_back(worker, f"{worker} {why}")
 
     def restart(self) -> None:
         """Take back the episodes of all workers after the whole run ended, and count failures from 0 again."""

@@ -133,10 +133,10 @@ class BufferService:
         self._let_go(worker)
         await self._do(commands.Lost(worker))
 
-    async def hand_back(self, worker: WorkerId) -> None:
+    async def hand_back(self, worker: WorkerId, why: str) -> None:
         """See :meth:`BufferApi.hand_back`."""
         self._let_go(worker)
-        await self._do(commands.HandBack(worker))
+        await self._do(commands.HandBack(worker, why))
 
     def _let_go(self, worker: WorkerId) -> None:
         self._losses[worker] += 1

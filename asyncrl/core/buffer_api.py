@@ -51,10 +51,13 @@ class BufferApi(Protocol):
             BudgetExceeded: this was one failure too many.
         """
 
-    async def hand_back(self, worker: WorkerId) -> None:
-        """Let a worker go that was told to end, and issue its open episodes again. That is no failure.
+    async def hand_back(self, worker: WorkerId, why: str) -> None:
+        """Issue the open episodes of a worker again, because it was told to end, or its node is gone or out of reach.
 
-        The worker gets no more tickets, even by requests that it made before.
+        That is no failure. Requests that the worker made before get no tickets; later ones do.
+
+        Args:
+            why: the reason, as what follows the worker's name.
         """
 
     async def report_pause(self, worker: WorkerId, message: str) -> None:

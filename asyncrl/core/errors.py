@@ -97,6 +97,26 @@ class ProcessDied(ComponentFailed):
     """A process is gone, killed by the system or by a bug below our code; a replacement may do its work."""
 
 
+class ProcessUnreachable(ProcessDied):
+    """A call did not reach a process, or its answer did not come back; the process may live, and another call may reach it."""
+
+
+class NodeLost(ProcessDied):
+    """A process is gone, or out of reach, together with its node: it did not fail itself."""
+
+
+class NodeFull(ProcessDied):
+    """A generator cannot go on because its node's memory file system has no room for the weights.
+
+    Args:
+        needed: bytes that would have to be free there.
+    """
+
+    def __init__(self, problem: str, needed: int) -> None:
+        self.problem, self.needed = problem, needed
+        super().__init__(problem)
+
+
 class EnvironmentUnreachable(ComponentFailed):
     """Nothing that a new episode's environment could stand on came back in time; the text says what was waited for."""
 

@@ -3,10 +3,17 @@
 from typing import TypeVar
 
 import ray
-from ray.exceptions import ActorUnschedulableError, NodeDiedError, ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    NodeDiedError,
+    ObjectLostError,
+    RayActorError,
+    RayTaskError,
+)
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, ProcessDied
+from asyncrl.core.errors import AsyncRLError, ComponentFailed, NodeLost, ProcessDied, ProcessUnreachable
 
 T = TypeVar("T")
 
@@ -27,7 +34,7 @@ async def ask(answer: "ray.ObjectRef[T]", *, of: str, by: str, seconds: float, r
 
     Raises:
         DeadlineExceeded: no answer in time.
-        ProcessDied: the actor died, or its node is gone.
+        ProcessDied: the actor died, or its node is gone (``NodeLost``), or it cannot be reached now (``ProcessUnreachable``).
         ComponentFailed: the actor raised an error that is not the project's own.
     """
     async with deadline(seconds, waiter=by, owner=of, remedy=remedy):
@@ -54,6 +61,8 @@ async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:
         if isinstance(error.cause, AsyncRLError):
             raise error.cause from error
         raise ComponentFailed(f"{of}: {type(error.cause).__name__}: {error.cause}") from error
+    except ActorUnavailableError as error:
+        raise ProcessUnreachable(f"{of}: its process cannot be reached ({str(error).strip().splitlines()[0]})") from error
     except RayActorError as error:
         lines = str(error).strip().splitlines()
         # If the actor's constructor raised, Ray puts that error last, after the traceback.
@@ -61,4 +70,4 @@ async def watch(answer: "ray.ObjectRef[T]", *, of: str) -> T:
         raise ProcessDied(f"{of}: its process died ({reason})") from error
     except NODE_GONE as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ProcessDied(f"{of}: its node is gone ({reason})") from error
+        raise NodeLost(f"{of}: its node is gone ({reason})") from error

@@ -103,9 +103,9 @@ class BufferClient:
         """See :meth:`BufferApi.lost`."""
         await self._call(BufferApi.lost, worker)
 
-    async def hand_back(self, worker: WorkerId) -> None:
+    async def hand_back(self, worker: WorkerId, why: str) -> None:
         """See :meth:`BufferApi.hand_back`."""
-        await self._call(BufferApi.hand_back, worker)
+        await self._call(BufferApi.hand_back, worker, why)
 
     async def report_pause(self, worker: WorkerId, message: str) -> None:
         """See :meth:`BufferApi.report_pause`."""

@@ -44,6 +44,7 @@ from asyncrl.run.gpus import usable
 from asyncrl.run.local_publications import make_local_publications
 from asyncrl.run.model_folder import model_for_all_nodes
 from asyncrl.run.model_shape import read_shape
+from asyncrl.run.node_watch import SHARE_OF_LEASE, NodeWatch
 from asyncrl.run.nodes import NodesSeen, read_nodes
 from asyncrl.run.parts import LEARNER, REWARD_MODEL, parts_of
 from asyncrl.run.payload import this_node
@@ -81,7 +82,9 @@ class Cluster:
     def __init__(self, recipe: Recipe, folder: RunFolder, model_path: str, note: Callable[[str], None]) -> None:
         self._recipe, self._deadlines, self._folder, self._note = recipe, recipe.deadlines, folder, note
         sizes = sizes_of(recipe, read_shape(model_path))
-        places = self.places = find_places(recipe, parts_of, NodesSeen(read_nodes), sizes)
+        silence_s = SHARE_OF_LEASE * recipe.deadlines.lease
+        self._nodes = NodeWatch(lambda node: self.far_files.answer(node), lambda: self.far_files.met, silence_s)
+        places = self.places = find_places(recipe, parts_of, NodesSeen(read_nodes, lambda: self._nodes.avoided), sizes)
         engines_on = sum((places.nodes_of(pool) for pool in recipe.generators.by_pool), Counter[str]())
         layout = recipe.learner.layout
         self._ranks = [places.take(f"learner rank {rank}", LEARNER) for rank in range(layout.ranks)]
@@ -114,9 +117,9 @@ class Cluster:
         def generator(pool: str, number: int) -> GeneratorHandle:
             return make_generator(recipe, model, pool, number, folder, places, buffer, self._reward_model)
 
-        async def report_lost(worker: WorkerId) -> None:
+        async def report_lost(worker: WorkerId, with_node: bool) -> None:
             places.leave(worker)
-            await self.buffer.lost(worker)
+            await (self.buffer.hand_back(worker, "was lost with its node") if with_node else self.buffer.lost(worker))
 
         secret = secrets.token_bytes(SECRET_BYTES)
         self.mirrors = make_local_publications(recipe, folder, secret, tls)
@@ -129,7 +132,14 @@ class Cluster:
 
         pools, mirrors = recipe.generators.by_pool, self.mirrors
         self.generators = GeneratorPool(
-            pools, generator, report_lost, recipe.deadlines, note, mirrors, check_room=places.check_memory
+            pools,
+            generator,
+            report_lost,
+            recipe.deadlines,
+            note,
+            mirrors,
+            check_room=places.check_memory,
+            nodes=self._nodes,
         )
         self._learners: list[Any] = [learner(rank) for rank in range(layout.ranks)]
 
@@ -187,7 +197,7 @@ class Cluster:
     async def watching_learners(self) -> AsyncIterator[None]:
         """Cancel what runs in this context as soon as the process of a learner rank is gone, even while it has no call.
 
-        Logs and episodes of other nodes are brought to the run folder meanwhile.
+        Logs and episodes of other nodes are brought to the run folder meanwhile, and nodes that do not answer are noticed.
 
         Raises:
             ExceptionGroup: the ``ProcessDied`` of each rank that is gone, or what the context itself raised.
@@ -197,9 +207,26 @@ class Cluster:
                 group.create_task(_answers(rank, number, self._log_of(number))) for number, rank in enumerate(self._learners)
             ]
             watching.append(group.create_task(self.far_files.run()))
+            watching.append(group.create_task(self._nodes.run(self._cut_off, self._back)))
             yield
             for task in watching:
                 task.cancel()
+
+    async def _cut_off(self, node: str) -> None:
+        """Go on without a node that does not answer: what its generators play is issued again, and nobody waits for them."""
+        logger.warning("node %s (%s) does not answer", node[:8], self.places.hosts.get(node))
+        workers = self.generators.cut_off(node)
+        for worker in workers:
+            await self.buffer.hand_back(worker, "is out of reach")
+        if workers:
+            told = f"{self.places.hosts.get(node)} does not answer. Nobody waits for {', '.join(workers)}"
+            its = "Its" if len(workers) == 1 else "Their"
+            self._note(f"{told}. {its} episodes are issued again")
+
+    async def _back(self, node: str) -> None:
+        logger.warning("node %s (%s) answers again", node[:8], self.places.hosts.get(node))
+        if any(self.places.nodes_of(pool)[node] for pool in self._recipe.generators.by_pool):
+            self._note(f"{self.places.hosts.get(node)} answers again, and its generators go on")
 
     @property
     def buffer(self) -> BufferClient:

@@ -116,7 +116,7 @@ async def _generators(
         made.append(make_generator(recipe, model, pool, number, here, places))
         return made[-1]
 
-    async def report_lost(worker: WorkerId) -> None:
+    async def report_lost(worker: WorkerId, with_node: bool) -> None:
         # Nobody counts on a generator's leases here. This never waits, so the pool has only one successor made at a time.
         places.leave(worker)
         logger.warning("%s is gone", worker)
@@ -128,7 +128,9 @@ async def _generators(
     far_files = FarFiles(here, lambda: places.others)
     try:
         await pool.start()
+        await far_files.bring()
         yield pool
+        await far_files.bring()
     finally:
         await pool.close(recipe.deadlines.shutdown / 5)
         await far_files.close(recipe.deadlines.shutdown / 5)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.errors import AsyncRLError, ProcessDied, ProcessUnreachable
 from asyncrl.run.actors.node_files import start_node_files
 from asyncrl.run.asking import ask
 from asyncrl.run.folder import RunFolder
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """Seconds between two looks for new lines of logs. No event tells that a file on another node has grown."""
-START_S, ANSWER_S = 60.0, 10.0
+START_S, ANSWER_S = 180.0, 10.0
 """How long the process that reads a node's files may take to come up, and to answer a call, in seconds."""
 CHUNK_BYTES = 4 << 20
 """The most bytes that are asked for at once."""
@@ -40,6 +40,15 @@ class FarFiles:
         self._folder, self._nodes = folder, nodes
         self._known: dict[str, _FarNode] = {}
         self._looking = asyncio.Lock()
+
+    @property
+    def met(self) -> set[str]:
+        """The nodes on which the run has processes now, and whose files could be read at least once."""
+        return {node for node in self._nodes() if node in self._known and self._known[node].met}
+
+    async def answer(self, node: str) -> int:
+        """Ask a node that was met for the bytes that are free in its memory file system. Raises what :func:`ask` raises."""
+        return await self._known[node].answer()
 
     async def run(self) -> NoReturn:
         """Bring what is new, again and again."""
@@ -92,6 +101,21 @@ class _FarNode:
         self._sees: bool | None = None
         self._logs: dict[str, _LogCopy] = {}
         self._problem = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether the node has answered once."""
+        return self._sees is not None
+
+    async def answer(self) -> int:
+        """See :meth:`FarFiles.answer`. If the process that reads the files has died, it is started again."""
+        try:
+            return int(await self._ask(self._files.answer.remote()))
+        except ProcessUnreachable:
+            raise
+        except ProcessDied:
+            self._files = start_node_files(self.id)
+            return int(await self._ask(self._files.answer.remote()))
 
     async def bring(self) -> None:
         """Bring what is new. What goes wrong is logged once."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 import ray
 
-from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked
+from asyncrl.core.errors import DeadlineExceeded, EventLoopBlocked, ProcessUnreachable
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import MAIN_POOL
@@ -25,6 +26,9 @@ from generators.evaluation import Evaluated, HeldOutTask
 from generators.worker import RENEWALS_PER_LEASE, GeneratorStatistics
 
 T = TypeVar("T")
+
+AGAIN_S = 1.0
+"""Seconds after which a process that could not be reached is called again."""
 
 
 class GeneratorHandle:
@@ -47,8 +51,16 @@ class GeneratorHandle:
         await self._ask(self._actor.start.remote(), "start", seconds, "raise deadlines.start")
 
     async def run(self) -> None:
-        """Generate until stopped; returns at once if it was stopped before."""
-        await self._while_it_answers(watch(self._actor.run.remote(), of=self.worker))
+        """Generate until stopped; returns at once if it was stopped before. Goes on after it was out of reach for a while."""
+
+        async def run() -> None:
+            while True:
+                try:
+                    return await watch(self._actor.run.remote(), of=self.worker)
+                except ProcessUnreachable:  # it may go on generating; whether it answers says how long that is waited for
+                    await asyncio.sleep(AGAIN_S)
+
+        await self._while_it_answers(run())
 
     async def _while_it_answers(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work``. Meanwhile the process must answer a call that needs no work as often as it renews a lease."""
@@ -64,15 +76,24 @@ class GeneratorHandle:
     async def _answer(self) -> NoReturn:
         seconds = self._deadlines.lease
         while True:
+            await self._answer_once(seconds)
+            await asyncio.sleep(seconds / RENEWALS_PER_LEASE)
+
+    async def _answer_once(self, seconds: float) -> None:
+        ends = time.monotonic() + seconds
+        while True:
             try:
-                await self._ask(self._actor.answer.remote(), "answer", seconds)
+                return await self._ask(self._actor.answer.remote(), "answer", ends - time.monotonic())
+            except ProcessUnreachable:
+                if ends - time.monotonic() <= AGAIN_S:
+                    raise
+                await asyncio.sleep(AGAIN_S)
             except DeadlineExceeded as late:
                 raise EventLoopBlocked(
                     f"{self.worker} did not answer for {seconds:g} s: its process was stopped, or code in it holds the "
                     "interpreter's lock (a regular expression can do so for hours, even in a thread); see "
                     f"{self._log}, which then names the code"
                 ) from late
-            await asyncio.sleep(seconds / RENEWALS_PER_LEASE)
 
     async def install(self, publication: Publication) -> int:
         """Load a publication; returns the fingerprint of what was loaded."""

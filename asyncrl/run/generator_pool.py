@@ -7,12 +7,15 @@ What always holds:
   for, is told in :mod:`asyncrl.weights.deliveries`;
 * a generator whose pool only evaluates leases nothing; who plays an evaluation is told in :mod:`asyncrl.run.pool_evaluation`;
 * a generator that is told to end, because its pool shrinks or its process got SIGTERM, hands its episodes back first;
-* counters only grow, and include what generators had counted that died or were told to end.
+* counters only grow, and include what generators had counted that died or were told to end;
+* nobody waits for a generator whose node does not answer, and no successor is made there. A generator that is lost with its node
+  counts neither as a failure nor as one of several deaths in a row.
 
 A generator is replaced if SIGTERM told it to end, or if its process is dead or only looks alive: its event loop ended or is
-blocked, its worker ended although nobody stopped it, or it missed the deadline of a call, for example because its engine is
-frozen. While the cluster has no room for the successor, the others go on. The run ends if several successors in a row die in one
-slot while they come up, if the event loops of several generators in one slot are blocked, and on any other error.
+blocked, its worker ended although nobody stopped it, it could not be reached for ``deadlines.lease``, or it missed the deadline
+of a call, for example because its engine is frozen. While the cluster has no room for the successor, the others go on. The run
+ends if several successors in a row die in one slot while they come up, if the event loops of several generators in one slot are
+blocked, and on any other error.
 """
 
 import asyncio
@@ -22,7 +25,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from asyncrl.core.errors import AsyncRLError, ComponentFailed, DeadlineExceeded, ProcessDied, RecipeError
+from asyncrl.core.errors import (
+    AsyncRLError,
+    ComponentFailed,
+    DeadlineExceeded,
+    ProcessDied,
+    ProcessUnreachable,
+    RecipeError,
+)
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.generators import GeneratorsConfig
@@ -33,6 +43,7 @@ from asyncrl.run.generator_remarks import GeneratorRemarks
 from asyncrl.run.generator_slot import GeneratorSlot
 from asyncrl.run.generator_slots import GeneratorSlots
 from asyncrl.run.mirrors import LocalPublications
+from asyncrl.run.node_watch import NodeWatch
 from asyncrl.run.pool_evaluation import PoolEvaluation
 from asyncrl.run.probe_scores import EngineScores
 from asyncrl.run.successors import Successors
@@ -55,30 +66,34 @@ class GeneratorPool:
         pools: the pools by name; their sizes and roles count here.
         make: makes the process of a generator of a pool, given a number that no other of the run had. Raises ``RecipeError`` if
             the cluster has no room for it.
-        report_lost: tells the buffer that a worker is gone; may refuse to go on (``BudgetExceeded``).
+        report_lost: tells the buffer that a worker is gone, and whether it was lost with its node; may refuse to go on
+            (``BudgetExceeded``).
         note: shows a line to the user.
         publications: brings publications to the generators' nodes; None if nothing is ever published.
         clock: returns the time in seconds; must never go back.
         check_room: raises ``RecipeError`` if there is no room for so many newcomers of a pool, where ``make`` would not notice.
+        nodes: knows which nodes answer; by default all do.
     """
 
     def __init__(
         self,
         pools: Mapping[str, GeneratorsConfig],
         make: Callable[[str, int], GeneratorHandle],
-        report_lost: Callable[[WorkerId], Awaitable[None]],
+        report_lost: Callable[[WorkerId, bool], Awaitable[None]],
         deadlines: DeadlinesConfig,
         note: Callable[[str], None],
         publications: LocalPublications | None = None,
         clock: Callable[[], float] = time.monotonic,
         check_room: Callable[[str, int], None] = lambda pool, newcomers: None,
+        nodes: NodeWatch | None = None,
     ) -> None:
+        self._nodes = nodes or NodeWatch.of_nobody()
         numbers = count()
         self._pools, self._report_lost, self._note, self._check_room = pools, report_lost, note, check_room
         self._make: Callable[[str], GeneratorHandle] = lambda pool: make(pool, next(numbers))
         of_each = [(name, pool.role) for name, pool in pools.items() for _ in range(pool.count)]
         slots = [GeneratorSlot(self._make(name), name, role) for name, role in of_each]
-        self._slots = GeneratorSlots(slots, lambda worker: self._delivery.leave(worker))
+        self._slots = GeneratorSlots(slots, lambda worker: self._delivery.leave(worker), self._nodes)
         self._delivery = WeightDelivery(publications, deadlines, self._slots.lost, note, clock)
         self._successors = Successors(self._slots, self._delivery, self._make, report_lost, note)
         self._evaluation = PoolEvaluation(self._slots, self._delivery, self._successors)
@@ -133,7 +148,8 @@ class GeneratorPool:
                 await slot.generator.run()
                 if not self._slots.needs_nobody(slot):
                     raise ProcessDied(f"{slot.generator.worker}: it stopped generating, although nobody told it to; see its log")
-            except ProcessDied as death:
+            except ProcessDied as died:
+                death = await self._slots.explained(slot.generator, died)
                 self._slots.died(slot, death)
                 if slot.blocked == BLOCKED_IN_A_SLOT:
                     raise ComponentFailed(f"{slot.death}; {slot.blocked} generators in one slot ended like this") from death
@@ -209,7 +225,7 @@ class GeneratorPool:
         except RecipeError:
             for each in made:
                 each.kill()
-                await self._report_lost(each.worker)
+                await self._report_lost(each.worker, False)
             raise
         return made
 
@@ -229,8 +245,15 @@ class GeneratorPool:
         slot.close()
         self._delivery.leave(generator.worker)
         generator.kill()
-        await self._report_lost(generator.worker)
+        await self._report_lost(generator.worker, False)
         self._slots.changed.set()
+
+    def cut_off(self, node: str) -> list[WorkerId]:
+        """Wait no longer for the generators of a node that does not answer, and return those that are up. They may come back."""
+        workers = [slot.generator.worker for slot in self._slots.up if slot.generator.node == node]
+        for worker in workers:
+            self._delivery.overlook(worker)
+        return workers
 
     async def install(self, publication: Publication) -> None:
         """Have the generators load ``publication``; return when its version may be published.
@@ -273,11 +296,19 @@ class GeneratorPool:
     async def statistics(self) -> list[GeneratorStatistics]:
         """Return the counters of each slot that trains; if its generator is gone, the last known ones. New slots come last.
 
-        A pool that only evaluates would seem idle most of the time, although nothing waits for it.
+        A pool that only evaluates would seem idle most of the time, although nothing waits for it. Generators whose node does
+        not answer keep the counters that were known before.
         """
+
+        async def count(generator: GeneratorHandle) -> GeneratorStatistics | None:
+            try:
+                return await self._nodes.unless_silent(generator.node, generator.statistics())
+            except ProcessUnreachable:
+                return None
+
         slots = self._slots.up
         asked = [slot.generator for slot in slots]
-        answers = await self._slots.ask(slots, lambda generator: generator.statistics())
+        answers = await self._slots.ask(slots, count)
         for slot, generator, answer in zip(slots, asked, answers, strict=True):
             if answer is not None and slot.up and slot.generator is generator:
                 slot.counted(answer)

@@ -8,10 +8,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EventLoopBlocked, ProcessDied
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, EventLoopBlocked, NodeFull, NodeLost, ProcessDied
 from asyncrl.core.ids import WorkerId
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_slot import GeneratorSlot
+from asyncrl.run.node_watch import NodeWatch
 from generators.first_error import first_error
 
 T = TypeVar("T")
@@ -23,6 +24,7 @@ class GeneratorSlots:
     Args:
         slots: in the order in which they are told.
         forget: ends the deliveries of weights to a generator.
+        nodes: knows which nodes answer.
 
     Attributes:
         all: every slot there ever was, newcomers last.
@@ -32,8 +34,8 @@ class GeneratorSlots:
         last_death: how the last generator died.
     """
 
-    def __init__(self, slots: Sequence[GeneratorSlot], forget: Callable[[WorkerId], None]) -> None:
-        self.all, self._forget = list(slots), forget
+    def __init__(self, slots: Sequence[GeneratorSlot], forget: Callable[[WorkerId], None], nodes: NodeWatch) -> None:
+        self.all, self._forget, self._nodes = list(slots), forget, nodes
         self.pump: asyncio.TaskGroup | None = None
         self.stopping = asyncio.Event()
         self.changed = asyncio.Event()
@@ -79,8 +81,20 @@ class GeneratorSlots:
                 answers = [asking.create_task(answer(slot)) for slot in slots]
         return [done.result() for done in answers]
 
+    async def was_lost_with_its_node(self, generator: GeneratorHandle) -> bool:
+        """Whether the node of a generator that died does not answer either."""
+        return not await self._nodes.look(generator.node)
+
+    async def explained(self, generator: GeneratorHandle, death: ProcessDied) -> ProcessDied:
+        """Return what a generator died of: the loss of its node, if that does not answer."""
+        if isinstance(death, NodeLost) or not await self.was_lost_with_its_node(generator):
+            return death
+        return NodeLost(f"{generator.worker}: its node does not answer, and it is lost with it ({death})")
+
     def died(self, slot: GeneratorSlot, death: ProcessDied) -> None:
         """Note that the generator in ``slot`` or its engine is gone; kill what is left, which also ends its ``run``."""
+        if isinstance(death, NodeFull):
+            self._nodes.lacks(slot.generator.node, death.needed)
         worker, why = slot.generator.worker, str(death)
         slot.vacate(why if why.startswith(worker) else f"{worker}: {why}", blocked=isinstance(death, EventLoopBlocked))
         self.last_death = slot.death

@@ -1,12 +1,14 @@
 """The files of one node, for processes on other nodes; :mod:`asyncrl.run.actors.node_files` makes an actor of them."""
 
 import contextlib
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from asyncrl.core.memory_files import memory_file_system
 from asyncrl.run.run_memory import free_memory_of
 
 
@@ -19,6 +21,11 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 class NodeFiles:
     """Lists, reads and removes files of its node."""
+
+    def answer(self) -> int:
+        """Return how many bytes are free in the memory file system; who asks mostly wants to know that this node answers."""
+        memory = os.statvfs(memory_file_system())
+        return memory.f_bavail * memory.f_frsize
 
     def sees(self, path: Path) -> bool:
         """Return whether there is such a file or folder on this node."""

@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -50,16 +50,21 @@ class NodesSeen:
 
     Args:
         read: reads the nodes as Ray sees them now.
+        avoided: returns the ids of nodes that count as not alive.
     """
 
-    def __init__(self, read: Callable[[], Nodes]) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[], Nodes], avoided: Callable[[], Collection[str]] = tuple) -> None:
+        self._read, self._avoided = read, avoided
         self._free: dict[str, Mapping[str, float]] = {}
 
     def __call__(self) -> Nodes:
         """Return the nodes that are alive."""
-        nodes = self._read()
-        seen = (msgspec.structs.replace(node, free=self._free.setdefault(node.id, node.free)) for node in nodes.alive)
+        nodes, avoided = self._read(), self._avoided()
+        seen = (
+            msgspec.structs.replace(node, free=self._free.setdefault(node.id, node.free))
+            for node in nodes.alive
+            if node.id not in avoided
+        )
         return Nodes(tuple(seen), nodes.driver)
 
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from asyncrl.core.errors import AsyncRLError, BudgetExceeded, ComponentFailed, ProcessDied, RecipeError
+from asyncrl.core.errors import AsyncRLError, BudgetExceeded, ComponentFailed, NodeLost, ProcessDied, RecipeError
 from asyncrl.core.ids import WorkerId
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.generator_slot import GeneratorSlot
@@ -19,7 +19,8 @@ from asyncrl.run.weight_delivery import WeightDelivery
 logger = logging.getLogger(__name__)
 
 SUCCESSORS_IN_A_ROW = 3
-"""The run ends if this many successors in a row die in one slot while they come up: that is not an accident any more."""
+"""The run ends if this many successors in a row die in one slot while they come up: that is not an accident any more. Those that
+are lost with their node do not count."""
 
 ROOM_CHECK_S = 5.0
 """Seconds between two looks at whether the cluster has room for a successor. Ray has no event for it."""
@@ -30,7 +31,8 @@ class Successors:
 
     Args:
         make: makes the process of a generator of a pool. Raises ``RecipeError`` if the cluster has no room for it.
-        report_lost: tells the buffer that a worker is gone; may refuse to go on (``BudgetExceeded``).
+        report_lost: tells the buffer that a worker is gone, and whether it was lost with its node; may refuse to go on
+            (``BudgetExceeded``).
         note: shows a line to the user.
     """
 
@@ -39,7 +41,7 @@ class Successors:
         slots: GeneratorSlots,
         delivery: WeightDelivery,
         make: Callable[[str], GeneratorHandle],
-        report_lost: Callable[[WorkerId], Awaitable[None]],
+        report_lost: Callable[[WorkerId, bool], Awaitable[None]],
         note: Callable[[str], None],
     ) -> None:
         self._slots, self._delivery = slots, delivery
@@ -52,14 +54,17 @@ class Successors:
             BudgetExceeded: more generators died than ``buffer.max_failures`` allows.
             ComponentFailed: :data:`SUCCESSORS_IN_A_ROW` died, or one could not come up for another reason.
         """
-        for left in reversed(range(SUCCESSORS_IN_A_ROW)):
+        left = SUCCESSORS_IN_A_ROW
+        while True:
             try:
                 await self._replace_once(slot)
                 return
-            except ProcessDied as death:
+            except ProcessDied as died:
+                death = await self._slots.explained(slot.generator, died)
                 self._slots.died(slot, death)
                 if self._slots.needs_nobody(slot):
                     return
+                left -= not isinstance(death, NodeLost)
                 if not left:
                     problem = f"no successor came up, {SUCCESSORS_IN_A_ROW} in a row died; the last: {slot.death}"
                     raise ComponentFailed(problem) from death
@@ -67,7 +72,7 @@ class Successors:
     async def _replace_once(self, slot: GeneratorSlot) -> None:
         gone = slot.generator.worker
         try:
-            await self._report_lost(gone)
+            await self._report_lost(gone, await self._slots.was_lost_with_its_node(slot.generator))
         except BudgetExceeded as one_too_many:
             raise BudgetExceeded(f"{one_too_many}: {slot.death}") from one_too_many
         logger.warning("%s", slot.death)

@@ -73,7 +73,7 @@ class RemoteTicketClient:
 
     async def hand_back(self, worker: WorkerId) -> None:
         """Give back all that the worker has, because it was told to end."""
-        await self._buffer.hand_back(worker)
+        await self._buffer.hand_back(worker, "was told to end")
 
     async def _send(self, samples: Sequence[TrajectoryRecord]) -> Sequence[None]:
         await self._buffer.commit(samples)

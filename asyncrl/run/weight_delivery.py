@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from asyncrl.core.deadline import deadline
-from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, ProcessDied, WeightMismatch
+from asyncrl.core.errors import ComponentFailed, DeadlineExceeded, NodeFull, ProcessDied, WeightMismatch
 from asyncrl.core.ids import PolicyVersion, WorkerId
 from asyncrl.core.publication import Publication
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.run.generator_handle import GeneratorHandle
 from asyncrl.run.mirrors import LocalPublications
 from asyncrl.weights.deliveries import Deliveries, Step
+from asyncrl.weights.memory_file import MemoryFull
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class WeightDelivery:
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._told: set[WorkerId] = set()
+        self._overlooked: set[WorkerId] = set()
 
     def join(self, generator: GeneratorHandle, *, waited_for: bool) -> None:
         """Deliver to ``generator`` from now on, beginning with the newest publication.
@@ -65,6 +67,12 @@ class WeightDelivery:
         if (step := self._steps.pop(worker, None)) is not None:
             step.cancel()
         self._protocol.leave(worker)
+        self._go_on()
+
+    def overlook(self, worker: WorkerId) -> None:
+        """Wait no longer for a generator whose node does not answer; it catches up when it can."""
+        self._overlooked.add(worker)
+        self._protocol.overlook(worker)
         self._go_on()
 
     async def deliver(self, publication: Publication) -> None:
@@ -144,6 +152,7 @@ class WeightDelivery:
             local = await self._fetch(generator, publication)
             self._protocol.fetched(worker, local)
             self._protocol.acknowledged(worker, await self._load(generator, local))
+            self._overlooked.discard(worker)
         except DeadlineExceeded as late:  # a frozen engine would never end by itself
             self._is_lost(generator, ProcessDied(str(late)))
         except ProcessDied as death:
@@ -176,7 +185,10 @@ class WeightDelivery:
         try:
             return await self._publications.fetch(publication, generator.node)
         except (ComponentFailed, DeadlineExceeded) as error:
-            raise ProcessDied(f"{generator.worker}: version {publication.version} did not reach its node: {error}") from error
+            problem = f"{generator.worker}: version {publication.version} did not reach its node: {error}"
+            if isinstance(error, MemoryFull):
+                raise NodeFull(problem, sum(file.size for file in publication.files)) from error
+            raise ProcessDied(problem) from error
 
     async def _change(self, seconds: float | None = None) -> None:
         self._changed.clear()
@@ -193,6 +205,6 @@ class WeightDelivery:
                 f"until it has caught up; raise deadlines.straggler ({self._deadlines.straggler:g} s) to have them wait longer"
             )
             logger.warning("%s", told)
-            if worker not in self._told:
+            if worker not in self._told | self._overlooked:
                 self._told.add(worker)
                 self._note(told)

@@ -11,7 +11,8 @@ always holds, in whatever order engines are fast, slow, die and join:
 * a version is published when every engine that is waited for has it, and at least one has it if there are engines. Nobody is
   waited for any longer than the patience after the first engine had the version. Whoever has it not by then is behind: the
   buffer gives it no ticket, its tokens keep the version that sampled them, and it goes on to the newest publication. It is not
-  waited for again until it was in time with one. An engine that holds its version is not waited for either;
+  waited for again until it was in time with one. Neither is an engine that is overlooked, because it is out of reach, nor one
+  that holds its version;
 * a publication's files stay as they are while an engine's bytes are fetched from them, or loaded from them themselves; there are
   never more than :data:`VERSIONS_IN_FILES` versions of them, the one being written included;
 * a version is fetched to a node only when no engine there loads from a copy of one that is two or more versions older.
@@ -99,6 +100,12 @@ class Deliveries:
         """Let an engine go on to newer versions. Nothing happens if it has left."""
         if (there := self._engines.get(engine)) is not None:
             there.holds = False
+
+    def overlook(self, engine: WorkerId) -> None:
+        """Wait no longer for an engine that is out of reach, until it was in time with a version; nothing happens if it left."""
+        if (there := self._engines.get(engine)) is not None:
+            there.waited_for = False
+            self._look()
 
     def publish(self, publication: Publication) -> None:
         """Make ``publication`` the newest.

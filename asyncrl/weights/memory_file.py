@@ -10,11 +10,11 @@ import mmap
 import os
 from pathlib import Path
 
-from asyncrl.core.errors import AsyncRLError
+from asyncrl.core.errors import ComponentFailed
 from asyncrl.core.memory_files import memory_file_system
 
 
-class MemoryFull(AsyncRLError):
+class MemoryFull(ComponentFailed):
     """The memory file system cannot hold the publication."""
 
 

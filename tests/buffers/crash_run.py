@@ -188,7 +188,10 @@ class Run:
                         episodes.create_task(self.generate(worker, self.given_up[worker], ticket, index, writer))
                 if self.chance.random() < 0.02:
                     self.given_up[worker] += 1
-                    await (self.service.lost if self.chance.random() < 0.5 else self.service.hand_back)(worker)
+                    if self.chance.random() < 0.5:
+                        await self.service.lost(worker)
+                    else:
+                        await self.service.hand_back(worker, "was told to end")
 
     async def generate(self, worker, given_up, ticket, index, writer):
         began = self.version

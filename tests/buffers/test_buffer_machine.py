@@ -212,16 +212,16 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(rng=st.randoms(use_true_random=False))
     def lose(self, rng):
         """A worker was silent for too long; one that comes back goes on with what it has until it hears that it must not."""
-        self.lose_worker(rng.choice(WORKERS), comes_back=rng.random() < 0.5)
+        self.lose_worker(rng.choice(WORKERS), "lost", comes_back=rng.random() < 0.5)
 
     @rule(rng=st.randoms(use_true_random=False))
     def hand_back(self, rng):
         failures = self.buffer.statistics().failures
-        self.lose_worker(rng.choice(WORKERS), comes_back=rng.random() < 0.2, told="hand_back")
+        self.lose_worker(rng.choice(WORKERS), "hand_back", "is out of reach", comes_back=rng.random() < 0.5)
         assert self.buffer.statistics().failures == failures
 
-    def lose_worker(self, worker, comes_back, told="lost"):
-        self.do(told, worker)
+    def lose_worker(self, worker, told, *why, comes_back):
+        self.do(told, worker, *why)
         assert self.buffer.unwanted(worker, list(self.open[worker])) == list(self.open[worker])
         if not comes_back:
             self.open[worker] = {}
@@ -443,7 +443,7 @@ class BufferMachine(RuleBasedStateMachine):
     def finish_the_run(self):
         """Honest workers and a learner can end the run, whatever went before."""
         for worker in WORKERS:
-            self.lose_worker(worker, comes_back=False)
+            self.lose_worker(worker, "lost", comes_back=False)
         for _ in range(4 * self.steps + 8):
             while self.buffer.room():
                 self.lease_for("u", 100)

@@ -54,7 +54,7 @@ def some_command(chance, buffer, tickets):
             *[Commit(samples, 1.5)] * 12,
             Fail(group, chance.randrange(3), kind, "it broke"),
             Lost(worker),
-            HandBack(worker),
+            HandBack(worker, "is out of reach"),
             Expire(version),
             *[Take(version, 4)] * 3,
             *[Trained(version)] * 3,

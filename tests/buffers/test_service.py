@@ -392,8 +392,8 @@ class TestLostWorkers:
             other = asyncio.ensure_future(bench.service.lease(B, 0, 100))
             ended = asyncio.ensure_future(bench.service.lease(A, 0, 100))
             await asyncio.sleep(0.001)
-            await bench.service.hand_back(A)
-            assert await ended == [], "it has ended, and its request may still wait"
+            await bench.service.hand_back(A, "is out of reach")
+            assert await ended == [], "its node may be gone, and its request may still wait"
             again = {ticket.group_id: (ticket.samples, ticket.attempt) for ticket in await other}
             assert again == {t.group_id: (t.samples[t is tickets[0] :], 0) for t in tickets}
             statistics = await bench.service.statistics()
@@ -402,6 +402,10 @@ class TestLostWorkers:
             await bench.service.renew(B, list(again))
             await asyncio.sleep(20)
             assert set((await bench.service.statistics()).failures.values()) == {0}, "nobody waits for its heartbeats"
+            assert await bench.service.renew(A, list(again)) == list(again), "it is back, and has lost them"
+            last = min(again)
+            await bench.service.commit([sample(ticket, index) for ticket in tickets for index in again[ticket.group_id][0]])
+            assert (await bench.service.statistics()).late_samples == 0, f"what it had finished of {last} meanwhile is of use"
 
         either(scenario)
 

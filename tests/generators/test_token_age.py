@@ -78,7 +78,7 @@ class Tickets:
         return await self._service.renew(worker, running)
 
     async def hand_back(self, worker: WorkerId) -> None:
-        await self._service.hand_back(worker)
+        await self._service.hand_back(worker, "was told to end")
 
 
 class Generator:
@@ -161,7 +161,7 @@ class World:
         self.alive.append(Generator(self, WorkerId(f"generator-{number}")))
         return self.alive[-1]
 
-    async def _lost(self, worker: WorkerId) -> None:
+    async def _lost(self, worker: WorkerId, with_node: bool) -> None:
         self.alive = [each for each in self.alive if each.worker != worker]
         await self.service.lost(worker)
 

@@ -29,13 +29,14 @@ class SameNode:
 
 
 class FakeGenerator:
-    """``may_start``, ``may_load`` and ``may_evaluate`` hold it back while they are not set."""
+    """``may_start``, ``may_load``, ``may_evaluate`` and ``may_count`` hold it back while they are not set."""
 
     def __init__(self, number: int, log: list[str], node: str = "") -> None:
         self.worker, self._log, self.node = WorkerId(f"generator-{number}"), log, node
         self._dead, self._stop = asyncio.Event(), asyncio.Event()
         self.may_start, self.may_load, self.may_evaluate = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        for gate in (self.may_start, self.may_load, self.may_evaluate):
+        self.may_count = asyncio.Event()
+        for gate in (self.may_start, self.may_load, self.may_evaluate, self.may_count):
             gate.set()
         self.loading: Publication | None = None
         self.loaded: list[int] = []
@@ -75,7 +76,7 @@ class FakeGenerator:
         return [EvaluationResult(each.task.id, loaded, StopReason.ENVIRONMENT_DONE, turns=1) for each in tasks]
 
     async def statistics(self) -> GeneratorStatistics:
-        await self._while_alive(asyncio.sleep(0))
+        await self._while_alive(self.may_count.wait())
         count = self.tokens
         return GeneratorStatistics(count, Counter({PolicyVersion(0): count}), count * 2.0, count * 1.0, finished_episodes=count)
 

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 
-from asyncrl.core.errors import EventLoopBlocked
+from asyncrl.core.errors import EventLoopBlocked, ProcessUnreachable
 from asyncrl.core.ids import WorkerId
 from asyncrl.core.recipe.schema import DeadlinesConfig
+from asyncrl.run import generator_handle
 from asyncrl.run.generator_handle import GeneratorHandle
 
 
@@ -30,8 +32,8 @@ class Actor:
         self.run, self.answer = Remote(run), Remote(answer)
 
 
-def handle(actor: Actor) -> GeneratorHandle:
-    return GeneratorHandle(WorkerId("generator-3"), actor, DeadlinesConfig(lease=0.04), Path("/logs/generator-3.log"), "node")
+def handle(actor: Actor, lease: float = 0.04) -> GeneratorHandle:
+    return GeneratorHandle(WorkerId("generator-3"), actor, DeadlinesConfig(lease=lease), Path("/logs/generator-3.log"), "node")
 
 
 async def nothing() -> None:
@@ -73,3 +75,32 @@ async def test_what_ended_its_work_is_raised() -> None:
 
     with pytest.raises(EventLoopBlocked, match=r"blocked by Code\.run"):
         await handle(Actor(run, nothing)).run()
+
+
+async def out_of_reach() -> None:
+    raise ActorUnavailableError("the network is down", None)
+
+
+async def test_a_process_that_was_out_of_reach_for_less_than_a_lease_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator_handle, "AGAIN_S", 0.001)
+    connected = asyncio.Event()
+
+    async def run() -> None:
+        await (nothing() if connected.is_set() else out_of_reach())
+
+    async def answer() -> None:
+        if actor.answer.asked == 5:
+            connected.set()
+        await (nothing() if connected.is_set() else out_of_reach())
+
+    actor = Actor(run, answer)
+    async with asyncio.timeout(10):
+        await handle(actor, lease=60.0).run()
+    assert actor.run.asked > 1
+
+
+async def test_a_process_that_is_out_of_reach_for_a_lease_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator_handle, "AGAIN_S", 0.001)
+    async with asyncio.timeout(10):
+        with pytest.raises(ProcessUnreachable, match=r"generator-3 to answer: its process cannot be reached"):
+            await handle(Actor(out_of_reach, out_of_reach)).run()

@@ -22,7 +22,7 @@ from asyncrl.core.errors import (
     WeightMismatch,
 )
 from asyncrl.core.ids import PolicyVersion, TaskId, WorkerId
-from asyncrl.core.publication import Publication
+from asyncrl.core.publication import Publication, WeightFile
 from asyncrl.core.recipe.generators import MAIN_POOL, GeneratorsConfig
 from asyncrl.core.recipe.schema import DeadlinesConfig
 from asyncrl.core.task import Task
@@ -30,7 +30,9 @@ from asyncrl.envs.event_loop import EventLoopThread
 from asyncrl.run import successors
 from asyncrl.run.generator_pool import GeneratorPool
 from asyncrl.run.generator_slot import GeneratorSlot
+from asyncrl.run.node_watch import NodeWatch
 from asyncrl.weights.deliveries import VERSIONS_IN_FILES
+from asyncrl.weights.memory_file import MemoryFull
 from generators.evaluation import HeldOutTask
 from generators.scoring import ScoringUse
 from generators.worker import GeneratorStatistics
@@ -49,6 +51,8 @@ class Shop:
         self.made: list[FakeGenerator] = []
         self.successor: Callable[[FakeGenerator], None] = lambda fake: None
         self._size, self._budget = size, budget
+        self.far: Callable[[int], bool] = lambda number: False
+        self.watch = NodeWatch(self._ask, lambda: {"far"}, 1.0)
         self.pool = GeneratorPool(
             pools or {MAIN_POOL: GeneratorsConfig(count=size)},
             self._make,
@@ -57,20 +61,27 @@ class Shop:
             self.notes.append,
             SameNode(),
             lambda: self.now,
+            nodes=self.watch,
         )
 
     def _make(self, pool: str, number: int) -> FakeGenerator:
         if sum(fake.alive for fake in self.made) >= self.room:
             raise RecipeError("generators", "no node has room for one more engine", "free some")
-        fake = FakeGenerator(number, self.log)
+        fake = FakeGenerator(number, self.log, "far" if self.far(number) else "")
         assert f"generator-{number}" not in {each.worker for each in self.made}, "numbers are given out once"
         self.made.append(fake)
         if number >= self._size:
             self.successor(fake)
         return fake
 
-    async def _lost(self, worker: WorkerId) -> None:
+    async def _ask(self, node: str) -> int:
+        return 0
+
+    async def _lost(self, worker: WorkerId, with_node: bool) -> None:
         await asyncio.sleep(0)
+        if with_node:
+            self.log.append(f"{worker} lost with its node")
+            return
         self._budget -= 1
         if self._budget < 0:
             raise BudgetExceeded("one too many")
@@ -279,6 +290,106 @@ def test_nobody_reads_a_publication_that_is_being_overwritten(seed: int, size: i
                 assert line[2].startswith(f"{fake.worker} loaded"), "it ran before it had caught up"
 
     asyncio.run(run())
+
+
+class Far(Shop):
+    """Its second generator, and the successors up to a number, are on another node."""
+
+    def __init__(self, until: int = 2, budget: int = 100) -> None:
+        super().__init__(budget=budget)
+        self.far = lambda number: 0 < number < until
+        for fake in self.made[1:]:
+            fake.node = "far"
+
+
+async def test_nobody_waits_for_a_generator_whose_node_does_not_answer_and_it_goes_on_when_it_does() -> None:
+    shop = Far()
+    async with shop.generating():
+        far = shop.made[1]
+        far.tokens = 5
+        await shop.pool.statistics()
+        for gate in (far.may_load, far.may_count):
+            gate.clear()
+        installing = asyncio.create_task(shop.pool.install(publication(1)))
+        counting = asyncio.create_task(shop.pool.statistics())
+        await shop.until(lambda: shop.made[0].loaded == [0, 1] and far.loading is not None)
+        await shop.settle()
+        assert not installing.done()
+        assert not counting.done()
+        shop.watch._silent["far"].set()
+        assert shop.pool.cut_off("far") == ["generator-1"]
+        async with asyncio.timeout(10):
+            await installing
+            assert [each.tokens_generated for each in await counting] == [0, 5]
+            await shop.pool.install(publication(2))
+            await shop.pool.statistics()
+        shop.watch._silent["far"].clear()
+        for gate in (far.may_load, far.may_count):
+            gate.set()
+        await shop.until(lambda: far.loaded == [0, 1, 2])
+        far.tokens = 7
+        assert [each.tokens_generated for each in await shop.pool.statistics()] == [0, 7]
+        far.may_load.clear()
+        installing = asyncio.create_task(shop.pool.install(publication(3)))
+        await shop.until(lambda: shop.made[0].loaded[-1] == 3)
+        await shop.settle()
+        assert not installing.done(), "it was in time, so it is waited for again"
+        far.may_load.set()
+        await installing
+    assert not any("lost" in line for line in shop.log)
+    assert shop.notes == []
+
+
+async def test_generators_that_are_lost_with_their_node_are_no_failures_however_many() -> None:
+    shop = Far(until=8, budget=0)
+
+    def lost(fake: FakeGenerator) -> None:
+        if fake.node == "far":
+            fake.die()
+
+    async with shop.generating():
+        shop.watch._silent["far"].set()
+        shop.successor = lost
+        shop.made[1].die()
+        await shop.until(lambda: "generator-8 runs" in shop.log)
+    assert [line for line in shop.log if "lost" in line] == [f"generator-{number} lost with its node" for number in range(1, 8)]
+    assert "generator-3: its node does not answer" in "".join(shop.notes)
+
+
+async def test_event_loops_that_seem_blocked_on_a_node_that_does_not_answer_do_not_end_the_run() -> None:
+    shop = Far(until=8, budget=0)
+
+    def silent(fake: FakeGenerator) -> None:
+        if fake.node == "far":
+            blocked(fake)
+
+    await shop.pool.start()
+    silent(shop.made[1])
+    shop.successor = silent
+    shop.watch._silent["far"].set()
+    running = asyncio.create_task(shop.pool.generate())
+    await shop.until(lambda: "generator-8 runs" in shop.log)
+    await shop.pool.stop()
+    await running
+
+
+async def test_no_successor_is_made_on_a_node_whose_memory_is_full() -> None:
+    shop = Far()
+    files = (WeightFile("rank-0", "", 700), WeightFile("rank-1", "", 30))
+    large = Publication(version=PolicyVersion(1), files=files, shards=(), fingerprint=1001)
+
+    async def fetch(publication: Publication, node: str) -> Publication:
+        if node == "far":
+            raise MemoryFull("/dev/shm/mirror: no room for 700 bytes of weights")
+        return publication
+
+    async with shop.generating():
+        shop.pool._delivery._publications.fetch = fetch  # type: ignore[method-assign]
+        await shop.pool.install(large)
+        await shop.until(lambda: "generator-2 runs" in shop.log)
+    assert shop.watch._needed == {"far": 730}
+    assert shop.notes[0].startswith("generator-1: version 1 did not reach its node: /dev/shm/mirror: no room for 700 bytes")
+    assert (shop.made[0].loaded, shop.made[2].loaded) == ([0, 1], [1])
 
 
 async def test_a_publication_goes_on_with_the_living() -> None:

@@ -12,6 +12,7 @@ import psutil, ray
 from asyncrl.run.cluster import Cluster, starting_ray, stop_ray
 from asyncrl.run.far_files import FarFiles
 from asyncrl.run.folder import RunFolder
+from asyncrl.run.node_watch import NodeWatch
 from asyncrl.run.processes import adopt_orphans, end_descendants
 from asyncrl.run.stopping import hearing, wait_hearing
 
@@ -38,6 +39,7 @@ async def lose(learner):
     cluster._learners = [learner]
     cluster._log_of = lambda number: pathlib.Path("/nowhere")
     cluster.far_files = FarFiles(RunFolder(pathlib.Path("/nowhere")), set)
+    cluster._nodes = NodeWatch.of_nobody()
     try:
         async with cluster.watching_learners():
             ray.kill(learner)

@@ -78,6 +78,27 @@ def test_a_slow_engine_holds_the_others_up_once_and_skips_what_came_meanwhile() 
     assert not machine.deliveries.published, "it was in time with version 3, so it is waited for again"
 
 
+def test_an_engine_out_of_reach_is_not_waited_for_until_it_was_in_time_again() -> None:
+    machine = Machine("a", "cut-off")
+    cut_off = WorkerId("cut-off")
+    machine.publish(1)
+    machine.deliveries.begin(cut_off)
+    machine.load("a", version=1)
+    assert not machine.deliveries.published
+    machine.deliveries.overlook(cut_off)
+    assert machine.deliveries.published
+    machine.publish(2)
+    machine.load("a", version=2)
+    assert machine.deliveries.published
+    machine.deliveries.fetched(cut_off, publication(1))
+    machine.deliveries.acknowledged(cut_off, 1001)
+    machine.load("cut-off", version=2)
+    machine.publish(3)
+    machine.load("a", version=3)
+    assert not machine.deliveries.published, "it answers again"
+    machine.deliveries.overlook(WorkerId("left long ago"))
+
+
 def test_nobody_is_published_for_before_somebody_has_the_version() -> None:
     machine = Machine("a", "b")
     machine.publish(1)
@@ -268,6 +289,13 @@ class Protocol(RuleBasedStateMachine):
         else:
             self.held.add(engine)
             self.protocol.hold(engine)
+
+    @precondition(lambda self: self.nodes)
+    @rule(data=st.data())
+    def out_of_reach(self, data: st.DataObject) -> None:
+        engine = data.draw(st.sampled_from(list(self.engines())))
+        self.waited_for[engine] = False
+        self.protocol.overlook(engine)
 
     @rule(seconds=st.sampled_from([0.5, PATIENCE_S / 2, PATIENCE_S, 1000.0]))
     def time_passes(self, seconds: float) -> None:

@@ -96,7 +96,7 @@ class BufferConfig(Section, frozen=True):
         shards: processes that hold trajectories, spread over the nodes of the cluster.
         max_attempts: attempts at a task that breaks its environment before it is filtered and named.
         max_failures: the most failures of one kind (broken environments, or dead generators, reward services and environment
-            servers); at one more the run stops with the reason.
+            servers); at one more the run stops with the reason. Generators that are lost with their node do not count.
     """
 
     max_staleness: NonNegative = 4

@@ -157,7 +157,8 @@ class DeadlinesConfig(Section, frozen=True):
         evaluation: one evaluation; a generator that has not played its share by then is replaced.
         reward: the score of a finished episode, where ``reward`` takes it from a reward model or service.
         lease: a generator that is silent for this long is given up, and its tickets are issued again; a generator is replaced
-            if an environment blocks its event loop for three quarters of this time.
+            if an environment blocks its event loop for three quarters of this time. While a node does not answer for a tenth of
+            this time, nobody waits for its generators, and their tickets are issued again.
         shutdown: stopping everything after the end or Ctrl-C.
     """
 

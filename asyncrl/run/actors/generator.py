@@ -85,6 +85,7 @@ class GeneratorActor:
         self._buffer, self._reward_model, self._trajectories = buffer, reward_model, trajectories
         self._stop = asyncio.Event()
         self._actors_loop: asyncio.AbstractEventLoop | None = None
+        self._running: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._closed = False
         self._loop: EventLoopThread | None = None
@@ -138,9 +139,16 @@ class GeneratorActor:
     async def run(self) -> None:
         """Generate until :meth:`stop`. If the engine fails, raise its error at once.
 
+        A second call, by a driver that the answer of the first did not reach, waits for the same end.
+
         Raises:
             HandedBack: SIGTERM told the process to end, and it has handed its episodes back.
         """
+        if self._running is None:
+            self._running = asyncio.create_task(self._run(), name=f"{self._id} generating")
+        await asyncio.shield(self._running)
+
+    async def _run(self) -> None:
         loop, worker, environments = self._started()
         await loop.call(lambda: environments.while_shared(worker.run(self._stop)))
         if self._ending is not None:

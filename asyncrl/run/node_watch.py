@@ -1,0 +1,127 @@
+"""Watches whether the other nodes of a run answer, so that nobody waits long for one that does not.
+
+A process of its own on each node is asked again and again: no engine and no environment keeps it from answering. What always
+holds: a node is *silent* from the moment at which it has not answered for the given time until it answers again; both are told,
+in that order; a node that is not watched is not silent.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection
+from typing import NoReturn, TypeVar
+
+from asyncrl.core.errors import AsyncRLError, NodeLost
+
+T = TypeVar("T")
+
+ASK_EVERY_S = 1.0
+"""Seconds between an answer of a node and the next time that it is asked."""
+SHARE_OF_LEASE = 0.1
+"""A node is silent once it has not answered for this share of ``deadlines.lease``."""
+
+
+class NodeWatch:
+    """Watches nodes while :meth:`run` runs.
+
+    Args:
+        ask: asks a node, and returns how many bytes are free in its memory file system.
+        nodes: returns the ids of the nodes to watch now.
+        silence_s: how long an answer may take, in seconds.
+    """
+
+    def __init__(self, ask: Callable[[str], Awaitable[int]], nodes: Callable[[], Collection[str]], silence_s: float) -> None:
+        self._ask, self._nodes, self._silence_s = ask, nodes, silence_s
+        self._silent: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._free: dict[str, int] = {}
+        self._needed: dict[str, int] = {}
+
+    @classmethod
+    def of_nobody(cls) -> "NodeWatch":
+        """Return a watch of no node, for a pool whose nodes need not be watched."""
+
+        async def ask(node: str) -> int:
+            raise NodeLost(f"node {node} is not watched")
+
+        return cls(ask, tuple, 0.0)
+
+    async def run(self, silent: Callable[[str], Awaitable[None]], answers: Callable[[str], Awaitable[None]]) -> NoReturn:
+        """Watch until cancelled.
+
+        Args:
+            silent: called with a node that has become silent.
+            answers: called with a node that was silent and answers again.
+        """
+        watching: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for node in self._nodes():
+                    if node not in watching or watching[node].done():
+                        watching[node] = group.create_task(self._watch(node, silent, answers), name=f"watching node {node}")
+                await asyncio.sleep(ASK_EVERY_S)
+
+    async def _watch(
+        self, node: str, silent: Callable[[str], Awaitable[None]], answers: Callable[[str], Awaitable[None]]
+    ) -> None:
+        gone = False
+        while node in self._nodes() or (node in self.avoided and not gone):
+            try:
+                answered = await self._answers(node)
+            except NodeLost:
+                answered, gone = False, True
+            is_silent = self._silent[node]
+            if answered and is_silent.is_set():
+                is_silent.clear()
+                await answers(node)
+            elif not answered and not is_silent.is_set():
+                is_silent.set()
+                await silent(node)
+            await asyncio.sleep(ASK_EVERY_S)
+        self._silent.pop(node, None)
+        self._free.pop(node, None)
+        self._needed.pop(node, None)
+
+    async def _answers(self, node: str) -> bool:
+        """Ask a node. Raises ``NodeLost`` if it will never answer again."""
+        try:
+            async with asyncio.timeout(self._silence_s):
+                self._free[node] = await self._ask(node)
+        except NodeLost:
+            raise
+        except (TimeoutError, AsyncRLError):
+            return False
+        return True
+
+    async def look(self, node: str) -> bool:
+        """Whether a node answers now; true for one that is not watched."""
+        if node not in self._nodes():
+            return True
+        if self._silent[node].is_set():
+            return False
+        try:
+            return await self._answers(node)
+        except NodeLost:
+            return False
+
+    def is_silent(self, node: str) -> bool:
+        """Whether a node is silent, as far as is known without asking it."""
+        return node in self._silent and self._silent[node].is_set()
+
+    async def unless_silent(self, node: str, work: Awaitable[T]) -> T | None:
+        """Await ``work``, but only as long as a node is not silent; None if it is."""
+        asked, silence = asyncio.ensure_future(work), asyncio.create_task(self._silent[node].wait())
+        try:
+            await asyncio.wait({asked, silence}, return_when=asyncio.FIRST_COMPLETED)
+            return asked.result() if asked.done() else None
+        finally:
+            asked.cancel()
+            silence.cancel()
+
+    def lacks(self, node: str, needed: int) -> None:
+        """Note that a node needs so many free bytes in its memory file system before a generator can be there."""
+        self._needed[node] = needed
+
+    @property
+    def avoided(self) -> set[str]:
+        """The nodes on which no generator should be started now: they are silent, or their memory file system is too full."""
+        full = {node for node, needed in self._needed.items() if node in self._free and self._free[node] < needed}
+        return full | {node for node, is_silent in self._silent.items() if is_silent.is_set()}
