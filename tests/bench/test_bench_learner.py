@@ -25,6 +25,7 @@ def tiny(monkeypatch):
     )
 
 
+@pytest.mark.usefixtures("forked")
 def test_both_loops_take_the_same_gradient_and_the_result_is_written(tiny, tmp_path):
     console = Console(file=io.StringIO(), width=120)
     result = learner.run(tmp_path / "learner.json", console, tiny)

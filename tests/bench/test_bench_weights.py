@@ -10,6 +10,7 @@ from asyncrl.bench.weights import ModelSettings, WeightsBenchResult, WeightsBenc
 from asyncrl.core.memory_files import memory_file_system
 
 
+@pytest.mark.usefixtures("forked")
 def test_every_figure_is_measured_and_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fingerprints are compared on the way: a figure of weights that were not loaded would be an error."""
     for name in ("OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES"):

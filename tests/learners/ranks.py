@@ -1,39 +1,24 @@
 """Learner ranks as processes under a supervising parent.
 
-Ranks are forked from a server process that has imported Megatron once, so that starting one takes milliseconds and pytest's own
-process stays as it is. The parent ends all ranks at the first failure or at the deadline: gloo aborts a process (SIGABRT, no
-Python exception) when sizes do not match, and the other ranks would wait for it.
+Ranks are forked from a server that has imported Megatron (``fork_server``), so pytest's own process stays as it is. The parent
+ends all ranks at the first failure or at the deadline: gloo aborts a process (SIGABRT, no Python exception) when sizes do not
+match, and the other ranks would wait for it.
 """
 
-import multiprocessing
-import os
 import socket
-import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import msgspec
+from fork_server import WITH_MEGATRON
 
 from asyncrl.core.parallel_layout import ParallelLayout
 from learners.rank import FileMeeting, RankSpec, TcpMeeting
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["rank_preload"])
-
-
-def _start_server() -> None:
-    # The server takes its module path from the environment only (CPython passes sys.path on and then ignores it). On a machine
-    # with a GPU, its preload must ask for GPUs without starting CUDA, which no fork would survive.
-    path = os.pathsep.join(filter(None, sys.path))
-    with mock.patch.dict(os.environ, PYTHONPATH=path, PYTORCH_NVML_BASED_CUDA_CHECK="1"):
-        forkserver.ensure_running()
 
 
 class RankFailed(AssertionError):
@@ -52,16 +37,15 @@ def run_ranks(
 
     ``function`` must be importable, arguments and results picklable. Ranks meet in a file, or as those of several hosts do.
     """
-    _start_server()
     layout = ParallelLayout(**dimensions)
     ranks = []
     folder = tempfile.TemporaryDirectory()
     meeting, listening = TcpMeeting.listen("127.0.0.1") if over_tcp else (FileMeeting.make(Path(folder.name) / "meeting"), None)
     for rank in range(layout.ranks):
         spec = RankSpec(rank=rank, meeting=meeting, layout=layout)
-        receiver, sender = _CONTEXT.Pipe(duplex=False)
+        receiver, sender = WITH_MEGATRON.Pipe(duplex=False)
         its_socket = listening if rank == 0 else None
-        process = _CONTEXT.Process(target=_run, args=(sender, function, spec, its_socket, arguments), daemon=True)
+        process = WITH_MEGATRON.Process(target=_run, args=(sender, function, spec, its_socket, arguments), daemon=True)
         process.start()
         sender.close()
         ranks.append((process, receiver))

@@ -165,11 +165,18 @@ GRIDS = {
 }
 
 
+WITH_KL = msgspec.structs.replace(GAE, minibatches=2, kl=KlInReward(coefficient=0.1))
+
+
+@pytest.fixture(scope="module")
+def one_rank(folder):
+    return train(folder, WITH_KL)
+
+
 @pytest.mark.parametrize("layout", GRIDS.values(), ids=GRIDS)
-def test_every_grid_has_the_critic_of_one_rank(folder, layout):
-    algorithm = msgspec.structs.replace(GAE, minibatches=2, kl=KlInReward(coefficient=0.1))
-    expected, weights = train(folder, algorithm)
-    readings, divided = train(folder, algorithm, **layout)
+def test_every_grid_has_the_critic_of_one_rank(folder, one_rank, layout):
+    expected, weights = one_rank
+    readings, divided = train(folder, WITH_KL, **layout)
     for step, expected_step in zip(readings, expected, strict=True):
         assert step == pytest.approx(expected_step, rel=2e-3, abs=1e-5)
     assert distance(divided, weights) < 1e-4

@@ -79,11 +79,18 @@ def test_the_steps_are_those_of_plain_hugging_face(folder):
     assert_same_step(weights, expected, weights_of(folder))
 
 
+REJECTING = msgspec.structs.replace(SEVERAL, correction=decoupled(reject=(RejectRatio(level="token", upper=9.0),)))
+
+
+@pytest.fixture(scope="module")
+def one_rank(folder):
+    return train(folder, REJECTING)
+
+
 @pytest.mark.parametrize("grid", [(2, 1, 1), (1, 2, 1), (1, 1, 2)], ids=["tp2", "pp2", "dp2"])
-def test_every_grid_takes_the_same_steps(folder, grid):
-    algorithm = msgspec.structs.replace(SEVERAL, correction=decoupled(reject=(RejectRatio(level="token", upper=9.0),)))
-    expected, weights, _ = train(folder, algorithm)
-    readings, divided, needed = train(folder, algorithm, grid=grid)
+def test_every_grid_takes_the_same_steps(folder, one_rank, grid):
+    expected, weights, _ = one_rank
+    readings, divided, needed = train(folder, REJECTING, grid=grid)
     assert readings == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert distance(divided, weights) < 1e-4
     tensor, _, data = grid

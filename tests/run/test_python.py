@@ -40,14 +40,6 @@ def test_import_is_light_and_everything_offered_is_there():
         asyncrl.lunch  # noqa: B018
 
 
-@pytest.fixture(autouse=True)
-def interruptible() -> Iterator[None]:
-    """Shells have what they start in the background ignore interrupts, and its children inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(compose("quickstart", [f"run_dir={tmp_path}"]))

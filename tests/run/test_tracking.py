@@ -2,12 +2,13 @@ import logging
 import resource
 import socket
 import sqlite3
-import subprocess
 import sys
 import time
 from contextlib import closing, contextmanager
 
 import pytest
+import tracking_side
+from fork_server import WITH_MLFLOW
 from made_trajectories import trajectory, words
 
 from asyncrl.core.errors import DeadlineExceeded, RecipeError
@@ -111,38 +112,32 @@ def traces_of(client, run, kind):
 
 def tracking_process(folder, steps):
     """Track in a process of its own, as each run does: MLflow keeps databases open for as long as its process lives."""
-    program = f"""if True:
-        import logging, pathlib, sys
-        from asyncrl.run.compose import compose
-        from asyncrl.run.folder import RunFolder
-        from asyncrl.run.summary import Status
-        from asyncrl.run.tracking import Tracker
+    process = WITH_MLFLOW.Process(target=tracking_side.track, args=(folder.path, list(steps), said_in(folder)))
+    process.start()
+    return process
 
-        logging.basicConfig()
-        folder = RunFolder.find(pathlib.Path({str(folder.path)!r}))
-        tracker = Tracker(compose(str(folder.recipe), []), folder)
-        tracker.start()
-        for step in {list(steps)}:
-            tracker.log(step, {{f"metric/{{name}}": 0.5 * name for name in range(20)}} | {{"reward/mean": 0.5}})
-        tracker.finish(Status.COMPLETED, seconds=120)
-    """
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+def said_in(folder):
+    return folder.path / "said.txt"
 
 
 def track(folder, step, told=""):
-    done = tracking_process(folder, [step])
-    _, said = done.communicate(timeout=180)
-    assert (done.returncode == 0) == ("TrackingFailed" not in said)
+    process = tracking_process(folder, [step])
+    process.join(180)
+    said = said_in(folder).read_text()
+    said_in(folder).unlink()
+    assert (process.exitcode == 0) == ("TrackingFailed" not in said)
     assert told in said
-    return done.returncode
+    return process.exitcode
 
 
 def test_runs_that_begin_and_write_at_once_share_a_database(tmp_path):
     """They all make it, and none may find half a database, or one that is locked for good."""
     folders = [make(tmp_path)[1] for _ in range(2)]
     processes = [tracking_process(folder, range(1, 101)) for folder in folders]
-    said = [process.communicate(timeout=240)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
+    for process in processes:
+        process.join(240)
+    assert [process.exitcode for process in processes] == [0, 0], [said_in(folder).read_text() for folder in folders]
 
     from mlflow import MlflowClient
 
