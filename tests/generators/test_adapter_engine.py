@@ -2,29 +2,23 @@
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from small_engine import NO_STOP, distributions, publish, small_model, started
+from transformers import Qwen3ForCausalLM
 
 from asyncrl.core.adapters import AdapterSettings
 from asyncrl.core.errors import WeightMismatch
-from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.publication import Publication, Shard
-from asyncrl.core.recipe.generators import GeneratorsConfig
+from asyncrl.core.publication import Shard
 from asyncrl.core.trajectory import Sampling
-from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.transport import merge
 from generators.completion import Completion, Sampler
 from generators.engine import VllmEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-NO_STOP = 0
-CONFIG = GeneratorsConfig(count=1, dtype="float32", max_running=32, kv_cache_mb=64)
 SETTINGS = AdapterSettings(
     rank=3, alpha=12.0, targets=("down_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"), versions=2
 )
@@ -35,38 +29,16 @@ PROMPT = list(range(5, 75))
 
 @pytest.fixture(scope="module")
 def base() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=320,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        intermediate_size=96,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        dtype="float32",
-    )
-    return Qwen3ForCausalLM(config).eval()
+    return small_model()
 
 
 @pytest.fixture(scope="module")
 async def engine(base: Qwen3ForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
     folder = tmp_path_factory.mktemp("model")
     base.save_pretrained(folder)
-    engine = await VllmEngine.start(
-        CONFIG, str(folder), name="generator-0", max_context=512, seed=0, start_s=600.0, adapters=SETTINGS
-    )
+    engine = await started(folder, SETTINGS)
     yield engine
     await engine.close()
-
-
-@pytest.fixture(scope="module")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedMemory]:
-    with closing(SharedMemory("test", 0, str(tmp_path_factory.mktemp("shm")))) as writer:
-        yield writer
 
 
 def projections(model: Qwen3ForCausalLM) -> dict[str, torch.nn.Parameter]:
@@ -88,13 +60,12 @@ def adapters(base: Qwen3ForCausalLM, version: int, rank: int = SETTINGS.rank) ->
     }
 
 
-def publish(writer: SharedMemory, version: int, matrices: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Publication:
-    shards = [
+def shards(matrices: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> list[Shard]:
+    return [
         Shard(f"base_model.model.{name}.lora_{letter}.weight", tuple(matrix.shape), (0, 0), matrix)
         for name, pair in matrices.items()
         for letter, matrix in zip("AB", pair, strict=True)
     ]
-    return merge([writer.write(PolicyVersion(version), shards)])
 
 
 def merged(base: Qwen3ForCausalLM, version: int) -> Qwen3ForCausalLM:
@@ -109,9 +80,8 @@ def merged(base: Qwen3ForCausalLM, version: int) -> Qwen3ForCausalLM:
 
 
 def expected(model: Qwen3ForCausalLM, prompt: list[int], sampled: np.ndarray) -> np.ndarray:
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *sampled.tolist()]])).logits[0, len(prompt) - 1 : -1]
-    return torch.log_softmax(logits, -1).gather(1, torch.tensor(sampled.tolist())[:, None])[:, 0].numpy()
+    chosen = torch.tensor(sampled.tolist())[:, None]
+    return distributions(model, prompt, sampled.tolist()).gather(1, chosen)[:, 0].numpy()
 
 
 def sample(sampler: Sampler, prompt: list[int], tokens: int) -> asyncio.Task[Completion]:
@@ -134,7 +104,7 @@ async def test_each_episode_is_sampled_by_the_version_it_began_with(engine, base
         return np.abs(completion.logprobs - expected(models[version], PROMPT, completion.token_ids))
 
     with engine.episode() as old:
-        first = publish(writer, 1, adapters(base, 1))
+        first = publish(writer, 1, shards(adapters(base, 1)))
         running = await begun(engine, sample(old, PROMPT, 400))
         assert await engine.install(first) == first.fingerprint
         assert engine.version == 1
@@ -146,7 +116,7 @@ async def test_each_episode_is_sampled_by_the_version_it_began_with(engine, base
             max(distance(completion, version[0]).max() for completion, version in zip(sampled, versions[1:], strict=True)) < 1e-3
         )
 
-        second = publish(writer, 2, adapters(base, 2))
+        second = publish(writer, 2, shards(adapters(base, 2)))
         running = await begun(engine, sample(old, PROMPT, 400))
         assert await engine.install(second) == second.fingerprint
         interrupted, later = await running, await sample(old, PROMPT, 30)
@@ -162,7 +132,7 @@ async def test_each_episode_is_sampled_by_the_version_it_began_with(engine, base
 async def test_adapters_of_another_rank_are_refused_and_the_engine_keeps_what_it_has(engine, base, writer) -> None:
     version = engine.version
     with pytest.raises(WeightMismatch, match=r"the engine's is of rank 3 for down_proj"):
-        await engine.install(publish(writer, version + 1, adapters(base, 9, rank=4)))
+        await engine.install(publish(writer, version + 1, shards(adapters(base, 9, rank=4))))
     completion = await sample(engine, PROMPT, 20)
     assert [span.version for span in completion.spans] == [version]
     assert np.abs(completion.logprobs - expected(merged(base, version), PROMPT, completion.token_ids)).max() < 1e-3

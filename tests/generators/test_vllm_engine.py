@@ -1,56 +1,29 @@
 """A real vLLM engine under a real worker: one start for the whole module."""
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from chat_tokenizers import make_tokenizer
 from safetensors.torch import load_file
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from small_engine import LONGEST, NO_STOP, distributions, publish, small_model, started
+from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from asyncrl.core.errors import ComponentFailed, ProcessDied, WeightMismatch
-from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.publication import PREPARE, Publication, Shard
-from asyncrl.core.recipe.generators import GeneratorsConfig
+from asyncrl.core.publication import PREPARE, Shard
 from asyncrl.core.trajectory import Sampling
-from asyncrl.weights.shared_memory import SharedMemory
-from asyncrl.weights.transport import merge
 from generators.completion import Completion
 from generators.engine import VllmEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-NO_STOP = 0
-CONFIG = GeneratorsConfig(count=1, dtype="float32", max_running=32, kv_cache_mb=64)
-
-
-async def start(folder: Path) -> VllmEngine:
-    return await VllmEngine.start(CONFIG, str(folder), name="generator-0", max_context=256, seed=0, start_s=600.0)
-
 
 @pytest.fixture(scope="module")
 def model() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=320,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        intermediate_size=96,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        dtype="float32",
-    )
-    return Qwen3ForCausalLM(config).eval()
+    return small_model()
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +36,9 @@ def folder(model: Qwen3ForCausalLM, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 async def engine(folder: Path) -> AsyncIterator[VllmEngine]:
-    engine = await start(folder)
+    engine = await started(folder)
     yield engine
     await engine.close()
-
-
-@pytest.fixture(scope="module")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedMemory]:
-    with closing(SharedMemory("test", 0, str(tmp_path_factory.mktemp("shm")))) as writer:
-        yield writer
 
 
 def perturb(model: Qwen3ForCausalLM) -> None:
@@ -83,10 +50,6 @@ def perturb(model: Qwen3ForCausalLM) -> None:
 def shards(model: Qwen3ForCausalLM) -> list[Shard]:
     named = dict(model.named_parameters())
     return [Shard(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in named.items()]
-
-
-def publish(writer: SharedMemory, version: int, what: list[Shard]) -> Publication:
-    return merge([writer.write(PolicyVersion(version), what)])
 
 
 def flip_bit(file: Path, offset: int) -> None:
@@ -107,14 +70,8 @@ def sample(
     return asyncio.create_task(engine.generate(prompt, max_tokens=tokens, sampling=sampling, stop_token_id=NO_STOP))
 
 
-def reference_distributions(model: Qwen3ForCausalLM, prompt: list[int], sampled: np.ndarray, temperature: float) -> torch.Tensor:
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *sampled.tolist()]])).logits[0, len(prompt) - 1 : -1]
-    return torch.log_softmax(logits / temperature, -1)
-
-
 def reference_logprobs(model: Qwen3ForCausalLM, prompt: list[int], sampled: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    whole = reference_distributions(model, prompt, sampled, temperature)
+    whole = distributions(model, prompt, sampled.tolist(), temperature)
     return whole.gather(1, torch.tensor(sampled.tolist())[:, None])[:, 0].numpy()
 
 
@@ -154,7 +111,7 @@ async def test_truncated_sampling_reports_the_renormalised_distribution_it_sampl
     shares = []
     for each in drawn:
         completion = await each
-        whole = reference_distributions(model, prompt, completion.token_ids, sampling.temperature)
+        whole = distributions(model, prompt, completion.token_ids.tolist(), sampling.temperature)
         mask, tokens = kept(whole, sampling), torch.tensor(completion.token_ids.tolist())[:, None]
         assert mask.gather(1, tokens).all(), "every sampled token lies in the kept set"
         renormalised = torch.log_softmax(whole.masked_fill(~mask, -torch.inf), -1).gather(1, tokens)[:, 0].numpy()
@@ -311,14 +268,14 @@ async def test_experts_arrive_as_they_were_sent(writer, tmp_path: Path) -> None:
         num_experts_per_tok=2,
         moe_intermediate_size=64,
         norm_topk_prob=True,
-        max_position_embeddings=256,
+        max_position_embeddings=LONGEST,
         initializer_range=0.2,
         dtype="float32",
     )
     model = Qwen3MoeForCausalLM(config).eval()
     make_tokenizer().save_pretrained(tmp_path)
     model.save_pretrained(tmp_path)
-    engine = await start(tmp_path)
+    engine = await started(tmp_path)
     prompt = list(range(5, 45))
     try:
         for version in (0, 1, 2):
@@ -333,38 +290,3 @@ async def test_experts_arrive_as_they_were_sent(writer, tmp_path: Path) -> None:
             assert np.abs(completion.logprobs - reference_logprobs(model, prompt, completion.token_ids)).max() < 1e-3
     finally:
         await engine.close()
-
-
-KILLED = """
-import asyncio, sys
-import psutil
-from asyncrl.core.recipe.generators import GeneratorsConfig
-from generators.engine import VllmEngine
-
-async def main():
-    config = GeneratorsConfig(count=1, max_running=2, kv_cache_mb=8)
-    engine = await VllmEngine.start(config, sys.argv[1], name="generator-0", max_context=64, seed=0, start_s=600.0)
-    print("children", *(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
-    await asyncio.Event().wait()
-
-if __name__ == "__main__":
-    asyncio.run(main())
-"""
-
-
-async def test_no_process_of_an_engine_outlives_a_killed_generator(folder: Path, tmp_path: Path) -> None:
-    script = tmp_path / "generator.py"
-    script.write_text(KILLED)
-    generator = await asyncio.create_subprocess_exec(
-        sys.executable, str(script), str(folder), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
-    assert generator.stdout is not None
-    async for line in generator.stdout:
-        if line.startswith(b"children "):
-            break
-    children = [psutil.Process(int(pid)) for pid in line.split()[1:]]
-    assert any("EngineCore" in " ".join(child.cmdline()) for child in children)
-    generator.kill()
-    await generator.wait()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, children, 30)
-    assert not alive

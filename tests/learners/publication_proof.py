@@ -23,6 +23,7 @@ from asyncrl.core.recipe.schema import Recipe
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import merge
 from generators.engine import VllmEngine
+from generators.engine_process import EngineProcessServer
 from learners.rank import RankSpec
 
 VERSIONS = 5
@@ -92,7 +93,8 @@ async def gaps(engine: VllmEngine, versions: list[Published]) -> list[tuple[floa
 
 async def started(folder: Path, tensor_parallel: int, dtype: str) -> VllmEngine:
     config = GeneratorsConfig(count=1, dtype=dtype, max_running=8, kv_cache_mb=16, tensor_parallel=tensor_parallel)
-    return await VllmEngine.start(config, str(folder), name="generator-0", max_context=100, seed=0, start_s=400.0)
+    server = EngineProcessServer.start()
+    return await VllmEngine.start(config, str(folder), name="generator-0", max_context=100, seed=0, start_s=400.0, server=server)
 
 
 async def table(chosen: list[str]) -> None:
