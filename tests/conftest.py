@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import signal
+import sys
 
 import pytest
 from hypothesis import settings
@@ -23,3 +24,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return usual if marker is None else max(usual, marker.args[0])
 
     items.sort(key=limit, reverse=True)
+
+
+def pytest_collection_finish() -> None:
+    """Have torch use one thread: two processes run tests side by side, and threads that wait for each other spin."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
