@@ -52,14 +52,16 @@ def describe_routes(weights: WeightsConfig, ranks_on: Collection[str], engines_o
         said.append(f"disk {others}, through {stored_in(weights, folder)}{how}, since the recipe asks for it")
     else:
         if beside:
-            said.append(f"shm from the ranks beside them, and tcp from those on other nodes, to {_on_nodes(beside)}")
+            said.append(
+                f"shm from the ranks beside them, and tcp from those on other nodes, to {_on_nodes(beside)}, once to each"
+            )
         if apart:
-            said.append(f"tcp to {_on_nodes(apart)} without a rank")
+            said.append(f"tcp to {_on_nodes(apart)} where no rank writes, once to each")
     return "; ".join(said)
 
 
 def _on_nodes(engines_on: Mapping[str, int]) -> str:
-    return f"{counted(sum(engines_on.values()), 'engine')} on {counted(len(engines_on), 'node')}, once to each node"
+    return f"{counted(sum(engines_on.values()), 'engine')} on {counted(len(engines_on), 'node')}"
 
 
 def stored_in(weights: DiskWeights, folder: Path) -> Path:

@@ -19,7 +19,7 @@ def test_engines_beside_all_ranks_share_their_memory() -> None:
 def test_other_nodes_are_reached_by_tcp() -> None:
     said = describe_routes(AutoWeights(), ["a"], {"a": 1, "b": 2, "c": 1}, RUN)
     assert said.startswith("shm to 1 engine on the learner's node")
-    assert said.endswith("tcp to 3 engines on 2 nodes, once to each node without a rank")
+    assert said.endswith("tcp to 3 engines on 2 nodes where no rank writes, once to each")
 
 
 def test_where_ranks_are_on_several_nodes_each_engine_needs_bytes_of_another() -> None:
