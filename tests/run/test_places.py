@@ -59,7 +59,7 @@ def test_a_plan_and_a_run_put_every_process_on_the_same_nodes(cluster):
     shown = console.export_text()
     assert "1 of evaluation" in shown
     assert {folder.name: folder.blind for folder in plan.folders} == {"run folder": (), "model": ()}, "one machine has both nodes"
-    assert "shm from the ranks beside them" in shown or "tcp to" in shown
+    assert "shm from ranks beside them" in shown or "tcp to" in shown
 
     ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
     sizes = {process.part: process.each_bytes for process in plan.processes if process.part}

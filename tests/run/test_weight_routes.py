@@ -24,7 +24,7 @@ def test_other_nodes_are_reached_by_tcp() -> None:
 
 def test_where_ranks_are_on_several_nodes_each_engine_needs_bytes_of_another() -> None:
     beside, apart = describe_routes(AutoWeights(), ["a", "b"], {"a": 1, "b": 1, "c": 1}, RUN).split("; ")
-    assert beside.startswith("shm from the ranks beside them, and tcp from those on other nodes, to 2 engines on 2 nodes")
+    assert beside.startswith("shm from ranks beside them, and tcp from those on other nodes, to 2 engines on 2 nodes")
     assert apart.startswith("tcp to 1 engine on 1 node")
 
 
