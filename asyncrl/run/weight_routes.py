@@ -52,9 +52,7 @@ def describe_routes(weights: WeightsConfig, ranks_on: Collection[str], engines_o
         said.append(f"disk {others}, through {stored_in(weights, folder)}{how}, since the recipe asks for it")
     else:
         if beside:
-            said.append(
-                f"shm from the ranks beside them, and tcp from those on other nodes, to {_on_nodes(beside)}, once to each"
-            )
+            said.append(f"shm from ranks beside them, and tcp from those on other nodes, to {_on_nodes(beside)}, once to each")
         if apart:
             said.append(f"tcp to {_on_nodes(apart)} where no rank writes, once to each")
     return "; ".join(said)
