@@ -109,14 +109,14 @@ class VllmEngine:
         async with deadline(start_s, waiter=name, owner="its vLLM engine to start", remedy=remedy):
             llm = await asyncio.to_thread(_build, config, model_path, max_context, seed, server, adapters)
             engine = cls(llm, adapters)
-            await engine._warm_up(max_context)
+            await engine._warm_up(name, max_context)
         return engine
 
-    async def _warm_up(self, max_context: int) -> None:
+    async def _warm_up(self, name: str, max_context: int) -> None:
         """Send the first requests. They take seconds to compile kernels, so they must not count in any measurement."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        settings = {} if self._adapters is None else {"adapters": msgspec.to_builtins(self._adapters)}
+        settings = {"engine": name, "adapters": msgspec.to_builtins(self._adapters)}
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(settings))
         length = min(_WARM_UP_TOKENS, max_context // 2)
         with first_error():

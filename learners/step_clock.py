@@ -70,13 +70,13 @@ class StepClock:
             self._mark(outer)
 
     def end(self) -> PartSeconds:
-        """End the training step. On a GPU, wait until everything launched in it is computed."""
+        """End the training step. On a GPU, wait until everything launched in it is computed; not for weights on their way."""
         self._mark(Part.DATA)
         self._in_step = False
         if self._on_gpu:
             import torch
 
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()
         seconds = dict.fromkeys(Part, 0.0)
         for (part, began), (_, ended) in zip(self._marks, self._marks[1:], strict=False):
             seconds[part] += _between(began, ended)

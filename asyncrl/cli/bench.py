@@ -64,9 +64,9 @@ and gloo's flat broadcast. Needs 10 GB of memory, of which 4 GB in the memory
 file system, and takes 2 minutes."""
 
 _GPU = """\
-Measure one GPU in five parts: one learner rank beside the CPU, training steps
+Measure a GPU in six parts: one learner rank beside the CPU, training steps
 beside a plain loop, log-probabilities beside full logits, publications beside
-the bus, and an engine with a short run. Says what is missing instead of
+the bus and to a second GPU, and an engine with a short run. Says what is missing instead of
 failing, and takes at most eight minutes. On a machine without vLLM and Ray:
 python -m asyncrl.bench.gpu"""
 
@@ -93,7 +93,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     _add(kinds, "staleness", "effect of each value of buffer.on_stale", _STALENESS, run_staleness)
     _add(kinds, "learner", "the learner beside a plain PyTorch loop", _LEARNER, run_learner)
     _add(kinds, "weights", "publications, by each transport", _WEIGHTS, run_weights)
-    gpu = _add(kinds, "gpu", "one GPU, in five parts", _GPU, run_gpu)
+    gpu = _add(kinds, "gpu", "a GPU, in six parts", _GPU, run_gpu)
     gpu.add_argument("--small", action="store_true", help="tiny shapes, which run on a CPU too: this measures nothing")
     _add(kinds, "learning", "whether the quickstart learns", _LEARNING, run_learning)
 

@@ -16,6 +16,9 @@ VLLM_BACKEND = "asyncrl_shm"
 PREPARE, INSTALL = "prepare_publication", "install_publication"
 """The methods of vLLM's engine process that make a publication ready and install it; see :mod:`asyncrl.weights.vllm_engine`."""
 
+LEFT_FREE = 1 << 30
+"""Bytes of an engine's GPU that a publication, taken beside the weights in use, must leave free."""
+
 if TYPE_CHECKING:
     import torch
 
@@ -64,6 +67,25 @@ class WeightFile(msgspec.Struct, frozen=True, array_like=True):
     size: int
 
 
+class BroadcastAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Where a rank broadcasts its file to the GPUs of engines.
+
+    Attributes:
+        host, port: where it is asked to.
+        secret: what whoever asks must show.
+        seconds: the deadline of each step of it.
+    """
+
+    host: str
+    port: int
+    secret: bytes
+    seconds: float
+
+    def __repr__(self) -> str:
+        """Show nothing of the secret."""
+        return f"BroadcastAddress({self.host}:{self.port})"
+
+
 class Publication(msgspec.Struct, frozen=True, kw_only=True):
     """One published policy version, or the part of it that one rank wrote.
 
@@ -72,9 +94,11 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
         shards: which rectangles they hold; together they cover every tensor exactly once.
         fingerprint: sum over all elements, modulo 2**64, so that it does not depend on how tensors were sharded. Every engine
             must acknowledge with the same number. If the optimizer changed the weights, it differs from the last version's.
+        senders: who broadcasts each file, if engines are to get it so instead of reading it; else empty.
     """
 
     version: PolicyVersion
     files: tuple[WeightFile, ...]
     shards: tuple[ShardRecord, ...]
     fingerprint: int
+    senders: tuple[BroadcastAddress, ...] = ()

@@ -52,7 +52,7 @@ from asyncrl.run.places import find_places
 from asyncrl.run.probe_scores import LearnerScores
 from asyncrl.run.process_sizes import sizes_of
 from asyncrl.run.stopping import sigterm_blocked
-from asyncrl.run.weight_routes import describe_routes, writers
+from asyncrl.run.weight_routes import by_nccl, describe_routes, writers
 from asyncrl.weights.chunk_wire import SECRET_BYTES
 from asyncrl.weights.transport import merge
 from learners.learner import StepReport
@@ -89,8 +89,10 @@ class Cluster:
         layout = recipe.learner.layout
         self._ranks = [places.take(f"learner rank {rank}", LEARNER) for rank in range(layout.ranks)]
         ranks_on = writers(layout, [where.node for where in self._ranks])
-        note(f"Weights: {describe_routes(recipe.weights, ranks_on, engines_on, folder.path)}")
-        self._engines_wait = ray.cluster_resources().get("GPU", 0) > 0 and recipe.learner.gpu == "shared"
+        on_gpus = ray.cluster_resources().get("GPU", 0) > 0
+        nccl = by_nccl(recipe, on_gpus=on_gpus)
+        note(f"Weights: {describe_routes(recipe.weights, ranks_on, engines_on, folder.path, nccl=nccl)}")
+        self._engines_wait = on_gpus and recipe.learner.gpu == "shared"
         logs, on_node = folder.logs, places.on_node
         # On the driver's node: the run folder holds the journal and need not be on a shared file system.
         where = NodeAffinitySchedulingStrategy(this_node(), soft=False)
@@ -122,12 +124,12 @@ class Cluster:
             await (self.buffer.hand_back(worker, "was lost with its node") if with_node else self.buffer.lost(worker))
 
         secret = secrets.token_bytes(SECRET_BYTES)
-        self.mirrors = make_local_publications(recipe, folder, secret, tls)
+        self.mirrors = make_local_publications(recipe, folder, secret, tls, nccl=nccl)
 
         def learner(rank: int) -> Any:
             where_to, log = self._ranks[rank], self._log_of(rank)
             return RemoteLearner.options(**where_to.options).remote(
-                recipe, model, buffer, rank, on_node[where_to.node], folder.run_id, folder.trajectories, log
+                recipe, model, buffer, rank, on_node[where_to.node], folder.run_id, folder.trajectories, log, nccl
             )
 
         pools, mirrors = recipe.generators.by_pool, self.mirrors

@@ -5,24 +5,31 @@ from functools import partial
 from typing import assert_never
 
 from asyncrl.core.recipe.schema import Recipe
-from asyncrl.core.recipe.weights import AutoWeights, DiskWeights, ShmWeights
+from asyncrl.core.recipe.weights import AutoWeights, DiskWeights, NcclWeights, ShmWeights, TcpWeights
 from asyncrl.core.tls import TlsKeys
 from asyncrl.run.disk_publications import DiskPublications, make_disk_mirror
 from asyncrl.run.folder import RunFolder
-from asyncrl.run.mirrors import LocalPublications, MirrorHandle, Mirrors, SharedMemoryAlone, make_mirror
+from asyncrl.run.mirrors import Broadcasts, LocalPublications, MirrorHandle, Mirrors, SharedMemoryAlone, make_mirror
 from asyncrl.run.weight_routes import stored_in
 
 
-def make_local_publications(recipe: Recipe, folder: RunFolder, secret: bytes, tls: TlsKeys | None) -> LocalPublications:
+def make_local_publications(
+    recipe: Recipe, folder: RunFolder, secret: bytes, tls: TlsKeys | None, *, nccl: bool
+) -> LocalPublications:
     """Return what brings publications to the nodes of the engines.
 
     Args:
         secret: what mirrors show to one another.
         tls: the run's keys if its connections are encrypted.
+        nccl: what :func:`asyncrl.run.weight_routes.by_nccl` returned.
     """
     weights, seconds = recipe.weights, recipe.deadlines.publish
     match weights:
-        case AutoWeights():
+        case NcclWeights():
+            return Broadcasts(everywhere=True)
+        case AutoWeights() if nccl:
+            return Broadcasts(everywhere=False)
+        case AutoWeights() | TcpWeights():
             make: Callable[[str], MirrorHandle] = partial(make_mirror, folder=folder, secret=secret, tls=tls)
             return Mirrors(make, seconds)
         case ShmWeights():

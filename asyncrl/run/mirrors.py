@@ -78,6 +78,25 @@ class SharedMemoryAlone:
         """There is nothing to remove."""
 
 
+class Broadcasts:
+    """Implements :class:`LocalPublications` for engines that take publications from the ranks' GPUs themselves.
+
+    Args:
+        everywhere: so do engines that share the memory of all ranks.
+    """
+
+    def __init__(self, *, everywhere: bool) -> None:
+        self._everywhere = everywhere
+
+    async def fetch(self, publication: Publication, node: str) -> Publication:
+        """See :class:`LocalPublications`. The engine fetches when it makes the publication ready, from the ranks' own files."""
+        near = all(file.node == node for file in publication.files)
+        return msgspec.structs.replace(publication, senders=()) if near and not self._everywhere else publication
+
+    async def close(self, seconds: float) -> None:
+        """There is nothing to remove."""
+
+
 class MirrorOfNode(Protocol):
     """The mirror of one node, as the driver sees it; see :class:`MirrorHandle`."""
 

@@ -34,7 +34,7 @@ from asyncrl.run.reference_folder import check_reference
 from asyncrl.run.tasks import Split, load_sources, make_task_stream
 from asyncrl.run.tiny_lessons import remarks_on
 from asyncrl.run.units import memory, quantity
-from asyncrl.run.weight_routes import describe_routes, writers
+from asyncrl.run.weight_routes import by_nccl, describe_room, describe_routes, writers
 from asyncrl.run.weight_slices import WeightSlices, weight_slices
 from buffers.sampling import make_sampler
 from buffers.task_files import remarks_on_skipped
@@ -148,7 +148,7 @@ def make_plan(
     sizes = sizes_of(recipe, shape) if machine.cluster is not None and not machine.gpus else None
     parts = parts_of(recipe, on_gpus=machine.gpus > 0, sizes=sizes)
     placed = place_on(machine, recipe, parts)
-    routes = _routes(recipe, placed, run)
+    routes = _routes(recipe, machine, shape, placed, run)
     folders = look_at_folders(recipe, placed, machine.cluster, run) if machine.cluster is not None else ()
     if not machine.gpus:
         check_head_size(shape)
@@ -203,10 +203,15 @@ def place_on(machine: Machine, recipe: Recipe, parts: Sequence[Part]) -> dict[st
     return place(parts, nodes.alive, nodes.driver, remedies=further)
 
 
-def _routes(recipe: Recipe, placed: Mapping[str, Sequence[str]], run: Path | None) -> str:
+def _routes(recipe: Recipe, machine: Machine, shape: ModelShape, placed: Mapping[str, Sequence[str]], run: Path | None) -> str:
     """Say how weights will reach the engines from and to the nodes of a plan."""
     engines_on = Counter(node for pool in recipe.generators.by_pool for node in placed[pool])
-    return describe_routes(recipe.weights, writers(recipe.learner.layout, placed[LEARNER]), engines_on, run or Path("RUN"))
+    ranks_on, nccl = writers(recipe.learner.layout, placed[LEARNER]), by_nccl(recipe, on_gpus=machine.gpus > 0)
+    said = describe_routes(recipe.weights, ranks_on, engines_on, run or Path("RUN"), nccl=nccl)
+    if "nccl" not in said:
+        return said
+    size = shape.parameters * ELEMENT_BYTES[recipe.learner.dtype]
+    return f"{said}; {describe_room(recipe, size, machine.gpu_memory)}"
 
 
 def _with_gpus(recipe: Recipe, machine: Machine, shape: ModelShape) -> tuple[Processes, ...]:

@@ -93,7 +93,7 @@ class SharedMemory(Transport):
             )
         total = proof.total()
         if torch.cuda.is_available():
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()  # not for a broadcast of the last version
         place.version = version
         file = WeightFile(place.file.path, self._node, end)
         return Publication(version=version, files=(file,), shards=tuple(records), fingerprint=total)

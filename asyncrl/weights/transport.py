@@ -8,7 +8,7 @@ import torch
 
 from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.publication import Publication, Shard, ShardRecord, WeightFile
+from asyncrl.core.publication import BroadcastAddress, Publication, Shard, ShardRecord, WeightFile
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.coverage import by_tensor, check_coverage
 
@@ -56,11 +56,13 @@ def merge(parts: Sequence[Publication]) -> Publication:
         raise WeightMismatch(f"the parts to merge have versions {versions}; every rank must write the same version")
     files: list[WeightFile] = []
     shards: list[ShardRecord] = []
+    senders: list[BroadcastAddress] = []
     for part in parts:
         if not part.shards:
             continue
         shards += [ShardRecord(s.name, s.shape, s.start, s.extent, s.dtype, len(files) + s.file, s.offset) for s in part.shards]
         files += part.files
+        senders += part.senders
     for name, records in by_tensor(shards).items():
         check_coverage(name, records)
     shards.sort(key=_layer)
@@ -69,6 +71,7 @@ def merge(parts: Sequence[Publication]) -> Publication:
         files=tuple(files),
         shards=tuple(shards),
         fingerprint=sum(part.fingerprint for part in parts) % 2**64,
+        senders=tuple(senders),
     )
 
 

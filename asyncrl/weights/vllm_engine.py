@@ -27,6 +27,7 @@ from asyncrl.core.errors import WeightMismatch
 from asyncrl.core.publication import INSTALL, PREPARE, VLLM_BACKEND, Publication, Shard
 from asyncrl.device.pinning import PinnedFiles
 from asyncrl.weights.adapter_slots import AdapterSlots
+from asyncrl.weights.broadcast_receiver import BroadcastReceiver
 from asyncrl.weights.checkpoint import Checkpoint
 from asyncrl.weights.fingerprint import FingerprintSum
 from asyncrl.weights.load_plan import LoadPlan, PreparedLayer
@@ -124,9 +125,11 @@ class InitInfo(WeightTransferInitInfo):
     """What the engine must know in advance. A publication itself names its files.
 
     Attributes:
+        engine: its name, which no other engine of the run has.
         adapters: an encoded :class:`AdapterSettings` if adapters alone are published.
     """
 
+    engine: str = ""
     adapters: dict[str, Any] | None = None
 
 
@@ -151,6 +154,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     Attributes:
         fingerprint: fingerprint of the tensors that the last completed update handed to the model; None before the first.
         adapters: the versions that the engine holds side by side, if adapters alone are published.
+        broadcasts: takes publications that the learner's ranks broadcast.
     """
 
     transport: type[Transport] = SharedMemory
@@ -167,24 +171,31 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._tied = _tied_layers(self.model)
         self._prepared: _Prepared | None = None
         self._mappings = PinnedFiles()
+        parallel = self.parallel_config
+        self.broadcasts = BroadcastReceiver(init_info.engine, parallel.rank, parallel.world_size, self.device)
         on_cpu = self.device.type == "cpu" and not self.model_config.use_mla
         planned = on_cpu and self.adapters is None
         self._load_plan = LoadPlan.of(self.model, self._checkpoint.shapes, self._tied) if planned else None
         # vLLM warns of every layer that a reload leaves untouched. For tied layers that is right; for any other, we raise.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
-    def prepare(self, encoded: bytes) -> None:
+    def prepare(self, encoded: bytes, *, paused: bool = False) -> None:
         """Make a publication's weights ready beside those in use, if they are adapters or there is a plan. May run in any thread.
+
+        If ranks broadcast it, it is taken first, unless there is no room for it before the engine is paused.
 
         Raises:
             WeightMismatch: its tensors are not those of the checkpoint.
+            ComponentFailed, DeadlineExceeded: a learner rank did not broadcast it.
         """
+        publication = msgspec.msgpack.decode(encoded, type=Publication)
+        if publication.senders and not paused and not self.broadcasts.fetch(publication):
+            return
         if self._load_plan is None and self.adapters is None:
             return
         self._prepared = None  # adapters are about to be overwritten
-        publication = msgspec.msgpack.decode(encoded, type=Publication)
         self._checkpoint.check(publication.shards)
-        tensors = _Fingerprinting(self.transport.read(publication))
+        tensors = _Fingerprinting(self._read(publication))
         layers: list[PreparedLayer] = []
         if self._load_plan is not None:
             layers = self._load_plan.prepare(dict(tensors))
@@ -233,9 +244,7 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         initialize_layerwise_reload(self.model)
         if self.device.type == "cpu":
             _have_experts_packed(self.model)
-        # On a GPU through mappings that are pinned once; on a CPU, tensors of one shard are used where they lie.
-        reading = (publication,) if self.device.type == "cpu" else (publication, self.device, self._mappings)
-        tensors = _Fingerprinting(self.transport.read(*reading))
+        tensors = _Fingerprinting(self._read(publication))
         reached = self.model.load_weights(tensors)
         unreached = sorted(self._parameters - (reached or self._parameters)) or self._untouched_layers()
         if unreached:
@@ -244,6 +253,13 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
                 f"vLLM's loader for {type(self.model).__name__} does not take every tensor of its own checkpoint"
             )
         self._loaded = tensors.total()
+
+    def _read(self, publication: Publication) -> Iterator[tuple[str, torch.Tensor]]:
+        if publication.senders:
+            return self.broadcasts.read(publication)
+        if self.device.type == "cpu" or self.adapters is not None:  # tensors of one shard are used where they lie
+            return self.transport.read(publication)
+        return self.transport.read(publication, self.device, self._mappings)  # through mappings that are pinned once
 
     def _untouched_layers(self) -> list[str]:
         """Return the names of layers for which the reload has loaded nothing; vLLM would silently keep their old values."""
@@ -275,7 +291,8 @@ class PublicationTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.fingerprint, self._loaded = self._loaded, None
 
     def shutdown(self) -> None:
-        """Unpin the mapped files; they are unmapped with the last tensor that views them."""
+        """Leave the ranks' groups, and unpin the mapped files; they are unmapped with the last tensor that views them."""
+        self.broadcasts.close()
         self._mappings.close()
 
 
@@ -336,8 +353,8 @@ class PublicationWorker:
             problem = ""
             try:
                 # oneDNN packs weights for a certain number of threads, and gives wrong results with any other. A new thread
-                # gets torch's number when torch is first asked for it there.
-                if torch.get_num_threads() == threads:
+                # gets torch's number when torch is first asked for it there. On a GPU, nothing is packed.
+                if torch.get_num_threads() == threads or self.weight_transfer_engine.device.type != "cpu":
                     self.weight_transfer_engine.prepare(publication)
                 else:
                     found = torch.get_num_threads()
@@ -353,7 +370,7 @@ class PublicationWorker:
         transfer = self.weight_transfer_engine
         if not transfer.exchange(publication, slot):
             if transfer.adapters is not None:
-                transfer.prepare(publication)
+                transfer.prepare(publication, paused=True)
                 transfer.exchange(publication, slot)
             else:
                 self.start_weight_update()

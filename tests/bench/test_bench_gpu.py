@@ -6,12 +6,16 @@ import time
 
 import msgspec
 import pytest
+import torch
+from gloo_collective import Gloo
 
-from asyncrl.bench.gpu import engine, run, settings, training
+from asyncrl.bench.gpu import broadcast, engine, publication, run, settings, subject, training
 from asyncrl.bench.gpu.isolated import MeasurementFailed, isolated
 from asyncrl.bench.gpu.run import GpuBenchResult
 from asyncrl.bench.gpu.settings import EngineSettings, GpuBenchSettings
 from asyncrl.bench.gpu.training import Case, Speed
+
+CPU = torch.device("cpu")
 
 
 def test_sizes_are_those_of_the_models_they_are_named_after():
@@ -65,3 +69,17 @@ def test_a_part_runs_to_its_end_and_is_written(tmp_path):
     assert any(line.strip().startswith("missing: a GPU") for line in lines) or result.device != "cpu"
     assert result.engine is None
     assert sys.version.startswith(result.python)
+
+
+def test_a_broadcast_between_two_processes_is_measured():
+    with subject.all_folders():
+        times = broadcast.measure_between(CPU, CPU, Gloo(), GpuBenchSettings.small().publication)
+    assert times.fingerprints_equal
+    assert times.bytes == sum(tensor.nbytes for tensor in publication.made_weights(settings.TINY).values())
+    assert times.first_seconds > 0
+    assert times.bytes_per_s > 0
+
+
+def test_what_a_broadcast_lacks_is_told():
+    missing = broadcast.measure(GpuBenchSettings.small().publication).missing
+    assert torch.cuda.device_count() > 1 or any(what.startswith("a second GPU") for what in missing)

@@ -4,12 +4,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from asyncrl.core.errors import ProcessDied
 from asyncrl.core.ids import PolicyVersion
-from asyncrl.core.publication import Publication, WeightFile
-from asyncrl.run.mirrors import FAN_OUT, Mirrors
+from asyncrl.core.publication import BroadcastAddress, Publication, WeightFile
+from asyncrl.run.mirrors import FAN_OUT, Broadcasts, Mirrors
 from asyncrl.weights.chunk_wire import Address
 
 SECONDS = 60.0
@@ -166,3 +167,12 @@ async def test_closing_ends_transfers_and_closes_all_mirrors(cluster: FakeCluste
     with pytest.raises(asyncio.CancelledError):
         await fetching
     assert all(mirror.closed for mirror in cluster.made)
+
+
+async def test_engines_that_take_broadcasts_need_no_copy_and_those_beside_all_ranks_no_broadcast() -> None:
+    address = BroadcastAddress("10.0.0.1", 1, bytes(32), SECONDS)
+    far = msgspec.structs.replace(publication(1, "a", "b"), senders=(address, address))
+    near = msgspec.structs.replace(publication(1, "a"), senders=(address,))
+    assert await Broadcasts(everywhere=False).fetch(far, "b") is far, "the ranks' own files, which therefore stay"
+    assert await Broadcasts(everywhere=False).fetch(near, "a") == publication(1, "a")
+    assert await Broadcasts(everywhere=True).fetch(near, "a") is near

@@ -4,10 +4,14 @@ import pytest
 
 from asyncrl.core.errors import RecipeError
 from asyncrl.core.parallel_layout import ParallelLayout
-from asyncrl.core.recipe.weights import AutoWeights, DiskWeights, ShmWeights
-from asyncrl.run.weight_routes import describe_routes, writers
+from asyncrl.core.recipe.environment import ClassEnvironment
+from asyncrl.core.recipe.network import NetworkConfig, NoTls, RunTls
+from asyncrl.core.recipe.schema import ModelConfig, Recipe
+from asyncrl.core.recipe.weights import AutoWeights, DiskWeights, NcclWeights, ShmWeights, TcpWeights, WeightsConfig
+from asyncrl.run.weight_routes import by_nccl, describe_room, describe_routes, writers
 
 RUN = Path("/runs/r")
+NO_TLS = NoTls()
 
 
 def test_engines_beside_all_ranks_share_their_memory() -> None:
@@ -45,3 +49,36 @@ def test_the_folder_is_told() -> None:
     assert near.endswith("disk for engines that come elsewhere, through /runs/r/weights, since the recipe asks for it")
     far = describe_routes(DiskWeights("/shared", delta=True), ["a"], {"b": 1}, RUN)
     assert far.startswith("disk to 1 engine elsewhere, through /shared, as changed blocks")
+
+
+def recipe(weights: WeightsConfig, tls: NoTls | RunTls = NO_TLS) -> Recipe:
+    model, environment = ModelConfig(path="m"), ClassEnvironment(name="calculator")
+    return Recipe(name="r", steps=1, model=model, environment=environment, weights=weights, network=NetworkConfig(tls=tls))
+
+
+def test_gpus_on_other_nodes_are_reached_by_nccl_which_cannot_encrypt() -> None:
+    assert by_nccl(recipe(AutoWeights()), on_gpus=True)
+    assert not by_nccl(recipe(AutoWeights()), on_gpus=False)
+    assert not by_nccl(recipe(TcpWeights()), on_gpus=True)
+    assert not by_nccl(recipe(AutoWeights(), RunTls()), on_gpus=True)
+    said = describe_routes(AutoWeights(), ["a"], {"a": 1, "b": 2}, RUN, nccl=True)
+    assert said.startswith("shm to 1 engine on the learner's node")
+    assert said.endswith("nccl to 2 engines on 1 node away from a rank, from GPU to GPU")
+    assert "tcp to 1 engine" in describe_routes(TcpWeights(), ["a"], {"b": 1}, RUN)
+
+
+def test_nccl_is_refused_where_it_cannot_be() -> None:
+    with pytest.raises(RecipeError, match=r"weights.kind.*between GPUs, and learner and engines have none here; set it to auto"):
+        by_nccl(recipe(NcclWeights()), on_gpus=False)
+    with pytest.raises(RecipeError, match=r"weights.kind.*does not encrypt.*network.tls"):
+        by_nccl(recipe(NcclWeights(), RunTls()), on_gpus=True)
+    assert by_nccl(recipe(NcclWeights()), on_gpus=True)
+    said = describe_routes(NcclWeights(), ["a"], {"a": 1, "b": 1}, RUN, nccl=True)
+    assert said == "nccl to 2 engines, from GPU to GPU, since the recipe asks for it"
+
+
+def test_a_plan_tells_whether_engines_pause_while_nccl_brings_a_version() -> None:
+    asked = recipe(NcclWeights())  # generators.gpu_memory_share 0.85
+    assert "arrives while engines sample, in 3.0 GiB" in describe_room(asked, 3 << 30, 80 << 30)
+    assert "engines pause while a version arrives: 12.0 GiB do not fit" in describe_room(asked, 12 << 30, 80 << 30)
+    assert "whose GPU has no room for 3.0 GiB" in describe_room(asked, 3 << 30, 0)

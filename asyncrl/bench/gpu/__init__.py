@@ -1,4 +1,4 @@
-"""``asyncrl bench gpu``: what the learner, the log-probability kernel, publications and engines do on one GPU, in five parts.
+"""``asyncrl bench gpu``: what the learner, the log-probability kernel, publications and engines do on a GPU, in six parts.
 
 What always holds: each part runs in a process of its own with a deadline; a part that lacks something, or fails, says so in the
 result, and the others run. The first four parts need torch, transformers, megatron-core and msgspec only, so that

@@ -1,4 +1,4 @@
-"""Part 5: an engine's throughput, new weights while it samples, its log-probabilities beside the model's own, and a short run."""
+"""Part 6: an engine's throughput, new weights while it samples, its log-probabilities beside the model's own, and a short run."""
 
 import asyncio
 import importlib.util

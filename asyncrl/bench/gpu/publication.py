@@ -77,7 +77,7 @@ class _Received(msgspec.Struct, frozen=True):
 
 def measure(settings: PublicationSettings) -> PublicationResult:
     """Publish from this process to another one, several times."""
-    weights = _weights(settings.model)
+    weights = made_weights(settings.model)
     size = sum(tensor.nbytes for tensor in weights.values())
     context = get_context("spawn")
     ours, theirs = context.Pipe()
@@ -134,7 +134,7 @@ def measure(settings: PublicationSettings) -> PublicationResult:
     )
 
 
-def _weights(size: ModelSize) -> dict[str, torch.Tensor]:
+def made_weights(size: ModelSize) -> dict[str, torch.Tensor]:
     """Tensors named and shaped like those of a Qwen3 model, in bfloat16, on the device."""
     attention, groups = size.heads * size.head_dim, size.key_value_heads * size.head_dim
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (size.vocabulary, size.hidden)}

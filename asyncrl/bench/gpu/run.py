@@ -1,4 +1,4 @@
-"""Runs the five parts one after another and writes what each found."""
+"""Runs the six parts one after another and writes what each found."""
 
 import platform
 import time
@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.bench.gpu import correctness, engine, logprob, publication, training
+from asyncrl.bench.gpu import broadcast, correctness, engine, logprob, publication, training
+from asyncrl.bench.gpu.broadcast import BroadcastResult
 from asyncrl.bench.gpu.correctness import CorrectnessResult
 from asyncrl.bench.gpu.engine import EngineResult
 from asyncrl.bench.gpu.isolated import MeasurementFailed, isolated
@@ -33,7 +34,7 @@ PACKAGES = (
 )
 MARGIN_S = 30.0
 """How long a part that ended its own measurements may take to tell what it has."""
-PARTS = ("correctness", "training", "logprob", "publication", "engine")
+PARTS = ("correctness", "training", "logprob", "publication", "broadcast", "engine")
 
 
 class GpuBenchResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +46,7 @@ class GpuBenchResult(msgspec.Struct, frozen=True, kw_only=True):
         settings: what was measured.
         seconds: what each part took.
         failures: parts that gave no result, and why.
-        correctness, training, logprob, publication, engine: what the parts found; None if they failed or were not asked for.
+        correctness, training, logprob, publication, broadcast, engine: what the parts found; None if not asked for or failed.
     """
 
     device: str
@@ -58,6 +59,7 @@ class GpuBenchResult(msgspec.Struct, frozen=True, kw_only=True):
     training: TrainingResult | None = None
     logprob: LogprobResult | None = None
     publication: PublicationResult | None = None
+    broadcast: BroadcastResult | None = None
     engine: EngineResult | None = None
 
 
@@ -90,6 +92,7 @@ def _run(json_file: Path, say: Callable[[str], None], settings: GpuBenchSettings
         "training": (training.measure, (settings.training, settings.seconds.training)),
         "logprob": (logprob.measure, (settings.logprob,)),
         "publication": (publication.measure, (settings.publication,)),
+        "broadcast": (broadcast.measure, (settings.publication,)),
         "engine": (engine.measure, (settings.engine, settings.seconds.engine)),
     }
     for name in parts:
@@ -141,6 +144,12 @@ def describe(name: str, found: Any) -> list[str]:
         lines.append(
             f"{found.bytes / 1e9:.2f} GB: written in {steady.write:.3f} s, read in {steady.read:.3f} s, exchanged in "
             f"{steady.exchange:.3f} s; fingerprints {'equal' if found.fingerprints_equal else 'DIFFER'}"
+        )
+    if isinstance(found, BroadcastResult) and found.times is not None:
+        times = found.times
+        lines.append(
+            f"{times.bytes / 1e9:.2f} GB from GPU to GPU in {times.steady_seconds:.3f} s, {times.bytes_per_s / 1e9:.1f} GB/s, at "
+            f"first {times.first_seconds:.1f} s; fingerprints {'equal' if times.fingerprints_equal else 'DIFFER'}"
         )
     if isinstance(found, EngineResult):
         if found.engine is not None:

@@ -109,6 +109,7 @@ class Seconds(msgspec.Struct, frozen=True):
     training: float = 200.0
     logprob: float = 30.0
     publication: float = 50.0
+    broadcast: float = 50.0
     engine: float = 125.0
 
 
@@ -140,5 +141,5 @@ class GpuBenchSettings(msgspec.Struct, frozen=True):
             logprob=LogprobSettings(tokens=256, hidden=64, vocabulary=2048, repetitions=2),
             publication=PublicationSettings(model=TINY, repetitions=3),
             engine=EngineSettings(model=TINY, requests=4, prompt_tokens=16, new_tokens=32, steps=1),
-            seconds=Seconds(correctness=240, training=240, logprob=120, publication=120, engine=300),
+            seconds=Seconds(correctness=240, training=240, logprob=120, publication=120, broadcast=120, engine=300),
         )

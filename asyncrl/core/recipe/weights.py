@@ -4,7 +4,8 @@ from asyncrl.core.recipe.section import Count, Section, Text
 
 
 class AutoWeights(Section, frozen=True, tag_field="kind", tag="auto"):
-    """The fastest way to each engine: the memory of its node where a learner rank wrote there, TCP between nodes otherwise.
+    """The fastest way to each engine: the memory of its node where a learner rank wrote there; between nodes NCCL if learner and
+    engines compute on GPUs and ``network.tls`` does not ask for encryption, TCP otherwise.
 
     Attributes:
         probe_every: publications between two probes: an engine and the learner compute the log-probabilities of a few rows of the
@@ -17,6 +18,26 @@ class AutoWeights(Section, frozen=True, tag_field="kind", tag="auto"):
 
 class ShmWeights(Section, frozen=True, tag_field="kind", tag="shm"):
     """Through the memory of the learner's node alone. A run with engines on other nodes is refused.
+
+    Attributes:
+        probe_every: as of kind ``auto``.
+    """
+
+    probe_every: Count | None = 20
+
+
+class TcpWeights(Section, frozen=True, tag_field="kind", tag="tcp"):
+    """As kind ``auto``, but always TCP between nodes.
+
+    Attributes:
+        probe_every: as of kind ``auto``.
+    """
+
+    probe_every: Count | None = 20
+
+
+class NcclWeights(Section, frozen=True, tag_field="kind", tag="nccl"):
+    """By NCCL from the GPU of each learner rank to those of every engine, also on the same node. Refused without GPUs.
 
     Attributes:
         probe_every: as of kind ``auto``.
@@ -41,4 +62,4 @@ class DiskWeights(Section, frozen=True, tag_field="kind", tag="disk"):
     probe_every: Count | None = 20
 
 
-WeightsConfig = AutoWeights | ShmWeights | DiskWeights
+WeightsConfig = AutoWeights | ShmWeights | TcpWeights | NcclWeights | DiskWeights

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import ray
+import torch
 
 from asyncrl.core.batch import Batch
 from asyncrl.core.ids import GroupId, PolicyVersion
@@ -23,6 +24,7 @@ from asyncrl.run.model_folder import ModelFolder
 from asyncrl.run.payload import PayloadSource, this_node
 from asyncrl.run.probe_scores import PROBED_ROWS, PROBED_TOKENS, LearnerScores
 from asyncrl.run.trained_episodes import TrainedEpisodes
+from asyncrl.weights.broadcast_sender import BroadcastSender
 from asyncrl.weights.shared_memory import SharedMemory
 from asyncrl.weights.transport import Transport
 from learners.learner import Learner, StepReport
@@ -40,6 +42,7 @@ class LearnerActor:
 
     Args:
         sharing: how many processes of the run share the node's cores, this one included.
+        nccl: whether engines may take its part of a publication from its GPU.
     """
 
     def __init__(
@@ -52,12 +55,15 @@ class LearnerActor:
         run_id: str,
         trajectories: Path,
         log_file: Path,
+        nccl: bool,
     ) -> None:
         route_output(log_file)
         self._trajectories = trajectories
         self._recipe, self._model, self._buffer, self._rank = recipe, model, buffer, rank
         self._run_id, self._sharing = run_id, sharing
         self._transport: Transport = SharedMemory(run_id=run_id, rank=rank, node=this_node())
+        self._broadcasts_by_nccl = nccl
+        self._sender: BroadcastSender | None = None
         self._listening: socket.socket | None = None
         self._probed: tuple[tuple[int, ...], ...] = ()
         self._is_reporter = False
@@ -134,7 +140,13 @@ class LearnerActor:
 
     def publish(self, version: PolicyVersion, read: Collection[PolicyVersion]) -> Publication:
         """Write this rank's shards of ``version`` over none of the versions that are ``read``, and return where they are."""
-        return self._transport.write(version, self._started().shards(), read)
+        part = self._transport.write(version, self._started().shards(), read)
+        if not self._broadcasts_by_nccl:
+            return part
+        if self._sender is None:
+            host, device = ray.util.get_node_ip_address(), torch.device("cuda", torch.cuda.current_device())
+            self._sender = BroadcastSender(self._rank, host, device, self._recipe.deadlines.publish)
+        return self._sender.offer(part)
 
     def score(self) -> LearnerScores | None:
         """Score a few rows of the last batch with the weights as they are; a collective call. None on all ranks but one."""
@@ -171,6 +183,8 @@ class LearnerActor:
             if self._learner is not None:
                 self._learner.close()
         finally:
+            if self._sender is not None:
+                self._sender.close()
             self._transport.close()
 
     def _started(self) -> Learner:
