@@ -1,12 +1,11 @@
 """docs/asyncrl.ipynb, executed cell by cell under a running event loop: a whole run and an evaluation from Python."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from whole_run import small_model
+from ended_run import OVERRIDES, STEPS, check_ended
+from whole_run import Run, small_model, small_run
 
 import asyncrl
 from asyncrl.core.recipe.schema import Recipe
@@ -14,7 +13,7 @@ from asyncrl.run.summary import Status
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "asyncrl.ipynb"
 MOST_OUTPUT = 20_000
-STEPS, EVALUATED = 4, 2
+EVALUATED = 2
 
 pytestmark = pytest.mark.timeout(540)
 
@@ -23,12 +22,10 @@ import asyncio, json, sys
 
 async def execute():
     namespace = {}
-    for cell in json.loads(sys.stdin.read()):
+    for cell in json.loads(sys.argv[1]):
         exec(compile(cell, "<cell>", "exec"), namespace)
-    return namespace
 
-namespace = asyncio.run(execute())
-print(json.dumps([str(namespace["run"].path), str(namespace["evaluation"].path)]))
+asyncio.run(execute())
 """
 
 
@@ -54,20 +51,18 @@ def test_its_outputs_are_kept_and_small():
 
 
 def test_every_cell_runs_and_the_run_and_the_evaluation_can_be_read(tmp_path):
-    model = small_model(tmp_path / "tiny")
-    runs = tmp_path / "runs"
-    small = [f"model.path={model}", f"run_dir={runs}", "batch.groups_per_step=4", "batch.group_size=4", "generators.count=1"]
-    small += ["tasks.train=100", "tasks.evaluation=8", "evaluation.every=2", "sampling.max_turn_tokens=16"]
-    small += [f"steps={STEPS}", f"checkpoint.every={EVALUATED}"]
-    cells = with_parameters(f"overrides = {small!r}", f"versions = [{EVALUATED}]")
-    command = [sys.executable, "-c", EXECUTE]
-    done = subprocess.run(command, input=json.dumps(cells), capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    run_path, evaluation_path = json.loads(done.stdout.splitlines()[-1])
-    check_run(asyncrl.Run(run_path))
-    check_evaluation(asyncrl.Evaluation(evaluation_path), asyncrl.Run(run_path))
-    assert f"training step {STEPS}/{STEPS}" in done.stdout, "its lines are shown"
-    assert {path for path in runs.iterdir() if path.is_dir()} == {Path(run_path), Path(evaluation_path)}
+    """The run is whole as well: its checks are those of ``ended_run``."""
+    model, runs = small_model(tmp_path / "tiny"), tmp_path / "runs"
+    runs.mkdir()
+    small = [*small_run(model, runs), *OVERRIDES, f"checkpoint.every={EVALUATED}"]
+    executed = Run(runs, "-c", EXECUTE, json.dumps(with_parameters(f"overrides = {small!r}", f"versions = [{EVALUATED}]")))
+    assert executed.end(500) == 0, executed.output
+    (evaluated,) = runs.glob("evaluation-*")
+    check_run(asyncrl.Run(executed.folder))
+    check_evaluation(asyncrl.Evaluation(evaluated), asyncrl.Run(executed.folder))
+    assert f"training step {STEPS}/{STEPS}" in executed.output, "its lines are shown"
+    assert {path for path in runs.iterdir() if path.is_dir()} == {executed.folder, evaluated}
+    check_ended(executed, model, tmp_path)
 
 
 def check_run(run: asyncrl.Run) -> None:

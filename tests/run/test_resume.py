@@ -1,15 +1,15 @@
-"""Whole runs on the real engines that are killed and resumed. Nothing finished is lost, nothing is trained twice."""
+"""A whole run on the real engines that is killed and resumed. Nothing finished is lost, nothing is trained twice."""
 
 from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from whole_run import Run, small_model
+from whole_run import Run, lives, small_model
 
 from asyncrl.run.summary import Status
 
-STEPS = 40
+STEPS = 20
 
 pytestmark = pytest.mark.timeout(560)
 
@@ -20,14 +20,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_killed_twice_ends_as_if_it_had_not_been(model: Path, tmp_path: Path):
-    first = Run.launch(model, tmp_path, f"steps={STEPS}", "checkpoint.every=7", f"evaluation.every={STEPS}", "generators.count=1")
-    first.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000007")), 300, "the first checkpoint")
+    """And its only generator is killed beside that: another one takes its place, and nothing is left of its engine."""
+    first = Run.launch(model, tmp_path, f"steps={STEPS}", "checkpoint.every=4", f"evaluation.every={STEPS}", "generators.count=1")
+    first.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000004")), 300, "the first checkpoint")
     first.kill()
     folder = first.folder
 
     second = Run.resume(folder)
-    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000021")), 200, "the third checkpoint")
-    second.kill("LearnerActor")
+    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000008")), 200, "the second checkpoint")
+    _kill_generator(second)
+    second.wait_for(lambda: any(tmp_path.glob("*/checkpoints/version-000012")), 200, "the third checkpoint")
+    for learner in second.descendants("LearnerActor"):
+        learner.kill()
     assert second.end(60) == 1
     assert "learner" in second.summary.reason
     assert second.left_behind() == []
@@ -45,6 +49,17 @@ def test_a_run_killed_twice_ends_as_if_it_had_not_been(model: Path, tmp_path: Pa
     longer = Run.resume(folder)
     assert longer.end(200) == 0, longer.output
     _check_whole(longer, folder, STEPS + 5, resumes=3)
+
+
+def _kill_generator(run: Run) -> None:
+    (generator,) = run.descendants("GeneratorActor")
+    engine = generator.children(recursive=True)
+    assert len(engine) >= 2, "the server that imports vLLM, and the engine that is forked from it"
+    generator.kill()
+    run.wait_for(lambda: not any(map(lives, engine)), 30, "the end of its engine")
+    run.wait_for(lambda: "Its episodes are issued again, and generator-1 takes its place" in run.output, 60, "a successor")
+    assert "died" in run.output
+    run.wait_for(lambda: "generator-1 is up" in run.output, 120, "the successor coming up")
 
 
 def _check_whole(run: Run, folder: Path, steps: int, *, resumes: int) -> None:

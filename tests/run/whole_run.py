@@ -14,6 +14,7 @@ from asyncrl.run.summary import Summary
 from learners.tiny import ensure_tiny_model
 from learners.tiny.settings import WarmUp
 
+ASYNCRL = ("-m", "asyncrl.cli.main")
 SHORT = WarmUp(steps=3, lr_steps=1, batch_size=4, measure_every=2, skill=0.0, training_tasks=60, held_out_tasks=30)
 
 
@@ -22,37 +23,40 @@ def small_model(cache: Path) -> Path:
     return ensure_tiny_model({"": ClassEnvironment(name="calculator")}, 0, lambda progress: None, cache, SHORT)
 
 
-class Run:
-    """One process that drives a run, or an evaluation."""
+def small_run(model: Path, parent: Path) -> list[str]:
+    """Overrides that make the quickstart small; its folder is to be in ``parent``."""
+    small = [f"model.path={model}", f"run_dir={parent}", "batch.groups_per_step=4", "batch.group_size=4"]
+    return [*small, "tasks.train=100", "tasks.evaluation=8", "evaluation.every=2", "sampling.max_turn_tokens=16"]
 
-    def __init__(self, parent: Path, *arguments: str, command: str = "launch") -> None:
+
+class Run:
+    """One Python process that drives a run, or an evaluation, and all processes below it."""
+
+    def __init__(self, parent: Path, *arguments: str) -> None:
         self._parent = parent
         self._output = parent / f"output-{len(list(parent.glob('output-*')))}.txt"
         with self._output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "asyncrl.cli.main", command, *arguments], stdout=output, stderr=subprocess.STDOUT
-            )
+            self.process = subprocess.Popen([sys.executable, *arguments], stdout=output, stderr=subprocess.STDOUT)
         self._seen: dict[int, psutil.Process] = {}
 
     @classmethod
     def launch(cls, model: Path, parent: Path, *overrides: str) -> "Run":
         """The quickstart, made small."""
-        small = [f"model.path={model}", f"run_dir={parent}", "batch.groups_per_step=4", "batch.group_size=4"]
-        small += ["tasks.train=100", "tasks.evaluation=8", "evaluation.every=2", "sampling.max_turn_tokens=16"]
-        return cls(parent, "quickstart", *small, *overrides)
+        return cls(parent, *ASYNCRL, "launch", "quickstart", *small_run(model, parent), *overrides)
 
     @classmethod
     def resume(cls, folder: Path) -> "Run":
         """Go on with the run in ``folder``."""
-        return cls(folder.parent, "--resume", str(folder))
+        return cls(folder.parent, *ASYNCRL, "launch", "--resume", str(folder))
 
     def wait_for(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
-        """Until ``condition`` holds; remembers every descendant on the way."""
-        deadline = time.monotonic() + seconds
+        """Until ``condition`` holds, which it does at the latest when the process ends; remembers every descendant on the way."""
+        deadline, ended = time.monotonic() + seconds, False
         while not condition():
+            assert not ended, f"it ended before {what}; output: {self.output}"
             assert time.monotonic() < deadline, f"{what} took longer than {seconds} s; output: {self.output}"
-            if self.process.poll() is None:
-                self._remember()
+            self._remember()
+            ended = self.process.poll() is not None
             time.sleep(0.1)
 
     def _remember(self) -> None:
@@ -61,23 +65,20 @@ class Run:
         except psutil.NoSuchProcess:
             return
 
-    def kill(self, name: str = "") -> None:
-        """SIGKILL to the descendants with ``name`` in their command, or without a name to the driver and all of them."""
-        self._remember()
-        chosen = [p for p in self._seen.values() if p.is_running() and (not name or name in " ".join(p.cmdline()))]
-        assert chosen, f"no process named {name}"
-        if not name:
-            self.process.kill()
-        for process in chosen:
+    def kill(self) -> None:
+        """SIGKILL to the driver and all of its descendants."""
+        everything = self.descendants()
+        self.process.kill()
+        for process in everything:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        if not name:
-            self.process.wait()
+        self.process.wait()
 
-    def descendants(self) -> list[psutil.Process]:
-        """The processes of the run that live."""
+    def descendants(self, name: str = "") -> list[psutil.Process]:
+        """The processes of the run that live, and have ``name`` in their command line."""
         self._remember()
-        return [p for p in self._seen.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        lines = [(process, _command_line(process)) for process in self._seen.values()]
+        return [process for process, line in lines if line is not None and name in line]
 
     @property
     def output(self) -> str:
@@ -92,7 +93,7 @@ class Run:
     @property
     def folder(self) -> Path:
         """The run folder."""
-        (folder,) = [path for path in self._parent.iterdir() if path.is_dir()]
+        (folder,) = self._parent.glob("quickstart-*")
         return folder
 
     @property
@@ -103,4 +104,18 @@ class Run:
     def left_behind(self) -> list[str]:
         """Descendants that are still there."""
         assert self._seen, "no descendant was ever seen"
-        return [" ".join(p.cmdline()) for p in self.descendants()]
+        return [line for process in self._seen.values() if (line := _command_line(process)) is not None]
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether the process has not ended. A zombie has: the driver, which adopts orphans, has not asked how yet."""
+    return _command_line(process) is not None
+
+
+def _command_line(process: psutil.Process) -> str | None:
+    """None if the process has ended."""
+    try:
+        alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return " ".join(process.cmdline()) if alive else None
+    except psutil.NoSuchProcess:
+        return None
